@@ -1,0 +1,37 @@
+"""schedlang: pipeline-parallel training schedules as programs.
+
+    program.sched ─parse→ syntax tree ─expand→ schedule ─lower→ schedule with communication ─prove→ plan
+
+`compile` below is that line. The compiler never imports torch; `schedlang.runtime` runs plans on it.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from attrs import asdict
+
+from schedlang.costs import Costs
+from schedlang.diagnostics import CompileError, Diagnostic
+from schedlang.expand import expand
+from schedlang.lowering import lower
+from schedlang.machine import Execution, prove, simulate
+from schedlang.parser import parse
+from schedlang.plan import Plan, read_plan, write_plan
+from schedlang.schedule import Actions, Kind, Schedule
+from schedlang.source import Source, read_source
+from schedlang.structure import check_structure
+from schedlang.timeline import Bar, Timeline
+
+__all__ = [
+    "Actions", "Bar", "CompileError", "Costs", "Diagnostic", "Execution", "Kind", "Plan", "Schedule", "Source",
+    "Timeline", "compile", "prove", "read_plan", "read_source", "simulate", "write_plan",
+]  # fmt: skip
+
+
+def compile(source: Source, params: Mapping[str, int] = MappingProxyType({})) -> Plan:
+    """The plan of a program for some parameters, proved; CompileError with everything that is wrong with it."""
+    schedule = expand(source, parse(source), params)
+    check_structure(schedule)
+    schedule = lower(schedule)
+    prove(schedule)
+    return Plan(**asdict(schedule, recurse=False))

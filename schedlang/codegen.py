@@ -1,0 +1,134 @@
+"""Syntax tree → Python text, so that a program runs as fast as Python, not as a walk over its tree.
+
+Names become `v_name`. What can go wrong while a program runs calls a function that knows its place in the program:
+the last argument of each such call is an index into `spans`.
+"""
+
+from attrs import define, field
+
+from schedlang import syntax
+from schedlang.names import BUILTINS
+from schedlang.source import Span
+
+_PYTHON = {"/": "//"}
+
+
+def variable(name: str) -> str:
+    """The Python name of a program's name; the prefix keeps Python's own words apart."""
+    return f"v_{name}"
+
+
+@define
+class Codegen:
+    """Generates Python for parts of one program.
+
+    `spans` collects the places that the text refers to, `words` the words of its ops.
+    """
+
+    spans: list[Span] = field(factory=list)
+    words: set[str] = field(factory=set)
+
+    def place(self, node: syntax.Node) -> int:
+        """The index in `spans` of a node's place."""
+        self.spans.append(node.span)
+        return len(self.spans) - 1
+
+    def expression(self, node: syntax.Node) -> str:
+        """A Python expression; truth values are Python's, which count as 0 and 1."""
+        match node:
+            case syntax.Number(value):
+                return str(value)
+            case syntax.Reference(name):
+                return variable(name)
+            case syntax.Next():
+                return "None"
+            case syntax.Call(name, args):
+                called = name.text if name.text in BUILTINS else variable(name.text)
+                if name.text in BUILTINS and len(args) == 1 and name.text != "abs":
+                    return self.expression(args[0])
+                return f"{called}({', '.join(map(self.expression, args))})"
+            case syntax.Conditional(condition, value, other):
+                parts = [self.expression(each) for each in (value, condition, other)]
+                return "({} if {} else {})".format(*parts)
+            case syntax.Unary(operator, operand):
+                return f"({operator} {self.expression(operand)})"
+            case syntax.Binary(operator, left, right):
+                return self.binary(node, operator, left, right)
+        raise TypeError(f"not an expression: {node}")
+
+    def binary(self, node: syntax.Node, operator: str, left: syntax.Node, right: syntax.Node) -> str:
+        """An operation; division looks at its divisor and multiplication at its size, unless a literal is safe."""
+        operands = self.expression(left), self.expression(right)
+        literal = isinstance(right, syntax.Number) and right.value > 0
+        if operator in ("/", "%") and not literal:
+            return f"divide_{'quotient' if operator == '/' else 'rest'}({', '.join(operands)}, {self.place(node)})"
+        if operator == "*" and not literal:
+            return f"multiply({', '.join(operands)}, {self.place(node)})"
+        if operator in ("and", "or"):
+            return f"bool({operands[0]} {operator} {operands[1]})"
+        return f"({operands[0]} {_PYTHON.get(operator, operator)} {operands[1]})"
+
+    def function(self, name: str, parameter: str, body: syntax.Block) -> str:
+        """A Python function of one parameter that runs a block."""
+        return "\n".join([f"def {name}({variable(parameter)}):", *self.block(body.statements)])
+
+    def block(self, statements: tuple[syntax.Node, ...]) -> list[str]:
+        """The indented lines of a block."""
+        lines = [line for statement in statements for line in self.statement(statement)]
+        return [f" {line}" for line in lines or ["pass"]]
+
+    def statement(self, node: syntax.Node) -> list[str]:
+        """The lines of one statement."""
+        match node:
+            case syntax.Let(name, value):
+                return [f"{variable(name.text)} = {self.expression(value)}"]
+            case syntax.Fn(name, params, body):
+                names = ", ".join(variable(each.text) for each in params)
+                return [f"def {variable(name.text)}({names}): return {self.expression(body)}"]
+            case syntax.Require(condition, reason):
+                return [f"require({self.expression(condition)}, {reason!r}, {self.place(condition)})"]
+            case syntax.For(name, range, body):
+                bounds = f"{self.expression(range.start)}, {self.expression(range.stop)}"
+                loop = f"for {variable(name.text)} in count({bounds}, {_weight(body)}, {self.place(range)}):"
+                return [loop, *self.block(body.statements)]
+            case syntax.Repeat(count, body):
+                loop = f"for _ in repeat({self.expression(count)}, {_weight(body)}, {self.place(count)}):"
+                return [loop, *self.block(body.statements)]
+            case syntax.If():
+                return self.branches(node)
+            case syntax.Exchange(transfers):
+                lines = [line for each in transfers for line in self.statement(each)]
+                return ["begin_batch()", *lines, "end_batch()"]
+            case syntax.Op(kind, args):
+                return [self.op("op", kind, args, node)]
+            case syntax.Transfer(direction, passed, args):
+                return [self.op("transfer", f"{direction} {passed}", args, node)]
+        raise TypeError(f"not a statement: {node}")
+
+    def branches(self, node: syntax.If) -> list[str]:
+        """An `if` with its `else if`s; these do not nest in Python either."""
+        lines = [f"if {self.expression(node.condition)}:", *self.block(node.then.statements)]
+        while isinstance(node.otherwise, syntax.If):
+            node = node.otherwise
+            lines += [f"elif {self.expression(node.condition)}:", *self.block(node.then.statements)]
+        if node.otherwise is not None:
+            lines += ["else:", *self.block(node.otherwise.statements)]
+        return lines
+
+    def op(self, function: str, word: str, args: tuple[syntax.Node, ...], node: syntax.Node) -> str:
+        """A call that records an op: its word, its arguments, its place."""
+        self.words.add(word)
+        values = "".join(f"{self.expression(arg)}, " for arg in args)
+        return f"{function}({word!r}, ({values}), {self.place(node)})"
+
+
+def _weight(body: syntax.Node) -> int:
+    """How many steps one round of a loop counts at most, loops within it apart."""
+    match body:
+        case syntax.Op() | syntax.Transfer():
+            return 1
+        case syntax.Exchange(parts) | syntax.Block(parts):
+            return 1 + sum(map(_weight, parts))
+        case syntax.If(_, then, otherwise):
+            return max(_weight(then), _weight(otherwise) if otherwise else 0)
+    return 0

@@ -1,0 +1,116 @@
+"""What is wrong with a program or a plan, as data; and its two renderings, text and JSON."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from attrs import field, frozen
+
+if TYPE_CHECKING:
+    from schedlang.source import Source, Span
+
+
+@frozen
+class Label:
+    """A place in the program and what is to be said about it."""
+
+    span: Span
+    text: str = ""
+
+
+@frozen
+class Diagnostic:
+    """One mistake: a code word, a message that stands alone, the places it concerns, and the way out.
+
+    The first label is the place of the mistake; without labels the mistake concerns `file` as a whole.
+    """
+
+    code: str
+    message: str
+    labels: tuple[Label, ...] = ()
+    source: Source | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
+    help: str | None = None
+    file: str | None = None
+
+
+class CompileError(Exception):
+    """Everything found wrong with a program or a plan; `diagnostics` is never empty."""
+
+    def __init__(self, diagnostics: list[Diagnostic]) -> None:
+        super().__init__(diagnostics)
+        self.diagnostics = diagnostics
+
+    def __str__(self) -> str:
+        return "\n\n".join(map(to_text, self.diagnostics))
+
+
+def to_text(diagnostic: Diagnostic) -> str:
+    """The diagnostic as people read it: message, source lines with the places underlined, notes, help."""
+    lines = [f"error[{diagnostic.code}]: {diagnostic.message}"]
+    margin = 1
+    if diagnostic.source and diagnostic.labels:
+        places = sorted({diagnostic.source.position(each.span.start)[0] for each in diagnostic.labels})
+        margin = len(str(places[-1]))
+        line, column = diagnostic.source.position(diagnostic.labels[0].span.start)
+        lines.append(f"{' ' * margin}--> {diagnostic.source.path}:{line}:{column}")
+        lines.append(f"{' ' * margin} |")
+        for previous, number in zip([None, *places], places, strict=False):
+            if previous is not None and number > previous + 1:
+                lines.append("...")
+            lines += _excerpt(diagnostic, number, margin)
+        lines.append(f"{' ' * margin} |")
+    elif diagnostic.file:
+        lines.append(f"{' ' * margin}--> {diagnostic.file}")
+    lines += [f"{' ' * margin} = note: {note}" for note in diagnostic.notes]
+    if diagnostic.help:
+        lines.append(f"{' ' * margin} = help: {diagnostic.help}")
+    return "\n".join(lines)
+
+
+def _excerpt(diagnostic: Diagnostic, number: int, margin: int) -> list[str]:
+    """One source line, and under it a line for each label that starts there; the first label is drawn with ^."""
+    source = diagnostic.source
+    assert source is not None
+    text = source.line(number)
+    lines = [f"{number:>{margin}} | {text.replace(chr(9), ' ')}"]
+    for label in diagnostic.labels:
+        line, column = source.position(label.span.start)
+        if line == number:
+            width = max(1, min(label.span.end - label.span.start, len(text) - column + 1))
+            mark = "^" if label is diagnostic.labels[0] else "-"
+            underline = " " * (column - 1) + mark * width
+            lines.append(f"{' ' * margin} | {underline} {label.text}".rstrip())
+    return lines
+
+
+def to_json(diagnostic: Diagnostic) -> dict[str, Any]:
+    """The diagnostic as machines read it; positions are lines and columns from 1."""
+    source = diagnostic.source
+
+    def position(offset: int) -> dict[str, int]:
+        assert source is not None
+        line, column = source.position(offset)
+        return {"line": line, "column": column}
+
+    labels = [
+        {"start": position(each.span.start), "end": position(each.span.end), "text": each.text}
+        for each in diagnostic.labels
+    ]
+    return {
+        "code": diagnostic.code,
+        "severity": "error",
+        "message": diagnostic.message,
+        "file": source.path if source else diagnostic.file,
+        "start": labels[0]["start"] if labels else None,
+        "end": labels[0]["end"] if labels else None,
+        "labels": labels,
+        "notes": list(diagnostic.notes),
+        "help": diagnostic.help,
+    }
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 rank`, `2 microbatches`."""
+    plural = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{number} {noun}{plural}"

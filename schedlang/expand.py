@@ -1,0 +1,224 @@
+"""Syntax tree + parameters → schedule: the program is run once per rank, and its ops are recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+from attrs import define, field, frozen
+
+from schedlang import syntax
+from schedlang.codegen import Codegen, variable
+from schedlang.diagnostics import CompileError, Diagnostic, Label
+from schedlang.findings import ranks_text
+from schedlang.names import LARGEST, check_names, nearest
+from schedlang.recorder import Fault, Recorder
+from schedlang.schedule import Schedule
+from schedlang.source import Source
+
+#: The most loop rounds and ops that a program may ask for, all ranks together.
+MOST_STEPS = 20_000_000
+
+
+def expand(source: Source, tree: syntax.Schedule, params: Mapping[str, int]) -> Schedule:
+    """The schedule that a program describes for some parameters; CompileError with everything wrong with it."""
+    found = check_names(source, tree) + _check_params(source, tree, params)
+    if found:
+        raise CompileError(found)
+    try:
+        return _Expansion(source, tree, params).schedule()
+    except (RecursionError, MemoryError, SyntaxError):
+        place = Label(tree.name.span)
+        raise CompileError([Diagnostic("nesting", "the program is nested too deeply", (place,), source)]) from None
+
+
+def _check_params(source: Source, tree: syntax.Schedule, params: Mapping[str, int]) -> list[Diagnostic]:
+    declared = {item.name.text: item for item in tree.items if isinstance(item, syntax.Param)}
+    found = []
+    for name in params.keys() - declared.keys():
+        message = f"the schedule `{tree.name.text}` has no parameter `{name}`"
+        help = nearest(name, declared) or f"it has {', '.join(f'`{each}`' for each in declared)}"
+        found.append(Diagnostic("unknown-parameter", message, (Label(tree.name.span),), source, help=help))
+    for name, param in declared.items():
+        if param.default is None and name not in params:
+            message, help = f"the parameter `{name}` has no value", f"give one: -p {name}=4"
+            found.append(Diagnostic("missing-parameter", message, (Label(param.name.span),), source, help=help))
+    return found
+
+
+@define
+class _Expansion:
+    """One run of a program: the names it has bound so far, the faults met, the steps left."""
+
+    source: Source
+    tree: syntax.Schedule
+    given: Mapping[str, int]
+    params: dict[str, int] = field(factory=dict)
+    codegen: Codegen = field(factory=Codegen)
+    names: dict[str, Any] = field(factory=dict)
+    faults: list[_Met] = field(factory=list)
+    steps: int = MOST_STEPS
+
+    def schedule(self) -> Schedule:
+        """Run the items in order, then the rank block for every rank."""
+        placement: tuple[int, ...] | None = None
+        self.codegen.place(self.tree.name)  # the first place stands for the schedule as a whole
+        self.names |= {
+            "divide_quotient": _quotient, "divide_rest": _rest, "multiply": _multiply, "require": _require,
+            "count": self.count, "repeat": self.repeat,
+        }  # fmt: skip
+        block = next(item for item in self.tree.items if isinstance(item, syntax.Rank))
+        try:
+            for item in self.tree.items:
+                if isinstance(item, syntax.Stage):
+                    placement = self.placement(item)
+                elif item is not block:
+                    self.item(item)
+            recorders = self.record(block, placement)
+        except Fault as fault:
+            raise CompileError([self.diagnostic([_Met(fault, None, _text(self.params))])]) from None
+        if self.faults:
+            raise CompileError(self.diagnostics())
+        return Schedule(
+            name=self.tree.name.text,
+            params=self.params,
+            microbatches=self.params["microbatches"],
+            placement=recorders[0].placement,
+            ranks=tuple(recorder.actions for recorder in recorders),
+            source=self.source,
+            spans=tuple(self.codegen.spans),
+        )
+
+    def item(self, item: syntax.Node) -> None:
+        """Bind a parameter, a value or a function, or check a requirement."""
+        if isinstance(item, syntax.Param):
+            self.param(item)
+        else:
+            exec("\n".join(self.codegen.statement(item)), self.names)
+
+    def param(self, item: syntax.Param) -> None:
+        name = item.name.text
+        value = self.given[name] if name in self.given else self.evaluate(item.default)
+        if name in ("ranks", "microbatches") and value < 1:
+            raise Fault("parameter", f"`{name}` is {value}, it must be 1 or more", self.codegen.place(item))
+        if abs(value) > 10**9:
+            raise Fault("parameter", f"`{name}` is {value}, it must be within ±10^9", self.codegen.place(item))
+        self.params[name] = self.names[variable(name)] = int(value)
+
+    def evaluate(self, node: syntax.Node | None) -> int:
+        assert node is not None
+        return eval(self.codegen.expression(node), self.names)  # type: ignore[no-any-return]
+
+    def placement(self, item: syntax.Stage) -> tuple[int, ...]:
+        """The rank of every stage; stages are counted from 0."""
+        start, stop = self.evaluate(item.range.start), self.evaluate(item.range.stop)
+        place = self.codegen.place(item)
+        if start != 0 or stop < 1:
+            raise Fault("placement", f"the stages are {start} .. {stop}, they must start from 0", place)
+        stages = self.count(start, stop, 1, place)
+        rank_of = eval(f"lambda {variable(item.name.text)}: {self.codegen.expression(item.rank)}", self.names)
+        placement = tuple(int(rank_of(stage)) for stage in stages)
+        ranks = self.params["ranks"]
+        for stage, rank in enumerate(placement):
+            if not 0 <= rank < ranks:
+                message = f"stage {stage} is on rank {rank}, there are ranks 0 to {ranks - 1}"
+                raise Fault("placement", message, self.codegen.place(item.rank))
+        return placement
+
+    def record(self, block: syntax.Rank, placement: tuple[int, ...] | None) -> list[Recorder]:
+        """Run the rank block for each rank; a fault ends that rank's run, not the others'."""
+        text = self.codegen.function("program", block.name.text, block.body)
+        splits_backward = "W" in self.codegen.words
+        exec(compile(text, "<schedule>", "exec"), self.names)
+        ranks = range(self.count(0, self.params["ranks"], 1, self.codegen.place(block)).stop)
+        placement = placement or tuple(ranks)
+        recorders = []
+        for rank in ranks:
+            recorder = Recorder(rank, placement, self.params["microbatches"], splits_backward)
+            self.names |= {
+                "op": recorder.op, "transfer": recorder.transfer,
+                "begin_batch": recorder.begin_batch, "end_batch": recorder.end_batch,
+            }  # fmt: skip
+            try:
+                self.names["program"](rank)
+            except Fault as fault:
+                self.faults.append(_Met(fault, rank, _values(fault.__traceback__)))
+            recorders.append(recorder)
+        return recorders
+
+    def count(self, start: int, stop: int, weight: int, place: int) -> range:
+        """A loop's range, if it stays within the limit of steps."""
+        rounds = max(stop - start, 0)
+        self.steps -= rounds * weight
+        if self.steps < 0:
+            raise Fault("too-many-ops", f"the program has more than {MOST_STEPS:,} loop rounds and ops", place)
+        return range(start, stop)
+
+    def repeat(self, rounds: int, weight: int, place: int) -> range:
+        """The range of a `repeat`."""
+        if rounds < 0:
+            raise Fault("negative-repeat", f"`repeat` {rounds} times", place)
+        return self.count(0, rounds, weight, place)
+
+    def diagnostics(self) -> list[Diagnostic]:
+        """The faults of all ranks; one mistake met on several ranks is one diagnostic."""
+        groups: dict[tuple[str, int], list[_Met]] = {}
+        for met in self.faults:
+            groups.setdefault((met.fault.code, met.fault.place), []).append(met)
+        return [self.diagnostic(group) for group in groups.values()]
+
+    def diagnostic(self, group: list[_Met]) -> Diagnostic:
+        first = group[0]
+        notes = [f"here with {first.values}"] if first.values else []
+        if len(group) > 1:
+            notes.append(f"and on {ranks_text([each.rank for each in group[1:] if each.rank is not None])}")
+        label = Label(self.codegen.spans[first.fault.place])
+        fault = first.fault
+        return Diagnostic(fault.code, fault.message, (label,), self.source, tuple(notes), fault.help)
+
+
+@frozen
+class _Met:
+    """A fault, the rank whose run met it, and the values its names had there."""
+
+    fault: Fault
+    rank: int | None
+    values: str
+
+
+def _values(traceback: TracebackType | None) -> str:
+    """The program's names and values where a fault was met: `r = 0, m = 3`."""
+    values: dict[str, int] = {}
+    while traceback is not None:
+        found = traceback.tb_frame.f_locals if traceback.tb_frame.f_code.co_name == "program" else {}
+        values |= {name[2:]: int(found[name]) for name in found if name[:2] == "v_" and isinstance(found[name], int)}
+        traceback = traceback.tb_next
+    return _text(values)
+
+
+def _text(values: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in values.items() if abs(value) <= LARGEST)
+
+
+def _quotient(left: int, right: int, place: int) -> int:
+    if right == 0:
+        raise Fault("division-by-zero", "division by zero", place)
+    return left // right
+
+
+def _rest(left: int, right: int, place: int) -> int:
+    if right == 0:
+        raise Fault("division-by-zero", "division by zero", place)
+    return left % right
+
+
+def _multiply(left: int, right: int, place: int) -> int:
+    if abs(left) > LARGEST or abs(right) > LARGEST:
+        raise Fault("too-large", "a number grows beyond 10^18", place)
+    return left * right
+
+
+def _require(holds: int, reason: str | None, place: int) -> None:
+    if not holds:
+        raise Fault("require", f"the schedule requires: {reason}" if reason else "a requirement does not hold", place)

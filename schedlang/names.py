@@ -1,0 +1,241 @@
+"""What can be said of a program before it runs: names, arguments, and the parts a schedule must have."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+from attrs import define, field, frozen
+
+from schedlang import syntax
+from schedlang.diagnostics import Diagnostic, Label, counted
+from schedlang.source import Source, Span
+
+#: Functions that every program has, with the least and most arguments they take.
+BUILTINS = {"min": (1, 255), "max": (1, 255), "abs": (1, 1)}
+
+#: Numbers of a program stay within plus and minus this.
+LARGEST = 10**18
+
+#: How many arguments an op takes; a bare `W` is the oldest one owed, a bare `U` all stages of the rank.
+_OP_ARGS = {"F": (1, 2), "B": (1, 2), "BW": (1, 2), "W": (0, 2), "U": (0, 1)}
+
+
+@frozen
+class _Declared:
+    """A name in scope; `arity` is None for a value."""
+
+    span: Span
+    arity: int | None = None
+
+
+def check_names(source: Source, tree: syntax.Schedule) -> list[Diagnostic]:
+    """Everything wrong with the program that does not depend on its parameters."""
+    checker = _Checker(source)
+    checker.required_parts(tree)
+    checker.block(tree.items, {})
+    return checker.found
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """A help line with the closest known name, if one is close."""
+    close = get_close_matches(name, known, n=1)
+    return f"there is `{close[0]}`" if close else None
+
+
+@define
+class _Checker:
+    """Walks the tree with the names in scope; a scope is a dictionary that inner blocks copy."""
+
+    source: Source
+    found: list[Diagnostic] = field(factory=list)
+    #: Functions of the blocks entered so far, also those declared below the place of a call.
+    functions: set[str] = field(factory=set)
+
+    def report(self, code: str, message: str, *labels: Label, help: str | None = None) -> None:
+        self.found.append(Diagnostic(code, message, labels, self.source, help=help))
+
+    def required_parts(self, tree: syntax.Schedule) -> None:
+        """A schedule has the parameters `ranks` and `microbatches`, one `rank` block, at most one `stage` line."""
+        here = Label(tree.name.span)
+        params = {item.name.text for item in tree.items if isinstance(item, syntax.Param)}
+        for name in ("ranks", "microbatches"):
+            if name not in params:
+                self.report("missing-part", f"the schedule has no `param {name}`", here, help=f"add `param {name} = 4`")
+        for part, least in ((syntax.Rank, 1), (syntax.Stage, 0)):
+            parts = [item for item in tree.items if isinstance(item, part)]
+            word = part.__name__.lower()
+            if len(parts) < least:
+                self.report("missing-part", f"the schedule has no `{word}`", here, help="add `rank r { … }`")
+            for again in parts[1:]:
+                self.report("repeated-part", f"a schedule has one `{word}`", Label(again.span), Label(parts[0].span))
+
+    def block(self, statements: tuple[syntax.Node, ...], scope: dict[str, _Declared]) -> None:
+        """Check statements that share a scope; a name is known from its declaration on."""
+        functions = {each.name.text: each for each in statements if isinstance(each, syntax.Fn)}
+        self.functions |= functions.keys()
+        for statement in statements:
+            self.statement(statement, scope, functions)
+
+    def statement(self, node: syntax.Node, scope: dict[str, _Declared], functions: dict[str, syntax.Fn]) -> None:
+        match node:
+            case syntax.Param(name, default):
+                if default is not None:
+                    self.expression(default, scope)
+                self.declare(name, scope)
+            case syntax.Let(name, value):
+                self.expression(value, scope)
+                self.declare(name, scope)
+            case syntax.Fn(name, params, body):
+                if not self.recursion(node, functions, scope):
+                    self.expression(body, self.inner(scope, *params))
+                self.declare(name, scope, len(params))
+            case syntax.Require(condition):
+                self.expression(condition, scope)
+            case syntax.Stage(name, range, rank):
+                self.bounds(range, scope)
+                self.expression(rank, self.inner(scope, name))
+            case syntax.Rank(name, body):
+                self.block(body.statements, self.inner(scope, name))
+            case syntax.For(name, range, body):
+                self.bounds(range, scope)
+                self.block(body.statements, self.inner(scope, name))
+            case syntax.Repeat(count, body):
+                self.expression(count, scope)
+                self.block(body.statements, dict(scope))
+            case syntax.If(condition, then, otherwise):
+                self.expression(condition, scope)
+                self.block(then.statements, dict(scope))
+                if otherwise is not None:
+                    self.block(
+                        otherwise.statements if isinstance(otherwise, syntax.Block) else (otherwise,), dict(scope)
+                    )
+            case syntax.Op(kind, args):
+                self.op(node, kind, args, _OP_ARGS[kind], scope)
+            case syntax.Transfer(direction, passed, args):
+                self.op(node, f"{direction} {passed}", args, (1, 2), scope)
+            case syntax.Exchange(transfers):
+                self.block(transfers, scope)
+
+    def declare(self, name: syntax.Name, scope: dict[str, _Declared], arity: int | None = None) -> None:
+        """Bring a name into scope; a name never has two meanings in one place."""
+        if name.text in BUILTINS:
+            self.report("duplicate-name", f"`{name.text}` is a built-in function", Label(name.span))
+        elif name.text in scope:
+            first = Label(scope[name.text].span, "first declared here")
+            self.report("duplicate-name", f"`{name.text}` is already declared", Label(name.span), first)
+        else:
+            scope[name.text] = _Declared(name.span, arity)
+
+    def inner(self, scope: dict[str, _Declared], *names: syntax.Name) -> dict[str, _Declared]:
+        """A scope inside another, with names of its own."""
+        inner = dict(scope)
+        for name in names:
+            self.declare(name, inner)
+        return inner
+
+    def recursion(self, fn: syntax.Fn, functions: dict[str, syntax.Fn], scope: dict[str, _Declared]) -> bool:
+        """Report a function that calls itself, directly or through functions declared below it."""
+        for call in _calls(fn.body):
+            callee = call.name.text
+            if callee in scope or callee not in functions:
+                continue
+            if callee == fn.name.text or _reaches(functions[callee], fn.name.text, functions):
+                self.report("recursion", f"function `{fn.name.text}` calls itself", Label(call.span))
+                return True
+        return False
+
+    def op(
+        self,
+        node: syntax.Node,
+        word: str,
+        args: tuple[syntax.Node, ...],
+        arity: tuple[int, int],
+        scope: dict[str, _Declared],
+    ) -> None:
+        """Check an op's arguments: a stage where the rank has several, and a microbatch, which may be `next`."""
+        least, most = arity
+        if not least <= len(args) <= most:
+            form = f"`{word}(s)`" if word == "U" else f"`{word}(m)` or `{word}(s, m)`"
+            self.report(
+                "wrong-arguments",
+                f"`{word}` with {counted(len(args), 'argument')}",
+                Label(node.span),
+                help=f"write {form}",
+            )
+        for place, arg in enumerate(args):
+            if not (isinstance(arg, syntax.Next) and place == len(args) - 1 and word != "U"):
+                self.expression(arg, scope)
+
+    def bounds(self, range: syntax.Range, scope: dict[str, _Declared]) -> None:
+        self.expression(range.start, scope)
+        self.expression(range.stop, scope)
+
+    def expression(self, node: syntax.Node, scope: dict[str, _Declared]) -> None:
+        match node:
+            case syntax.Reference(name):
+                self.reference(node, name, scope)
+            case syntax.Call(name, args):
+                self.call(node, name, len(args), scope)
+            case syntax.Number(value) if value > LARGEST:
+                self.report("too-large", "a number beyond 10^18", Label(node.span))
+            case syntax.Next():
+                message = "`next` stands only for the microbatch of an op, as in `F(s, next)`"
+                self.report("next", message, Label(node.span))
+        for child in children(node):
+            self.expression(child, scope)
+
+    def reference(self, node: syntax.Node, name: str, scope: dict[str, _Declared]) -> None:
+        if name not in scope:
+            values = [each for each, declared in scope.items() if declared.arity is None]
+            self.report("unknown-name", f"no name `{name}` in scope", Label(node.span), help=nearest(name, values))
+        elif scope[name].arity is not None:
+            self.report("unknown-name", f"`{name}` is a function: write `{name}(…)`", Label(node.span))
+
+    def call(self, node: syntax.Node, name: syntax.Name, count: int, scope: dict[str, _Declared]) -> None:
+        declared = scope.get(name.text)
+        if declared is not None and declared.arity is not None:
+            least, most = declared.arity, declared.arity
+        elif name.text in BUILTINS:
+            least, most = BUILTINS[name.text]
+        else:
+            known = [*BUILTINS, *(each for each, known in scope.items() if known.arity is not None)]
+            below = "it is declared below: move it above this line" if name.text in self.functions else None
+            help = below or nearest(name.text, known)
+            self.report("unknown-name", f"no function `{name.text}` in scope", Label(name.span), help=help)
+            return
+        if not least <= count <= most:
+            takes = f"it takes {counted(least, 'argument')}{'' if least == most else ' or more'}"
+            self.report(
+                "wrong-arguments", f"`{name.text}` with {counted(count, 'argument')}, {takes}", Label(node.span)
+            )
+
+
+def children(node: syntax.Node) -> tuple[syntax.Node, ...]:
+    """The expressions directly within an expression."""
+    match node:
+        case syntax.Conditional(condition, value, other):
+            return condition, value, other
+        case syntax.Binary(_, left, right):
+            return left, right
+        case syntax.Unary(_, operand):
+            return (operand,)
+        case syntax.Call(_, args):
+            return args
+    return ()
+
+
+def _calls(node: syntax.Node) -> list[syntax.Call]:
+    calls = [node] if isinstance(node, syntax.Call) else []
+    return calls + [call for child in children(node) for call in _calls(child)]
+
+
+def _reaches(fn: syntax.Fn, name: str, functions: dict[str, syntax.Fn]) -> bool:
+    """Whether a function calls `name`, directly or through others."""
+    seen, waiting = {fn.name.text}, [fn]
+    while waiting:
+        for call in _calls(waiting.pop().body):
+            if call.name.text == name:
+                return True
+            if call.name.text in functions and call.name.text not in seen:
+                seen.add(call.name.text)
+                waiting.append(functions[call.name.text])
+    return False

@@ -1,0 +1,119 @@
+"""Program text → syntax tree."""
+
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from lark import Lark, Token, Transformer
+from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+from lark.tree import Meta
+
+from schedlang import syntax
+from schedlang.diagnostics import CompileError, Diagnostic, Label
+from schedlang.source import Source, Span
+
+GRAMMAR = Path(__file__).parent / "grammars" / "sched.lark"
+
+_NODES = {name.lower(): each for name, each in vars(syntax).items() if isinstance(each, type)}
+_SHOWN = {"NAME": "a name", "NUMBER": "a number", "STRING": "a text in quotes", "$END": "the end of the file"}
+_MOST_EXPECTED = 5
+
+
+def parse(source: Source) -> syntax.Schedule:
+    """The program's syntax tree; CompileError at the first place where the text is not a program."""
+    try:
+        tree = _parser().parse(source.text)
+        return _Builder().transform(tree)  # type: ignore[no-any-return]
+    except UnexpectedInput as error:
+        raise CompileError([_syntax_error(source, error)]) from None
+    except RecursionError:
+        place = Label(Span(0, 0))
+        raise CompileError([Diagnostic("nesting", "the program is nested too deeply", (place,), source)]) from None
+
+
+@cache
+def _parser() -> Lark:
+    return Lark(
+        GRAMMAR.read_text(encoding="utf-8"),
+        parser="lalr",
+        lexer="basic",
+        start="schedule",
+        propagate_positions=True,
+        maybe_placeholders=True,
+        cache=_cache_file() or False,
+    )
+
+
+def _cache_file() -> str | None:
+    """Where the built grammar is kept: it takes longer to build than most programs take to compile.
+
+    In the user's own directory, because Lark unpickles the file: in a shared one it might be someone else's.
+    """
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        (home / "schedlang").mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return None
+    return str(home / "schedlang" / "grammar") if os.access(home / "schedlang", os.W_OK) else None
+
+
+class _Builder(Transformer[Token, Any]):
+    """A rule makes the node class of its name; a plural rule makes a tuple; a one-token rule makes its text."""
+
+    def __default__(self, rule: Token, children: list[Any], meta: Meta) -> Any:
+        span = Span(0, 0) if meta.empty else Span(meta.start_pos, meta.end_pos)
+        if rule in ("items", "names", "args", "transfers"):
+            return tuple(child for child in children if child is not None)
+        if rule in ("kind", "passed", "direction"):
+            return children[0]
+        if rule == "block":
+            return syntax.Block(tuple(children), span=span)
+        if rule in syntax.BINARY:
+            return syntax.Binary(syntax.BINARY[rule], *children, span=span)
+        if rule in syntax.UNARY:
+            return syntax.Unary(syntax.UNARY[rule], *children, span=span)
+        if rule == "op":
+            kind, args = children
+            return syntax.Op(kind, args or (), span=span)
+        return _NODES[rule](*children, span=span)
+
+    def __default_token__(self, token: Token) -> str:
+        return str(token)
+
+    def NUMBER(self, token: Token) -> int:
+        # Longer numbers stay too large to pass `check_names`, and short enough for Python to read.
+        return int(token.lstrip("0")[:20] or 0)
+
+    def string(self, children: list[str]) -> str:
+        return children[0][1:-1]
+
+
+def _syntax_error(source: Source, error: UnexpectedInput) -> Diagnostic:
+    at = error.pos_in_stream if error.pos_in_stream is not None else len(source.text)
+    if isinstance(error, UnexpectedCharacters):
+        message, end = f"unexpected character `{source.text[at]}`", at + 1
+    elif isinstance(error, UnexpectedToken) and error.token.type != "$END":
+        message, end = f"unexpected `{error.token}`", at + len(error.token)
+    else:
+        at = end = len(source.text.rstrip())
+        message = "unexpected end of the file" if at else "the program is empty"
+    expected = _expected(error)
+    return Diagnostic(
+        "syntax", f"{message}{f', expected {expected}' if expected else ''}", (Label(Span(at, end)),), source
+    )
+
+
+def _expected(error: UnexpectedInput) -> str:
+    """What could stand here, or nothing where that is too much to read."""
+    accepts = getattr(error, "accepts", None) or set()
+    shown = sorted(_SHOWN.get(name) or f"`{_literal(name)}`" for name in accepts)
+    if len(shown) > _MOST_EXPECTED:
+        # At the end of the file, the one thing that is surely missing.
+        at_end = isinstance(error, UnexpectedToken) and error.token.type == "$END"
+        shown = ["`}`"] if at_end and "`}`" in shown else []
+    return " or ".join(shown)
+
+
+def _literal(terminal: str) -> str:
+    return next(each.pattern.value for each in _parser().terminals if each.name == terminal)

@@ -1,0 +1,124 @@
+"""Records the ops of one rank while its program runs, and refuses those that it cannot mean."""
+
+from attrs import define, field
+
+from schedlang.schedule import NO_MICROBATCH, Actions, Kind
+
+_TRANSFERS = {
+    "send F": Kind.SEND_F, "recv F": Kind.RECV_F, "send B": Kind.SEND_B, "recv B": Kind.RECV_B,
+}  # fmt: skip
+
+
+class Fault(Exception):
+    """A mistake met while a program runs; `place` is an index into the program's spans."""
+
+    def __init__(self, code: str, message: str, place: int, help: str | None = None) -> None:
+        super().__init__(message)
+        self.code, self.message, self.place, self.help = code, message, place, help
+
+
+@define
+class Recorder:
+    """The ops of one rank so far, and what is still to come, for `next` and a bare `W`."""
+
+    rank: int
+    placement: tuple[int, ...]
+    microbatches: int
+    splits_backward: bool
+    actions: Actions = field(factory=Actions)
+    stages: list[int] = field(init=False)
+    batches: int = 0
+    batch: int = 0
+    #: For each word and stage, the microbatches done; for a rank's weight gradients, those owed, oldest first.
+    done: dict[tuple[str, int], set[int]] = field(factory=dict)
+    owed: dict[tuple[int, int], None] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        self.stages = [stage for stage, rank in enumerate(self.placement) if rank == self.rank]
+
+    def op(self, word: str, args: tuple[int | None, ...], place: int) -> None:
+        """Record a compute op: `args` is (), (microbatch,), (stage,) for `U`, or (stage, microbatch)."""
+        if word == "U":
+            for stage in self.stages if not args else [self.stage(word, args[0], place)]:
+                self.actions.add(Kind.U, stage, NO_MICROBATCH, place)
+        elif word == "W" and not args:
+            self.weight(*self.oldest_owed(None, place), place)
+        else:
+            stage, microbatch = self.which(word, args, place)
+            if word == "W":
+                self.weight(stage, microbatch, place)
+            else:
+                split = word == "B" and self.splits_backward
+                kind = Kind.F if word == "F" else Kind.I if split else Kind.B
+                self.actions.add(kind, stage, microbatch, place)
+                if split:
+                    self.owed[stage, microbatch] = None
+
+    def weight(self, stage: int, microbatch: int, place: int) -> None:
+        """Record a weight gradient."""
+        self.owed.pop((stage, microbatch), None)
+        self.actions.add(Kind.W, stage, microbatch, place)
+
+    def transfer(self, word: str, args: tuple[int | None, ...], place: int) -> None:
+        """Record a send or a receive."""
+        stage, microbatch = self.which(word, args, place)
+        self.actions.add(_TRANSFERS[word], stage, microbatch, place, self.batch)
+
+    def begin_batch(self) -> None:
+        """The transfers from here on are issued as one batch."""
+        self.batches += 1
+        self.batch = self.batches
+
+    def end_batch(self) -> None:
+        """The batch is whole."""
+        self.batch = 0
+
+    def which(self, word: str, args: tuple[int | None, ...], place: int) -> tuple[int, int]:
+        """The stage and microbatch that an op means."""
+        stage = self.stage(word, args[0] if len(args) == 2 else None, place)
+        wanted = args[-1]
+        # A backward is one thing whether it is written B or BW.
+        done = self.done.setdefault(("B" if word == "BW" else word, stage), set())
+        if wanted is None:
+            microbatch = self.oldest_owed(stage, place)[1] if word == "W" else self.next(word, stage, done, place)
+        else:
+            microbatch = int(wanted)
+        if not 0 <= microbatch < self.microbatches:
+            message = f"`{word}` of microbatch {microbatch}, there are microbatches 0 to {self.microbatches - 1}"
+            raise Fault("no-such-microbatch", message, place)
+        done.add(microbatch)
+        return stage, microbatch
+
+    def stage(self, word: str, wanted: int | None, place: int) -> int:
+        """The stage that an op means: the one it names, or the only one of the rank."""
+        if wanted is None:
+            if len(self.stages) != 1:
+                held = ", ".join(map(str, self.stages)) or "none"
+                message = f"`{word}` does not say which stage: rank {self.rank} holds {held}"
+                raise Fault("which-stage", message, place, f"write `{word}(s, m)`")
+            return self.stages[0]
+        if not 0 <= wanted < len(self.placement):
+            message = f"`{word}` of stage {wanted}, there are stages 0 to {len(self.placement) - 1}"
+            raise Fault("no-such-stage", message, place)
+        if self.placement[wanted] != self.rank:
+            message = f"`{word}` of stage {wanted} on rank {self.rank}, it is on rank {self.placement[wanted]}"
+            raise Fault("not-on-this-rank", message, place)
+        return int(wanted)
+
+    def next(self, word: str, stage: int, done: set[int], place: int) -> int:
+        """The first microbatch of a stage that this op has not done yet."""
+        microbatch = len(done)
+        if microbatch and max(done) != microbatch - 1:
+            microbatch = next(each for each in range(microbatch + 1) if each not in done)
+        if microbatch >= self.microbatches:
+            message = f"`{word}` of the next microbatch of stage {stage}, all {self.microbatches} are done"
+            raise Fault("nothing-next", message, place)
+        return microbatch
+
+    def oldest_owed(self, stage: int | None, place: int) -> tuple[int, int]:
+        """The weight gradient that has waited longest, of one stage or of all."""
+        for owed in self.owed:
+            if stage is None or owed[0] == stage:
+                return owed
+        of = "" if stage is None else f" of stage {stage}"
+        raise Fault("nothing-next", f"`W`, but no weight gradient{of} is owed here", place)

@@ -1,0 +1,46 @@
+"""What a simulation says: the figures for machines, and for people."""
+
+from typing import Any
+
+from schedlang.machine import Execution
+from schedlang.plan import Plan
+from schedlang.views.terminal import draw
+
+
+def figures(plan: Plan, execution: Execution) -> dict[str, Any]:
+    """The figures under their stable names; times in the unit of the costs, memory in stage activations."""
+    timeline = execution.timeline
+    return {
+        "schedule": plan.name,
+        "params": plan.params,
+        "ranks": len(plan.ranks),
+        "microbatches": plan.microbatches,
+        "actions": sum(map(len, plan.ranks)),
+        "makespan": timeline.makespan,
+        "bubble": {
+            "over_ideal": timeline.bubble_over_ideal,
+            "over_makespan": timeline.bubble_over_makespan,
+            "span": timeline.bubble_of_span,
+        },
+        "span": max(timeline.spans),
+        "peak_activations": list(execution.peak_activations),
+        "busy": timeline.busy,
+        # Every rank has one version of its weights: updates happen between steps, or at its own `U`.
+        "versions": [1] * len(plan.ranks),
+    }
+
+
+def figures_text(plan: Plan, execution: Execution) -> str:
+    """The figures with their definitions, and the picture of the timeline."""
+    timeline = execution.timeline
+    rows = [
+        ("makespan", f"{timeline.makespan:g}", "from the first start to the last end, over all ranks"),
+        ("bubble over ideal", f"{timeline.bubble_over_ideal:.2%}", "idle time / working time"),
+        ("bubble over makespan", f"{timeline.bubble_over_makespan:.2%}", "idle time / all time"),
+        ("bubble of span", f"{timeline.bubble_of_span:.2%}", "idle share of the rank with the longest span,"),
+        ("", "", "counted from its own first start to its own last end"),
+        ("peak activations", " ".join(map(str, execution.peak_activations)), "per rank, held until the last use"),
+    ]
+    width = max(len(value) for _, value, _ in rows)
+    lines = [f"{name:<22}{value:<{width}}  {meaning}" for name, value, meaning in rows]
+    return "\n".join([draw(timeline), "", *lines])

@@ -1,0 +1,208 @@
+"""The syntax tree: one class per grammar rule, in the grammar's order.
+
+Fields stand in the order of the rule's parts. Trees compare without their places in the text.
+"""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from schedlang.source import Span
+
+
+@frozen
+class Node:
+    """A piece of a program; `span` is its place in the text."""
+
+    span: Span = field(kw_only=True, eq=False, repr=False)
+
+
+@frozen
+class Name(Node):
+    """A name where it is given: of a parameter, a variable, a function."""
+
+    text: str
+
+
+@frozen
+class Schedule(Node):
+    """A whole program."""
+
+    name: Name
+    items: tuple[Node, ...]
+
+
+@frozen
+class Param(Node):
+    """`param name = default`; without a default, the user must give it."""
+
+    name: Name
+    default: Node | None
+
+
+@frozen
+class Require(Node):
+    """`require condition, "reason"`: what must hold of the parameters."""
+
+    condition: Node
+    reason: str | None
+
+
+@frozen
+class Let(Node):
+    """`let name = value`."""
+
+    name: Name
+    value: Node
+
+
+@frozen
+class Fn(Node):
+    """`fn name(params) = body`."""
+
+    name: Name
+    params: tuple[Name, ...]
+    body: Node
+
+
+@frozen
+class Range(Node):
+    """`start .. stop`, without `stop`."""
+
+    start: Node
+    stop: Node
+
+
+@frozen
+class Stage(Node):
+    """`stage name in range on rank`: how many stages there are, and which rank holds each."""
+
+    name: Name
+    range: Range
+    rank: Node
+
+
+@frozen
+class Block(Node):
+    """Statements in braces."""
+
+    statements: tuple[Node, ...]
+
+
+@frozen
+class Rank(Node):
+    """`rank name { … }`: what every rank does, `name` being its number."""
+
+    name: Name
+    body: Block
+
+
+@frozen
+class For(Node):
+    """`for name in range { … }`."""
+
+    name: Name
+    range: Range
+    body: Block
+
+
+@frozen
+class Repeat(Node):
+    """`repeat count { … }`."""
+
+    count: Node
+    body: Block
+
+
+@frozen
+class If(Node):
+    """`if condition { … } else { … }`."""
+
+    condition: Node
+    then: Block
+    otherwise: If | Block | None
+
+
+@frozen
+class Op(Node):
+    """A compute op, `F(s, m)`; kind is one of F B W BW U."""
+
+    kind: str
+    args: tuple[Node, ...]
+
+
+@frozen
+class Transfer(Node):
+    """`send F(s, m)` or `recv B(s, m)`."""
+
+    direction: str
+    passed: str
+    args: tuple[Node, ...]
+
+
+@frozen
+class Exchange(Node):
+    """`exchange { … }`: transfers issued as one batch."""
+
+    transfers: tuple[Transfer, ...]
+
+
+@frozen
+class Conditional(Node):
+    """`if condition then value else other`."""
+
+    condition: Node
+    value: Node
+    other: Node
+
+
+@frozen
+class Binary(Node):
+    """Two operands and an operator of `BINARY`."""
+
+    operator: str
+    left: Node
+    right: Node
+
+
+@frozen
+class Unary(Node):
+    """`-operand` or `not operand`."""
+
+    operator: str
+    operand: Node
+
+
+@frozen
+class Number(Node):
+    """A whole number."""
+
+    value: int
+
+
+@frozen
+class Reference(Node):
+    """A name where it is used."""
+
+    name: str
+
+
+@frozen
+class Call(Node):
+    """`name(args)`."""
+
+    name: Name
+    args: tuple[Node, ...]
+
+
+@frozen
+class Next(Node):
+    """`next`, as an argument of an op: the next microbatch that this rank has not done yet."""
+
+
+#: The operators, by the name of their grammar rule.
+BINARY = {
+    "or": "or", "and": "and", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "mod": "%",
+}  # fmt: skip
+UNARY = {"not": "not", "neg": "-"}

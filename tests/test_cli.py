@@ -1,0 +1,168 @@
+"""The command as a user meets it: its output, its exit codes, its manners."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schedlang.cli import main
+
+PROGRAMS = Path(__file__).parent.parent / "programs"
+ONE_F_ONE_B = str(PROGRAMS / "1f1b.sched")
+
+
+def schedc(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "schedlang", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+def test_compile_show_simulate(tmp_path: Path) -> None:
+    plan = str(tmp_path / "plan.json")
+    result = schedc("compile", ONE_F_ONE_B, "-p", "ranks=2", "-p", "microbatches=3", "-o", plan)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == (
+        "one_f_one_b: 2 ranks, 2 stages, 3 microbatches, 24 actions; no deadlock; 25.0% idle at unit costs\n"
+        f"wrote {plan}\n"
+    )
+    assert schedc("show", plan, "--ranks", "--compute").stdout == "0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2\n"
+    assert schedc("show", plan, "--ranks").stdout.startswith("0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 ")
+    assert "rank 1, stage 1\n" in schedc("show", plan).stdout
+    figures = json.loads(schedc("simulate", plan, "--json").stdout)
+    assert figures == {
+        "schedule": "one_f_one_b",
+        "params": {"ranks": 2, "microbatches": 3},
+        "ranks": 2,
+        "microbatches": 3,
+        "actions": 24,
+        "makespan": 12.0,
+        "bubble": {"over_ideal": pytest.approx(1 / 3), "over_makespan": 0.25, "span": 0.25},
+        "span": 12.0,
+        "peak_activations": [2, 1],
+        "busy": [9.0, 9.0],
+        "versions": [1, 1],
+    }
+
+
+def simulated(*arguments: str) -> dict[str, object]:
+    return json.loads(schedc("simulate", *arguments, "--json").stdout)
+
+
+def test_costs(tmp_path: Path) -> None:
+    per_stage = ["--forward-times", "1", "1", "1", "2", "--backward-times", "2", "2", "2", "4"]
+    assert simulated(ONE_F_ONE_B, *per_stage)["makespan"] == 57  # as a public visualizer has it
+    assert simulated(ONE_F_ONE_B, "--p2p-time", "0.5")["makespan"] == 41
+    (tmp_path / "costs.json").write_text(json.dumps({"forward_times": [1, 1, 1, 2], "backward_times": [2, 2, 2, 4]}))
+    assert simulated(ONE_F_ONE_B, "--costs", str(tmp_path / "costs.json"))["makespan"] == 57
+    zero_bubble = str(PROGRAMS / "zb_h1.sched")
+    halves = simulated(zero_bubble, "--input-times", "2", "--weight-times", "2", "--forward-times", "2")
+    assert halves["makespan"] == 2 * 27
+    assert simulated(zero_bubble, "--backward-times", "4", "--forward-times", "2") == halves
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "COMMAND"),
+        (["compile"], "FILE"),
+        (["compile", ONE_F_ONE_B, "-p", "ranks"], "`ranks` is not NAME=VALUE"),
+        (["compile", ONE_F_ONE_B, "-p", "ranks=4.5"], "`ranks=4.5` is not NAME=VALUE"),
+        (["simulate", ONE_F_ONE_B, "--forward-times", "1", "2"], "2 durations of `F` are given, there are 4 stages"),
+        (["simulate", ONE_F_ONE_B, "--p2p-time", "-1"], "`p2p_time` must be numbers from 0"),
+        (["simulate", ONE_F_ONE_B, "--p2p-time", "nan"], "`p2p_time` must be numbers from 0"),
+        (["simulate", ONE_F_ONE_B, "--p2p-time", "1", "--costs", "x"], "as options or as a file, not both"),
+    ],
+)
+def test_wrong_usage_is_2(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_diagnostics_are_1_and_on_stderr(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = tmp_path / "bad.sched"
+    bad.write_text("schedule bad { param ranks = 2 param microbatches = 2 rank r { F(x) B(y) } }")
+    plan = tmp_path / "plan.json"
+    assert main(["compile", str(bad), "-o", str(plan)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("error[unknown-name]") == 2
+    assert captured.err.endswith("2 errors\n")
+    assert not plan.exists()
+
+    assert main(["compile", str(bad), "--format", "json"]) == 1
+    diagnostics = json.loads(capsys.readouterr().err)["diagnostics"]
+    assert [each["code"] for each in diagnostics] == ["unknown-name", "unknown-name"]
+    assert diagnostics[0]["start"] == {"line": 1, "column": 66}
+
+
+@pytest.mark.parametrize("command", ["compile", "show", "simulate", "run"])
+def test_files_that_are_no_program(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, content, complaint in [
+        ("empty.sched", b"", "the program is empty"),
+        ("binary.sched", bytes(range(128, 256)), "not UTF-8"),
+        ("plan.json", b'{"format": "schedlang.plan/1"', "syntax" if command == "compile" else "not a whole plan file"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        assert main([command, str(tmp_path / name)]) == 1
+        assert complaint in capsys.readouterr().err
+    assert main([command, str(tmp_path / "absent")]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_costs_files_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "costs.json"
+    for content, complaint in [
+        ("", "Expecting value"),
+        ("[1]", "it must be an object"),
+        ('{"forward_time": 1}', "there is no cost `forward_time`, there is `forward_times`"),
+        ('{"forward_times": ["1"]}', "`forward_times` must be numbers"),
+        ('{"forward_times": []}', "`forward_times` must be numbers"),
+        ('{"p2p_time": Infinity}', "`p2p_time` must be numbers"),
+    ]:
+        path.write_text(content)
+        assert main(["simulate", ONE_F_ONE_B, "--costs", str(path)]) == 1
+        assert complaint in capsys.readouterr().err
+
+
+def test_every_command_has_an_example_that_works(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("compile", "show", "simulate", "run"):
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        example = capsys.readouterr().out.split("example: schedc ")[1].split()
+        assert example[0] == command
+        if command == "run":
+            continue  # test_runtime runs it
+        arguments = [argument for argument in example if argument not in ("-o", "plan.json")]
+        arguments[1] = str(PROGRAMS.parent / arguments[1])
+        assert main(arguments) == 0
+        capsys.readouterr()
+
+
+def test_the_compiler_never_imports_torch(tmp_path: Path) -> None:
+    """Every command but `run`, with a torch that fails when it is imported."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    plan = str(tmp_path / "plan.json")
+    environment = dict(os.environ, PYTHONPATH=str(tmp_path))
+    for arguments in (["compile", ONE_F_ONE_B, "-o", plan], ["show", plan], ["simulate", plan]):
+        subprocess.run([sys.executable, "-m", "schedlang", *arguments], env=environment, check=True, timeout=60,
+                       stdout=subprocess.DEVNULL)  # fmt: skip
+    lines = "import schedlang, sys; assert not {'torch', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", lines], env=environment, check=True, timeout=60)
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m schedlang show {ONE_F_ONE_B} -p microbatches=4000 | head -c 1"
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    assert result.stderr == ""
+
+
+def test_a_home_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    environment = dict(os.environ, XDG_CACHE_HOME=str(tmp_path / "file"))
+    subprocess.run([sys.executable, "-m", "schedlang", "compile", ONE_F_ONE_B], env=environment, check=True, timeout=60,
+                   stdout=subprocess.DEVNULL)  # fmt: skip

@@ -1,0 +1,76 @@
+"""What bad programs get: the whole text of every message, and its JSON form."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from schedlang import CompileError, Source, compile, read_source
+from schedlang.diagnostics import to_json
+
+DIRECTORY = Path(__file__).parent / "diagnostics"
+PROGRAMS = sorted(DIRECTORY.glob("*.sched"))
+
+
+def message(source: Source, **params: int) -> str:
+    with pytest.raises(CompileError) as caught:
+        compile(source, params)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_message(path: Path, golden: Callable[[str, Path], None]) -> None:
+    golden(message(Source(path.name, read_source(path).text)) + "\n", path.with_suffix(".txt"))
+
+
+def test_parameters_from_the_command() -> None:
+    source = Source("s.sched", "schedule s { param ranks = 2 param microbatches = 2 rank r { F(0) } }")
+    assert message(source, microbatch=3) == (
+        "error[unknown-parameter]: the schedule `s` has no parameter `microbatch`\n"
+        " --> s.sched:1:10\n"
+        "  |\n"
+        "1 | schedule s { param ranks = 2 param microbatches = 2 rank r { F(0) } }\n"
+        "  |          ^\n"
+        "  |\n"
+        "  = help: there is `microbatches`"
+    )
+    assert "it has `ranks`, `microbatches`" in message(source, zebra=3)
+    assert "error[parameter]: `ranks` is -1, it must be 1 or more" in message(source, ranks=-1)
+
+
+def test_json_has_places_in_lines_and_columns() -> None:
+    source = Source("s.sched", "schedule s {\n  param ranks = 2\n  param microbatches = m\n  rank r { }\n}\n")
+    with pytest.raises(CompileError) as caught:
+        compile(source)
+    assert to_json(caught.value.diagnostics[0]) == {
+        "code": "unknown-name",
+        "severity": "error",
+        "message": "no name `m` in scope",
+        "file": "s.sched",
+        "start": {"line": 3, "column": 24},
+        "end": {"line": 3, "column": 25},
+        "labels": [{"start": {"line": 3, "column": 24}, "end": {"line": 3, "column": 25}, "text": ""}],
+        "notes": [],
+        "help": None,
+    }
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    for name, content, reason in [
+        ("latin.sched", "schedule é".encode("latin-1"), "byte 9 is not UTF-8 text"),
+        ("nul.sched", b"\x00\xff\xfe", "byte 1 is not UTF-8 text"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(CompileError, match=reason):
+            read_source(tmp_path / name)
+    with pytest.raises(CompileError, match="No such file"):
+        read_source(tmp_path / "absent.sched")
+    with pytest.raises(CompileError, match="Is a directory"):
+        read_source(tmp_path)
+
+
+def test_windows_line_ends_and_byte_order_marks_are_text(tmp_path: Path) -> None:
+    (tmp_path / "s.sched").write_bytes(
+        b"\xef\xbb\xbfschedule s {\r\n param ranks = 1\r\n param microbatches = 1\r\n rank r { F(0) B(0) }\r\n}\r\n"
+    )
+    assert compile(read_source(tmp_path / "s.sched")).ranks[0].text() == "0F0 0B0"

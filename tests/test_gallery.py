@@ -1,0 +1,121 @@
+"""The shipped programs: golden plans, recorded cases, closed forms, and what they refuse."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from schedlang import CompileError, Costs, Plan, compile, read_source, simulate
+from schedlang.views.terminal import draw
+
+TESTS = Path(__file__).parent
+PROGRAMS = TESTS.parent / "programs"
+GALLERY = sorted(PROGRAMS.glob("*.sched"))
+
+# The recorded cases, from an independent simulator, by the name of their family.
+FAMILIES = {
+    "gpipe": "gpipe",
+    "1f1b": "1f1b",
+    "eager-1f1b": "eager_1f1b",
+    "interleaved": "interleaved_1f1b",
+    "zb-h1": "zb_h1",
+}
+CASES = {
+    name: case
+    for name, case in json.loads((TESTS / "cases" / "schedules.json").read_text()).items()
+    if name.split()[0] in FAMILIES
+}
+
+
+def program(name: str, **params: int) -> Plan:
+    return compile(read_source(PROGRAMS / f"{name}.sched"), params)
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_golden_plan(path: Path, golden: Callable[[str, Path], None]) -> None:
+    plan = compile(read_source(path))
+    execution = simulate(plan, Costs())
+    text = "\n".join(
+        [
+            *(actions.text() for actions in plan.ranks),
+            "",
+            draw(execution.timeline, 120),
+            "",
+            f"makespan {execution.timeline.makespan:g}, bubble over ideal {execution.timeline.bubble_over_ideal:.4f}",
+            f"peak activations {' '.join(map(str, execution.peak_activations))}",
+            "",
+        ]
+    )
+    golden(text, TESTS / "golden" / f"{path.stem}.txt")
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_recorded_case(name: str) -> None:
+    case = CASES[name]
+    numbers = dict(re.findall(r" ([PMvN])(\d+)", name))
+    params = {"ranks": int(numbers["P"]), "microbatches": int(numbers["M"])}
+    if "v" in numbers:
+        params |= {"chunks": int(numbers["v"]), "group": int(numbers["N"])}
+    latency = json.loads(name[name.index("{") :])["lat"] if "{" in name else 0.0
+    plan = program(FAMILIES[name.split()[0]], **params)
+
+    order = [" ".join(re.sub(r"([A-Z])p0s(\d+)m(\d+)", r"\2\1\3", op) for op in rank) for rank in case["order"]]
+    assert [actions.compute().text() for actions in plan.ranks] == order
+    execution = simulate(plan, Costs(p2p=latency))
+    assert execution.timeline.makespan == pytest.approx(case["makespan"])
+    assert execution.timeline.busy == pytest.approx(case["busy"])
+    assert execution.timeline.bubble_over_ideal == pytest.approx(case["bubble_rate"])
+    assert execution.timeline.bubble_over_makespan == pytest.approx(case["bubble_frac"])
+    assert list(execution.peak_activations) == case["peak"]
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+@pytest.mark.parametrize("microbatches", [1, 2, 3, 7, 8, 16])
+def test_closed_forms(ranks: int, microbatches: int) -> None:
+    """(M + P - 1)(F + B) for GPipe and 1F1B; M(F + B + W) + (P - 1)(F + B - W) for ZB-H1 where M >= P."""
+    costs = Costs(forward=(3,), backward=(5,), input=(3,), weight=(2,))
+    for name in ("gpipe", "1f1b", "1f1b_explicit", "eager_1f1b"):
+        execution = simulate(program(name, ranks=ranks, microbatches=microbatches), costs)
+        assert execution.timeline.makespan == (microbatches + ranks - 1) * 8
+    one_f_one_b = simulate(program("1f1b", ranks=ranks, microbatches=microbatches), costs)
+    assert list(one_f_one_b.peak_activations) == [min(ranks - rank, microbatches) for rank in range(ranks)]
+    if microbatches >= ranks:
+        zero_bubble = simulate(program("zb_h1", ranks=ranks, microbatches=microbatches), Costs())
+        assert zero_bubble.timeline.makespan == 3 * microbatches + ranks - 1
+        assert max(zero_bubble.peak_activations) == ranks
+
+
+def refusal(name: str, **params: int) -> list[str]:
+    """The codes with which a program is refused, or none."""
+    try:
+        program(name, **params)
+    except CompileError as error:
+        return [each.code for each in error.diagnostics]
+    return []
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_every_size_compiles_or_is_refused_with_its_reason(path: Path) -> None:
+    for ranks in range(1, 9):
+        for microbatches in range(1, 4 * ranks + 1):
+            legal = path.stem != "interleaved_1f1b" or (microbatches >= ranks and microbatches % ranks == 0)
+            codes = refusal(path.stem, ranks=ranks, microbatches=microbatches)
+            assert codes == ([] if legal else ["require"])
+
+
+def test_interleaved_groups() -> None:
+    """Megatron's rule: a group of ranks..microbatches, and a last group of at least `ranks`."""
+    for group in range(1, 12):
+        for microbatches in range(1, 12):
+            legal = 3 <= group <= microbatches and not 0 < microbatches % group < 3
+            codes = refusal("interleaved_1f1b", ranks=3, microbatches=microbatches, group=group)
+            assert codes == ([] if legal else ["require"])
+
+
+def test_first_line_says_what_and_where_from() -> None:
+    for path in GALLERY:
+        lines = path.read_text().splitlines()
+        assert re.match(r"# \S.*\(.+\)|# \S.*, as ", lines[0]), path
+        assert len(lines) <= 60, path

@@ -1,0 +1,129 @@
+"""The plan file: what is written is read back, and nothing else is believed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedlang import CompileError, Plan, Source, compile, read_plan, read_source, write_plan
+
+PROGRAMS = sorted((Path(__file__).parent.parent / "programs").glob("*.sched"))
+
+
+@pytest.fixture
+def plan() -> Plan:
+    text = "schedule s { param ranks = 2 param microbatches = 2 rank r { F(0) F(1) B(0) B(1) U } }"
+    return compile(Source("s.sched", text))
+
+
+def document(plan: Plan) -> Any:
+    return json.loads(json.dumps(plan.to_json()))
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_round_trip(path: Path, tmp_path: Path) -> None:
+    plan = compile(read_source(path))
+    write_plan(plan, tmp_path / "plan.json")
+    again = read_plan(tmp_path / "plan.json")
+    assert again.to_json() == plan.to_json()
+    assert again.digest() == plan.digest()
+    assert again.where(0, 3) == plan.where(0, 3)
+
+
+def test_where_an_action_comes_from(plan: Plan) -> None:
+    plan = compile(read_source(PROGRAMS[0]))
+    assert PROGRAMS[0].stem == "1f1b"
+    assert plan.ranks[0].word(0) == "0F0"
+    assert plan.where(0, 0) == f"{PROGRAMS[0]}:8"
+
+
+Damage = Callable[[Any], Any]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda d: [], "not a plan file: it has no `format`"),
+        (lambda d: {}, "not a plan file: it has no `format`"),
+        (lambda d: d | {"format": "schedlang.plan/2"}, "the format is `schedlang.plan/2`"),
+        (lambda d: d | {"format": None}, "the format is `None`"),
+        (lambda d: d | {"program": 3}, "`program` must be an object"),
+        (lambda d: d | {"program": {"name": "s"}}, "`program` must hold the texts"),
+        (lambda d: d | {"ranks": "2"}, "`ranks` must be a whole number"),
+        (lambda d: d | {"ranks": True}, "`ranks` must be a whole number"),
+        (lambda d: d | {"ranks": 3}, "must have 3 lines"),
+        (lambda d: d | {"microbatches": 2.5}, "`microbatches` must be a whole number"),
+        (lambda d: d | {"microbatches": 10**12}, "missing-op"),
+        (lambda d: d | {"microbatches": 1}, "unknown-action"),
+        (lambda d: d | {"microbatches": 0}, "unknown-action"),
+        (lambda d: d | {"placement": [0, 5]}, "`placement` must give every stage one of the `ranks`"),
+        (lambda d: d | {"placement": [0, -1]}, "`placement` must hold whole numbers from 0"),
+        (lambda d: d | {"placement": [1, 0]}, "stage 0 is on rank 1"),
+        (lambda d: d | {"placement": []}, "`placement` must give"),
+        (lambda d: d | {"params": {"ranks": "2"}}, "`params` must be whole numbers"),
+        (lambda d: d | {"spans": [[0, 10**9]]}, "`spans` must be pairs of places"),
+        (lambda d: d | {"spans": [[1]]}, "`spans` must be pairs of places"),
+        (lambda d: d | {"spans": []}, "not an index of `spans`"),
+        (lambda d: d | {"transport": None}, "`transport` must be text"),
+        (lambda d: d | {"actions": None}, "`actions` must be a list"),
+        (lambda d: d | {"actions": [1, 2]}, "must be lines of text"),
+        (lambda d: d | {"actions": [d["actions"][0] + " 0F9x", d["actions"][1]]}, "`0F9x` is not an action"),
+        (lambda d: d | {"actions": [d["actions"][0] + " 0F1", d["actions"][1]]}, "fewer sources than actions"),
+        (lambda d: d | {"actions": [d["actions"][0][:-3], d["actions"][1]]}, "more sources than actions"),
+        (lambda d: d | {"actions": [d["actions"][0].replace("0F0 0S", "(0F0;0S"), ""]}, "is not an action"),
+        (lambda d: d | {"actions": ["(0F0;0SEND_F0)", ""], "sources": ["1 1", ""]}, "a compute op in a batch"),
+        (lambda d: d | {"sources": ["x", ""]}, "sources of rank 0"),
+        (lambda d: d | {"sources": [d["sources"][0], d["sources"][1].replace("1", "-1", 1)]}, "sources of rank 1"),
+        (
+            lambda d: d | {"actions": [d["actions"][0].replace("0F0 0SEND_F0", "0SEND_F0 0F0"), d["actions"][1]]},
+            "order",
+        ),
+    ],
+)
+def test_a_damaged_plan_is_refused_with_its_reason(plan: Plan, tmp_path: Path, damage: Damage, reason: str) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(damage(document(plan))))
+    with pytest.raises(CompileError) as caught:
+        read_plan(tmp_path / "plan.json")
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"format": ', b"\xff\xfe", b"[" * 100_000, b"null", b"3"])
+def test_what_is_not_json(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "plan.json").write_bytes(content)
+    with pytest.raises(CompileError, match=r"not a (whole )?plan file"):
+        read_plan(tmp_path / "plan.json")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(["program", "params", "ranks", "microbatches", "placement", "spans", "actions", "sources"]), JSON
+)
+def test_any_value_in_any_field_is_answered(tmp_path_factory: pytest.TempPathFactory, name: str, value: Any) -> None:
+    plan = compile(Source("s.sched", "schedule s { param ranks = 1 param microbatches = 1 rank r { F(0) B(0) } }"))
+    path = tmp_path_factory.getbasetemp() / "fuzzed.json"
+    path.write_text(json.dumps(document(plan) | {name: value}))
+    try:
+        again = read_plan(path)
+    except CompileError:
+        return
+    assert [each.text() for each in again.ranks] == ["0F0 0B0"]
+
+
+def test_a_plan_that_cannot_be_written_leaves_nothing(plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="cannot be written: No such file or directory"):
+        write_plan(plan, tmp_path / "absent" / "plan.json")
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(CompileError, match="cannot be written: Is a directory"):
+        write_plan(plan, tmp_path / "directory")
+    assert [each.name for each in tmp_path.iterdir()] == ["directory"]
