@@ -11,7 +11,8 @@ from heapq import heappop, heappush
 from attrs import define, evolve, field
 
 from schedlang.costs import Costs
-from schedlang.schedule import Actions, Kind, Schedule, is_transfer
+from schedlang.dependencies import MAKES, SENDS, Op, needs
+from schedlang.schedule import Actions, Kind, Schedule, counterpart, is_transfer
 
 
 def lower(schedule: Schedule) -> Schedule:
@@ -44,7 +45,7 @@ class _Insertion:
     issued: list[Actions] = field(init=False)
     position: list[int] = field(init=False)
     idle: set[int] = field(init=False)
-    ended: set[tuple[int, int, int]] = field(factory=set)
+    ended: set[Op] = field(factory=set)
     #: Ends of the ops that run, as (time, order, rank); no rank runs two at once.
     running: list[tuple[float, int, int]] = field(factory=list)
 
@@ -83,15 +84,13 @@ class _Insertion:
                 heappush(self.running, (now + costs[kind][stage], order, rank))
 
     def ready(self, actions: Actions, index: int) -> bool:
-        """Whether the ops that an op needs have ended; the rank's own order is seen to by the proof."""
-        kind, stage, microbatch = actions.kind[index], actions.stage[index], actions.microbatch[index]
-        last = len(self.schedule.placement) - 1
-        if kind == Kind.F:
-            return stage == 0 or (Kind.F, stage - 1, microbatch) in self.ended
-        if kind in (Kind.B, Kind.I):
-            needs = (Kind.F, stage, microbatch) if stage == last else (Kind.B, stage + 1, microbatch)
-            return needs in self.ended
-        return True
+        """Whether all that an op needs has ended."""
+        return not self.lacking(actions, index)
+
+    def lacking(self, actions: Actions, index: int) -> list[Op]:
+        """What an op needs that has not ended."""
+        op = actions.kind[index], actions.stage[index], actions.microbatch[index]
+        return [need for need in needs(self.schedule, *op) if need not in self.ended]
 
     def issue(self, rank: int, index: int) -> None:
         actions = self.schedule.ranks[rank]
@@ -102,33 +101,30 @@ class _Insertion:
     def end(self, rank: int) -> None:
         """An op has ended: its result goes to the next stage, in one moment on both ranks."""
         actions, index = self.schedule.ranks[rank], self.position[rank]
-        kind, stage, microbatch = actions.kind[index], actions.stage[index], actions.microbatch[index]
         self.position[rank] += 1
         self.idle.add(rank)
-        if kind in (Kind.F, Kind.B, Kind.I):
-            self.ended.add((Kind.F if kind == Kind.F else Kind.B, stage, microbatch))
-            send = Kind.SEND_F if kind == Kind.F else Kind.SEND_B
-            peer = self.schedule.peer(send, stage)
-            if peer is not None:
-                self.issued[rank].add(send, stage, microbatch, actions.source[index])
-                self.receive(peer, send, stage, microbatch, actions.source[index])
+        stage, microbatch = actions.stage[index], actions.microbatch[index]
+        for made in MAKES[actions.kind[index]]:
+            self.ended.add((made, stage, microbatch))
+            self.send(rank, index, made, receive=True)
 
-    def receive(self, rank: int, send: int, stage: int, microbatch: int, place: int) -> None:
-        """The receive that meets a send."""
-        if send == Kind.SEND_F:
-            self.issued[rank].add(Kind.RECV_F, stage + 1, microbatch, place)
-        else:
-            self.issued[rank].add(Kind.RECV_B, stage - 1, microbatch, place)
+    def send(self, rank: int, index: int, made: Kind, receive: bool) -> None:
+        """Issue the send of what an op has made, if it goes to another rank, and the receive there."""
+        actions = self.schedule.ranks[rank]
+        stage, microbatch, place = actions.stage[index], actions.microbatch[index], actions.source[index]
+        peer = self.schedule.peer(SENDS[made], stage) if made in SENDS else None
+        if peer is not None:
+            self.issued[rank].add(SENDS[made], stage, microbatch, place)
+            if receive:
+                self.issued[peer].add(*counterpart(SENDS[made], stage), microbatch, place)
 
     def go_on(self, rank: int, index: int) -> None:
-        """Issue an op after a standstill: receive what it still needs, run, send."""
+        """Issue an op after a standstill: receive what it still needs from other ranks, run, send."""
         actions = self.schedule.ranks[rank]
-        kind, stage, microbatch = actions.kind[index], actions.stage[index], actions.microbatch[index]
-        place = actions.source[index]
-        receive = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind.RECV_B}.get(Kind(kind))
-        if receive is not None and self.schedule.peer(receive, stage) is not None and not self.ready(actions, index):
-            self.issued[rank].add(receive, stage, microbatch, place)
+        microbatch, place = actions.microbatch[index], actions.source[index]
+        for kind, holder, _ in self.lacking(actions, index):
+            if self.schedule.placement[holder] != rank:
+                self.issued[rank].add(*counterpart(SENDS[kind], holder), microbatch, place)
         self.issue(rank, index)
-        send = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B, Kind.I: Kind.SEND_B}.get(Kind(kind))
-        if send is not None and self.schedule.peer(send, stage) is not None:
-            self.issued[rank].add(send, stage, microbatch, place)
+        for made in MAKES[actions.kind[index]]:
+            self.send(rank, index, made, receive=False)

@@ -12,21 +12,19 @@ from collections import deque
 from attrs import frozen
 
 from schedlang.costs import Costs
+from schedlang.dependencies import MAKES, SENDS, Op, needs
 from schedlang.diagnostics import CompileError
 from schedlang.findings import Finding, diagnose
-from schedlang.schedule import Kind, Schedule, is_send, is_transfer, word
+from schedlang.schedule import Kind, Schedule, counterpart, is_send, is_transfer, word
 from schedlang.standstill import explain_standstill
 from schedlang.structure import check_structure
 from schedlang.timeline import Bar, Timeline
 
-# What has happened to a microbatch on a stage, one bit each.
-_FORWARD, _BACKWARD, _WEIGHT, _INPUT, _GRADIENT, _SENT_F, _SENT_B = (1 << bit for bit in range(7))
-
-# What a transfer needs on its own rank, what marks it as sent, and what its arrival gives.
-_PRODUCED = {Kind.SEND_F: _FORWARD, Kind.SEND_B: _BACKWARD}
-_SENT = {Kind.SEND_F: _SENT_F, Kind.SEND_B: _SENT_B}
-_ARRIVED = {Kind.RECV_F: _INPUT, Kind.RECV_B: _GRADIENT}
-_COUNTERPART = {Kind.SEND_F: Kind.RECV_F, Kind.SEND_B: Kind.RECV_B}
+# What has happened to a microbatch on a stage, one bit each: made there, arrived there, sent from there.
+_MADE = {Kind.F: 1, Kind.B: 2, Kind.W: 4}
+_ARRIVED = {Kind.RECV_F: 8, Kind.RECV_B: 16}
+_SENT = {Kind.SEND_F: 32, Kind.SEND_B: 64}
+_SENT_OF = {send: made for made, send in SENDS.items()}
 
 
 @frozen
@@ -74,8 +72,7 @@ class _Machine:
         self.channels: dict[tuple[int, int], deque[tuple[int, int]]] = {}
         #: Indexed by stage * microbatches + microbatch.
         self.state = bytearray(slots)
-        self.forward_end = [0.0] * slots
-        self.backward_end = [0.0] * slots
+        self.ends = {kind: [0.0] * slots for kind in _MADE}
 
     def run(self) -> Execution:
         while self.ready:
@@ -108,70 +105,32 @@ class _Machine:
         actions = self.schedule.ranks[rank]
         kind, stage, microbatch = actions.kind[index], actions.stage[index], actions.microbatch[index]
         start = self.clock[rank]
-        if kind == Kind.U:
-            self.update(rank, index)
-        else:
-            slot = stage * self.schedule.microbatches + microbatch
-            if kind == Kind.F:
-                start = max(start, self.forward(rank, index, slot))
-                self.held[rank] += 1
-                self.peak[rank] = max(self.peak[rank], self.held[rank])
-            elif kind == Kind.W:
-                if not self.state[slot] & _BACKWARD:
-                    self.too_early(rank, index, word(Kind.I, stage, microbatch))
-            else:
-                start = max(start, self.backward(rank, index, slot))
-            self.state[slot] |= {Kind.F: _FORWARD, Kind.B: _BACKWARD | _WEIGHT, Kind.I: _BACKWARD, Kind.W: _WEIGHT}[
-                Kind(kind)
-            ]
-            self.held[rank] -= kind in (Kind.B, Kind.W)
+        for need in needs(self.schedule, kind, stage, microbatch):
+            start = max(start, self.available(rank, index, need))
         end = self.clock[rank] = start + self.durations[kind][stage]
         self.bars[rank].append(Bar(kind, stage, microbatch, start, end))
-        if kind == Kind.F:
-            self.forward_end[slot] = end
-        elif kind in (Kind.B, Kind.I):
-            self.backward_end[slot] = end
+        if kind == Kind.U:
+            return
+        slot = stage * self.schedule.microbatches + microbatch
+        for made in MAKES[kind]:
+            self.state[slot] |= _MADE[made]
+            self.ends[made][slot] = end
+        self.held[rank] += (kind == Kind.F) - (kind in (Kind.B, Kind.W))
+        self.peak[rank] = max(self.peak[rank], self.held[rank])
 
-    def forward(self, rank: int, index: int, slot: int) -> float:
-        """Check that a forward has its input; the time at which it is there."""
-        stage, microbatch = self.named(rank, index)
-        if stage == 0:
-            return 0.0
-        return self.input(rank, index, slot, Kind.RECV_F, slot - self.schedule.microbatches,
-                          word(Kind.F, stage - 1, microbatch), _FORWARD, self.forward_end)  # fmt: skip
-
-    def backward(self, rank: int, index: int, slot: int) -> float:
-        """Check that a backward has its forward and its gradient; the time at which they are there."""
-        stage, microbatch = self.named(rank, index)
-        if not self.state[slot] & _FORWARD:
-            self.too_early(rank, index, word(Kind.F, stage, microbatch))
-        if stage == len(self.schedule.placement) - 1:
-            return self.forward_end[slot]
-        return self.input(rank, index, slot, Kind.RECV_B, slot + self.schedule.microbatches,
-                          f"the backward of stage {stage + 1}", _BACKWARD, self.backward_end)  # fmt: skip
-
-    def input(
-        self, rank: int, index: int, slot: int, receive: Kind, maker: int, made_by: str, bit: int, ends: list[float]
-    ) -> float:
-        """Check that what a neighbour stage makes is on this rank: made here, or received; the time it is there."""
-        stage, microbatch = self.named(rank, index)
-        if self.schedule.peer(receive, stage) is None:
-            if not self.state[maker] & bit:
-                self.too_early(rank, index, made_by)
-            return ends[maker]
-        if not self.state[slot] & _ARRIVED[receive]:
+    def available(self, rank: int, index: int, need: Op) -> float:
+        """Check that what an op needs is on its rank, made here or received; the time from which it is there."""
+        kind, stage, microbatch = need
+        slot = stage * self.schedule.microbatches + microbatch
+        if self.schedule.placement[stage] == rank:
+            if not self.state[slot] & _MADE[kind]:
+                self.too_early(rank, index, word(kind, stage, microbatch))
+            return self.ends[kind][slot]
+        receive, receiver = counterpart(SENDS[kind], stage)
+        if not self.state[receiver * self.schedule.microbatches + microbatch] & _ARRIVED[receive]:
             help = "a program that writes any `send` or `recv` must write all of them"
-            self.too_early(rank, index, word(receive, stage, microbatch), help)
-        return ends[maker] + self.p2p
-
-    def update(self, rank: int, index: int) -> None:
-        """Check that an optimizer step has all gradients of its stage."""
-        stage = self.schedule.ranks[rank].stage[index]
-        microbatches = self.schedule.microbatches
-        for microbatch in range(microbatches):
-            if not self.state[stage * microbatches + microbatch] & _WEIGHT:
-                self.too_early(rank, index, f"the weight gradient of microbatch {microbatch}")
-                return
+            self.too_early(rank, index, word(receive, receiver, microbatch), help)
+        return self.ends[kind][slot] + self.p2p
 
     def offer(self, rank: int, index: int) -> None:
         """Put a transfer on its channel, where it meets the other side or waits for it."""
@@ -184,8 +143,8 @@ class _Machine:
             return
         if is_send(kind):
             slot = stage * self.schedule.microbatches + microbatch
-            if not self.state[slot] & _PRODUCED[kind]:
-                self.too_early(rank, index, word(Kind.F if kind == Kind.SEND_F else Kind.B, stage, microbatch))
+            if not self.state[slot] & _MADE[_SENT_OF[kind]]:
+                self.too_early(rank, index, word(_SENT_OF[kind], stage, microbatch))
             elif self.state[slot] & _SENT[kind]:
                 self.find("repeated-send", f"`{actions.word(index)}` is sent twice", rank, index)
             self.state[slot] |= _SENT[kind]
@@ -200,8 +159,7 @@ class _Machine:
         sent, received = (here, there) if is_send(self.schedule.ranks[here[0]].kind[here[1]]) else (there, here)
         actions, index = self.schedule.ranks[sent[0]], sent[1]
         kind = Kind(actions.kind[index])
-        stage = actions.stage[index] + (1 if kind == Kind.SEND_F else -1)
-        expected = word(_COUNTERPART[kind], stage, actions.microbatch[index])
+        expected = word(*counterpart(kind, actions.stage[index]), actions.microbatch[index])
         receiver, at = self.schedule.ranks[received[0]], received[1]
         if receiver.word(at) != expected:
             message = (
@@ -223,14 +181,9 @@ class _Machine:
         """The transfers that wait for their other side, as (rank, index)."""
         return sorted(each for channel in self.channels.values() for each in channel)
 
-    def named(self, rank: int, index: int) -> tuple[int, int]:
-        """Stage and microbatch of an action."""
-        return self.schedule.ranks[rank].stage[index], self.schedule.ranks[rank].microbatch[index]
-
-    def too_early(self, rank: int, index: int, needs: str, help: str | None = None) -> None:
+    def too_early(self, rank: int, index: int, need: str, help: str | None = None) -> None:
         """Report an action that runs before what it needs."""
-        what = needs if " " in needs else f"`{needs}`"
-        message = f"`{self.schedule.ranks[rank].word(index)}` on rank {rank} runs before {what}"
+        message = f"`{self.schedule.ranks[rank].word(index)}` on rank {rank} runs before `{need}`"
         self.find("order", message, rank, index, help=help)
 
     def find(

@@ -15,10 +15,24 @@ from schedlang.source import Source, Span
 
 #: The kinds of action, by their text in a plan. Torch's action tables spell them the same way: `B` is a whole
 #: backward, `I` its input-gradient half, `W` its weight-gradient half; `U` is the optimizer step.
-Kind = IntEnum("Kind", "F B I W U SEND_F RECV_F SEND_B RECV_B", start=0)
+Kind = IntEnum("Kind", "F B I W U SEND_F RECV_F SEND_B RECV_B")
 
 NO_MICROBATCH = -1
 _WORD = re.compile(rf"(\d{{1,9}})({'|'.join(sorted(Kind.__members__, key=len, reverse=True))})(\d{{1,9}})?")
+
+
+_OTHER_END = {
+    Kind.SEND_F: (Kind.RECV_F, 1),
+    Kind.RECV_F: (Kind.SEND_F, -1),
+    Kind.SEND_B: (Kind.RECV_B, -1),
+    Kind.RECV_B: (Kind.SEND_B, 1),
+}
+
+
+def counterpart(kind: int, stage: int) -> tuple[Kind, int]:
+    """The other end of a transfer: an activation goes from stage s to s + 1, a gradient from s to s - 1."""
+    other, distance = _OTHER_END[Kind(kind)]
+    return other, stage + distance
 
 
 def is_transfer(kind: int) -> bool:
@@ -137,8 +151,7 @@ class Schedule:
 
         None where there is none to reach: past the first or last stage, or a stage of the same rank.
         """
-        # An activation travels from stage s to s + 1; a gradient from s to s - 1.
-        other = stage + (1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1)
+        other = counterpart(kind, stage)[1]
         if not 0 <= other < len(self.placement) or self.placement[other] == self.placement[stage]:
             return None
         return self.placement[other]

@@ -1,11 +1,7 @@
 """Why an execution stands still: transfers that are never met, or ranks that wait for each other."""
 
 from schedlang.findings import Finding, ranks_text
-from schedlang.schedule import Kind, Schedule, is_send, word
-
-_COUNTERPART = {
-    Kind.SEND_F: Kind.RECV_F, Kind.RECV_F: Kind.SEND_F, Kind.SEND_B: Kind.RECV_B, Kind.RECV_B: Kind.SEND_B,
-}  # fmt: skip
+from schedlang.schedule import Kind, Schedule, counterpart, is_send, word
 
 
 def explain_standstill(
@@ -27,19 +23,17 @@ def explain_standstill(
     return [_deadlock(schedule, dict(zip(waiting, releases, strict=True)))]
 
 
-def _counterpart(schedule: Schedule, rank: int, index: int) -> tuple[int, Kind, int, int]:
+def _other_end(schedule: Schedule, rank: int, index: int) -> tuple[int, Kind, int, int]:
     """The other side of a transfer: its rank, kind, stage and microbatch."""
     actions = schedule.ranks[rank]
-    kind, stage = Kind(actions.kind[index]), actions.stage[index]
-    peer = schedule.peer(kind, stage)
+    peer = schedule.peer(actions.kind[index], actions.stage[index])
     assert peer is not None
-    stage += 1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1
-    return peer, _COUNTERPART[kind], stage, actions.microbatch[index]
+    return peer, *counterpart(actions.kind[index], actions.stage[index]), actions.microbatch[index]
 
 
 def _release(schedule: Schedule, position: list[int], rank: int, index: int) -> tuple[int, int] | None:
     """The later action, as (rank, index), that would meet a waiting transfer."""
-    peer, *wanted = _counterpart(schedule, rank, index)
+    peer, *wanted = _other_end(schedule, rank, index)
     actions = schedule.ranks[peer]
     for later in range(position[peer], len(actions)):
         if [actions.kind[later], actions.stage[later], actions.microbatch[later]] == wanted:
@@ -49,7 +43,7 @@ def _release(schedule: Schedule, position: list[int], rank: int, index: int) -> 
 
 def _never_met(schedule: Schedule, rank: int, index: int) -> Finding:
     actions = schedule.ranks[rank]
-    peer, kind, stage, microbatch = _counterpart(schedule, rank, index)
+    peer, kind, stage, microbatch = _other_end(schedule, rank, index)
     sent = is_send(actions.kind[index])
     message = (
         f"`{actions.word(index)}` on rank {rank} is never {'received' if sent else 'sent'}: "
