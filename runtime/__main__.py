@@ -1,0 +1,123 @@
+"""`torchrun --nproc-per-node N -m schedlang.runtime PLAN`: train a small GPT with a plan for N ranks."""
+
+import argparse
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from schedlang.diagnostics import CompileError
+from schedlang.plan import Plan, read_plan
+from schedlang.runtime.corpus import read_corpus
+from schedlang.runtime.pipeline import wrong_number
+from schedlang.runtime.report import TOLERANCE, compare, print_header, report
+from schedlang.runtime.train import Training, train, train_alone
+from schedlang.runtime.watchdog import PipelineError, say
+
+
+def main() -> NoReturn:
+    """Train, report, with `--check` compare, and exit: 1 if the comparison fails."""
+    options = _options()
+    if "OMP_NUM_THREADS" not in os.environ:
+        # The ranks are the parallel part.
+        torch.set_num_threads(1)
+    plan, corpus = _start(options.plan)
+    # The rank of the last stage has the losses, so it does the talking.
+    writer = plan.placement[-1]
+    if dist.get_rank() == writer:
+        print_header(plan)
+    try:
+        training = train(plan, corpus, options.steps, options.seed, options.timeout)
+    except PipelineError as error:
+        say(str(error))
+        _exit(1)
+    found: list[Any] | None = [None] * len(plan.ranks) if dist.get_rank() == writer else None
+    dist.gather_object(training, found, dst=writer)
+    right = [True]
+    if found is not None:
+        right = [_conclude(plan, corpus, options, found)]
+    dist.broadcast_object_list(right, src=writer)
+    dist.barrier()
+    dist.destroy_process_group()
+    _exit(0 if right[0] else 1)
+
+
+def _exit(code: int) -> NoReturn:
+    """End at once: a thread of gloo that outlives the interpreter aborts the process, once in a dozen runs."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="torchrun --nproc-per-node N -m schedlang.runtime",
+        description="Train a small GPT, on the source of Python's standard library, with a plan for N ranks.",
+    )
+    parser.add_argument("plan", type=Path, metavar="PLAN", help="a plan file, from `schedc compile -o`")
+    parser.add_argument("--steps", type=_count, default=20, help="how many updates (default: 20)")
+    parser.add_argument("--check", action="store_true", help="compare with the same training in one process")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: 0)")
+    parser.add_argument("--timeout", type=float, default=60, help="seconds that a rank waits at most (default: 60)")
+    return parser.parse_args()
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number from 1")
+    return int(text)
+
+
+def _start(path: Path) -> tuple[Plan, Tensor]:
+    """Join the other processes, and read what is to be done; where that fails on one rank, all of them end."""
+    started = int(os.environ.get("WORLD_SIZE", 1))
+    if "WORLD_SIZE" in os.environ:
+        dist.init_process_group("gloo")
+    else:
+        dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
+    wrong = None
+    try:
+        plan, corpus = read_plan(path), read_corpus()
+        wrong = wrong_number(plan, started)
+        if wrong is not None:
+            wrong += f": torchrun --nproc-per-node {len(plan.ranks)} -m schedlang.runtime {path}"
+    except (CompileError, OSError) as error:
+        wrong = str(error)
+    found: list[str | None] = [None] * started
+    # From here on all ranks end together; the launcher is not to kill the slower ones.
+    default = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    dist.all_gather_object(found, wrong)
+    first = next((each for each in found if each is not None), None)
+    if first is not None:
+        say(wrong or first)
+        _exit(1)
+    signal.signal(signal.SIGTERM, default)
+    return plan, corpus
+
+
+def _conclude(plan: Plan, corpus: Tensor, options: argparse.Namespace, found: list[Training]) -> bool:
+    """Print what came out, and the same as one line of JSON; whether it is right as far as is known."""
+    figures = report(plan, found)
+    right = True
+    if options.check:
+        print(f"training again in one process, {options.steps} steps", flush=True)
+        errors = compare(
+            found, found[plan.placement[-1]].losses, train_alone(plan, corpus, options.steps, options.seed)
+        )
+        figures = errors | figures
+        right = max(errors.values()) <= TOLERANCE
+    print(json.dumps(figures), flush=True)
+    return right
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except KeyboardInterrupt:
+        _exit(130)

@@ -1,0 +1,79 @@
+"""What a training says in the end."""
+
+import os
+from statistics import median
+
+from schedlang.costs import Costs
+from schedlang.machine import simulate
+from schedlang.plan import Plan
+from schedlang.runtime.gpt import build_gpt
+from schedlang.runtime.train import Training, tokens
+from schedlang.schedule import Kind
+from schedlang.timeline import Timeline
+from schedlang.views.terminal import draw
+
+#: The largest relative difference that another order of the same float32 additions explains.
+TOLERANCE = 1e-5
+
+
+def print_header(plan: Plan) -> None:
+    """What is about to run."""
+    weights = sum(each.numel() for stage in build_gpt(len(plan.placement), seed=0) for each in stage.parameters())
+    print(
+        f"{plan.name} (ranks {len(plan.ranks)}, stages {len(plan.placement)}, microbatches {plan.microbatches}) "
+        f"trains a GPT of {weights:,} parameters on {tokens(plan):,} bytes per step",
+        flush=True,
+    )
+
+
+def report(plan: Plan, trainings: list[Training]) -> dict[str, object]:
+    """Print where the time went in the last step; the figures for machines. `trainings` are those of all ranks."""
+    measured = Timeline(tuple(tuple(each.recorded[-1]) for each in trainings))
+    predicted = simulate(plan, _measured_costs(plan, trainings)).timeline
+    ranks = range(len(plan.ranks))
+    print("\nthe last step, as measured:\n" + draw(measured))
+    print("\nidle        " + "".join(f"{f'rank {rank}':>9}" for rank in ranks))
+    print("  predicted " + "".join(f"{predicted.idle[rank]:>9.1%}" for rank in ranks) + "  with the measured costs")
+    print("  measured  " + "".join(f"{measured.idle[rank]:>9.1%}" for rank in ranks))
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if cores < len(ranks):
+        print(f"  {len(ranks)} ranks share {cores} cores: ops take longer when ranks work at once, so this is no")
+        print("  measurement of the schedule")
+    writer = trainings[plan.placement[-1]]
+    # The first step also pays for what torch sets up once.
+    seconds = writer.seconds[1:] or writer.seconds
+    return {
+        "steps": len(writer.losses),
+        "loss": writer.losses[-1],
+        "tokens_per_second": tokens(plan) * len(seconds) / sum(seconds),
+        "predicted_idle": predicted.idle,
+        "measured_idle": measured.idle,
+    }
+
+
+def compare(trainings: list[Training], losses: list[float], alone: Training) -> dict[str, float]:
+    """Print the largest differences from the training in one process, relative to its figures; the same as figures."""
+    loss_error = max(abs(ours - other) / abs(other) for ours, other in zip(losses, alone.losses, strict=True))
+    ours = {name: gradient for each in trainings for name, gradient in each.gradients.items()}
+    assert ours.keys() == alone.gradients.keys()
+    errors = {
+        name: float((ours[name] - other).abs().max() / other.abs().max()) for name, other in alone.gradients.items()
+    }
+    worst = max(errors, key=lambda name: errors[name])
+    print(f"largest difference of the loss, over {len(losses)} steps: {loss_error:.1e}")
+    print(f"largest difference of a gradient, of {len(errors)}: {errors[worst]:.1e} ({worst})")
+    if max(loss_error, errors[worst]) > TOLERANCE:
+        print(f"these are not the same training: {TOLERANCE:.0e} would be rounding")
+    return {"loss_error": loss_error, "gradient_error": errors[worst]}
+
+
+def _measured_costs(plan: Plan, trainings: list[Training]) -> Costs:
+    """What each kind of op takes on each stage: the median over the recorded steps, in seconds."""
+    durations: dict[tuple[int, int], list[float]] = {}
+    for bar in (bar for each in trainings for step in each.recorded for bar in step):
+        durations.setdefault((bar.kind, bar.stage), []).append(bar.end - bar.start)
+
+    def row(kind: Kind) -> tuple[float, ...]:
+        return tuple(median(durations.get((kind, stage), [0.0])) for stage in range(len(plan.placement)))
+
+    return Costs(forward=row(Kind.F), backward=row(Kind.B), input=row(Kind.I), weight=row(Kind.W))

@@ -1,0 +1,106 @@
+"""One stage: what F, B, I, W and U mean on a torch module."""
+
+from collections.abc import Callable
+
+import torch
+
+# Torch imports this in the first backward, which takes a second: here all ranks do so at once, and not one by one as
+# the gradient comes down the pipeline.
+import torch.fx.experimental.symbolic_shapes
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from schedlang.runtime.watchdog import PipelineError
+
+#: Loss of one microbatch: a scalar, from the last stage's output and the targets.
+LossFn = Callable[[Tensor, Tensor], Tensor]
+
+
+class Stage:
+    """A stage and its microbatches in flight.
+
+    The four boxes hold tensors by microbatch, from the moment they are there to their one use: `inputs` and
+    `gradients` (of the outputs) come in, `outputs` and `input_gradients` go out. Where the neighbour stage is on the
+    same rank, its box and this one's are the same dictionary.
+
+    The last stage has a `loss_fn`: its output is then the loss, detached, whose gradient is `loss_scale`.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        module: nn.Module,
+        optimizer: Optimizer | None,
+        loss_fn: LossFn | None,
+        loss_scale: float,
+    ) -> None:
+        self.number, self.module, self.optimizer = number, module, optimizer
+        self.loss_fn, self.loss_scale = loss_fn, loss_scale
+        self.inputs: dict[int, Tensor] = {}
+        self.outputs: dict[int, Tensor] = {}
+        self.gradients: dict[int, Tensor] = {}
+        self.input_gradients: dict[int, Tensor] = {}
+        self.targets: dict[int, Tensor] = {}
+        #: Input and output with its graph, from F to the last use of either.
+        self._live: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def forward(self, microbatch: int) -> None:
+        """F: the output, and on the last stage the loss."""
+        input = self.inputs.pop(microbatch)
+        if self.number:
+            input.requires_grad_()
+        output = self._checked("output", self.module(input))
+        if self.loss_fn is not None:
+            output = self._checked("loss", self.loss_fn(output, self.targets.pop(microbatch)))
+            if output.ndim:
+                raise PipelineError(f"the loss has the shape {list(output.shape)}, it must be a scalar")
+            self.gradients[microbatch] = torch.full_like(output, self.loss_scale)
+        self._live[microbatch] = input, output
+        self.outputs[microbatch] = output.detach()
+
+    def backward(self, microbatch: int) -> None:
+        """B: the gradients of the weights, which add up, and of the input."""
+        input, output = self._live.pop(microbatch)
+        torch.autograd.backward(output, self.gradients.pop(microbatch))
+        if self.number:
+            self._pass_back(microbatch, input, input.grad)
+
+    def backward_input(self, microbatch: int) -> None:
+        """I: the gradient of the input alone; nothing on the first stage, whose input has none."""
+        if self.number:
+            input, output = self._live[microbatch]
+            gradient = self.gradients[microbatch]
+            (found,) = torch.autograd.grad(output, input, gradient, retain_graph=True, allow_unused=True)
+            self._pass_back(microbatch, input, found)
+
+    def backward_weight(self, microbatch: int) -> None:
+        """W: the gradients of the weights, which add up."""
+        _, output = self._live.pop(microbatch)
+        gradient = self.gradients.pop(microbatch)
+        weights = [each for each in self.module.parameters() if each.requires_grad]
+        if weights:
+            torch.autograd.backward(output, gradient, inputs=weights)
+
+    def update(self) -> None:
+        """U: the optimizer's step, and gradients start anew."""
+        assert self.optimizer is not None
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def output_like(self, microbatch: int) -> Tensor:
+        """The output whose gradient is still to come, for its shape, type and device."""
+        return self._live[microbatch][1]
+
+    def _pass_back(self, microbatch: int, input: Tensor, gradient: Tensor | None) -> None:
+        # The stage before waits for a gradient, even where the output does not depend on the input.
+        self.input_gradients[microbatch] = torch.zeros_like(input) if gradient is None else gradient
+
+    def _checked(self, what: str, value: object) -> Tensor:
+        """What a module or loss function has returned, if a backward can start from it."""
+        if not isinstance(value, Tensor):
+            raise PipelineError(f"the {what} of stage {self.number} is a {type(value).__name__}, it must be one tensor")
+        if not value.requires_grad:
+            raise PipelineError(
+                f"the {what} of stage {self.number} ({value.dtype}) does not require grad, so it has no backward"
+            )
+        return value

@@ -1,0 +1,439 @@
+"""Runs scenarios of `test_runtime.py` on real processes: imports torch once, then forks the ranks of each scenario.
+
+Reads one line of JSON per scenario, `[name, ranks, folder]`, and answers with `[seconds, exit codes]`. What a rank
+prints is in `folder/<rank>.log`; what scenarios find out they write to `folder/*.json`.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from schedlang import CompileError, Source, compile
+from schedlang.plan import Plan
+from schedlang.runtime import Pipeline
+
+PROGRAMS = Path(__file__).parent.parent / "programs"
+WIDTH, ROWS = 8, 3
+LIMIT = 60
+
+# Each rank holds two stages of a V, and takes microbatches in an order of its own making; stages 1 and 2 are
+# neighbours on one rank.
+V = """schedule v {
+    param ranks = 2
+    param microbatches = 3
+    stage s in 0 .. 2 * ranks on if s < ranks then s else 2 * ranks - 1 - s
+    fn at(m) = (m + 1) % microbatches
+    fn back(m) = (2 * m + 2) % microbatches
+    rank r {
+        for m in 0 .. microbatches { F(r, at(m)) }
+        for m in 0 .. microbatches { F(2 * ranks - 1 - r, at(m)) }
+        for m in 0 .. microbatches { B(2 * ranks - 1 - r, microbatches - 1 - m) }
+        for m in 0 .. microbatches { B(r, microbatches - 1 - m) }
+    }
+}
+"""
+# The second half of the stages of a V splits its backward, the first does not; both are updated.
+UPDATES = """schedule updates {
+    param ranks = 2
+    param microbatches = 3
+    stage s in 0 .. 2 * ranks on if s < ranks then s else 2 * ranks - 1 - s
+    rank r {
+        let late = 2 * ranks - 1 - r
+        for m in 0 .. microbatches { F(r, m) }
+        for m in 0 .. microbatches { F(late, m)  B(late, m) }
+        for m in 0 .. microbatches { BW(r, m)  W(late, m) }
+        U
+    }
+}
+"""
+
+
+def program(name: str, **params: int) -> Plan:
+    """A plan of a program in the gallery."""
+    path = PROGRAMS / f"{name}.sched"
+    return compile(Source(path.name, path.read_text()), params)
+
+
+def modules(stages: int, dtype: torch.dtype = torch.float64) -> list[nn.Module]:
+    """All stages of a small model, the same on every rank."""
+    torch.manual_seed(0)
+    return [nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=dtype), nn.Tanh()) for _ in range(stages)]
+
+
+def batch(plan: Plan, seed: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    rows = ROWS * plan.microbatches
+    inputs = torch.randn(rows, WIDTH, generator=generator, dtype=dtype)
+    return inputs, torch.randn(rows, WIDTH, generator=generator, dtype=dtype)
+
+
+def pipeline(plan: Plan, model: list[nn.Module], **options: object) -> Pipeline:
+    mine = plan.stages_of(dist.get_rank())
+    return Pipeline(plan, {stage: model[stage] for stage in mine}, nn.functional.mse_loss, **options)
+
+
+def report(name: str, value: object) -> None:
+    folder = Path(os.environ["FOLDER"])
+    (folder / f"{name}.json").write_text(json.dumps(value))
+
+
+def difference(ours: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((ours - expected).abs().max() / expected.abs().max())
+
+
+# What must work.
+
+
+def sweep() -> None:
+    """Every program at several sizes, two accumulating steps each, against one process."""
+    ranks = dist.get_world_size()
+    found = {}
+    for path in sorted(PROGRAMS.glob("*.sched")):
+        # 40 is more than the sends that may be under way.
+        for microbatches in sorted({1, ranks - 1, ranks, 2 * ranks + 1 if ranks > 2 else 40}):
+            try:
+                plan = program(path.stem, ranks=ranks, microbatches=microbatches)
+            except CompileError:
+                # Interleaved 1F1B needs at least as many microbatches as there are ranks.
+                continue
+            found[f"{path.stem} {microbatches}"] = compare(plan)
+    plan = compile(Source("v.sched", V), {"ranks": ranks, "microbatches": 3})
+    found["v 3"] = compare(plan)
+    report(f"found{dist.get_rank()}", found)
+
+
+def compare(plan: Plan, dtype: torch.dtype = torch.float64, **options: float) -> list[float]:
+    """The largest differences of losses and of gradients, of the stages on this rank."""
+    model, reference = modules(len(plan.placement), dtype), modules(len(plan.placement), dtype)
+    scale = options.get("loss_scale", 1 / plan.microbatches)
+    ours = pipeline(plan, model, **options)
+    worst = [0.0, 0.0]
+    for step in range(2):
+        inputs, targets = batch(plan, step, dtype)
+        losses = ours.step(inputs, targets)
+        expected = []
+        for x, y in zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True):
+            loss = nn.functional.mse_loss(nn.Sequential(*reference)(x), y)
+            (loss * scale).backward()
+            expected.append(loss.detach())
+        if plan.placement[-1] == dist.get_rank():
+            assert losses is not None
+            worst[0] = max(worst[0], difference(losses, torch.stack(expected)))
+        else:
+            assert losses is None
+    for stage in plan.stages_of(dist.get_rank()):
+        for weight, other in zip(model[stage].parameters(), reference[stage].parameters(), strict=True):
+            assert weight.grad is not None
+            assert other.grad is not None
+            worst[1] = max(worst[1], difference(weight.grad, other.grad))
+    return worst
+
+
+def scaled() -> None:
+    """The sum of the losses, instead of the mean."""
+    report(f"found{dist.get_rank()}", compare(program("1f1b", ranks=2, microbatches=3), loss_scale=1.0))
+
+
+def bfloat16() -> None:
+    """The type of the activations is the modules' own."""
+    plan = program("zb_h1", ranks=2, microbatches=3)
+    report(f"found{dist.get_rank()}", compare(plan, torch.bfloat16))
+
+
+def updates() -> None:
+    """Optimizer steps in the plan; weights after two steps, and no gradients left."""
+    plan = compile(Source("updates.sched", UPDATES))
+    model, reference = modules(len(plan.placement)), modules(len(plan.placement))
+    optimizers = {each: torch.optim.SGD(model[each].parameters(), 0.1) for each in plan.stages_of(dist.get_rank())}
+    ours = pipeline(plan, model, optimizers=optimizers)
+    whole = torch.optim.SGD(nn.Sequential(*reference).parameters(), 0.1)
+    for step in range(2):
+        inputs, targets = batch(plan, step)
+        ours.step(inputs, targets)
+        nn.functional.mse_loss(nn.Sequential(*reference)(inputs), targets).backward()
+        whole.step()
+        whole.zero_grad()
+    worst = 0.0
+    for stage in plan.stages_of(dist.get_rank()):
+        for weight, other in zip(model[stage].parameters(), reference[stage].parameters(), strict=True):
+            assert weight.grad is None
+            worst = max(worst, difference(weight.detach(), other.detach()))
+    report(f"found{dist.get_rank()}", [0.0, worst])
+
+
+def records() -> None:
+    """The compute ops of one step with their times, and none of a step that is not recorded."""
+    plan = program("zb_h1", ranks=2, microbatches=3)
+    ours = pipeline(plan, modules(2))
+    ours.step(*batch(plan, 0))
+    assert ours.bars == []
+    ours.record = True
+    ours.step(*batch(plan, 1))
+    report(f"bars{dist.get_rank()}", [[str(each), each.start, each.end] for each in ours.bars])
+
+
+def resizes() -> None:
+    """The shape of a step may differ from the last one's."""
+    plan = program("1f1b", ranks=2, microbatches=2)
+    ours = pipeline(plan, modules(2))
+    for rows in (2, 8, 4):
+        losses = ours.step(torch.ones(rows, 5, WIDTH, dtype=torch.float64), torch.ones(rows, 5, WIDTH))
+    report(f"found{dist.get_rank()}", None if losses is None else len(losses))
+
+
+class Strided(nn.Module):
+    """Its output and its input's gradient are not contiguous."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return self.inner(input.transpose(0, 1)).transpose(0, 1)
+
+
+def strided() -> None:
+    """What passes need not be contiguous."""
+    plan = program("1f1b", ranks=3, microbatches=2)
+    ours = pipeline(plan, [Strided(each) for each in modules(3)])
+    x = torch.randn(6, WIDTH, WIDTH, dtype=torch.float64)
+    losses = ours.step(x, x)
+    report(f"found{dist.get_rank()}", None if losses is None else len(losses))
+
+
+def ignores_input() -> None:
+    """A stage whose output does not depend on its input still passes a gradient back: zeros."""
+
+    class Constant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(WIDTH, dtype=torch.float64))
+
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return self.weight.expand(len(input), WIDTH)
+
+    for name in ("1f1b", "zb_h1"):
+        plan = program(name, ranks=3, microbatches=2)
+        model = modules(3)
+        model[1] = Constant()
+        pipeline(plan, model).step(*batch(plan, 0))
+        if dist.get_rank() == 0:
+            assert all(not each.grad.any() for each in model[0].parameters() if each.grad is not None)
+            assert all(each.grad is not None for each in model[0].parameters())
+
+
+# What must fail well. `Does` runs something at the n-th forward of one stage.
+
+
+class Does(nn.Module):
+    def __init__(self, inner: nn.Module, call: int, what: object) -> None:
+        super().__init__()
+        self.inner, self.call, self.what = inner, call, what
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        output = self.inner(input)
+        self.call -= 1
+        return output if self.call >= 0 else self.what(output)
+
+
+def fails(what: object, stage: int = 1, call: int = 2, **options: object) -> None:
+    """Two steps of 1F1B, with something that happens at forward `call` of a stage."""
+    plan = program("1f1b", ranks=dist.get_world_size(), microbatches=4)
+    model = modules(len(plan.placement))
+    model[stage] = Does(model[stage], call, what)
+    ours = pipeline(plan, model, **options)
+    for step in range(2):
+        ours.step(*batch(plan, step))
+
+
+def throw(_: torch.Tensor) -> torch.Tensor:
+    raise ValueError("boom\nand more")
+
+
+def kill(_: torch.Tensor) -> torch.Tensor:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def sleep(_: torch.Tensor) -> torch.Tensor:
+    time.sleep(LIMIT)
+    raise AssertionError
+
+
+def indivisible() -> None:
+    plan = program("1f1b", ranks=2, microbatches=4)
+    pipeline(plan, modules(2)).step(torch.ones(7, WIDTH), torch.ones(7, WIDTH))
+
+
+def no_targets() -> None:
+    plan = program("1f1b", ranks=2, microbatches=4)
+    pipeline(plan, modules(2)).step(batch(plan, 0)[0])
+
+
+def other_plan() -> None:
+    plan = program("1f1b", ranks=3, microbatches=4 + (dist.get_rank() == 2))
+    pipeline(plan, modules(3)).step(*batch(plan, 0))
+
+
+def other_message() -> None:
+    """A header of another plan, as if the check at the start had not been."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    ours = pipeline(plan, modules(2))
+    ours._exchange._digest += dist.get_rank()
+    ours.step(*batch(plan, 0))
+
+
+def absent() -> None:
+    plan = program("1f1b", ranks=2, microbatches=4)
+    if dist.get_rank() == 0:
+        time.sleep(2)
+    pipeline(plan, modules(2), timeout=1).step(*batch(plan, 0))
+
+
+def idles() -> None:
+    """Rank 1 does not come to the second step."""
+    plan = program("1f1b", ranks=3, microbatches=4)
+    ours = pipeline(plan, modules(3), timeout=1)
+    ours.step(*batch(plan, 0))
+    if dist.get_rank() == 1:
+        time.sleep(LIMIT)
+    ours.step(*batch(plan, 1))
+
+
+def crashes_between() -> None:
+    """The script fails on rank 1, not the pipeline."""
+    plan = program("1f1b", ranks=dist.get_world_size(), microbatches=4)
+    ours = pipeline(plan, modules(dist.get_world_size()))
+    ours.step(*batch(plan, 0))
+    assert dist.get_rank() != 1, "between"
+    ours.step(*batch(plan, 1))
+
+
+def later(seconds: float, what: signal.Signals) -> None:
+    """Send this process a signal, even if it is stopped by then."""
+    if os.fork() == 0:
+        time.sleep(seconds)
+        os.kill(os.getppid(), what)
+        os._exit(0)
+
+
+def stopped(_: torch.Tensor) -> torch.Tensor:
+    later(5, signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    raise AssertionError
+
+
+def terminated() -> None:
+    """Rank 0 gets SIGTERM while it waits inside gloo."""
+    if dist.get_rank() == 0:
+        later(0.5, signal.SIGTERM)
+    fails(sleep)
+
+
+def vector_loss() -> None:
+    plan = program("1f1b", ranks=2, microbatches=4)
+    model = modules(2)
+    mine = {stage: model[stage] for stage in plan.stages_of(dist.get_rank())}
+    Pipeline(plan, mine, lambda output, target: (output - target) ** 2).step(*batch(plan, 0))
+
+
+SCENARIOS = {
+    "sweep": sweep,
+    "scaled": scaled,
+    "bfloat16": bfloat16,
+    "updates": updates,
+    "records": records,
+    "resizes": resizes,
+    "strided": strided,
+    "ignores_input": ignores_input,
+    "throws": lambda: fails(throw),
+    "throws_at_the_store": lambda: fails(throw, stage=0),
+    "shape": lambda: fails(lambda x: x[1:], stage=0),
+    "dtype": lambda: fails(lambda x: x.float(), stage=0),
+    "tuple": lambda: fails(lambda x: (x, x)),
+    "integers": lambda: fails(lambda x: x.long()),
+    "complex": lambda: fails(lambda x: x + 0j, stage=0, call=0),
+    "detached": lambda: fails(lambda x: x.detach()),
+    "vector_loss": vector_loss,
+    "killed": lambda: fails(kill),
+    "store_killed": lambda: fails(kill, stage=0, call=5),
+    "stalls": lambda: fails(sleep, timeout=1),
+    "stopped": lambda: fails(stopped, timeout=1),
+    "indivisible": indivisible,
+    "no_targets": no_targets,
+    "other_plan": other_plan,
+    "other_message": other_message,
+    "absent": absent,
+    "idles": idles,
+    "crashes_between": crashes_between,
+    "terminated": terminated,
+    "processes": lambda: pipeline(program("1f1b", ranks=4), modules(4)),
+    "stages": lambda: Pipeline(program("1f1b", ranks=2), {0: modules(1)[0]}, nn.functional.mse_loss),
+    "optimizers": lambda: pipeline(compile(Source("updates.sched", UPDATES)), modules(4)),
+}
+
+
+def rank_main(name: str, rank: int, ranks: int, folder: Path) -> None:
+    """One rank of a scenario."""
+    log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os.environ["FOLDER"] = str(folder)
+    port = folder / "port"
+    if rank == 0:
+        store = dist.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
+        port.with_suffix(".new").write_text(str(store.port))
+        port.with_suffix(".new").rename(port)
+    else:
+        while not port.exists():
+            time.sleep(0.005)
+        store = dist.TCPStore("127.0.0.1", int(port.read_text()), ranks, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    SCENARIOS[name]()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def fork(name: str, rank: int, ranks: int, folder: Path) -> int:
+    child = os.fork()
+    if child:
+        return child
+    code = 1
+    try:
+        rank_main(name, rank, ranks, folder)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        name, ranks, folder = json.loads(line)
+        start = time.monotonic()
+        children = [fork(name, rank, ranks, Path(folder)) for rank in range(ranks)]
+        codes: dict[int, int] = {}
+        while len(codes) < ranks:
+            for child in children:
+                if child not in codes:
+                    pid, status = os.waitpid(child, os.WNOHANG)
+                    if pid:
+                        codes[child] = os.waitstatus_to_exitcode(status)
+                    elif time.monotonic() - start > LIMIT:
+                        os.kill(child, signal.SIGKILL)
+            time.sleep(0.01)
+        print(json.dumps([time.monotonic() - start, [codes[child] for child in children]]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

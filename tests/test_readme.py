@@ -1,0 +1,44 @@
+"""What the README shows is what the commands print."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from schedlang.cli import main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def shown(command: str) -> str:
+    """The output that the README shows under a command."""
+    match = re.search(rf"^\$ {re.escape(command)}\n(.*?)(?=^\$ |^```)", README, re.M | re.S)
+    assert match, f"the README does not show `{command}`"
+    return match[1]
+
+
+def test_the_first_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    program = re.search(r"^```\n(schedule first .*?)^```", README, re.M | re.S)
+    assert program
+    assert program[1].count("\n") == 10
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    Path("first.sched").write_text(program[1])
+    assert main(["simulate", "first.sched"]) == 0
+    assert capsys.readouterr().out == shown("schedc simulate first.sched")
+
+
+def test_the_deadlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("swapped.sched").write_text((ROOT / "tests" / "diagnostics" / "deadlock_ops.sched").read_text())
+    assert main(["compile", "swapped.sched"]) == 1
+    assert capsys.readouterr().err == shown("schedc compile swapped.sched")
+
+
+def test_every_command_and_program_is_named() -> None:
+    for command in ("compile", "show", "simulate", "run"):
+        assert f"| `schedc {command} " in README
+    for target in ("demo", "test"):
+        assert f"make {target}" in README
+        assert f"\n{target}: " in (ROOT / "Makefile").read_text()

@@ -1,0 +1,193 @@
+"""The runtime on real processes: what it computes, and how it ends when something goes wrong."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+pytestmark = pytest.mark.processes
+
+
+@frozen
+class Outcome:
+    """What became of the ranks of a scenario."""
+
+    seconds: float
+    codes: list[int]
+    logs: list[str]
+    folder: Path
+
+    def found(self, name: str = "found") -> list:
+        """What each rank reported."""
+        assert self.codes == [0] * len(self.codes), self.logs
+        return [json.loads((self.folder / f"{name}{rank}.json").read_text()) for rank in range(len(self.codes))]
+
+
+Run = Callable[[str, int], Outcome]
+
+
+@pytest.fixture(scope="module")
+def worker() -> Iterator[subprocess.Popen]:
+    """The process that forks the ranks of all scenarios, so that torch is imported once."""
+    command = [sys.executable, str(TESTS / "runtime_worker.py")]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def run(worker: subprocess.Popen, tmp_path: Path) -> Run:
+    """Run a scenario of runtime_worker.py on some ranks."""
+
+    def run(name: str, ranks: int) -> Outcome:
+        worker.stdin.write(json.dumps([name, ranks, str(tmp_path)]) + "\n")
+        worker.stdin.flush()
+        seconds, codes = json.loads(worker.stdout.readline())
+        logs = [(tmp_path / f"{rank}.log").read_text() for rank in range(ranks)]
+        return Outcome(seconds, codes, logs, tmp_path)
+
+    return run
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_losses_and_gradients_are_those_of_one_process(run: Run, ranks: int) -> None:
+    """All programs, with fewer, as many and more microbatches than ranks; two steps, whose gradients add up.
+
+    Losses are compared by number of microbatch, and one plan takes microbatches in another order.
+    """
+    outcome = run("sweep", ranks)
+    for found in outcome.found():
+        assert len(found) == (18 if ranks == 2 else 22)
+        for case, (loss, gradient) in found.items():
+            assert loss < 1e-12, case
+            assert gradient < 1e-12, case
+    assert outcome.seconds < 20
+
+
+@pytest.mark.parametrize(("scenario", "tolerance"), [("scaled", 1e-12), ("bfloat16", 2e-2), ("updates", 1e-12)])
+def test_options_of_a_pipeline(run: Run, scenario: str, tolerance: float) -> None:
+    for loss, gradient in run(scenario, 2).found():
+        assert loss < tolerance
+        assert gradient < tolerance
+
+
+def test_a_recorded_step_has_all_compute_ops_in_order_of_time(run: Run) -> None:
+    bars = run("records", 2).found("bars")
+    assert [[word for word, _, _ in rank] for rank in bars] == [
+        ["0F0", "0F1", "0I0", "0W0", "0F2", "0I1", "0W1", "0I2", "0W2"],
+        ["1F0", "1I0", "1F1", "1I1", "1W0", "1F2", "1I2", "1W1", "1W2"],
+    ]
+    for rank in bars:
+        times = [time for _, start, end in rank for time in (start, end)]
+        assert times == sorted(times)
+    # Ranks of one machine have one clock: microbatch 0 is on the second after it was on the first.
+    assert bars[1][0][1] > bars[0][0][2]
+
+
+def test_shapes_may_change_from_step_to_step(run: Run) -> None:
+    assert run("resizes", 2).found() == [None, 2]
+
+
+def test_tensors_need_not_be_contiguous(run: Run) -> None:
+    assert run("strided", 3).found() == [None, None, 2]
+
+
+def test_a_stage_that_ignores_its_input_passes_zeros_back(run: Run) -> None:
+    assert run("ignores_input", 3).codes == [0, 0, 0]
+
+
+# For each scenario: how many ranks, which rank finds it out (None: whoever is first), and what all of them say.
+PLACE = r"\(1f1b.sched:\d+\)"
+FAILURES = {
+    "throws": (3, 1, rf"rank 1 failed at 1F2 {PLACE}: ValueError: boom"),
+    "throws_at_the_store": (3, 0, rf"rank 0 failed at 0F2 {PLACE}: ValueError: boom"),
+    "shape": (
+        3, 0,
+        rf"rank 0 failed at 0SEND_F2 {PLACE}: the output of stage 0 is float64 \[2, 8\] for microbatch 2, "
+        r"its first in this step was float64 \[3, 8\]",
+    ),
+    "dtype": (
+        3, 0,
+        rf"rank 0 failed at 0SEND_F2 {PLACE}: the output of stage 0 is float32 \[3, 8\] for microbatch 2, "
+        r"its first in this step was float64 \[3, 8\]",
+    ),
+    "tuple": (3, 1, rf"rank 1 failed at 1F2 {PLACE}: the output of stage 1 is a tuple, it must be one tensor"),
+    "integers": (3, 1, rf"rank 1 failed at 1F2 {PLACE}: the output of stage 1 \(torch.int64\) does not require grad.*"),
+    "detached": (3, 1, rf"rank 1 failed at 1F2 {PLACE}: the output of stage 1 .* does not require grad.*"),
+    "complex": (3, 0, rf"rank 0 failed at 0SEND_F0 {PLACE}: .* is complex128 \[3, 8\], which cannot be sent"),
+    "vector_loss": (2, 1, rf"rank 1 failed at 1F0 {PLACE}: the loss has the shape \[3, 8\], it must be a scalar"),
+    "indivisible": (2, None, r"rank \d failed: `\w+` has 7 rows, which do not divide into 4 microbatches"),
+    "no_targets": (2, 1, r"rank 1 failed: `targets` must be a tensor on rank 1"),
+    "other_message": (2, 1, rf"rank 1 failed at 1RECV_F0 {PLACE}: rank 0 announced .*, where the plan has .*"),
+    "other_plan": (3, None, r"rank \d failed: rank \d has another plan"),
+    "processes": (2, None, r"rank \d failed: the plan needs 4 processes, 2 were started"),
+    "stages": (2, 1, r"rank 1 failed: the plan gives this rank the stages \[1\], `stages` has \[0\]"),
+    "optimizers": (2, None, r"rank \d failed: the plan updates the stages \[\d, \d\], `optimizers` has \[\]"),
+    "absent": (2, 1, r"rank 1 failed: rank 0 has built no pipeline within 1 s"),
+    "stalls": (3, None, rf"rank 1 has made no progress for \d\.\d s at 1F2 {PLACE}.*"),
+    "idles": (3, None, r"rank 1 has made no progress for \d\.\d s between two steps: rank \d has waited 1 s at .*"),
+    "terminated": (3, None, rf"rank 0 was terminated at 0B\d {PLACE}"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scenario", FAILURES)
+def test_all_ranks_say_what_went_wrong_and_exit(run: Run, scenario: str) -> None:
+    ranks, finder, message = FAILURES[scenario]
+    outcome = run(scenario, ranks)
+    assert outcome.codes == [1] * ranks, outcome.logs
+    raised = [rank for rank, log in enumerate(outcome.logs) if says(log, rf".*PipelineError: {message}")]
+    printed = [rank for rank, log in enumerate(outcome.logs) if says(log, rf"rank {rank}: stopped: {message}")]
+    assert sorted(raised + printed) == list(range(ranks)), outcome.logs
+    # Who finds it out raises, for the user to see where; the others have nothing to add.
+    assert finder is None or raised == [finder]
+    assert all(outcome.logs[rank].count("\n") == 1 for rank in printed), outcome.logs
+    assert len({line for rank in printed for line in re.findall("stopped: (.*)", outcome.logs[rank])}) == 1
+    assert outcome.seconds < 15
+
+
+def says(log: str, line: str) -> bool:
+    return re.search(rf"^{line}$", log, re.MULTILINE) is not None
+
+
+def test_an_exception_of_a_stage_keeps_its_traceback(run: Run) -> None:
+    log = run("throws", 3).logs[1]
+    assert "in throw" in log
+    assert "ValueError: boom\nand more\n" in log
+
+
+@pytest.mark.parametrize(("scenario", "code"), [("killed", -9), ("crashes_between", 1)])
+def test_a_rank_that_dies_is_named_by_the_others(run: Run, scenario: str, code: int) -> None:
+    outcome = run(scenario, 4)
+    assert outcome.codes == [1, code, 1, 1]
+    for rank in (0, 2, 3):
+        assert says(outcome.logs[rank], r".*(stopped|Error): rank 1 is gone: rank \d lost its connection at .*")
+    assert outcome.seconds < 15
+
+
+def test_the_rank_that_holds_the_store_may_die(run: Run) -> None:
+    outcome = run("store_killed", 3)
+    assert outcome.codes == [-9, 1, 1]
+    assert says(outcome.logs[1], r".*(stopped|Error): rank (0 is gone: rank 1 lost its connection|1 lost the store) .*")
+    # Rank 2 does not talk to rank 0 but for the store, where it might have read the cause.
+    assert says(outcome.logs[2], r".*(stopped|Error): rank (2 lost the store of the process group|1 is gone).*")
+    assert outcome.seconds < 15
+
+
+def test_a_rank_that_does_not_answer_is_named_by_the_others(run: Run) -> None:
+    outcome = run("stopped", 3)
+    assert outcome.codes == [1, -9, 1]
+    for rank in (0, 2):
+        assert says(outcome.logs[rank], rf"rank {rank}: stopped: rank 1 does not answer: rank \d has waited 1 s at .*")

@@ -1,0 +1,128 @@
+"""`python -m schedlang.runtime`, and a user's own script, under torchrun."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from schedlang import Source, compile, write_plan
+
+ROOT = Path(__file__).parent.parent
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+LIMIT = 100
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+pytestmark = pytest.mark.processes
+
+
+def torchrun(ranks: int, *command: object) -> subprocess.CompletedProcess[str]:
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return python(*launch, *command)
+
+
+def python(*command: object) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, *map(str, command)]
+    return subprocess.run(line, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
+
+
+def exit_codes(stderr: str) -> list[str]:
+    """Those in torchrun's account of a failure."""
+    return re.findall(r"exitcode  : (-?\d+)", stderr)
+
+
+def plan_file(folder: Path, name: str, **params: int) -> Path:
+    path = folder / "plan.json"
+    program = ROOT / "programs" / f"{name}.sched"
+    write_plan(compile(Source(program.name, program.read_text()), params), path)
+    return path
+
+
+@pytest.mark.parametrize(("name", "ranks", "stages"), [("interleaved_1f1b", 4, 8), ("zb_h1", 2, 2)])
+def test_training_is_that_of_one_process(tmp_path: Path, name: str, ranks: int, stages: int) -> None:
+    plan = plan_file(tmp_path, name, ranks=ranks, microbatches=4)
+    done = torchrun(ranks, "-m", "schedlang.runtime", plan, "--steps", 4, "--check")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert re.fullmatch(rf"{name} \(ranks {ranks}, stages {stages}, microbatches 4\) trains a GPT .*", lines[0])
+    losses = [
+        float(loss) for loss in re.findall(r"^step +\d+  loss (\d\.\d{4}) .* tokens/s$", done.stdout, re.MULTILINE)
+    ]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0] - 0.5
+    figures = json.loads(lines[-1])
+    assert figures["steps"] == 4
+    assert figures["loss"] == pytest.approx(losses[-1], abs=1e-4)
+    assert figures["tokens_per_second"] > 0
+    assert figures["loss_error"] <= 1e-5
+    assert figures["gradient_error"] <= 1e-5
+    for idle in (figures["predicted_idle"], figures["measured_idle"]):
+        assert len(idle) == ranks
+        assert all(0 <= share < 1 for share in idle)
+
+
+def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
+    done = python("-m", "schedlang.runtime", plan_file(tmp_path, "gpipe", ranks=1, microbatches=2), "--steps", 1)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert "gradient_error" not in figures
+    assert figures["measured_idle"][0] < 0.5
+
+
+def test_a_wrong_number_of_processes(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, "1f1b", ranks=4, microbatches=4)
+    message = f"the plan needs 4 processes, {{}} started: torchrun --nproc-per-node 4 -m schedlang.runtime {plan}\n"
+    done = python("-m", "schedlang.runtime", plan)
+    assert (done.returncode, done.stderr) == (1, message.format("1 was"))
+    done = torchrun(2, "-m", "schedlang.runtime", plan)
+    assert done.stderr.count(message.format("2 were")) == 2
+    assert exit_codes(done.stderr) == ["1", "1"]
+
+
+def test_a_plan_that_cannot_be_read(tmp_path: Path) -> None:
+    done = python("-m", "schedlang.runtime", tmp_path / "none.json")
+    assert done.returncode == 1
+    assert done.stderr.startswith("error[unreadable]: cannot read ")
+    assert "Traceback" not in done.stderr
+
+
+USER = """
+import os, signal, sys, torch
+import torch.distributed as dist
+from schedlang import read_plan
+from schedlang.runtime import Pipeline
+
+class Fails(torch.nn.Linear):
+    def forward(self, input):
+        if dist.get_rank() == 1:
+            if sys.argv[2] == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("boom")
+        return super().forward(input)
+
+dist.init_process_group("gloo")
+plan = read_plan(sys.argv[1])
+pipeline = Pipeline(plan, {dist.get_rank(): Fails(2, 2)}, torch.nn.functional.mse_loss)
+pipeline.step(torch.ones(8, 2), torch.ones(8, 2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "message"),
+    [
+        ("raises", "1", r"rank 1 failed at 1F0 \(1f1b.sched:\d+\): ValueError: boom"),
+        ("killed", "-9", r"rank 1 is gone: rank \d lost its connection at \S+ \(1f1b.sched:\d+\): .*"),
+    ],
+)
+def test_ranks_have_the_last_word_before_the_launcher_ends_them(
+    tmp_path: Path, end: str, code: str, message: str
+) -> None:
+    script = tmp_path / "user.py"
+    script.write_text(USER)
+    done = torchrun(3, script, plan_file(tmp_path, "1f1b", ranks=3, microbatches=4), end)
+    assert sorted(exit_codes(done.stderr)) == sorted(["1", "1", code]), done.stderr
+    said = re.findall(rf"(?:rank \d: stopped|PipelineError): {message}$", done.stderr, re.MULTILINE)
+    assert len(said) == (3 if end == "raises" else 2), done.stderr
