@@ -96,8 +96,10 @@ class Codegen:
                 return [loop, *self.block(body.statements)]
             case syntax.If():
                 return self.branches(node)
-            case syntax.Exchange(transfers):
-                lines = [line for each in transfers for line in self.statement(each)]
+            case syntax.Assert(condition, reason):
+                return [f"claim(lambda: {self.expression(condition)}, {reason!r}, {self.place(condition)})"]
+            case syntax.Exchange(parts) | syntax.Overlap(parts):
+                lines = [line for each in parts for line in self.statement(each)]
                 return ["begin_batch()", *lines, "end_batch()"]
             case syntax.Op(kind, args):
                 return [self.op("op", kind, args, node)]
@@ -127,7 +129,7 @@ def _weight(body: syntax.Node) -> int:
     match body:
         case syntax.Op() | syntax.Transfer():
             return 1
-        case syntax.Exchange(parts) | syntax.Block(parts):
+        case syntax.Exchange(parts) | syntax.Overlap(parts) | syntax.Block(parts):
             return 1 + sum(map(_weight, parts))
         case syntax.If(_, then, otherwise):
             return max(_weight(then), _weight(otherwise) if otherwise else 0)

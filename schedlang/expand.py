@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +14,7 @@ from schedlang.diagnostics import CompileError, Diagnostic, Label
 from schedlang.findings import ranks_text
 from schedlang.names import LARGEST, check_names, nearest
 from schedlang.recorder import Fault, Recorder
-from schedlang.schedule import Schedule
+from schedlang.schedule import Claim, Layout, Pipeline, Schedule
 from schedlang.source import Source
 
 #: The most loop rounds and ops that a program may ask for, all ranks together.
@@ -57,25 +57,27 @@ class _Expansion:
     params: dict[str, int] = field(factory=dict)
     codegen: Codegen = field(factory=Codegen)
     names: dict[str, Any] = field(factory=dict)
+    placement: list[int] = field(factory=list)
+    pipelines: list[Pipeline] = field(factory=list)
+    slices: int = 1
+    claims: list[Claim] = field(factory=list)
     faults: list[_Met] = field(factory=list)
     steps: int = MOST_STEPS
 
     def schedule(self) -> Schedule:
         """Run the items in order, then the rank block for every rank."""
-        placement: tuple[int, ...] | None = None
         self.codegen.place(self.tree.name)  # the first place stands for the schedule as a whole
         self.names |= {
             "divide_quotient": _quotient, "divide_rest": _rest, "multiply": _multiply, "require": _require,
-            "count": self.count, "repeat": self.repeat,
+            "count": self.count, "repeat": self.repeat, "claim": self.claim,
         }  # fmt: skip
         block = next(item for item in self.tree.items if isinstance(item, syntax.Rank))
         try:
             for item in self.tree.items:
-                if isinstance(item, syntax.Stage):
-                    placement = self.placement(item)
-                elif item is not block:
+                if item is not block:
                     self.item(item)
-            recorders = self.record(block, placement)
+            layout = self.layout()
+            recorders = self.record(block, layout)
         except Fault as fault:
             raise CompileError([self.diagnostic([_Met(fault, None, _text(self.params))])]) from None
         if self.faults:
@@ -83,19 +85,29 @@ class _Expansion:
         return Schedule(
             name=self.tree.name.text,
             params=self.params,
-            microbatches=self.params["microbatches"],
-            placement=recorders[0].placement,
+            layout=layout,
             ranks=tuple(recorder.actions for recorder in recorders),
             source=self.source,
             spans=tuple(self.codegen.spans),
+            claims=tuple(self.claims),
         )
 
     def item(self, item: syntax.Node) -> None:
-        """Bind a parameter, a value or a function, or check a requirement."""
-        if isinstance(item, syntax.Param):
-            self.param(item)
-        else:
-            exec("\n".join(self.codegen.statement(item)), self.names)
+        """Bind a parameter, a value or a function, check a requirement, or lay out stages."""
+        match item:
+            case syntax.Param():
+                self.param(item)
+            case syntax.Stage():
+                self.pipeline("", item, self.params["microbatches"])
+            case syntax.Pipeline(name, microbatches, stage):
+                self.pipeline(name.text, stage, self.evaluate(microbatches))
+            case syntax.Slices(count):
+                self.slices = self.evaluate(count)
+                if self.slices < 1:
+                    message = f"there are {self.slices} slices, there must be 1 or more"
+                    raise Fault("parameter", message, self.codegen.place(count))
+            case _:
+                exec("\n".join(self.codegen.statement(item)), self.names)
 
     def param(self, item: syntax.Param) -> None:
         name = item.name.text
@@ -110,32 +122,48 @@ class _Expansion:
         assert node is not None
         return eval(self.codegen.expression(node), self.names)  # type: ignore[no-any-return]
 
-    def placement(self, item: syntax.Stage) -> tuple[int, ...]:
-        """The rank of every stage; stages are counted from 0."""
+    def pipeline(self, name: str, item: syntax.Stage, microbatches: int) -> None:
+        """Lay out the stages of a pipeline; its name becomes the function that gives its stages' numbers."""
         start, stop = self.evaluate(item.range.start), self.evaluate(item.range.stop)
         place = self.codegen.place(item)
         if start != 0 or stop < 1:
             raise Fault("placement", f"the stages are {start} .. {stop}, they must start from 0", place)
+        if (self.pipelines and not name) or (self.pipelines and not self.pipelines[0].name):
+            raise Fault("placement", "a schedule has one `stage` line, or pipelines with one each", place)
+        if microbatches < 1:
+            raise Fault("placement", f"the pipeline runs {microbatches} microbatches, it must run 1 or more", place)
         stages = self.count(start, stop, 1, place)
         rank_of = eval(f"lambda {variable(item.name.text)}: {self.codegen.expression(item.rank)}", self.names)
-        placement = tuple(int(rank_of(stage)) for stage in stages)
-        ranks = self.params["ranks"]
-        for stage, rank in enumerate(placement):
-            if not 0 <= rank < ranks:
-                message = f"stage {stage} is on rank {rank}, there are ranks 0 to {ranks - 1}"
+        first = len(self.placement)
+        for stage in stages:
+            rank = int(rank_of(stage))
+            if not 0 <= rank < self.params["ranks"]:
+                message = f"stage {stage} is on rank {rank}, there are ranks 0 to {self.params['ranks'] - 1}"
                 raise Fault("placement", message, self.codegen.place(item.rank))
-        return placement
+            self.placement.append(rank)
+        self.pipelines.append(Pipeline(name, first, first + stop, microbatches))
+        # Past the pipeline's own stages there are none, not those of the next pipeline.
+        self.names[variable(name)] = lambda stage: first + stage if 0 <= stage < stop else -1
 
-    def record(self, block: syntax.Rank, placement: tuple[int, ...] | None) -> list[Recorder]:
+    def layout(self) -> Layout:
+        """What the items have laid out; by default, one stage on each rank."""
+        ranks, microbatches = self.params["ranks"], self.params["microbatches"]
+        if not self.pipelines:
+            self.placement = list(self.count(0, ranks, 1, 0))
+            self.pipelines = [Pipeline("", 0, ranks, microbatches)]
+        layout = Layout(tuple(self.placement), tuple(self.pipelines), self.slices)
+        if layout.microbatches != microbatches:
+            message = f"the pipelines run {layout.microbatches} microbatches, `microbatches` is {microbatches}"
+            raise Fault("placement", message, 0)
+        return layout
+
+    def record(self, block: syntax.Rank, layout: Layout) -> list[Recorder]:
         """Run the rank block for each rank; a fault ends that rank's run, not the others'."""
         text = self.codegen.function("program", block.name.text, block.body)
-        splits_backward = "W" in self.codegen.words
         exec(compile(text, "<schedule>", "exec"), self.names)
-        ranks = range(self.count(0, self.params["ranks"], 1, self.codegen.place(block)).stop)
-        placement = placement or tuple(ranks)
         recorders = []
-        for rank in ranks:
-            recorder = Recorder(rank, placement, self.params["microbatches"], splits_backward)
+        for rank in self.count(0, self.params["ranks"], 1, self.codegen.place(block)):
+            recorder = Recorder(rank, layout, "W" in self.codegen.words)
             self.names |= {
                 "op": recorder.op, "transfer": recorder.transfer,
                 "begin_batch": recorder.begin_batch, "end_batch": recorder.end_batch,
@@ -146,6 +174,10 @@ class _Expansion:
                 self.faults.append(_Met(fault, rank, _values(fault.__traceback__)))
             recorders.append(recorder)
         return recorders
+
+    def claim(self, holds: Callable[[], int], reason: str | None, place: int) -> None:
+        """Keep a claim for when the figures are known; `figures` are its names."""
+        self.claims.append(Claim(holds, reason, place, self.names))
 
     def count(self, start: int, stop: int, weight: int, place: int) -> range:
         """A loop's range, if it stays within the limit of steps."""

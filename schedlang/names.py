@@ -16,7 +16,10 @@ BUILTINS = {"min": (1, 255), "max": (1, 255), "abs": (1, 1)}
 LARGEST = 10**18
 
 #: How many arguments an op takes; a bare `W` is the oldest one owed, a bare `U` all stages of the rank.
-_OP_ARGS = {"F": (1, 2), "B": (1, 2), "BW": (1, 2), "W": (0, 2), "U": (0, 1)}
+_OP_ARGS = {"F": (1, 2), "B": (1, 2), "BW": (1, 2), "W": (0, 2), "R": (1, 2), "U": (0, 1)}
+
+#: What an `assert` can speak of: figures of the schedule at its costs, see `schedlang.claims`.
+FIGURES = {"peak": 1, "makespan": None, "work": None, "bubble": None, "span": None, "span_bubble": None}
 
 
 @frozen
@@ -47,6 +50,7 @@ class _Checker:
 
     source: Source
     found: list[Diagnostic] = field(factory=list)
+    has_slices: bool = False
     #: Functions of the blocks entered so far, also those declared below the place of a call.
     functions: set[str] = field(factory=set)
 
@@ -55,12 +59,13 @@ class _Checker:
 
     def required_parts(self, tree: syntax.Schedule) -> None:
         """A schedule has the parameters `ranks` and `microbatches`, one `rank` block, at most one `stage` line."""
+        self.has_slices = any(isinstance(item, syntax.Slices) for item in tree.items)
         here = Label(tree.name.span)
         params = {item.name.text for item in tree.items if isinstance(item, syntax.Param)}
         for name in ("ranks", "microbatches"):
             if name not in params:
                 self.report("missing-part", f"the schedule has no `param {name}`", here, help=f"add `param {name} = 4`")
-        for part, least in ((syntax.Rank, 1), (syntax.Stage, 0)):
+        for part, least in ((syntax.Rank, 1), (syntax.Stage, 0), (syntax.Slices, 0)):
             parts = [item for item in tree.items if isinstance(item, part)]
             word = part.__name__.lower()
             if len(parts) < least:
@@ -90,6 +95,15 @@ class _Checker:
                 self.declare(name, scope, len(params))
             case syntax.Require(condition):
                 self.expression(condition, scope)
+            case syntax.Pipeline(name, microbatches, stage):
+                self.expression(microbatches, scope)
+                self.statement(stage, scope, functions)
+                self.declare(name, scope, arity=1)
+            case syntax.Slices(count):
+                self.expression(count, scope)
+            case syntax.Assert(condition):
+                figures = {name: _Declared(node.span, arity) for name, arity in FIGURES.items()}
+                self.expression(condition, figures | scope)
             case syntax.Stage(name, range, rank):
                 self.bounds(range, scope)
                 self.expression(rank, self.inner(scope, name))
@@ -112,8 +126,8 @@ class _Checker:
                 self.op(node, kind, args, _OP_ARGS[kind], scope)
             case syntax.Transfer(direction, passed, args):
                 self.op(node, f"{direction} {passed}", args, (1, 2), scope)
-            case syntax.Exchange(transfers):
-                self.block(transfers, scope)
+            case syntax.Exchange(parts) | syntax.Overlap(parts):
+                self.block(parts, scope)
 
     def declare(self, name: syntax.Name, scope: dict[str, _Declared], arity: int | None = None) -> None:
         """Bring a name into scope; a name never has two meanings in one place."""
@@ -153,8 +167,11 @@ class _Checker:
     ) -> None:
         """Check an op's arguments: a stage where the rank has several, and a microbatch, which may be `next`."""
         least, most = arity
+        slice = ", k" if self.has_slices else ""
+        if self.has_slices and word != "U":
+            least, most = min(least, 1) * 2, 3
         if not least <= len(args) <= most:
-            form = f"`{word}(s)`" if word == "U" else f"`{word}(m)` or `{word}(s, m)`"
+            form = f"`{word}(s)`" if word == "U" else f"`{word}(m{slice})` or `{word}(s, m{slice})`"
             self.report(
                 "wrong-arguments",
                 f"`{word}` with {counted(len(args), 'argument')}",
@@ -162,7 +179,8 @@ class _Checker:
                 help=f"write {form}",
             )
         for place, arg in enumerate(args):
-            if not (isinstance(arg, syntax.Next) and place == len(args) - 1 and word != "U"):
+            allowed = place == len(args) - 1 and word != "U" and not self.has_slices
+            if not (isinstance(arg, syntax.Next) and allowed):
                 self.expression(arg, scope)
 
     def bounds(self, range: syntax.Range, scope: dict[str, _Declared]) -> None:

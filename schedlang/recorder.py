@@ -2,11 +2,13 @@
 
 from attrs import define, field
 
-from schedlang.schedule import NO_MICROBATCH, Actions, Kind
+from schedlang.schedule import NO_MICROBATCH, Actions, Kind, Layout
 
 _TRANSFERS = {
     "send F": Kind.SEND_F, "recv F": Kind.RECV_F, "send B": Kind.SEND_B, "recv B": Kind.RECV_B,
 }  # fmt: skip
+
+_KINDS = {"F": Kind.F, "B": Kind.B, "BW": Kind.B, "W": Kind.W, "R": Kind.R}
 
 
 class Fault(Exception):
@@ -22,8 +24,7 @@ class Recorder:
     """The ops of one rank so far, and what is still to come, for `next` and a bare `W`."""
 
     rank: int
-    placement: tuple[int, ...]
-    microbatches: int
+    layout: Layout
     splits_backward: bool
     actions: Actions = field(factory=Actions)
     stages: list[int] = field(init=False)
@@ -34,30 +35,22 @@ class Recorder:
     owed: dict[tuple[int, int], None] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        self.stages = [stage for stage, rank in enumerate(self.placement) if rank == self.rank]
+        self.stages = self.layout.stages_of(self.rank)
 
     def op(self, word: str, args: tuple[int | None, ...], place: int) -> None:
-        """Record a compute op: `args` is (), (microbatch,), (stage,) for `U`, or (stage, microbatch)."""
+        """Record a compute op: `args` is (), (stage,) for `U`, or what `which` takes."""
         if word == "U":
             for stage in self.stages if not args else [self.stage(word, args[0], place)]:
-                self.actions.add(Kind.U, stage, NO_MICROBATCH, place)
-        elif word == "W" and not args:
-            self.weight(*self.oldest_owed(None, place), place)
-        else:
-            stage, microbatch = self.which(word, args, place)
-            if word == "W":
-                self.weight(stage, microbatch, place)
-            else:
-                split = word == "B" and self.splits_backward
-                kind = Kind.F if word == "F" else Kind.I if split else Kind.B
-                self.actions.add(kind, stage, microbatch, place)
-                if split:
-                    self.owed[stage, microbatch] = None
-
-    def weight(self, stage: int, microbatch: int, place: int) -> None:
-        """Record a weight gradient."""
-        self.owed.pop((stage, microbatch), None)
-        self.actions.add(Kind.W, stage, microbatch, place)
+                self.actions.add(Kind.U, stage, NO_MICROBATCH, place, self.batch)
+            return
+        stage, microbatch = self.which(word, args, place) if args else self.oldest_owed(None, place)
+        kind = _KINDS[word]
+        if word == "B" and self.splits_backward:
+            kind = Kind.I
+            self.owed[stage, microbatch] = None
+        elif word == "W":
+            self.owed.pop((stage, microbatch), None)
+        self.actions.add(kind, stage, microbatch, place, self.batch)
 
     def transfer(self, word: str, args: tuple[int | None, ...], place: int) -> None:
         """Record a send or a receive."""
@@ -74,20 +67,32 @@ class Recorder:
         self.batch = 0
 
     def which(self, word: str, args: tuple[int | None, ...], place: int) -> tuple[int, int]:
-        """The stage and microbatch that an op means."""
-        stage = self.stage(word, args[0] if len(args) == 2 else None, place)
+        """The stage and microbatch that an op means by `(m)`, `(s, m)`, or with slices `(m, k)`, `(s, m, k)`."""
+        sliced = self.layout.slices > 1
+        stage = self.stage(word, args[0] if len(args) == 2 + sliced else None, place)
         wanted = args[-1]
         # A backward is one thing whether it is written B or BW.
         done = self.done.setdefault(("B" if word == "BW" else word, stage), set())
         if wanted is None:
             microbatch = self.oldest_owed(stage, place)[1] if word == "W" else self.next(word, stage, done, place)
+        elif sliced:
+            microbatch = self.slice(word, args[-2] or 0, wanted, place)
         else:
             microbatch = int(wanted)
-        if not 0 <= microbatch < self.microbatches:
-            message = f"`{word}` of microbatch {microbatch}, there are microbatches 0 to {self.microbatches - 1}"
+        microbatches = self.layout.units(stage) // self.layout.slices
+        if not 0 <= microbatch < self.layout.units(stage):
+            number = microbatch // self.layout.slices
+            message = f"`{word}` of microbatch {number}, there are microbatches 0 to {microbatches - 1}"
             raise Fault("no-such-microbatch", message, place)
         done.add(microbatch)
         return stage, microbatch
+
+    def slice(self, word: str, microbatch: int, slice: int, place: int) -> int:
+        """The number of a microbatch's slice, counted through all microbatches."""
+        if not 0 <= slice < self.layout.slices:
+            message = f"`{word}` of slice {slice}, there are slices 0 to {self.layout.slices - 1}"
+            raise Fault("no-such-slice", message, place)
+        return microbatch * self.layout.slices + slice
 
     def stage(self, word: str, wanted: int | None, place: int) -> int:
         """The stage that an op means: the one it names, or the only one of the rank."""
@@ -97,11 +102,11 @@ class Recorder:
                 message = f"`{word}` does not say which stage: rank {self.rank} holds {held}"
                 raise Fault("which-stage", message, place, f"write `{word}(s, m)`")
             return self.stages[0]
-        if not 0 <= wanted < len(self.placement):
-            message = f"`{word}` of stage {wanted}, there are stages 0 to {len(self.placement) - 1}"
+        if not 0 <= wanted < len(self.layout.placement):
+            message = f"`{word}` of stage {wanted}, there are stages 0 to {len(self.layout.placement) - 1}"
             raise Fault("no-such-stage", message, place)
-        if self.placement[wanted] != self.rank:
-            message = f"`{word}` of stage {wanted} on rank {self.rank}, it is on rank {self.placement[wanted]}"
+        if self.layout.placement[wanted] != self.rank:
+            message = f"`{word}` of stage {wanted} on rank {self.rank}, it is on rank {self.layout.placement[wanted]}"
             raise Fault("not-on-this-rank", message, place)
         return int(wanted)
 
@@ -110,8 +115,8 @@ class Recorder:
         microbatch = len(done)
         if microbatch and max(done) != microbatch - 1:
             microbatch = next(each for each in range(microbatch + 1) if each not in done)
-        if microbatch >= self.microbatches:
-            message = f"`{word}` of the next microbatch of stage {stage}, all {self.microbatches} are done"
+        if microbatch >= self.layout.units(stage):
+            message = f"`{word}` of the next microbatch of stage {stage}, all {microbatch} are done"
             raise Fault("nothing-next", message, place)
         return microbatch
 

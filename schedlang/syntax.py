@@ -83,6 +83,22 @@ class Stage(Node):
 
 
 @frozen
+class Pipeline(Node):
+    """`pipeline name runs microbatches stage …`: one of several pipelines; `name(s)` is its stage s."""
+
+    name: Name
+    microbatches: Node
+    stage: Stage
+
+
+@frozen
+class Slices(Node):
+    """`slices count`: every microbatch is cut into slices, which ops name by a last argument."""
+
+    count: Node
+
+
+@frozen
 class Block(Node):
     """Statements in braces."""
 
@@ -95,6 +111,14 @@ class Rank(Node):
 
     name: Name
     body: Block
+
+
+@frozen
+class Assert(Node):
+    """`assert condition, "reason"`: what the program claims of the schedule it describes."""
+
+    condition: Node
+    reason: str | None
 
 
 @frozen
@@ -125,7 +149,7 @@ class If(Node):
 
 @frozen
 class Op(Node):
-    """A compute op, `F(s, m)`; kind is one of F B W BW U."""
+    """A compute op, `F(s, m)`; kind is one of F B W BW R U."""
 
     kind: str
     args: tuple[Node, ...]
@@ -138,6 +162,13 @@ class Transfer(Node):
     direction: str
     passed: str
     args: tuple[Node, ...]
+
+
+@frozen
+class Overlap(Node):
+    """`overlap { … }`: ops that run as one."""
+
+    ops: tuple[Op, ...]
 
 
 @frozen

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from schedlang.schedule import Actions, Kind, Schedule
+from schedlang.schedule import Actions, Kind, Layout, Pipeline, Schedule
 from schedlang.source import Source, Span
 
 
@@ -25,7 +25,8 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 def make_schedule(placement: tuple[int, ...], microbatches: int, ranks: tuple[Actions, ...]) -> Schedule:
     params = {"ranks": len(ranks), "microbatches": microbatches}
-    return Schedule("random", params, microbatches, placement, ranks, Source("random.sched", "random"), (Span(0, 6),))
+    layout = Layout(placement, (Pipeline("", 0, len(placement), microbatches),))
+    return Schedule("random", params, layout, ranks, Source("random.sched", "random"), (Span(0, 6),))
 
 
 def _ready(
