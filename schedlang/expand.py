@@ -59,7 +59,6 @@ class _Expansion:
     names: dict[str, Any] = field(factory=dict)
     placement: list[int] = field(factory=list)
     pipelines: list[Pipeline] = field(factory=list)
-    slices: int = 1
     claims: list[Claim] = field(factory=list)
     faults: list[_Met] = field(factory=list)
     steps: int = MOST_STEPS
@@ -101,18 +100,13 @@ class _Expansion:
                 self.pipeline("", item, self.params["microbatches"])
             case syntax.Pipeline(name, microbatches, stage):
                 self.pipeline(name.text, stage, self.evaluate(microbatches))
-            case syntax.Slices(count):
-                self.slices = self.evaluate(count)
-                if self.slices < 1:
-                    message = f"there are {self.slices} slices, there must be 1 or more"
-                    raise Fault("parameter", message, self.codegen.place(count))
             case _:
                 exec("\n".join(self.codegen.statement(item)), self.names)
 
     def param(self, item: syntax.Param) -> None:
         name = item.name.text
         value = self.given[name] if name in self.given else self.evaluate(item.default)
-        if name in ("ranks", "microbatches") and value < 1:
+        if name in ("ranks", "microbatches", "slices") and value < 1:
             raise Fault("parameter", f"`{name}` is {value}, it must be 1 or more", self.codegen.place(item))
         if abs(value) > 10**9:
             raise Fault("parameter", f"`{name}` is {value}, it must be within ±10^9", self.codegen.place(item))
@@ -151,7 +145,7 @@ class _Expansion:
         if not self.pipelines:
             self.placement = list(self.count(0, ranks, 1, 0))
             self.pipelines = [Pipeline("", 0, ranks, microbatches)]
-        layout = Layout(tuple(self.placement), tuple(self.pipelines), self.slices)
+        layout = Layout(tuple(self.placement), tuple(self.pipelines), self.params.get("slices", 1))
         if layout.microbatches != microbatches:
             message = f"the pipelines run {layout.microbatches} microbatches, `microbatches` is {microbatches}"
             raise Fault("placement", message, 0)
@@ -163,7 +157,7 @@ class _Expansion:
         exec(compile(text, "<schedule>", "exec"), self.names)
         recorders = []
         for rank in self.count(0, self.params["ranks"], 1, self.codegen.place(block)):
-            recorder = Recorder(rank, layout, "W" in self.codegen.words)
+            recorder = Recorder(rank, layout, "W" in self.codegen.words, "slices" in self.params)
             self.names |= {
                 "op": recorder.op, "transfer": recorder.transfer,
                 "begin_batch": recorder.begin_batch, "end_batch": recorder.end_batch,

@@ -59,13 +59,13 @@ class _Checker:
 
     def required_parts(self, tree: syntax.Schedule) -> None:
         """A schedule has the parameters `ranks` and `microbatches`, one `rank` block, at most one `stage` line."""
-        self.has_slices = any(isinstance(item, syntax.Slices) for item in tree.items)
         here = Label(tree.name.span)
         params = {item.name.text for item in tree.items if isinstance(item, syntax.Param)}
+        self.has_slices = "slices" in params
         for name in ("ranks", "microbatches"):
             if name not in params:
                 self.report("missing-part", f"the schedule has no `param {name}`", here, help=f"add `param {name} = 4`")
-        for part, least in ((syntax.Rank, 1), (syntax.Stage, 0), (syntax.Slices, 0)):
+        for part, least in ((syntax.Rank, 1), (syntax.Stage, 0)):
             parts = [item for item in tree.items if isinstance(item, part)]
             word = part.__name__.lower()
             if len(parts) < least:
@@ -99,8 +99,6 @@ class _Checker:
                 self.expression(microbatches, scope)
                 self.statement(stage, scope, functions)
                 self.declare(name, scope, arity=1)
-            case syntax.Slices(count):
-                self.expression(count, scope)
             case syntax.Assert(condition):
                 figures = {name: _Declared(node.span, arity) for name, arity in FIGURES.items()}
                 self.expression(condition, figures | scope)

@@ -26,6 +26,7 @@ class Recorder:
     rank: int
     layout: Layout
     splits_backward: bool
+    sliced: bool
     actions: Actions = field(factory=Actions)
     stages: list[int] = field(init=False)
     batches: int = 0
@@ -68,14 +69,13 @@ class Recorder:
 
     def which(self, word: str, args: tuple[int | None, ...], place: int) -> tuple[int, int]:
         """The stage and microbatch that an op means by `(m)`, `(s, m)`, or with slices `(m, k)`, `(s, m, k)`."""
-        sliced = self.layout.slices > 1
-        stage = self.stage(word, args[0] if len(args) == 2 + sliced else None, place)
+        stage = self.stage(word, args[0] if len(args) == 2 + self.sliced else None, place)
         wanted = args[-1]
         # A backward is one thing whether it is written B or BW.
         done = self.done.setdefault(("B" if word == "BW" else word, stage), set())
         if wanted is None:
             microbatch = self.oldest_owed(stage, place)[1] if word == "W" else self.next(word, stage, done, place)
-        elif sliced:
+        elif self.sliced:
             microbatch = self.slice(word, args[-2] or 0, wanted, place)
         else:
             microbatch = int(wanted)

@@ -34,7 +34,10 @@ class Schedule(Node):
 
 @frozen
 class Param(Node):
-    """`param name = default`; without a default, the user must give it."""
+    """`param name = default`; without a default, the user must give it.
+
+    `ranks` and `microbatches` say how many there are; so does `slices`, into how many each microbatch is cut.
+    """
 
     name: Name
     default: Node | None
@@ -89,13 +92,6 @@ class Pipeline(Node):
     name: Name
     microbatches: Node
     stage: Stage
-
-
-@frozen
-class Slices(Node):
-    """`slices count`: every microbatch is cut into slices, which ops name by a last argument."""
-
-    count: Node
 
 
 @frozen
