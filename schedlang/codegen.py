@@ -107,6 +107,21 @@ class Codegen:
                 return [self.op("transfer", f"{direction} {passed}", args, node)]
         raise TypeError(f"not a statement: {node}")
 
+    def building_block(self, name: str, block: syntax.Repeated) -> str:
+        """A Python function of a block's microbatches that places its ops."""
+        lines = []
+        for row in block.rows:
+            bounds = f"{self.expression(row.range.start)}, {self.expression(row.range.stop)}"
+            weight = len(row.ops)
+            lines.append(f" for {variable(row.name.text)} in count({bounds}, {weight}, {self.place(row.range)}):")
+            for placed in row.ops:
+                self.words.add(placed.op.kind)
+                args = "".join(f"{self.expression(arg)}, " for arg in placed.op.args)
+                slot = self.expression(placed.slot)
+                lines.append(f"  place({placed.op.kind!r}, ({args}), {slot}, {self.place(placed.op)})")
+        parameters = ", ".join(variable(each.text) for each in block.microbatches)
+        return "\n".join([f"def {name}({parameters}):", *lines, " pass"])
+
     def branches(self, node: syntax.If) -> list[str]:
         """An `if` with its `else if`s; these do not nest in Python either."""
         lines = [f"if {self.expression(node.condition)}:", *self.block(node.then.statements)]

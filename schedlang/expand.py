@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial, reduce
 from types import TracebackType
 from typing import Any
 
@@ -13,9 +14,13 @@ from schedlang.codegen import Codegen, variable
 from schedlang.diagnostics import CompileError, Diagnostic, Label
 from schedlang.findings import ranks_text
 from schedlang.names import LARGEST, check_names, nearest
-from schedlang.recorder import Fault, Recorder
+from schedlang.passes import fill_weights, recompute, reorder, squeeze
+from schedlang.recorder import Fault, Recorder, place_op
 from schedlang.schedule import Claim, Layout, Pipeline, Schedule
 from schedlang.source import Source
+
+_ORDERS = syntax.Rank | syntax.Repeated
+_PASSES = syntax.Squeeze | syntax.Reorder | syntax.Fill | syntax.Recompute
 
 #: The most loop rounds and ops that a program may ask for, all ranks together.
 MOST_STEPS = 20_000_000
@@ -70,26 +75,26 @@ class _Expansion:
             "divide_quotient": _quotient, "divide_rest": _rest, "multiply": _multiply, "require": _require,
             "count": self.count, "repeat": self.repeat, "claim": self.claim,
         }  # fmt: skip
-        block = next(item for item in self.tree.items if isinstance(item, syntax.Rank))
         try:
             for item in self.tree.items:
-                if item is not block:
+                if not isinstance(item, _ORDERS | _PASSES):
                     self.item(item)
             layout = self.layout()
-            recorders = self.record(block, layout)
+            (order,) = (item for item in self.tree.items if isinstance(item, _ORDERS))
+            recorders = self.record(order, layout)
+            schedule = Schedule(
+                name=self.tree.name.text,
+                params=self.params,
+                layout=layout,
+                ranks=tuple(recorder.actions for recorder in recorders),
+                source=self.source,
+                spans=tuple(self.codegen.spans),
+                slots=tuple(tuple(each.slots) for each in recorders) if isinstance(order, syntax.Repeated) else None,
+                claims=tuple(self.claims),
+            )
+            return reduce(self.apply, (item for item in self.tree.items if isinstance(item, _PASSES)), schedule)
         except Fault as fault:
             raise CompileError([self.diagnostic([_Met(fault, None, _text(self.params))])]) from None
-        if self.faults:
-            raise CompileError(self.diagnostics())
-        return Schedule(
-            name=self.tree.name.text,
-            params=self.params,
-            layout=layout,
-            ranks=tuple(recorder.actions for recorder in recorders),
-            source=self.source,
-            spans=tuple(self.codegen.spans),
-            claims=tuple(self.claims),
-        )
 
     def item(self, item: syntax.Node) -> None:
         """Bind a parameter, a value or a function, check a requirement, or lay out stages."""
@@ -151,23 +156,61 @@ class _Expansion:
             raise Fault("placement", message, 0)
         return layout
 
-    def record(self, block: syntax.Rank, layout: Layout) -> list[Recorder]:
-        """Run the rank block for each rank; a fault ends that rank's run, not the others'."""
-        text = self.codegen.function("program", block.name.text, block.body)
-        exec(compile(text, "<schedule>", "exec"), self.names)
-        recorders = []
-        for rank in self.count(0, self.params["ranks"], 1, self.codegen.place(block)):
-            recorder = Recorder(rank, layout, "W" in self.codegen.words, "slices" in self.params)
-            self.names |= {
-                "op": recorder.op, "transfer": recorder.transfer,
-                "begin_batch": recorder.begin_batch, "end_batch": recorder.end_batch,
-            }  # fmt: skip
-            try:
-                self.names["program"](rank)
-            except Fault as fault:
-                self.faults.append(_Met(fault, rank, _values(fault.__traceback__)))
-            recorders.append(recorder)
+    def record(self, order: syntax.Rank | syntax.Repeated, layout: Layout) -> list[Recorder]:
+        """The ops of every rank; CompileError with the faults of all ranks."""
+        splits = "W" in self.codegen.words or any(isinstance(item, syntax.Fill) for item in self.tree.items)
+        ranks = self.count(0, self.params["ranks"], 1, self.codegen.place(order))
+        if isinstance(order, syntax.Rank):
+            text = self.codegen.function("program", order.name.text, order.body)
+            splits = splits or "W" in self.codegen.words
+            recorders = [Recorder(rank, layout, splits, "slices" in self.params) for rank in ranks]
+            exec(compile(text, "<schedule>", "exec"), self.names)
+            for recorder in recorders:
+                self.run_rank(recorder)
+        else:
+            text = self.codegen.building_block("program", order)
+            splits = splits or "W" in self.codegen.words
+            recorders = [Recorder(rank, layout, splits, "slices" in self.params) for rank in ranks]
+            exec(compile(text, "<schedule>", "exec"), self.names)
+            self.run_block(order, recorders)
+        if self.faults:
+            raise CompileError(self.diagnostics())
         return recorders
+
+    def run_rank(self, recorder: Recorder) -> None:
+        """Run the rank block for one rank; a fault ends that rank's run, not the others'."""
+        self.names |= {
+            "op": recorder.op, "transfer": recorder.transfer,
+            "begin_batch": recorder.begin_batch, "end_batch": recorder.end_batch,
+        }  # fmt: skip
+        try:
+            self.names["program"](recorder.rank)
+        except Fault as fault:
+            self.faults.append(_Met(fault, recorder.rank, _values(fault.__traceback__)))
+
+    def run_block(self, block: syntax.Repeated, recorders: list[Recorder]) -> None:
+        """Repeat a building block until all microbatches have passed; each repeat is one interval later."""
+        interval, place = self.evaluate(block.interval), self.codegen.place(block.interval)
+        if interval < 1:
+            raise Fault("placement", f"the block repeats every {interval} slots, it must be 1 or more", place)
+        together, microbatches = len(block.microbatches), self.params["microbatches"]
+        for repeat in self.count(0, -(-microbatches // together), 1, place):
+            self.names["place"] = partial(place_op, recorders, interval * repeat)
+            self.names["program"](*range(repeat * together, (repeat + 1) * together))
+        for recorder in recorders:
+            recorder.sort_by_slot()
+
+    def apply(self, schedule: Schedule, item: syntax.Node) -> Schedule:
+        """Apply a pass."""
+        match item:
+            case syntax.Squeeze():
+                return squeeze(schedule)
+            case syntax.Reorder():
+                return reorder(schedule)
+            case syntax.Recompute(_, bounds):
+                start, stop = self.evaluate(bounds.start), self.evaluate(bounds.stop)
+                return recompute(schedule, self.count(start, stop, 1, self.codegen.place(bounds)))
+        return fill_weights(schedule)
 
     def claim(self, holds: Callable[[], int], reason: str | None, place: int) -> None:
         """Keep a claim for when the figures are known; `figures` are its names."""

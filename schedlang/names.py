@@ -58,20 +58,21 @@ class _Checker:
         self.found.append(Diagnostic(code, message, labels, self.source, help=help))
 
     def required_parts(self, tree: syntax.Schedule) -> None:
-        """A schedule has the parameters `ranks` and `microbatches`, one `rank` block, at most one `stage` line."""
+        """A schedule has the parameters `ranks` and `microbatches`, one `rank` or `block`, at most one `stage`."""
         here = Label(tree.name.span)
         params = {item.name.text for item in tree.items if isinstance(item, syntax.Param)}
         self.has_slices = "slices" in params
         for name in ("ranks", "microbatches"):
             if name not in params:
                 self.report("missing-part", f"the schedule has no `param {name}`", here, help=f"add `param {name} = 4`")
-        for part, least in ((syntax.Rank, 1), (syntax.Stage, 0)):
-            parts = [item for item in tree.items if isinstance(item, part)]
-            word = part.__name__.lower()
-            if len(parts) < least:
-                self.report("missing-part", f"the schedule has no `{word}`", here, help="add `rank r { … }`")
+        orders = [item for item in tree.items if isinstance(item, syntax.Rank | syntax.Repeated)]
+        if not orders:
+            help = "add `rank r { … }`, what every rank does"
+            self.report("missing-part", "the schedule has no `rank` and no `block`", here, help=help)
+        stages = [item for item in tree.items if isinstance(item, syntax.Stage)]
+        for parts, words in ((orders, "`rank` or `block`"), (stages, "`stage`")):
             for again in parts[1:]:
-                self.report("repeated-part", f"a schedule has one `{word}`", Label(again.span), Label(parts[0].span))
+                self.report("repeated-part", f"a schedule has one {words}", Label(again.span), Label(parts[0].span))
 
     def block(self, statements: tuple[syntax.Node, ...], scope: dict[str, _Declared]) -> None:
         """Check statements that share a scope; a name is known from its declaration on."""
@@ -81,11 +82,8 @@ class _Checker:
             self.statement(statement, scope, functions)
 
     def statement(self, node: syntax.Node, scope: dict[str, _Declared], functions: dict[str, syntax.Fn]) -> None:
+        """Check a statement of a rank, or else an item of the schedule."""
         match node:
-            case syntax.Param(name, default):
-                if default is not None:
-                    self.expression(default, scope)
-                self.declare(name, scope)
             case syntax.Let(name, value):
                 self.expression(value, scope)
                 self.declare(name, scope)
@@ -93,20 +91,6 @@ class _Checker:
                 if not self.recursion(node, functions, scope):
                     self.expression(body, self.inner(scope, *params))
                 self.declare(name, scope, len(params))
-            case syntax.Require(condition):
-                self.expression(condition, scope)
-            case syntax.Pipeline(name, microbatches, stage):
-                self.expression(microbatches, scope)
-                self.statement(stage, scope, functions)
-                self.declare(name, scope, arity=1)
-            case syntax.Assert(condition):
-                figures = {name: _Declared(node.span, arity) for name, arity in FIGURES.items()}
-                self.expression(condition, figures | scope)
-            case syntax.Stage(name, range, rank):
-                self.bounds(range, scope)
-                self.expression(rank, self.inner(scope, name))
-            case syntax.Rank(name, body):
-                self.block(body.statements, self.inner(scope, name))
             case syntax.For(name, range, body):
                 self.bounds(range, scope)
                 self.block(body.statements, self.inner(scope, name))
@@ -117,15 +101,56 @@ class _Checker:
                 self.expression(condition, scope)
                 self.block(then.statements, dict(scope))
                 if otherwise is not None:
-                    self.block(
-                        otherwise.statements if isinstance(otherwise, syntax.Block) else (otherwise,), dict(scope)
-                    )
+                    inner = otherwise.statements if isinstance(otherwise, syntax.Block) else (otherwise,)
+                    self.block(inner, dict(scope))
             case syntax.Op(kind, args):
                 self.op(node, kind, args, _OP_ARGS[kind], scope)
             case syntax.Transfer(direction, passed, args):
                 self.op(node, f"{direction} {passed}", args, (1, 2), scope)
             case syntax.Exchange(parts) | syntax.Overlap(parts):
                 self.block(parts, scope)
+            case _:
+                self.item(node, scope, functions)
+
+    def item(self, node: syntax.Node, scope: dict[str, _Declared], functions: dict[str, syntax.Fn]) -> None:
+        """Check an item of the schedule."""
+        match node:
+            case syntax.Param(name, default):
+                if default is not None:
+                    self.expression(default, scope)
+                self.declare(name, scope)
+            case syntax.Require(condition):
+                self.expression(condition, scope)
+            case syntax.Assert(condition):
+                figures = {name: _Declared(node.span, arity) for name, arity in FIGURES.items()}
+                self.expression(condition, figures | scope)
+            case syntax.Stage(name, range, rank):
+                self.bounds(range, scope)
+                self.expression(rank, self.inner(scope, name))
+            case syntax.Pipeline(name, microbatches, stage):
+                self.expression(microbatches, scope)
+                self.item(stage, scope, functions)
+                self.declare(name, scope, arity=1)
+            case syntax.Rank(name, body):
+                self.block(body.statements, self.inner(scope, name))
+            case syntax.Repeated(microbatches, interval, rows):
+                self.expression(interval, scope)
+                inner = self.inner(scope, *microbatches)
+                for row in rows:
+                    self.row(row, inner, functions)
+            case syntax.Recompute(_, range):
+                self.bounds(range, scope)
+
+    def row(self, row: syntax.Row, scope: dict[str, _Declared], functions: dict[str, syntax.Fn]) -> None:
+        """Check the ops of some stages in a building block."""
+        self.bounds(row.range, scope)
+        inner = self.inner(scope, row.name)
+        for placed in row.ops:
+            self.statement(placed.op, inner, functions)
+            self.expression(placed.slot, inner)
+            if len(placed.op.args) < 2:
+                help = f"write `{placed.op.kind}(s, m) at …`"
+                self.report("wrong-arguments", "an op of a block names its stage", Label(placed.op.span), help=help)
 
     def declare(self, name: syntax.Name, scope: dict[str, _Declared], arity: int | None = None) -> None:
         """Bring a name into scope; a name never has two meanings in one place."""

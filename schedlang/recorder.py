@@ -2,7 +2,8 @@
 
 from attrs import define, field
 
-from schedlang.schedule import NO_MICROBATCH, Actions, Kind, Layout
+from schedlang.passes.slots import WIDTH
+from schedlang.schedule import NO_MICROBATCH, Actions, Kind, Layout, word
 
 _TRANSFERS = {
     "send F": Kind.SEND_F, "recv F": Kind.RECV_F, "send B": Kind.SEND_B, "recv B": Kind.RECV_B,
@@ -28,6 +29,7 @@ class Recorder:
     splits_backward: bool
     sliced: bool
     actions: Actions = field(factory=Actions)
+    slots: list[int] = field(factory=list)
     stages: list[int] = field(init=False)
     batches: int = 0
     batch: int = 0
@@ -127,3 +129,36 @@ class Recorder:
                 return owed
         of = "" if stage is None else f" of stage {stage}"
         raise Fault("nothing-next", f"`W`, but no weight gradient{of} is owed here", place)
+
+    def sort_by_slot(self) -> None:
+        """Put the ops of a building block in the order of their slots; two in one slot are a fault."""
+        order = sorted(range(len(self.actions)), key=lambda index: self.slots[index])
+        actions, slots = Actions(), [self.slots[index] for index in order]
+        free = 0
+        for index in order:
+            kind, _, _, place, _ = row = self.actions.row(index)
+            if self.slots[index] < free:
+                message = (
+                    f"`{actions.word(len(actions) - 1)}` and `{word(*row[:3])}` collide on rank {self.rank} "
+                    f"in slot {self.slots[index]}"
+                )
+                raise Fault("collision", message, place)
+            free = self.slots[index] + WIDTH[Kind(kind)]
+            actions.add(*row)
+        self.actions, self.slots = actions, slots
+
+
+def place_op(recorders: list[Recorder], offset: int, word: str, args: tuple[int, int], slot: int, place: int) -> None:
+    """Record an op of a building block on the rank of its stage, at its slot in the block plus the block's offset.
+
+    In the last repeat of a block of several microbatches, those beyond the last one have no ops.
+    """
+    layout = recorders[0].layout
+    stage, microbatch = args
+    if not 0 <= stage < len(layout.placement):
+        message = f"`{word}` of stage {stage}, there are stages 0 to {len(layout.placement) - 1}"
+        raise Fault("no-such-stage", message, place)
+    if microbatch < layout.microbatches:
+        recorder = recorders[layout.placement[stage]]
+        recorder.op(word, args, place)
+        recorder.slots.append(slot + offset)

@@ -232,6 +232,7 @@ class Schedule:
     """Per-rank actions with their layout and the program they come from.
 
     `ranks[r]` is what rank r does. `spans[0]` is the schedule's name; `claims` are the program's, checked by `compile`.
+    Ops that were drawn at time slots have them in `slots`, per rank and action, until the schedule is squeezed.
     """
 
     name: str
@@ -240,6 +241,7 @@ class Schedule:
     ranks: tuple[Actions, ...]
     source: Source = field(repr=False)
     spans: tuple[Span, ...] = field(repr=False)
+    slots: tuple[tuple[int, ...], ...] | None = None
     claims: tuple[Claim, ...] = field(default=(), eq=False, repr=False)
 
     @property

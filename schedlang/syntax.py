@@ -110,6 +110,57 @@ class Rank(Node):
 
 
 @frozen
+class Repeated(Node):
+    """`block m, n every interval { … }`: a building block, the ops of some microbatches at time slots, repeated."""
+
+    microbatches: tuple[Name, ...]
+    interval: Node
+    rows: tuple[Row, ...]
+
+
+@frozen
+class Row(Node):
+    """`stage name in range { … }` in a building block: the ops of some stages."""
+
+    name: Name
+    range: Range
+    ops: tuple[Placed, ...]
+
+
+@frozen
+class Placed(Node):
+    """`F(s, m) at slot`."""
+
+    op: Op
+    slot: Node
+
+
+@frozen
+class Squeeze(Node):
+    """`squeeze`: forget the slots, keep the order."""
+
+
+@frozen
+class Reorder(Node):
+    """`reorder`: pull ops forward in the warm-up and the cool-down."""
+
+
+@frozen
+class Fill(Node):
+    """`fill W`: put weight gradients into free slots."""
+
+    word: str
+
+
+@frozen
+class Recompute(Node):
+    """`recompute s in range`: run forwards of these stages again before their backwards."""
+
+    name: Name
+    range: Range
+
+
+@frozen
 class Assert(Node):
     """`assert condition, "reason"`: what the program claims of the schedule it describes."""
 

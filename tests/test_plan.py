@@ -87,7 +87,7 @@ Damage = Callable[[Any], Any]
         (lambda d: d | {"actions": [d["actions"][0].replace("0F0 0S", "(0F0;0S"), ""]}, "is not an action"),
         (lambda d: d | {"actions": ["(0F0;0SEND_F0)", ""], "sources": ["1 1", ""]}, "transfers are batched alone"),
         (lambda d: d | {"sources": ["x", ""]}, "sources of rank 0"),
-        (lambda d: d | {"sources": [d["sources"][0], d["sources"][1].replace("1", "-1", 1)]}, "sources of rank 1"),
+        (lambda d: d | {"sources": [d["sources"][0], "-" + d["sources"][1]]}, "sources of rank 1"),
         (
             lambda d: d | {"actions": [d["actions"][0].replace("0F0 0SEND_F0", "0SEND_F0 0F0"), d["actions"][1]]},
             "order",
