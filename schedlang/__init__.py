@@ -8,8 +8,9 @@
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from attrs import asdict
+from attrs import asdict, evolve
 
+from schedlang.claims import check_claims
 from schedlang.costs import Costs
 from schedlang.diagnostics import CompileError, Diagnostic
 from schedlang.expand import expand
@@ -17,14 +18,14 @@ from schedlang.lowering import lower
 from schedlang.machine import Execution, prove, simulate
 from schedlang.parser import parse
 from schedlang.plan import Plan, read_plan, write_plan
-from schedlang.schedule import Actions, Kind, Schedule
+from schedlang.schedule import Actions, Kind, Layout, Pipeline, Schedule
 from schedlang.source import Source, read_source
 from schedlang.structure import check_structure
 from schedlang.timeline import Bar, Timeline
 
 __all__ = [
-    "Actions", "Bar", "CompileError", "Costs", "Diagnostic", "Execution", "Kind", "Plan", "Schedule", "Source",
-    "Timeline", "compile", "prove", "read_plan", "read_source", "simulate", "write_plan",
+    "Actions", "Bar", "CompileError", "Costs", "Diagnostic", "Execution", "Kind", "Layout", "Pipeline", "Plan",
+    "Schedule", "Source", "Timeline", "compile", "prove", "read_plan", "read_source", "simulate", "write_plan",
 ]  # fmt: skip
 
 
@@ -33,5 +34,5 @@ def compile(source: Source, params: Mapping[str, int] = MappingProxyType({})) ->
     schedule = expand(source, parse(source), params)
     check_structure(schedule)
     schedule = lower(schedule)
-    prove(schedule)
-    return Plan(**asdict(schedule, recurse=False))
+    check_claims(schedule, prove(schedule))
+    return Plan(**asdict(evolve(schedule, claims=()), recurse=False))

@@ -96,14 +96,31 @@ class Codegen:
                 return [loop, *self.block(body.statements)]
             case syntax.If():
                 return self.branches(node)
-            case syntax.Exchange(transfers):
-                lines = [line for each in transfers for line in self.statement(each)]
+            case syntax.Assert(condition, reason):
+                return [f"claim(lambda: {self.expression(condition)}, {reason!r}, {self.place(condition)})"]
+            case syntax.Exchange(parts) | syntax.Overlap(parts):
+                lines = [line for each in parts for line in self.statement(each)]
                 return ["begin_batch()", *lines, "end_batch()"]
             case syntax.Op(kind, args):
                 return [self.op("op", kind, args, node)]
             case syntax.Transfer(direction, passed, args):
                 return [self.op("transfer", f"{direction} {passed}", args, node)]
         raise TypeError(f"not a statement: {node}")
+
+    def building_block(self, name: str, block: syntax.Repeated) -> str:
+        """A Python function of a block's microbatches that places its ops."""
+        lines = []
+        for row in block.rows:
+            bounds = f"{self.expression(row.range.start)}, {self.expression(row.range.stop)}"
+            weight = len(row.ops)
+            lines.append(f" for {variable(row.name.text)} in count({bounds}, {weight}, {self.place(row.range)}):")
+            for placed in row.ops:
+                self.words.add(placed.op.kind)
+                args = "".join(f"{self.expression(arg)}, " for arg in placed.op.args)
+                slot = self.expression(placed.slot)
+                lines.append(f"  place({placed.op.kind!r}, ({args}), {slot}, {self.place(placed.op)})")
+        parameters = ", ".join(variable(each.text) for each in block.microbatches)
+        return "\n".join([f"def {name}({parameters}):", *lines, " pass"])
 
     def branches(self, node: syntax.If) -> list[str]:
         """An `if` with its `else if`s; these do not nest in Python either."""
@@ -127,7 +144,7 @@ def _weight(body: syntax.Node) -> int:
     match body:
         case syntax.Op() | syntax.Transfer():
             return 1
-        case syntax.Exchange(parts) | syntax.Block(parts):
+        case syntax.Exchange(parts) | syntax.Overlap(parts) | syntax.Block(parts):
             return 1 + sum(map(_weight, parts))
         case syntax.If(_, then, otherwise):
             return max(_weight(then), _weight(otherwise) if otherwise else 0)

@@ -31,7 +31,10 @@ class Costs:
 
     def table(self, stages: int) -> dict[int, list[float]]:
         """For each kind of compute action, its duration on each stage; ValueError for a wrong number of values."""
-        named = {Kind.F: self.forward, Kind.B: self.backward, Kind.I: self.input, Kind.W: self.weight, Kind.U: (0.0,)}
+        named = {
+            Kind.F: self.forward, Kind.B: self.backward, Kind.I: self.input, Kind.W: self.weight,
+            Kind.R: self.forward, Kind.U: (0.0,),
+        }  # fmt: skip
         table = {}
         for kind, values in named.items():
             if len(values) not in (1, stages):

@@ -12,13 +12,32 @@ Op = tuple[Kind, int, int]
 def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op]:
     """The ops whose results an op needs; those of stages on other ranks reach it by a transfer."""
     if kind == Kind.F:
-        return [(Kind.F, stage - 1, microbatch)] if stage > 0 else []
+        return _forward_needs(schedule, stage, microbatch)
     if kind in (Kind.B, Kind.I):
-        own: list[Op] = [(Kind.F, stage, microbatch)]
-        return own if stage == len(schedule.placement) - 1 else [*own, (Kind.B, stage + 1, microbatch)]
+        return _backward_needs(schedule, stage, microbatch)
     if kind == Kind.W:
         return [(Kind.B, stage, microbatch)]
-    return [(Kind.W, stage, each) for each in range(schedule.microbatches)]
+    if kind == Kind.R:
+        return [(Kind.F, stage, microbatch)]
+    # An optimizer step needs all gradients of its stage.
+    return [(Kind.W, stage, each) for each in range(schedule.layout.units(stage))]
+
+
+def _forward_needs(schedule: Schedule, stage: int, microbatch: int) -> list[Op]:
+    """The activation of the stage before; and what attention keeps of the slice before (TeraPipe, section 3)."""
+    found = [] if schedule.layout.is_first(stage) else [(Kind.F, stage - 1, microbatch)]
+    return found if microbatch % schedule.layout.slices == 0 else [*found, (Kind.F, stage, microbatch - 1)]
+
+
+def _backward_needs(schedule: Schedule, stage: int, microbatch: int) -> list[Op]:
+    """The own activation, run again if it was dropped; the gradient of the stage after, and of the slice after."""
+    own = Kind.R if (stage, microbatch) in schedule.recomputed else Kind.F
+    found: list[Op] = [(own, stage, microbatch)]
+    if not schedule.layout.is_last(stage):
+        found.append((Kind.B, stage + 1, microbatch))
+    if (microbatch + 1) % schedule.layout.slices:
+        found.append((Kind.B, stage, microbatch + 1))
+    return found
 
 
 #: What is there once an op of a kind has ended: an activation (F), a gradient of the input (B), of the weights (W).
@@ -27,6 +46,7 @@ MAKES: dict[int, tuple[Kind, ...]] = {
     Kind.B: (Kind.B, Kind.W),
     Kind.I: (Kind.B,),
     Kind.W: (Kind.W,),
+    Kind.R: (Kind.R,),
     Kind.U: (),
 }
 

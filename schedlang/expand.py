@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial, reduce
 from types import TracebackType
 from typing import Any
 
@@ -13,9 +14,13 @@ from schedlang.codegen import Codegen, variable
 from schedlang.diagnostics import CompileError, Diagnostic, Label
 from schedlang.findings import ranks_text
 from schedlang.names import LARGEST, check_names, nearest
-from schedlang.recorder import Fault, Recorder
-from schedlang.schedule import Schedule
+from schedlang.passes import fill_weights, recompute, reorder, squeeze
+from schedlang.recorder import Fault, Recorder, place_op
+from schedlang.schedule import Claim, Layout, Pipeline, Schedule
 from schedlang.source import Source
+
+_ORDERS = syntax.Rank | syntax.Repeated
+_PASSES = syntax.Squeeze | syntax.Reorder | syntax.Fill | syntax.Recompute
 
 #: The most loop rounds and ops that a program may ask for, all ranks together.
 MOST_STEPS = 20_000_000
@@ -57,50 +62,56 @@ class _Expansion:
     params: dict[str, int] = field(factory=dict)
     codegen: Codegen = field(factory=Codegen)
     names: dict[str, Any] = field(factory=dict)
+    placement: list[int] = field(factory=list)
+    pipelines: list[Pipeline] = field(factory=list)
+    claims: list[Claim] = field(factory=list)
     faults: list[_Met] = field(factory=list)
     steps: int = MOST_STEPS
 
     def schedule(self) -> Schedule:
         """Run the items in order, then the rank block for every rank."""
-        placement: tuple[int, ...] | None = None
         self.codegen.place(self.tree.name)  # the first place stands for the schedule as a whole
         self.names |= {
             "divide_quotient": _quotient, "divide_rest": _rest, "multiply": _multiply, "require": _require,
-            "count": self.count, "repeat": self.repeat,
+            "count": self.count, "repeat": self.repeat, "claim": self.claim,
         }  # fmt: skip
-        block = next(item for item in self.tree.items if isinstance(item, syntax.Rank))
         try:
             for item in self.tree.items:
-                if isinstance(item, syntax.Stage):
-                    placement = self.placement(item)
-                elif item is not block:
+                if not isinstance(item, _ORDERS | _PASSES):
                     self.item(item)
-            recorders = self.record(block, placement)
+            layout = self.layout()
+            (order,) = (item for item in self.tree.items if isinstance(item, _ORDERS))
+            recorders = self.record(order, layout)
+            schedule = Schedule(
+                name=self.tree.name.text,
+                params=self.params,
+                layout=layout,
+                ranks=tuple(recorder.actions for recorder in recorders),
+                source=self.source,
+                spans=tuple(self.codegen.spans),
+                slots=tuple(tuple(each.slots) for each in recorders) if isinstance(order, syntax.Repeated) else None,
+                claims=tuple(self.claims),
+            )
+            return reduce(self.apply, (item for item in self.tree.items if isinstance(item, _PASSES)), schedule)
         except Fault as fault:
             raise CompileError([self.diagnostic([_Met(fault, None, _text(self.params))])]) from None
-        if self.faults:
-            raise CompileError(self.diagnostics())
-        return Schedule(
-            name=self.tree.name.text,
-            params=self.params,
-            microbatches=self.params["microbatches"],
-            placement=recorders[0].placement,
-            ranks=tuple(recorder.actions for recorder in recorders),
-            source=self.source,
-            spans=tuple(self.codegen.spans),
-        )
 
     def item(self, item: syntax.Node) -> None:
-        """Bind a parameter, a value or a function, or check a requirement."""
-        if isinstance(item, syntax.Param):
-            self.param(item)
-        else:
-            exec("\n".join(self.codegen.statement(item)), self.names)
+        """Bind a parameter, a value or a function, check a requirement, or lay out stages."""
+        match item:
+            case syntax.Param():
+                self.param(item)
+            case syntax.Stage():
+                self.pipeline("", item, self.params["microbatches"])
+            case syntax.Pipeline(name, microbatches, stage):
+                self.pipeline(name.text, stage, self.evaluate(microbatches))
+            case _:
+                exec("\n".join(self.codegen.statement(item)), self.names)
 
     def param(self, item: syntax.Param) -> None:
         name = item.name.text
         value = self.given[name] if name in self.given else self.evaluate(item.default)
-        if name in ("ranks", "microbatches") and value < 1:
+        if name in ("ranks", "microbatches", "slices") and value < 1:
             raise Fault("parameter", f"`{name}` is {value}, it must be 1 or more", self.codegen.place(item))
         if abs(value) > 10**9:
             raise Fault("parameter", f"`{name}` is {value}, it must be within ±10^9", self.codegen.place(item))
@@ -110,42 +121,100 @@ class _Expansion:
         assert node is not None
         return eval(self.codegen.expression(node), self.names)  # type: ignore[no-any-return]
 
-    def placement(self, item: syntax.Stage) -> tuple[int, ...]:
-        """The rank of every stage; stages are counted from 0."""
+    def pipeline(self, name: str, item: syntax.Stage, microbatches: int) -> None:
+        """Lay out the stages of a pipeline; its name becomes the function that gives its stages' numbers."""
         start, stop = self.evaluate(item.range.start), self.evaluate(item.range.stop)
         place = self.codegen.place(item)
         if start != 0 or stop < 1:
             raise Fault("placement", f"the stages are {start} .. {stop}, they must start from 0", place)
+        if (self.pipelines and not name) or (self.pipelines and not self.pipelines[0].name):
+            raise Fault("placement", "a schedule has one `stage` line, or pipelines with one each", place)
+        if microbatches < 1:
+            raise Fault("placement", f"the pipeline runs {microbatches} microbatches, it must run 1 or more", place)
         stages = self.count(start, stop, 1, place)
         rank_of = eval(f"lambda {variable(item.name.text)}: {self.codegen.expression(item.rank)}", self.names)
-        placement = tuple(int(rank_of(stage)) for stage in stages)
-        ranks = self.params["ranks"]
-        for stage, rank in enumerate(placement):
-            if not 0 <= rank < ranks:
-                message = f"stage {stage} is on rank {rank}, there are ranks 0 to {ranks - 1}"
+        first = len(self.placement)
+        for stage in stages:
+            rank = int(rank_of(stage))
+            if not 0 <= rank < self.params["ranks"]:
+                message = f"stage {stage} is on rank {rank}, there are ranks 0 to {self.params['ranks'] - 1}"
                 raise Fault("placement", message, self.codegen.place(item.rank))
-        return placement
+            self.placement.append(rank)
+        self.pipelines.append(Pipeline(name, first, first + stop, microbatches))
+        # Past the pipeline's own stages there are none, not those of the next pipeline.
+        self.names[variable(name)] = lambda stage: first + stage if 0 <= stage < stop else -1
 
-    def record(self, block: syntax.Rank, placement: tuple[int, ...] | None) -> list[Recorder]:
-        """Run the rank block for each rank; a fault ends that rank's run, not the others'."""
-        text = self.codegen.function("program", block.name.text, block.body)
-        splits_backward = "W" in self.codegen.words
-        exec(compile(text, "<schedule>", "exec"), self.names)
-        ranks = range(self.count(0, self.params["ranks"], 1, self.codegen.place(block)).stop)
-        placement = placement or tuple(ranks)
-        recorders = []
-        for rank in ranks:
-            recorder = Recorder(rank, placement, self.params["microbatches"], splits_backward)
-            self.names |= {
-                "op": recorder.op, "transfer": recorder.transfer,
-                "begin_batch": recorder.begin_batch, "end_batch": recorder.end_batch,
-            }  # fmt: skip
-            try:
-                self.names["program"](rank)
-            except Fault as fault:
-                self.faults.append(_Met(fault, rank, _values(fault.__traceback__)))
-            recorders.append(recorder)
+    def layout(self) -> Layout:
+        """What the items have laid out; by default, one stage on each rank."""
+        ranks, microbatches = self.params["ranks"], self.params["microbatches"]
+        if not self.pipelines:
+            self.placement = list(self.count(0, ranks, 1, 0))
+            self.pipelines = [Pipeline("", 0, ranks, microbatches)]
+        layout = Layout(tuple(self.placement), tuple(self.pipelines), self.params.get("slices", 1))
+        if layout.microbatches != microbatches:
+            message = f"the pipelines run {layout.microbatches} microbatches, `microbatches` is {microbatches}"
+            raise Fault("placement", message, 0)
+        return layout
+
+    def record(self, order: syntax.Rank | syntax.Repeated, layout: Layout) -> list[Recorder]:
+        """The ops of every rank; CompileError with the faults of all ranks."""
+        splits = "W" in self.codegen.words or any(isinstance(item, syntax.Fill) for item in self.tree.items)
+        ranks = self.count(0, self.params["ranks"], 1, self.codegen.place(order))
+        if isinstance(order, syntax.Rank):
+            text = self.codegen.function("program", order.name.text, order.body)
+            splits = splits or "W" in self.codegen.words
+            recorders = [Recorder(rank, layout, splits, "slices" in self.params) for rank in ranks]
+            exec(compile(text, "<schedule>", "exec"), self.names)
+            for recorder in recorders:
+                self.run_rank(recorder)
+        else:
+            text = self.codegen.building_block("program", order)
+            splits = splits or "W" in self.codegen.words
+            recorders = [Recorder(rank, layout, splits, "slices" in self.params) for rank in ranks]
+            exec(compile(text, "<schedule>", "exec"), self.names)
+            self.run_block(order, recorders)
+        if self.faults:
+            raise CompileError(self.diagnostics())
         return recorders
+
+    def run_rank(self, recorder: Recorder) -> None:
+        """Run the rank block for one rank; a fault ends that rank's run, not the others'."""
+        self.names |= {
+            "op": recorder.op, "transfer": recorder.transfer,
+            "begin_batch": recorder.begin_batch, "end_batch": recorder.end_batch,
+        }  # fmt: skip
+        try:
+            self.names["program"](recorder.rank)
+        except Fault as fault:
+            self.faults.append(_Met(fault, recorder.rank, _values(fault.__traceback__)))
+
+    def run_block(self, block: syntax.Repeated, recorders: list[Recorder]) -> None:
+        """Repeat a building block until all microbatches have passed; each repeat is one interval later."""
+        interval, place = self.evaluate(block.interval), self.codegen.place(block.interval)
+        if interval < 1:
+            raise Fault("placement", f"the block repeats every {interval} slots, it must be 1 or more", place)
+        together, microbatches = len(block.microbatches), self.params["microbatches"]
+        for repeat in self.count(0, -(-microbatches // together), 1, place):
+            self.names["place"] = partial(place_op, recorders, interval * repeat)
+            self.names["program"](*range(repeat * together, (repeat + 1) * together))
+        for recorder in recorders:
+            recorder.sort_by_slot()
+
+    def apply(self, schedule: Schedule, item: syntax.Node) -> Schedule:
+        """Apply a pass."""
+        match item:
+            case syntax.Squeeze():
+                return squeeze(schedule)
+            case syntax.Reorder():
+                return reorder(schedule)
+            case syntax.Recompute(_, bounds):
+                start, stop = self.evaluate(bounds.start), self.evaluate(bounds.stop)
+                return recompute(schedule, self.count(start, stop, 1, self.codegen.place(bounds)))
+        return fill_weights(schedule)
+
+    def claim(self, holds: Callable[[], int], reason: str | None, place: int) -> None:
+        """Keep a claim for when the figures are known; `figures` are its names."""
+        self.claims.append(Claim(holds, reason, place, self.names))
 
     def count(self, start: int, stop: int, weight: int, place: int) -> range:
         """A loop's range, if it stays within the limit of steps."""

@@ -28,9 +28,9 @@ def lower(schedule: Schedule) -> Schedule:
 def _reachable(schedule: Schedule, actions: Actions) -> Actions:
     """The actions without the transfers that have no other rank to reach."""
     kept = Actions()
-    for row in zip(actions.kind, actions.stage, actions.microbatch, actions.source, actions.group, strict=True):
-        if not is_transfer(row[0]) or schedule.peer(row[0], row[1]) is not None:
-            kept.add(*row)
+    for kind, stage, *rest in map(actions.row, range(len(actions))):
+        if not is_transfer(kind) or schedule.peer(kind, stage) is not None:
+            kept.add(kind, stage, *rest)
     return kept
 
 
@@ -66,65 +66,65 @@ class _Insertion:
                 self.end(heappop(self.running)[2])
             self.start(now, costs)
         for rank, actions in enumerate(self.schedule.ranks):
-            for index in range(self.position[rank], len(actions)):
-                self.go_on(rank, index)
+            while self.position[rank] < len(actions):
+                self.go_on(rank, actions.batch(self.position[rank]))
         return tuple(self.issued)
 
     def start(self, now: float, costs: dict[int, list[float]]) -> None:
-        """Issue the next op of every idle rank that has one ready."""
+        """Issue the next op of every idle rank that has one ready, or the next ops that overlap."""
         for rank in sorted(self.idle):
-            actions, index = self.schedule.ranks[rank], self.position[rank]
-            if index < len(actions) and self.ready(actions, index):
-                self.issue(rank, index)
+            actions = self.schedule.ranks[rank]
+            if self.position[rank] == len(actions):
+                continue
+            batch = actions.batch(self.position[rank])
+            if not any(self.lacking(actions, index) for index in batch):
+                self.issue(rank, batch)
                 self.idle.discard(rank)
-                kind, stage = actions.kind[index], actions.stage[index]
+                end = now + sum(costs[actions.kind[index]][actions.stage[index]] for index in batch)
                 # Of ops that end together, the one further on its way hands over first, so that a rank sends its
                 # result before it receives its next input.
-                order = -stage if kind == Kind.F else stage
-                heappush(self.running, (now + costs[kind][stage], order, rank))
-
-    def ready(self, actions: Actions, index: int) -> bool:
-        """Whether all that an op needs has ended."""
-        return not self.lacking(actions, index)
+                stage = actions.stage[batch.start]
+                heappush(self.running, (end, -stage if actions.kind[batch.start] == Kind.F else stage, rank))
 
     def lacking(self, actions: Actions, index: int) -> list[Op]:
         """What an op needs that has not ended."""
         op = actions.kind[index], actions.stage[index], actions.microbatch[index]
         return [need for need in needs(self.schedule, *op) if need not in self.ended]
 
-    def issue(self, rank: int, index: int) -> None:
+    def issue(self, rank: int, batch: range) -> None:
         actions = self.schedule.ranks[rank]
-        self.issued[rank].add(
-            actions.kind[index], actions.stage[index], actions.microbatch[index], actions.source[index]
-        )
+        for index in batch:
+            self.issued[rank].add(*actions.row(index))
 
     def end(self, rank: int) -> None:
-        """An op has ended: its result goes to the next stage, in one moment on both ranks."""
-        actions, index = self.schedule.ranks[rank], self.position[rank]
-        self.position[rank] += 1
+        """Ops have ended: their results go to the next stages, in one moment on both ranks."""
+        actions = self.schedule.ranks[rank]
+        batch = actions.batch(self.position[rank])
+        for index in batch:
+            for made in MAKES[actions.kind[index]]:
+                self.ended.add((made, actions.stage[index], actions.microbatch[index]))
+                self.send(rank, index, made, receive=True)
+        self.position[rank] = batch.stop
         self.idle.add(rank)
-        stage, microbatch = actions.stage[index], actions.microbatch[index]
-        for made in MAKES[actions.kind[index]]:
-            self.ended.add((made, stage, microbatch))
-            self.send(rank, index, made, receive=True)
 
     def send(self, rank: int, index: int, made: Kind, receive: bool) -> None:
         """Issue the send of what an op has made, if it goes to another rank, and the receive there."""
-        actions = self.schedule.ranks[rank]
-        stage, microbatch, place = actions.stage[index], actions.microbatch[index], actions.source[index]
+        _, stage, microbatch, place, _ = self.schedule.ranks[rank].row(index)
         peer = self.schedule.peer(SENDS[made], stage) if made in SENDS else None
         if peer is not None:
             self.issued[rank].add(SENDS[made], stage, microbatch, place)
             if receive:
                 self.issued[peer].add(*counterpart(SENDS[made], stage), microbatch, place)
 
-    def go_on(self, rank: int, index: int) -> None:
-        """Issue an op after a standstill: receive what it still needs from other ranks, run, send."""
+    def go_on(self, rank: int, batch: range) -> None:
+        """Issue ops after a standstill: receive what they still need from other ranks, run, send."""
         actions = self.schedule.ranks[rank]
-        microbatch, place = actions.microbatch[index], actions.source[index]
-        for kind, holder, _ in self.lacking(actions, index):
-            if self.schedule.placement[holder] != rank:
-                self.issued[rank].add(*counterpart(SENDS[kind], holder), microbatch, place)
-        self.issue(rank, index)
-        for made in MAKES[actions.kind[index]]:
-            self.send(rank, index, made, receive=False)
+        for index in batch:
+            for kind, holder, microbatch in self.lacking(actions, index):
+                if self.schedule.placement[holder] != rank:
+                    self.issued[rank].add(*counterpart(SENDS[kind], holder), microbatch, actions.source[index])
+        self.issue(rank, batch)
+        for index in batch:
+            for made in MAKES[actions.kind[index]]:
+                self.send(rank, index, made, receive=False)
+        self.position[rank] = batch.stop

@@ -21,7 +21,7 @@ from schedlang.structure import check_structure
 from schedlang.timeline import Bar, Timeline
 
 # What has happened to a microbatch on a stage, one bit each: made there, arrived there, sent from there.
-_MADE = {Kind.F: 1, Kind.B: 2, Kind.W: 4}
+_MADE = {Kind.F: 1, Kind.B: 2, Kind.W: 4, Kind.R: 128}
 _ARRIVED = {Kind.RECV_F: 8, Kind.RECV_B: 16}
 _SENT = {Kind.SEND_F: 32, Kind.SEND_B: 64}
 _SENT_OF = {send: made for made, send in SENDS.items()}
@@ -59,7 +59,8 @@ class _Machine:
         self.schedule, self.p2p = schedule, costs.p2p
         self.durations = costs.table(len(schedule.placement))
         self.findings: list[Finding] = []
-        ranks, slots = len(schedule.ranks), len(schedule.placement) * schedule.microbatches
+        self.stride = max(map(schedule.layout.units, range(len(schedule.placement))))
+        ranks, slots = len(schedule.ranks), len(schedule.placement) * self.stride
         self.position = [0] * ranks
         self.clock = [0.0] * ranks
         self.bars: list[list[Bar]] = [[] for _ in range(ranks)]
@@ -70,7 +71,7 @@ class _Machine:
         self.ready = deque(range(ranks))
         #: For each ordered pair of ranks, the sends or the receives that wait for the other side, as (rank, index).
         self.channels: dict[tuple[int, int], deque[tuple[int, int]]] = {}
-        #: Indexed by stage * microbatches + microbatch.
+        #: Indexed by `slot`.
         self.state = bytearray(slots)
         self.ends = {kind: [0.0] * slots for kind in _MADE}
 
@@ -88,46 +89,59 @@ class _Machine:
         actions = self.schedule.ranks[rank]
         while self.position[rank] < len(actions):
             index = self.position[rank]
+            batch = actions.batch(index)
             if is_transfer(actions.kind[index]):
-                batch = actions.batch(index)
                 self.incomplete[rank] = len(batch)
                 for each in batch:
                     self.offer(rank, each)
                 if self.incomplete[rank]:
                     return
-                self.position[rank] = batch.stop
             else:
-                self.compute(rank, index)
-                self.position[rank] += 1
+                self.compute(rank, batch)
+            self.position[rank] = batch.stop
 
-    def compute(self, rank: int, index: int) -> None:
-        """Do a compute op: check what it needs, give it its time, note what it makes."""
-        actions = self.schedule.ranks[rank]
-        kind, stage, microbatch = actions.kind[index], actions.stage[index], actions.microbatch[index]
+    def compute(self, rank: int, batch: range) -> None:
+        """Do a compute op, or ops that overlap: check what they need, give them their time, note what they make."""
+        ops = [self.schedule.ranks[rank].row(index)[:3] for index in batch]
         start = self.clock[rank]
-        for need in needs(self.schedule, kind, stage, microbatch):
-            start = max(start, self.available(rank, index, need))
-        end = self.clock[rank] = start + self.durations[kind][stage]
-        self.bars[rank].append(Bar(kind, stage, microbatch, start, end))
-        if kind == Kind.U:
-            return
-        slot = stage * self.schedule.microbatches + microbatch
+        for index, op in zip(batch, ops, strict=True):
+            for need in needs(self.schedule, *op):
+                start = max(start, self.available(rank, index, need))
+        end = start
+        for kind, stage, microbatch in ops:
+            begin, end = end, end + self.durations[kind][stage]
+            self.bars[rank].append(Bar(kind, stage, microbatch, begin, end))
+        self.clock[rank] = end
+        for op in ops:
+            self.done(rank, *op, end)
+
+    def done(self, rank: int, kind: int, stage: int, microbatch: int, end: float) -> None:
+        """Note what an op has made, and which activations it has begun or ceased to hold."""
         for made in MAKES[kind]:
+            slot = self.slot(stage, microbatch)
             self.state[slot] |= _MADE[made]
             self.ends[made][slot] = end
-        self.held[rank] += (kind == Kind.F) - (kind in (Kind.B, Kind.W))
-        self.peak[rank] = max(self.peak[rank], self.held[rank])
+        dropped = (stage, microbatch) in self.schedule.recomputed or self.schedule.is_forward_only
+        if kind == Kind.R or kind == Kind.F:
+            self.peak[rank] = max(self.peak[rank], self.held[rank] + 1)
+            self.held[rank] += kind == Kind.R or not dropped
+        elif kind in (Kind.B, Kind.W):
+            self.held[rank] -= 1
+
+    def slot(self, stage: int, microbatch: int) -> int:
+        """The index of a stage's microbatch in `state` and `ends`."""
+        return stage * self.stride + microbatch
 
     def available(self, rank: int, index: int, need: Op) -> float:
         """Check that what an op needs is on its rank, made here or received; the time from which it is there."""
         kind, stage, microbatch = need
-        slot = stage * self.schedule.microbatches + microbatch
+        slot = self.slot(stage, microbatch)
         if self.schedule.placement[stage] == rank:
             if not self.state[slot] & _MADE[kind]:
                 self.too_early(rank, index, word(kind, stage, microbatch))
             return self.ends[kind][slot]
         receive, receiver = counterpart(SENDS[kind], stage)
-        if not self.state[receiver * self.schedule.microbatches + microbatch] & _ARRIVED[receive]:
+        if not self.state[self.slot(receiver, microbatch)] & _ARRIVED[receive]:
             help = "a program that writes any `send` or `recv` must write all of them"
             self.too_early(rank, index, word(receive, receiver, microbatch), help)
         return self.ends[kind][slot] + self.p2p
@@ -142,7 +156,7 @@ class _Machine:
             self.incomplete[rank] -= 1
             return
         if is_send(kind):
-            slot = stage * self.schedule.microbatches + microbatch
+            slot = self.slot(stage, microbatch)
             if not self.state[slot] & _MADE[_SENT_OF[kind]]:
                 self.too_early(rank, index, word(_SENT_OF[kind], stage, microbatch))
             elif self.state[slot] & _SENT[kind]:
@@ -168,7 +182,7 @@ class _Machine:
             place = (actions.source[index], f"`{actions.word(index)}` is next on this channel")
             help = "messages between two ranks arrive in the order of their sends"
             self.find("mismatched-transfer", message, received[0], at, (place,), help)
-        slot = receiver.stage[at] * self.schedule.microbatches + receiver.microbatch[at]
+        slot = self.slot(receiver.stage[at], receiver.microbatch[at])
         self.state[slot] |= _ARRIVED[Kind(receiver.kind[at])]
         for rank in (here[0], there[0]):
             self.incomplete[rank] -= 1

@@ -16,7 +16,10 @@ BUILTINS = {"min": (1, 255), "max": (1, 255), "abs": (1, 1)}
 LARGEST = 10**18
 
 #: How many arguments an op takes; a bare `W` is the oldest one owed, a bare `U` all stages of the rank.
-_OP_ARGS = {"F": (1, 2), "B": (1, 2), "BW": (1, 2), "W": (0, 2), "U": (0, 1)}
+_OP_ARGS = {"F": (1, 2), "B": (1, 2), "BW": (1, 2), "W": (0, 2), "R": (1, 2), "U": (0, 1)}
+
+#: What an `assert` can speak of: figures of the schedule at its costs, see `schedlang.claims`.
+FIGURES = {"peak": 1, "makespan": None, "work": None, "bubble": None, "span": None, "span_bubble": None}
 
 
 @frozen
@@ -47,6 +50,7 @@ class _Checker:
 
     source: Source
     found: list[Diagnostic] = field(factory=list)
+    has_slices: bool = False
     #: Functions of the blocks entered so far, also those declared below the place of a call.
     functions: set[str] = field(factory=set)
 
@@ -54,19 +58,21 @@ class _Checker:
         self.found.append(Diagnostic(code, message, labels, self.source, help=help))
 
     def required_parts(self, tree: syntax.Schedule) -> None:
-        """A schedule has the parameters `ranks` and `microbatches`, one `rank` block, at most one `stage` line."""
+        """A schedule has the parameters `ranks` and `microbatches`, one `rank` or `block`, at most one `stage`."""
         here = Label(tree.name.span)
         params = {item.name.text for item in tree.items if isinstance(item, syntax.Param)}
+        self.has_slices = "slices" in params
         for name in ("ranks", "microbatches"):
             if name not in params:
                 self.report("missing-part", f"the schedule has no `param {name}`", here, help=f"add `param {name} = 4`")
-        for part, least in ((syntax.Rank, 1), (syntax.Stage, 0)):
-            parts = [item for item in tree.items if isinstance(item, part)]
-            word = part.__name__.lower()
-            if len(parts) < least:
-                self.report("missing-part", f"the schedule has no `{word}`", here, help="add `rank r { … }`")
+        orders = [item for item in tree.items if isinstance(item, syntax.Rank | syntax.Repeated)]
+        if not orders:
+            help = "add `rank r { … }`, what every rank does"
+            self.report("missing-part", "the schedule has no `rank` and no `block`", here, help=help)
+        stages = [item for item in tree.items if isinstance(item, syntax.Stage)]
+        for parts, words in ((orders, "`rank` or `block`"), (stages, "`stage`")):
             for again in parts[1:]:
-                self.report("repeated-part", f"a schedule has one `{word}`", Label(again.span), Label(parts[0].span))
+                self.report("repeated-part", f"a schedule has one {words}", Label(again.span), Label(parts[0].span))
 
     def block(self, statements: tuple[syntax.Node, ...], scope: dict[str, _Declared]) -> None:
         """Check statements that share a scope; a name is known from its declaration on."""
@@ -76,11 +82,8 @@ class _Checker:
             self.statement(statement, scope, functions)
 
     def statement(self, node: syntax.Node, scope: dict[str, _Declared], functions: dict[str, syntax.Fn]) -> None:
+        """Check a statement of a rank, or else an item of the schedule."""
         match node:
-            case syntax.Param(name, default):
-                if default is not None:
-                    self.expression(default, scope)
-                self.declare(name, scope)
             case syntax.Let(name, value):
                 self.expression(value, scope)
                 self.declare(name, scope)
@@ -88,13 +91,6 @@ class _Checker:
                 if not self.recursion(node, functions, scope):
                     self.expression(body, self.inner(scope, *params))
                 self.declare(name, scope, len(params))
-            case syntax.Require(condition):
-                self.expression(condition, scope)
-            case syntax.Stage(name, range, rank):
-                self.bounds(range, scope)
-                self.expression(rank, self.inner(scope, name))
-            case syntax.Rank(name, body):
-                self.block(body.statements, self.inner(scope, name))
             case syntax.For(name, range, body):
                 self.bounds(range, scope)
                 self.block(body.statements, self.inner(scope, name))
@@ -105,15 +101,56 @@ class _Checker:
                 self.expression(condition, scope)
                 self.block(then.statements, dict(scope))
                 if otherwise is not None:
-                    self.block(
-                        otherwise.statements if isinstance(otherwise, syntax.Block) else (otherwise,), dict(scope)
-                    )
+                    inner = otherwise.statements if isinstance(otherwise, syntax.Block) else (otherwise,)
+                    self.block(inner, dict(scope))
             case syntax.Op(kind, args):
                 self.op(node, kind, args, _OP_ARGS[kind], scope)
             case syntax.Transfer(direction, passed, args):
                 self.op(node, f"{direction} {passed}", args, (1, 2), scope)
-            case syntax.Exchange(transfers):
-                self.block(transfers, scope)
+            case syntax.Exchange(parts) | syntax.Overlap(parts):
+                self.block(parts, scope)
+            case _:
+                self.item(node, scope, functions)
+
+    def item(self, node: syntax.Node, scope: dict[str, _Declared], functions: dict[str, syntax.Fn]) -> None:
+        """Check an item of the schedule."""
+        match node:
+            case syntax.Param(name, default):
+                if default is not None:
+                    self.expression(default, scope)
+                self.declare(name, scope)
+            case syntax.Require(condition):
+                self.expression(condition, scope)
+            case syntax.Assert(condition):
+                figures = {name: _Declared(node.span, arity) for name, arity in FIGURES.items()}
+                self.expression(condition, figures | scope)
+            case syntax.Stage(name, range, rank):
+                self.bounds(range, scope)
+                self.expression(rank, self.inner(scope, name))
+            case syntax.Pipeline(name, microbatches, stage):
+                self.expression(microbatches, scope)
+                self.item(stage, scope, functions)
+                self.declare(name, scope, arity=1)
+            case syntax.Rank(name, body):
+                self.block(body.statements, self.inner(scope, name))
+            case syntax.Repeated(microbatches, interval, rows):
+                self.expression(interval, scope)
+                inner = self.inner(scope, *microbatches)
+                for row in rows:
+                    self.row(row, inner, functions)
+            case syntax.Recompute(_, range):
+                self.bounds(range, scope)
+
+    def row(self, row: syntax.Row, scope: dict[str, _Declared], functions: dict[str, syntax.Fn]) -> None:
+        """Check the ops of some stages in a building block."""
+        self.bounds(row.range, scope)
+        inner = self.inner(scope, row.name)
+        for placed in row.ops:
+            self.statement(placed.op, inner, functions)
+            self.expression(placed.slot, inner)
+            if len(placed.op.args) < 2:
+                help = f"write `{placed.op.kind}(s, m) at …`"
+                self.report("wrong-arguments", "an op of a block names its stage", Label(placed.op.span), help=help)
 
     def declare(self, name: syntax.Name, scope: dict[str, _Declared], arity: int | None = None) -> None:
         """Bring a name into scope; a name never has two meanings in one place."""
@@ -153,8 +190,11 @@ class _Checker:
     ) -> None:
         """Check an op's arguments: a stage where the rank has several, and a microbatch, which may be `next`."""
         least, most = arity
+        slice = ", k" if self.has_slices else ""
+        if self.has_slices and word != "U":
+            least, most = min(least, 1) * 2, 3
         if not least <= len(args) <= most:
-            form = f"`{word}(s)`" if word == "U" else f"`{word}(m)` or `{word}(s, m)`"
+            form = f"`{word}(s)`" if word == "U" else f"`{word}(m{slice})` or `{word}(s, m{slice})`"
             self.report(
                 "wrong-arguments",
                 f"`{word}` with {counted(len(args), 'argument')}",
@@ -162,7 +202,8 @@ class _Checker:
                 help=f"write {form}",
             )
         for place, arg in enumerate(args):
-            if not (isinstance(arg, syntax.Next) and place == len(args) - 1 and word != "U"):
+            allowed = place == len(args) - 1 and word != "U" and not self.has_slices
+            if not (isinstance(arg, syntax.Next) and allowed):
                 self.expression(arg, scope)
 
     def bounds(self, range: syntax.Range, scope: dict[str, _Declared]) -> None:

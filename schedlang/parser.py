@@ -63,11 +63,11 @@ class _Builder(Transformer[Token, Any]):
 
     def __default__(self, rule: Token, children: list[Any], meta: Meta) -> Any:
         span = Span(0, 0) if meta.empty else Span(meta.start_pos, meta.end_pos)
-        if rule in ("items", "names", "args", "transfers"):
+        if rule in ("items", "names", "args", "ops", "transfers", "rows", "placed_ops"):
             return tuple(child for child in children if child is not None)
         if rule in ("kind", "passed", "direction"):
             return children[0]
-        if rule == "block":
+        if rule in ("block", "body"):
             return syntax.Block(tuple(children), span=span)
         if rule in syntax.BINARY:
             return syntax.Binary(syntax.BINARY[rule], *children, span=span)

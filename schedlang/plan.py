@@ -9,14 +9,15 @@ import json
 import os
 import tempfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from attrs import frozen
+from attrs import asdict, frozen
 
 from schedlang.diagnostics import CompileError, Diagnostic
 from schedlang.machine import prove
-from schedlang.schedule import Actions, Schedule, parse_actions
+from schedlang.schedule import Actions, Layout, Pipeline, Schedule, parse_actions
 from schedlang.source import Source, Span, unreadable
 
 FORMAT = "schedlang.plan/1"
@@ -41,8 +42,8 @@ class Plan(Schedule):
             },
             "params": self.params,
             "ranks": len(self.ranks),
-            "stages": len(self.placement),
-            "microbatches": self.microbatches,
+            "pipelines": [asdict(pipeline) for pipeline in self.layout.pipelines],
+            "slices": self.layout.slices,
             "placement": list(self.placement),
             "transport": self.transport,
             "spans": [[span.start, span.end] for span in self.spans],
@@ -126,13 +127,32 @@ class _Reader:
         return Plan(
             name=program["name"],
             params=params,
-            microbatches=self.field("microbatches", int),
-            placement=tuple(placement),
+            layout=Layout(tuple(placement), self.pipelines(len(placement)), self.slices()),
             ranks=self.actions(ranks, len(spans)),
             source=Source(program["file"], program["text"]),
             spans=spans,
             transport=self.field("transport", str),
         )
+
+    def pipelines(self, stages: int) -> tuple[Pipeline, ...]:
+        """The field `pipelines`: together they have every stage, in order."""
+        found: list[Pipeline] = []
+        for each in self.field("pipelines", list):
+            if not isinstance(each, dict) or not isinstance(each.get("name"), str):
+                self.wrong("`pipelines` must be objects with a `name`, `start`, `stop` and `microbatches`")
+            numbers = self.numbers([each.get(key) for key in ("start", "stop", "microbatches")], "pipelines")
+            found.append(Pipeline(each["name"], *numbers))
+        starts = [0, *(each.stop for each in found)]
+        if [*(each.start for each in found), stages] != starts or any(a >= b for a, b in pairwise(starts)):
+            self.wrong(f"`pipelines` must divide the {stages} stages of `placement` among them, in order")
+        return tuple(found)
+
+    def slices(self) -> int:
+        """The field `slices`, from 1."""
+        slices = self.field("slices", int)
+        if slices < 1:
+            self.wrong("`slices` must be 1 or more")
+        return slices
 
     def spans(self, length: int) -> tuple[Span, ...]:
         """The field `spans`, each within the program text."""

@@ -2,11 +2,14 @@
 
 from attrs import define, field
 
-from schedlang.schedule import NO_MICROBATCH, Actions, Kind
+from schedlang.passes.slots import WIDTH
+from schedlang.schedule import NO_MICROBATCH, Actions, Kind, Layout, word
 
 _TRANSFERS = {
     "send F": Kind.SEND_F, "recv F": Kind.RECV_F, "send B": Kind.SEND_B, "recv B": Kind.RECV_B,
 }  # fmt: skip
+
+_KINDS = {"F": Kind.F, "B": Kind.B, "BW": Kind.B, "W": Kind.W, "R": Kind.R}
 
 
 class Fault(Exception):
@@ -22,10 +25,11 @@ class Recorder:
     """The ops of one rank so far, and what is still to come, for `next` and a bare `W`."""
 
     rank: int
-    placement: tuple[int, ...]
-    microbatches: int
+    layout: Layout
     splits_backward: bool
+    sliced: bool
     actions: Actions = field(factory=Actions)
+    slots: list[int] = field(factory=list)
     stages: list[int] = field(init=False)
     batches: int = 0
     batch: int = 0
@@ -34,30 +38,22 @@ class Recorder:
     owed: dict[tuple[int, int], None] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        self.stages = [stage for stage, rank in enumerate(self.placement) if rank == self.rank]
+        self.stages = self.layout.stages_of(self.rank)
 
     def op(self, word: str, args: tuple[int | None, ...], place: int) -> None:
-        """Record a compute op: `args` is (), (microbatch,), (stage,) for `U`, or (stage, microbatch)."""
+        """Record a compute op: `args` is (), (stage,) for `U`, or what `which` takes."""
         if word == "U":
             for stage in self.stages if not args else [self.stage(word, args[0], place)]:
-                self.actions.add(Kind.U, stage, NO_MICROBATCH, place)
-        elif word == "W" and not args:
-            self.weight(*self.oldest_owed(None, place), place)
-        else:
-            stage, microbatch = self.which(word, args, place)
-            if word == "W":
-                self.weight(stage, microbatch, place)
-            else:
-                split = word == "B" and self.splits_backward
-                kind = Kind.F if word == "F" else Kind.I if split else Kind.B
-                self.actions.add(kind, stage, microbatch, place)
-                if split:
-                    self.owed[stage, microbatch] = None
-
-    def weight(self, stage: int, microbatch: int, place: int) -> None:
-        """Record a weight gradient."""
-        self.owed.pop((stage, microbatch), None)
-        self.actions.add(Kind.W, stage, microbatch, place)
+                self.actions.add(Kind.U, stage, NO_MICROBATCH, place, self.batch)
+            return
+        stage, microbatch = self.which(word, args, place) if args else self.oldest_owed(None, place)
+        kind = _KINDS[word]
+        if word == "B" and self.splits_backward:
+            kind = Kind.I
+            self.owed[stage, microbatch] = None
+        elif word == "W":
+            self.owed.pop((stage, microbatch), None)
+        self.actions.add(kind, stage, microbatch, place, self.batch)
 
     def transfer(self, word: str, args: tuple[int | None, ...], place: int) -> None:
         """Record a send or a receive."""
@@ -74,20 +70,31 @@ class Recorder:
         self.batch = 0
 
     def which(self, word: str, args: tuple[int | None, ...], place: int) -> tuple[int, int]:
-        """The stage and microbatch that an op means."""
-        stage = self.stage(word, args[0] if len(args) == 2 else None, place)
+        """The stage and microbatch that an op means by `(m)`, `(s, m)`, or with slices `(m, k)`, `(s, m, k)`."""
+        stage = self.stage(word, args[0] if len(args) == 2 + self.sliced else None, place)
         wanted = args[-1]
         # A backward is one thing whether it is written B or BW.
         done = self.done.setdefault(("B" if word == "BW" else word, stage), set())
         if wanted is None:
             microbatch = self.oldest_owed(stage, place)[1] if word == "W" else self.next(word, stage, done, place)
+        elif self.sliced:
+            microbatch = self.slice(word, args[-2] or 0, wanted, place)
         else:
             microbatch = int(wanted)
-        if not 0 <= microbatch < self.microbatches:
-            message = f"`{word}` of microbatch {microbatch}, there are microbatches 0 to {self.microbatches - 1}"
+        microbatches = self.layout.units(stage) // self.layout.slices
+        if not 0 <= microbatch < self.layout.units(stage):
+            number = microbatch // self.layout.slices
+            message = f"`{word}` of microbatch {number}, there are microbatches 0 to {microbatches - 1}"
             raise Fault("no-such-microbatch", message, place)
         done.add(microbatch)
         return stage, microbatch
+
+    def slice(self, word: str, microbatch: int, slice: int, place: int) -> int:
+        """The number of a microbatch's slice, counted through all microbatches."""
+        if not 0 <= slice < self.layout.slices:
+            message = f"`{word}` of slice {slice}, there are slices 0 to {self.layout.slices - 1}"
+            raise Fault("no-such-slice", message, place)
+        return microbatch * self.layout.slices + slice
 
     def stage(self, word: str, wanted: int | None, place: int) -> int:
         """The stage that an op means: the one it names, or the only one of the rank."""
@@ -97,11 +104,11 @@ class Recorder:
                 message = f"`{word}` does not say which stage: rank {self.rank} holds {held}"
                 raise Fault("which-stage", message, place, f"write `{word}(s, m)`")
             return self.stages[0]
-        if not 0 <= wanted < len(self.placement):
-            message = f"`{word}` of stage {wanted}, there are stages 0 to {len(self.placement) - 1}"
+        if not 0 <= wanted < len(self.layout.placement):
+            message = f"`{word}` of stage {wanted}, there are stages 0 to {len(self.layout.placement) - 1}"
             raise Fault("no-such-stage", message, place)
-        if self.placement[wanted] != self.rank:
-            message = f"`{word}` of stage {wanted} on rank {self.rank}, it is on rank {self.placement[wanted]}"
+        if self.layout.placement[wanted] != self.rank:
+            message = f"`{word}` of stage {wanted} on rank {self.rank}, it is on rank {self.layout.placement[wanted]}"
             raise Fault("not-on-this-rank", message, place)
         return int(wanted)
 
@@ -110,8 +117,8 @@ class Recorder:
         microbatch = len(done)
         if microbatch and max(done) != microbatch - 1:
             microbatch = next(each for each in range(microbatch + 1) if each not in done)
-        if microbatch >= self.microbatches:
-            message = f"`{word}` of the next microbatch of stage {stage}, all {self.microbatches} are done"
+        if microbatch >= self.layout.units(stage):
+            message = f"`{word}` of the next microbatch of stage {stage}, all {microbatch} are done"
             raise Fault("nothing-next", message, place)
         return microbatch
 
@@ -122,3 +129,36 @@ class Recorder:
                 return owed
         of = "" if stage is None else f" of stage {stage}"
         raise Fault("nothing-next", f"`W`, but no weight gradient{of} is owed here", place)
+
+    def sort_by_slot(self) -> None:
+        """Put the ops of a building block in the order of their slots; two in one slot are a fault."""
+        order = sorted(range(len(self.actions)), key=lambda index: self.slots[index])
+        actions, slots = Actions(), [self.slots[index] for index in order]
+        free = 0
+        for index in order:
+            kind, _, _, place, _ = row = self.actions.row(index)
+            if self.slots[index] < free:
+                message = (
+                    f"`{actions.word(len(actions) - 1)}` and `{word(*row[:3])}` collide on rank {self.rank} "
+                    f"in slot {self.slots[index]}"
+                )
+                raise Fault("collision", message, place)
+            free = self.slots[index] + WIDTH[Kind(kind)]
+            actions.add(*row)
+        self.actions, self.slots = actions, slots
+
+
+def place_op(recorders: list[Recorder], offset: int, word: str, args: tuple[int, int], slot: int, place: int) -> None:
+    """Record an op of a building block on the rank of its stage, at its slot in the block plus the block's offset.
+
+    In the last repeat of a block of several microbatches, those beyond the last one have no ops.
+    """
+    layout = recorders[0].layout
+    stage, microbatch = args
+    if not 0 <= stage < len(layout.placement):
+        message = f"`{word}` of stage {stage}, there are stages 0 to {len(layout.placement) - 1}"
+        raise Fault("no-such-stage", message, place)
+    if microbatch < layout.microbatches:
+        recorder = recorders[layout.placement[stage]]
+        recorder.op(word, args, place)
+        recorder.slots.append(slot + offset)

@@ -6,18 +6,22 @@ a plan is a lowered schedule that passed the checks.
 
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
+from functools import cached_property
+from typing import Any
 
 from attrs import define, field, frozen
 
 from schedlang.source import Source, Span
 
 #: The kinds of action, by their text in a plan. Torch's action tables spell them the same way: `B` is a whole
-#: backward, `I` its input-gradient half, `W` its weight-gradient half; `U` is the optimizer step.
-Kind = IntEnum("Kind", "F B I W U SEND_F RECV_F SEND_B RECV_B")
+#: backward, `I` its input-gradient half, `W` its weight-gradient half; `R` recomputes a forward whose activations were
+#: dropped; `U` is the optimizer step.
+Kind = IntEnum("Kind", "F B I W R U SEND_F RECV_F SEND_B RECV_B")
 
 NO_MICROBATCH = -1
+_OVERLAP = "OVERLAP_F_B"
 _WORD = re.compile(rf"(\d{{1,9}})({'|'.join(sorted(Kind.__members__, key=len, reverse=True))})(\d{{1,9}})?")
 
 
@@ -54,7 +58,8 @@ def word(kind: int, stage: int, microbatch: int) -> str:
 class Actions:
     """What one rank does, in order, as columns of integers; row i of all columns is action i.
 
-    `group` is 0 for an action issued alone; neighbours that share a number above 0 are issued as one batch.
+    `group` is 0 for an action issued alone; neighbours that share a number above 0 are issued as one: a batch of
+    transfers, or compute ops that overlap.
     `source` is the index of the action's place in `Schedule.spans`.
     """
 
@@ -74,6 +79,10 @@ class Actions:
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    def row(self, index: int) -> tuple[int, int, int, int, int]:
+        """Action `index` as `add` takes it."""
+        return self.kind[index], self.stage[index], self.microbatch[index], self.source[index], self.group[index]
 
     def word(self, index: int) -> str:
         """Action `index` in torch's spelling."""
@@ -96,16 +105,24 @@ class Actions:
             index = batch.stop
 
     def text(self) -> str:
-        """All actions in torch's spelling, separated by blanks; a batch is `(0SEND_F4;0RECV_B1)`."""
-        words = (";".join(map(self.word, batch)) for batch in self.batches())
-        return " ".join(f"({each})" if ";" in each else each for each in words)
+        """All actions in torch's spelling, separated by blanks.
+
+        A batch of transfers is `(0SEND_F4;0RECV_B1)`, ops that overlap are `(0F4;7B1)OVERLAP_F_B`.
+        """
+        return " ".join(map(self._batch_text, self.batches()))
+
+    def _batch_text(self, batch: range) -> str:
+        words = ";".join(map(self.word, batch))
+        if len(batch) == 1:
+            return words
+        return f"({words}){'' if is_transfer(self.kind[batch.start]) else _OVERLAP}"
 
     def compute(self) -> "Actions":
         """The actions that are not transfers."""
         kept = Actions()
-        for row in zip(self.kind, self.stage, self.microbatch, self.source, strict=True):
-            if not is_transfer(row[0]):
-                kept.add(*row)
+        for index, kind in enumerate(self.kind):
+            if not is_transfer(kind):
+                kept.add(*self.row(index))
         return kept
 
 
@@ -114,45 +131,94 @@ def parse_actions(text: str, sources: list[int]) -> Actions:
     actions = Actions()
     group = 0
     for token in text.split():
-        batched = token.startswith("(") and token.endswith(")")
+        words, overlap = (token.removesuffix(_OVERLAP), token.endswith(_OVERLAP))
+        batched = words.startswith("(") and words.endswith(")")
         group += batched
-        for each in token[1:-1].split(";") if batched else [token]:
-            match = _WORD.fullmatch(each)
-            if match is None or (match[3] is None) != (match[2] == "U"):
-                raise ValueError(f"`{token}` is not an action")
+        for each in words[1:-1].split(";") if batched else [token]:
+            kind, stage, microbatch = _parse_word(each, token)
+            if batched and is_transfer(kind) == overlap:
+                raise ValueError(f"`{token}`: transfers are batched alone, compute ops as {_OVERLAP}")
             if len(actions) == len(sources):
                 raise ValueError("there are fewer sources than actions")
-            kind, microbatch = Kind[match[2]], NO_MICROBATCH if match[3] is None else int(match[3])
-            if batched and not is_transfer(kind):
-                raise ValueError(f"`{token}` has a compute op in a batch of transfers")
-            actions.add(kind, int(match[1]), microbatch, sources[len(actions)], group * batched)
+            actions.add(kind, stage, microbatch, sources[len(actions)], group * batched)
     if len(actions) != len(sources):
         raise ValueError("there are more sources than actions")
     return actions
 
 
-@frozen
-class Schedule:
-    """Per-rank actions with the placement and the program they come from.
+def _parse_word(text: str, token: str) -> tuple[Kind, int, int]:
+    """Kind, stage and microbatch of one word; ValueError names the token it stands in."""
+    match = _WORD.fullmatch(text)
+    if match is None or (match[3] is None) != (match[2] == "U"):
+        raise ValueError(f"`{token}` is not an action")
+    return Kind[match[2]], int(match[1]), NO_MICROBATCH if match[3] is None else int(match[3])
 
-    `placement[s]` is the rank that holds stage s; `ranks[r]` is what rank r does. `spans[0]` is the schedule's name.
+
+@frozen
+class Claim:
+    """What a program says of itself: a condition on figures that its `names` must have when it is evaluated."""
+
+    holds: Callable[[], int]
+    reason: str | None
+    place: int
+    names: dict[str, Any]
+
+
+@frozen
+class Pipeline:
+    """One way of microbatches through the model: the stages `start` up to `stop`, in order.
+
+    Most schedules have one pipeline. Where there are two over the same ranks, the second one's stages are numbered on
+    from the first one's, and stage `start + i` of either is a replica of the same piece of the model.
     """
 
     name: str
-    params: dict[str, int]
+    start: int
+    stop: int
     microbatches: int
+
+
+@frozen
+class Layout:
+    """What runs where: `placement[s]` is the rank that holds stage s; the pipelines have the stages among them.
+
+    A microbatch may be cut into `slices`, which pass through the stages one by one: an action's microbatch is then the
+    number of the slice, counted through all microbatches of its pipeline.
+    """
+
     placement: tuple[int, ...]
-    ranks: tuple[Actions, ...]
-    source: Source = field(repr=False)
-    spans: tuple[Span, ...] = field(repr=False)
+    pipelines: tuple[Pipeline, ...]
+    slices: int = 1
+
+    @property
+    def microbatches(self) -> int:
+        """The microbatches of all pipelines."""
+        return sum(pipeline.microbatches for pipeline in self.pipelines)
+
+    @cached_property
+    def pipeline_of(self) -> tuple[Pipeline, ...]:
+        """The pipeline of each stage."""
+        return tuple(pipeline for pipeline in self.pipelines for _ in range(pipeline.start, pipeline.stop))
+
+    def units(self, stage: int) -> int:
+        """How many microbatches, or slices of microbatches, pass through a stage."""
+        return self.pipeline_of[stage].microbatches * self.slices
+
+    def is_first(self, stage: int) -> bool:
+        """Whether a stage takes the inputs."""
+        return self.pipeline_of[stage].start == stage
+
+    def is_last(self, stage: int) -> bool:
+        """Whether a stage makes the losses."""
+        return self.pipeline_of[stage].stop == stage + 1
 
     def peer(self, kind: int, stage: int) -> int | None:
         """The rank at the other end of a transfer of `stage`.
 
         None where there is none to reach: past the first or last stage, or a stage of the same rank.
         """
-        other = counterpart(kind, stage)[1]
-        if not 0 <= other < len(self.placement) or self.placement[other] == self.placement[stage]:
+        other, pipeline = counterpart(kind, stage)[1], self.pipeline_of[stage]
+        if not pipeline.start <= other < pipeline.stop or self.placement[other] == self.placement[stage]:
             return None
         return self.placement[other]
 
@@ -160,6 +226,53 @@ class Schedule:
         """The stages that a rank holds, in order."""
         return [stage for stage, holder in enumerate(self.placement) if holder == rank]
 
-    def splits_backward(self) -> bool:
-        """Whether any backward is split into its input and weight halves."""
-        return any(Kind.W in actions.kind for actions in self.ranks)
+
+@frozen
+class Schedule:
+    """Per-rank actions with their layout and the program they come from.
+
+    `ranks[r]` is what rank r does. `spans[0]` is the schedule's name; `claims` are the program's, checked by `compile`.
+    Ops that were drawn at time slots have them in `slots`, per rank and action, until the schedule is squeezed.
+    """
+
+    name: str
+    params: dict[str, int]
+    layout: Layout
+    ranks: tuple[Actions, ...]
+    source: Source = field(repr=False)
+    spans: tuple[Span, ...] = field(repr=False)
+    slots: tuple[tuple[int, ...], ...] | None = None
+    claims: tuple[Claim, ...] = field(default=(), eq=False, repr=False)
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """The rank of each stage."""
+        return self.layout.placement
+
+    @property
+    def microbatches(self) -> int:
+        """The microbatches of all pipelines."""
+        return self.layout.microbatches
+
+    @cached_property
+    def recomputed(self) -> frozenset[tuple[int, int]]:
+        """The stages and microbatches whose forward is run again before their backward."""
+        return frozenset(
+            (stage, microbatch)
+            for actions in self.ranks
+            for kind, stage, microbatch in zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+            if kind == Kind.R
+        )
+
+    @cached_property
+    def is_forward_only(self) -> bool:
+        """Whether there is no backward at all: inference."""
+        return not any({Kind.B, Kind.I, Kind.W} & set(actions.kind) for actions in self.ranks)
+
+    def peer(self, kind: int, stage: int) -> int | None:
+        """See `Layout.peer`."""
+        return self.layout.peer(kind, stage)
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages that a rank holds, in order."""
+        return self.layout.stages_of(rank)

@@ -1,14 +1,15 @@
 """Is every piece of work there, once? Every stage runs each microbatch's F, then its B, or its two halves."""
 
-from schedlang.diagnostics import CompileError
+from schedlang.diagnostics import CompileError, counted
 from schedlang.findings import Finding, diagnose
 from schedlang.schedule import Kind, Schedule, word
 
 # What is done for a stage and a microbatch: a whole backward does both halves.
-_FORWARD, _INPUT, _WEIGHT = 1, 2, 4
-_DOES = {Kind.F: _FORWARD, Kind.B: _INPUT | _WEIGHT, Kind.I: _INPUT, Kind.W: _WEIGHT}
+_FORWARD, _INPUT, _WEIGHT, _AGAIN = 1, 2, 4, 8
+_DOES = {Kind.F: _FORWARD, Kind.B: _INPUT | _WEIGHT, Kind.I: _INPUT, Kind.W: _WEIGHT, Kind.R: _AGAIN}
 _WORDS = {
     Kind.F: "the forward", Kind.B: "the backward", Kind.I: "the backward", Kind.W: "the weight gradient",
+    Kind.R: "the recomputation",
 }  # fmt: skip
 
 
@@ -30,8 +31,8 @@ def _unknown(schedule: Schedule, rank: int) -> list[Finding]:
             wrong = f"there are stages 0 to {len(placement) - 1}"
         elif placement[stage] != rank:
             wrong = f"stage {stage} is on rank {placement[stage]}"
-        elif microbatch >= schedule.microbatches:
-            wrong = f"there are microbatches 0 to {schedule.microbatches - 1}"
+        elif microbatch >= schedule.layout.units(stage):
+            wrong = f"there are microbatches 0 to {schedule.layout.units(stage) - 1}"
         else:
             continue
         findings.append(
@@ -56,7 +57,7 @@ def _repeated_or_missing(schedule: Schedule) -> list[Finding]:
                 related = (first[stage, microbatch, before & does & -(before & does)], "first here")
                 again = f"again, as `{word(kind, stage, microbatch)}`"
                 findings.append(Finding("repeated-op", message, rank, place, again, (related,), _split_help(kind)))
-            for bit in (_FORWARD, _INPUT, _WEIGHT):
+            for bit in (_FORWARD, _INPUT, _WEIGHT, _AGAIN):
                 if does & bit and not before & bit:
                     first[stage, microbatch, bit] = place
             done[stage, microbatch] = before | does
@@ -71,20 +72,25 @@ def _split_help(kind: int) -> str | None:
 
 def _missing(schedule: Schedule, done: dict[tuple[int, int], int]) -> list[Finding]:
     """The first piece of work missing on each stage, per kind: there may be millions."""
-    findings = []
-    for bit, kind in ((_FORWARD, Kind.F), (_INPUT, Kind.B), (_WEIGHT, Kind.W)):
+    wanted = [(_FORWARD, Kind.F), (_INPUT, Kind.B), (_WEIGHT, Kind.W)]
+    findings: list[Finding] = []
+    for bit, kind in wanted[:1] if schedule.is_forward_only else wanted:
         counts = [0] * len(schedule.placement)
         for (stage, _), bits in done.items():
             counts[stage] += bool(bits & bit)
         for stage, count in enumerate(counts):
-            if count < schedule.microbatches:
-                absent = (m for m in range(schedule.microbatches) if not done.get((stage, m), 0) & bit)
-                message = f"{_WORDS[kind]} of microbatch {next(absent)} never runs on stage {stage}"
-                if count < schedule.microbatches - 1:
-                    message += f", nor that of {schedule.microbatches - 1 - count} other microbatches"
-                help = "every `B` of a schedule with `W` needs its `W`; write `BW` for a whole backward"
-                rank = schedule.placement[stage]
-                findings.append(Finding("missing-op", message, rank, help=help if kind == Kind.W else None))
+            lacking = schedule.layout.units(stage) - count
+            if lacking:
+                absent = (unit for unit in range(schedule.layout.units(stage)) if not done.get((stage, unit), 0) & bit)
+                findings.append(_missing_op(schedule, kind, stage, next(absent), lacking))
         if findings:
             break
     return findings
+
+
+def _missing_op(schedule: Schedule, kind: Kind, stage: int, microbatch: int, lacking: int) -> Finding:
+    message = f"{_WORDS[kind]} of microbatch {microbatch} never runs on stage {stage}"
+    if lacking > 1:
+        message += f", nor that of {counted(lacking - 1, 'other microbatch')}"
+    help = "every `B` of a schedule with `W` needs its `W`; write `BW` for a whole backward" if kind == Kind.W else None
+    return Finding("missing-op", message, schedule.placement[stage], help=help)

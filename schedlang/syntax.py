@@ -34,7 +34,10 @@ class Schedule(Node):
 
 @frozen
 class Param(Node):
-    """`param name = default`; without a default, the user must give it."""
+    """`param name = default`; without a default, the user must give it.
+
+    `ranks` and `microbatches` say how many there are; so does `slices`, into how many each microbatch is cut.
+    """
 
     name: Name
     default: Node | None
@@ -83,6 +86,15 @@ class Stage(Node):
 
 
 @frozen
+class Pipeline(Node):
+    """`pipeline name runs microbatches stage …`: one of several pipelines; `name(s)` is its stage s."""
+
+    name: Name
+    microbatches: Node
+    stage: Stage
+
+
+@frozen
 class Block(Node):
     """Statements in braces."""
 
@@ -95,6 +107,65 @@ class Rank(Node):
 
     name: Name
     body: Block
+
+
+@frozen
+class Repeated(Node):
+    """`block m, n every interval { … }`: a building block, the ops of some microbatches at time slots, repeated."""
+
+    microbatches: tuple[Name, ...]
+    interval: Node
+    rows: tuple[Row, ...]
+
+
+@frozen
+class Row(Node):
+    """`stage name in range { … }` in a building block: the ops of some stages."""
+
+    name: Name
+    range: Range
+    ops: tuple[Placed, ...]
+
+
+@frozen
+class Placed(Node):
+    """`F(s, m) at slot`."""
+
+    op: Op
+    slot: Node
+
+
+@frozen
+class Squeeze(Node):
+    """`squeeze`: forget the slots, keep the order."""
+
+
+@frozen
+class Reorder(Node):
+    """`reorder`: pull ops forward in the warm-up and the cool-down."""
+
+
+@frozen
+class Fill(Node):
+    """`fill W`: put weight gradients into free slots."""
+
+    word: str
+
+
+@frozen
+class Recompute(Node):
+    """`recompute s in range`: run forwards of these stages again before their backwards."""
+
+    name: Name
+    range: Range
+
+
+@frozen
+class Assert(Node):
+    """`assert condition, "reason"`: what the program claims of the schedule it describes."""
+
+    condition: Node
+    reason: str | None
 
 
 @frozen
@@ -125,7 +196,7 @@ class If(Node):
 
 @frozen
 class Op(Node):
-    """A compute op, `F(s, m)`; kind is one of F B W BW U."""
+    """A compute op, `F(s, m)`; kind is one of F B W BW R U."""
 
     kind: str
     args: tuple[Node, ...]
@@ -138,6 +209,13 @@ class Transfer(Node):
     direction: str
     passed: str
     args: tuple[Node, ...]
+
+
+@frozen
+class Overlap(Node):
+    """`overlap { … }`: ops that run as one."""
+
+    ops: tuple[Op, ...]
 
 
 @frozen

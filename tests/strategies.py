@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from schedlang.schedule import Actions, Kind, Schedule
+from schedlang.schedule import Actions, Kind, Layout, Pipeline, Schedule
 from schedlang.source import Source, Span
 
 
@@ -25,7 +25,8 @@ def schedules(draw: st.DrawFn) -> Schedule:
 
 def make_schedule(placement: tuple[int, ...], microbatches: int, ranks: tuple[Actions, ...]) -> Schedule:
     params = {"ranks": len(ranks), "microbatches": microbatches}
-    return Schedule("random", params, microbatches, placement, ranks, Source("random.sched", "random"), (Span(0, 6),))
+    layout = Layout(placement, (Pipeline("", 0, len(placement), microbatches),))
+    return Schedule("random", params, layout, ranks, Source("random.sched", "random"), (Span(0, 6),))
 
 
 def _ready(
@@ -48,108 +49,146 @@ def _ready(
 
 
 def oracle(schedule: Schedule) -> bool:
-    """Whether a plan runs to its end and computes the right gradients, by carrying out its values.
+    """Whether a plan runs to its end and computes the right gradients, by carrying out its values."""
+    return _Oracle(schedule).run()
 
-    Written apart from the machine: it visits the ranks round and round, moves one transfer at a time, and looks only
-    at the gradients that come out. Sends wait for their receives; a batch moves on when all of it has moved.
+
+class _Oracle:
+    """Carries out a plan on values that are hashes of what they were made from, and looks at the gradients.
+
+    Written apart from the machine: it visits the ranks round and round and moves one transfer at a time. Sends wait
+    for their receives; a batch is over when all of it has moved; ops that overlap see nothing of each other.
     """
-    last = len(schedule.placement) - 1
-    held: list[dict[tuple[str, int, int], object]] = [{} for _ in schedule.ranks]
-    gradients: dict[int, list[object]] = {stage: [] for stage in range(last + 1)}
-    programs = [[[a.word(i) for i in batch] for batch in a.batches()] for a in schedule.ranks]
-    kinds = [[(a.kind[i], a.stage[i], a.microbatch[i]) for i in range(len(a))] for a in schedule.ranks]
-    batches = [list(a.batches()) for a in schedule.ranks]
-    at = [0] * len(programs)
-    moved: list[set[int]] = [set() for _ in programs]
-    sent: set[tuple[int, int, int]] = set()
 
-    def pending(rank: int, source: int, target: int) -> list[int]:
-        """What of a rank's current batch is still to move from `source` to `target`, in order."""
-        if at[rank] == len(batches[rank]):
-            return []
-        found = []
-        for i in batches[rank][at[rank]]:
-            kind, stage, _ = kinds[rank][i]
-            if kind < Kind.SEND_F or i in moved[rank]:
-                continue
-            other = stage + (1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1)
-            peer = schedule.placement[other] if 0 <= other <= last else None
-            ends = (rank, peer) if kind in (Kind.SEND_F, Kind.SEND_B) else (peer, rank)
-            if ends == (source, target):
-                found.append(i)
-        return found
+    def __init__(self, schedule: Schedule) -> None:
+        self.layout = schedule.layout
+        self.rows = [[a.row(i)[:3] for i in range(len(a))] for a in schedule.ranks]
+        self.batches = [list(a.batches()) for a in schedule.ranks]
+        self.at = [0] * len(self.rows)
+        self.held: list[dict[tuple[str, int, int], int]] = [{} for _ in self.rows]
+        self.moved: list[set[int]] = [set() for _ in self.rows]
+        self.sent: set[tuple[int, int, int]] = set()
+        self.gradients: list[tuple[int, int]] = []
+        kinds = {row[0] for rank in self.rows for row in rank}
+        self.forward_only = not kinds & {Kind.B, Kind.I, Kind.W}
+        self.recomputed = {row[1:] for rank in self.rows for row in rank if row[0] == Kind.R}
 
-    progress = True
-    while progress:
-        progress = False
-        for rank in range(len(programs)):
-            if at[rank] == len(batches[rank]):
-                continue
-            batch = batches[rank][at[rank]]
-            kind, stage, microbatch = kinds[rank][batch[0]]
-            if kind < Kind.SEND_F:
-                if not _compute(held[rank], gradients, kind, stage, microbatch, last):
-                    return False
-                at[rank] += 1
-                progress = True
-                continue
-            for i in batch:
-                kind, stage, microbatch = kinds[rank][i]
-                other = stage + (1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1)
-                if not 0 <= other <= last or schedule.placement[other] == rank:
-                    return False
-                peer = schedule.placement[other]
-                if kind in (Kind.SEND_F, Kind.SEND_B) and i not in moved[rank]:
-                    out, into = pending(rank, rank, peer), pending(peer, rank, peer)
-                    if not out or not into or out[0] != i:
-                        continue
-                    value = held[rank].get(("out" if kind == Kind.SEND_F else "grad", stage, microbatch))
-                    wanted = kinds[peer][into[0]]
-                    if value is None or (kind, stage, microbatch) in sent:
+    def run(self) -> bool:
+        progress = True
+        while progress:
+            progress = False
+            for rank in range(len(self.rows)):
+                if self.at[rank] < len(self.batches[rank]):
+                    moves = self.visit(rank)
+                    if moves is None:
                         return False
-                    sent.add((kind, stage, microbatch))
-                    slot = "in" if wanted[0] == Kind.RECV_F else "grad_in"
-                    held[peer][slot, wanted[1], wanted[2]] = value
-                    moved[rank].add(i)
-                    moved[peer].add(into[0])
-                    progress = True
-            for each in range(len(programs)):
-                if at[each] < len(batches[each]) and set(batches[each][at[each]]) <= moved[each]:
-                    at[each] += 1
-    complete = all(at[rank] == len(batches[rank]) for rank in range(len(programs)))
-    expected = {stage: sorted(_gradient(stage, m, last) for m in range(schedule.microbatches)) for stage in gradients}
-    return complete and {stage: sorted(map(str, each)) for stage, each in gradients.items()} == expected
-
-
-def _gradient(stage: int, microbatch: int, last: int) -> str:
-    """The one right gradient of a stage for a microbatch, written out."""
-    return f"d{stage}({_output(stage, microbatch)}, {_gradient(stage + 1, microbatch, last) if stage < last else 1})"
-
-
-def _output(stage: int, microbatch: int) -> str:
-    return f"f{stage}({_output(stage - 1, microbatch) if stage else microbatch})"
-
-
-def _compute(held: dict, gradients: dict, kind: int, stage: int, microbatch: int, last: int) -> bool:
-    """Carry out one op on the values a rank holds; False when one is missing or an op comes twice."""
-    out, grad = ("out", stage, microbatch), ("grad", stage, microbatch)
-    if kind == Kind.F:
-        given = (
-            microbatch if stage == 0 else held.get(("in", stage, microbatch), held.get(("out", stage - 1, microbatch)))
-        )
-        if given is None or out in held:
+                    progress |= moves
+        if any(at < len(batches) for at, batches in zip(self.at, self.batches, strict=True)):
             return False
-        held[out] = f"f{stage}({given})"
+        units = [(s, u) for s in range(len(self.layout.placement)) for u in range(self.layout.units(s))]
+        if self.forward_only:
+            held = [self.held[self.layout.placement[s]].get(("out", s, u)) for s, u in units]
+            return held == [self.right_output(s, u) for s, u in units]
+        return sorted(self.gradients) == sorted((s, self.right_gradient(s, u)) for s, u in units)
+
+    def visit(self, rank: int) -> bool | None:
+        """Whether a rank gets on; None when it does something wrong."""
+        batch = self.batches[rank][self.at[rank]]
+        if self.rows[rank][batch.start][0] < Kind.SEND_F:
+            before = dict(self.held[rank])
+            if not all(self.compute(rank, before, *self.rows[rank][i]) for i in batch):
+                return None
+            self.at[rank] += 1
+            return True
+        progress = False
+        for i in batch:
+            peer = self.peer(rank, i)
+            if peer is None:
+                return None
+            if self.rows[rank][i][0] in (Kind.SEND_F, Kind.SEND_B) and i not in self.moved[rank]:
+                moves = self.move(rank, i, peer)
+                if moves is None:
+                    return None
+                progress |= moves
+        if set(batch) <= self.moved[rank]:
+            self.at[rank] += 1
+            return True
+        return progress
+
+    def peer(self, rank: int, i: int) -> int | None:
+        kind, stage, _ = self.rows[rank][i]
+        other = stage + (1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1)
+        pipeline = next(each for each in self.layout.pipelines if each.start <= stage < each.stop)
+        if not pipeline.start <= other < pipeline.stop or self.layout.placement[other] == rank:
+            return None
+        return self.layout.placement[other]
+
+    def move(self, rank: int, i: int, peer: int) -> bool | None:
+        """Hand a value to the rank that stands at its receive."""
+        mine = [j for j in self.pending(rank) if self.is_send(rank, j) and self.peer(rank, j) == peer]
+        theirs = [j for j in self.pending(peer) if not self.is_send(peer, j) and self.peer(peer, j) == rank]
+        if not theirs or mine[0] != i:
+            return False
+        kind, stage, unit = self.rows[rank][i]
+        value = self.held[rank].get(("out" if kind == Kind.SEND_F else "grad", stage, unit))
+        if value is None or self.rows[rank][i] in self.sent:
+            return None
+        wanted = self.rows[peer][theirs[0]]
+        self.held[peer]["in" if wanted[0] == Kind.RECV_F else "grad_in", wanted[1], wanted[2]] = value
+        self.sent.add(self.rows[rank][i])
+        self.moved[rank].add(i)
+        self.moved[peer].add(theirs[0])
         return True
-    if kind in (Kind.B, Kind.I):
-        given = (
-            1 if stage == last else held.get(("grad_in", stage, microbatch), held.get(("grad", stage + 1, microbatch)))
-        )
-        if given is None or out not in held or grad in held:
+
+    def pending(self, rank: int) -> list[int]:
+        if self.at[rank] == len(self.batches[rank]):
+            return []
+        batch = self.batches[rank][self.at[rank]]
+        return [i for i in batch if self.rows[rank][i][0] >= Kind.SEND_F and i not in self.moved[rank]]
+
+    def is_send(self, rank: int, i: int) -> bool:
+        return self.rows[rank][i][0] in (Kind.SEND_F, Kind.SEND_B)
+
+    def compute(self, rank: int, held: dict[tuple[str, int, int], int], kind: int, s: int, u: int) -> bool:
+        """Carry out one op on the values a rank held before; False when one is missing, or the op comes twice."""
+        new = self.held[rank]
+        if self.layout.placement[s] != rank:
             return False
-        held[grad] = f"d{stage}({held[out]}, {given})"
-    elif kind == Kind.W and grad not in held:
-        return False
-    if kind in (Kind.B, Kind.W):
-        gradients[stage].append(held[grad])
-    return True
+        first, last, slices = self.is_first(s), self.is_last(s), self.layout.slices
+        if kind == Kind.F:
+            value = u if first else held.get(("in", s, u), held.get(("out", s - 1, u)))
+            state = held.get(("out", s, u - 1)) if u % slices else 0
+            if value is None or state is None or ("out", s, u) in new:
+                return False
+            new["out", s, u] = hash(("f", s, value, state))
+        elif kind == Kind.R:
+            if ("out", s, u) not in held or ("again", s, u) in new:
+                return False
+            new["again", s, u] = held["out", s, u]
+        elif kind in (Kind.B, Kind.I):
+            value = held.get(("again" if (s, u) in self.recomputed else "out", s, u))
+            gradient = 1 if last else held.get(("grad_in", s, u), held.get(("grad", s + 1, u)))
+            state = held.get(("grad", s, u + 1)) if (u + 1) % slices else 0
+            if None in (value, gradient, state) or ("grad", s, u) in new:
+                return False
+            new["grad", s, u] = hash(("d", s, value, gradient, state))
+        elif kind == Kind.W and ("grad", s, u) not in held:
+            return False
+        if kind in (Kind.B, Kind.W):
+            self.gradients.append((s, new["grad", s, u]))
+        return True
+
+    def is_first(self, stage: int) -> bool:
+        return any(each.start == stage for each in self.layout.pipelines)
+
+    def is_last(self, stage: int) -> bool:
+        return any(each.stop == stage + 1 for each in self.layout.pipelines)
+
+    def right_output(self, s: int, u: int) -> int:
+        value = u if self.is_first(s) else self.right_output(s - 1, u)
+        return hash(("f", s, value, self.right_output(s, u - 1) if u % self.layout.slices else 0))
+
+    def right_gradient(self, s: int, u: int) -> int:
+        gradient = 1 if self.is_last(s) else self.right_gradient(s + 1, u)
+        state = self.right_gradient(s, u + 1) if (u + 1) % self.layout.slices else 0
+        return hash(("d", s, self.right_output(s, u), gradient, state))

@@ -41,6 +41,10 @@ def test_where_an_action_comes_from(plan: Plan) -> None:
     assert plan.where(0, 0) == f"{PROGRAMS[0]}:8"
 
 
+def with_pipeline(document: Any, **fields: Any) -> Any:
+    return document | {"pipelines": [document["pipelines"][0] | fields]}
+
+
 Damage = Callable[[Any], Any]
 
 
@@ -56,10 +60,16 @@ Damage = Callable[[Any], Any]
         (lambda d: d | {"ranks": "2"}, "`ranks` must be a whole number"),
         (lambda d: d | {"ranks": True}, "`ranks` must be a whole number"),
         (lambda d: d | {"ranks": 3}, "must have 3 lines"),
-        (lambda d: d | {"microbatches": 2.5}, "`microbatches` must be a whole number"),
-        (lambda d: d | {"microbatches": 10**12}, "missing-op"),
-        (lambda d: d | {"microbatches": 1}, "unknown-action"),
-        (lambda d: d | {"microbatches": 0}, "unknown-action"),
+        (lambda d: with_pipeline(d, microbatches=2.5), "`pipelines` must hold whole numbers"),
+        (lambda d: with_pipeline(d, microbatches=10**12), "missing-op"),
+        (lambda d: with_pipeline(d, microbatches=1), "unknown-action"),
+        (lambda d: with_pipeline(d, microbatches=0), "unknown-action"),
+        (lambda d: with_pipeline(d, start=1), "`pipelines` must divide the 2 stages"),
+        (lambda d: with_pipeline(d, stop=3), "`pipelines` must divide the 2 stages"),
+        (lambda d: with_pipeline(d, name=None), "`pipelines` must be objects"),
+        (lambda d: d | {"pipelines": []}, "`pipelines` must divide the 2 stages"),
+        (lambda d: d | {"slices": 0}, "`slices` must be 1 or more"),
+        (lambda d: d | {"slices": 2}, "missing-op"),
         (lambda d: d | {"placement": [0, 5]}, "`placement` must give every stage one of the `ranks`"),
         (lambda d: d | {"placement": [0, -1]}, "`placement` must hold whole numbers from 0"),
         (lambda d: d | {"placement": [1, 0]}, "stage 0 is on rank 1"),
@@ -75,9 +85,9 @@ Damage = Callable[[Any], Any]
         (lambda d: d | {"actions": [d["actions"][0] + " 0F1", d["actions"][1]]}, "fewer sources than actions"),
         (lambda d: d | {"actions": [d["actions"][0][:-3], d["actions"][1]]}, "more sources than actions"),
         (lambda d: d | {"actions": [d["actions"][0].replace("0F0 0S", "(0F0;0S"), ""]}, "is not an action"),
-        (lambda d: d | {"actions": ["(0F0;0SEND_F0)", ""], "sources": ["1 1", ""]}, "a compute op in a batch"),
+        (lambda d: d | {"actions": ["(0F0;0SEND_F0)", ""], "sources": ["1 1", ""]}, "transfers are batched alone"),
         (lambda d: d | {"sources": ["x", ""]}, "sources of rank 0"),
-        (lambda d: d | {"sources": [d["sources"][0], d["sources"][1].replace("1", "-1", 1)]}, "sources of rank 1"),
+        (lambda d: d | {"sources": [d["sources"][0], "-" + d["sources"][1]]}, "sources of rank 1"),
         (
             lambda d: d | {"actions": [d["actions"][0].replace("0F0 0SEND_F0", "0SEND_F0 0F0"), d["actions"][1]]},
             "order",
@@ -107,7 +117,8 @@ JSON = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.sampled_from(["program", "params", "ranks", "microbatches", "placement", "spans", "actions", "sources"]), JSON
+    st.sampled_from(["program", "params", "ranks", "pipelines", "slices", "placement", "spans", "actions", "sources"]),
+    JSON,
 )
 def test_any_value_in_any_field_is_answered(tmp_path_factory: pytest.TempPathFactory, name: str, value: Any) -> None:
     plan = compile(Source("s.sched", "schedule s { param ranks = 1 param microbatches = 1 rank r { F(0) B(0) } }"))
