@@ -15,7 +15,7 @@ from torch import Tensor
 from schedlang.diagnostics import CompileError
 from schedlang.plan import Plan, read_plan
 from schedlang.runtime.corpus import read_corpus
-from schedlang.runtime.pipeline import wrong_number
+from schedlang.runtime.pipeline import unsupported, wrong_number
 from schedlang.runtime.report import TOLERANCE, compare, print_header, report
 from schedlang.runtime.train import Training, train, train_alone
 from schedlang.runtime.watchdog import PipelineError, say
@@ -85,7 +85,9 @@ def _start(path: Path) -> tuple[Plan, Tensor]:
     try:
         plan, corpus = read_plan(path), read_corpus()
         wrong = wrong_number(plan, started)
-        if wrong is not None:
+        if wrong is None:
+            wrong = unsupported(plan)
+        else:
             wrong += f": torchrun --nproc-per-node {len(plan.ranks)} -m schedlang.runtime {path}"
     except (CompileError, OSError) as error:
         wrong = str(error)

@@ -154,6 +154,7 @@ class Pipeline:
                     Kind.B: stage.backward,
                     Kind.I: stage.backward_input,
                     Kind.W: stage.backward_weight,
+                    Kind.R: stage.recompute,
                 }[kind],
                 microbatch,
             )
@@ -164,10 +165,11 @@ class Pipeline:
     ) -> dict[int, Stage]:
         """The stages of this rank; neighbours among them share their boxes."""
         last = len(self._plan.placement) - 1
-        stages = {
-            number: Stage(number, module, optimizers.get(number), loss_fn if number == last else None, loss_scale)
-            for number, module in modules.items()
-        }
+        stages = {}
+        for number, module in modules.items():
+            recomputed = {microbatch for stage, microbatch in self._plan.recomputed if stage == number}
+            loss = loss_fn if number == last else None
+            stages[number] = Stage(number, module, optimizers.get(number), loss, loss_scale, recomputed)
         for number, stage in stages.items():
             if number + 1 in stages:
                 following = stages[number + 1]
@@ -176,7 +178,7 @@ class Pipeline:
 
     def _check(self, stages: Mapping[int, nn.Module], optimizers: Mapping[int, Optimizer]) -> None:
         """Whether what this rank was given is what the plan wants here."""
-        wrong = wrong_number(self._plan, dist.get_world_size())
+        wrong = unsupported(self._plan) or wrong_number(self._plan, dist.get_world_size())
         if wrong is not None:
             raise PipelineError(wrong)
         if "cpu:" not in dist.get_backend_config():
@@ -188,6 +190,16 @@ class Pipeline:
         updated = [stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U]
         if sorted(optimizers) != sorted(updated):
             raise PipelineError(f"the plan updates the stages {sorted(updated)}, `optimizers` has {sorted(optimizers)}")
+
+
+def unsupported(plan: Plan) -> str | None:
+    """What of a plan this runtime does not run yet."""
+    found = {
+        "several pipelines over the same ranks": len(plan.layout.pipelines) > 1,
+        "slices of microbatches": plan.layout.slices > 1,
+        "no backward": plan.is_forward_only,
+    }
+    return next((f"this runtime does not run plans with {name} yet" for name, has in found.items() if has), None)
 
 
 def wrong_number(plan: Plan, started: int) -> str | None:

@@ -1,6 +1,6 @@
-"""One stage: what F, B, I, W and U mean on a torch module."""
+"""One stage: what F, B, I, W, R and U mean on a torch module."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 
 import torch
 
@@ -23,7 +23,8 @@ class Stage:
     `gradients` (of the outputs) come in, `outputs` and `input_gradients` go out. Where the neighbour stage is on the
     same rank, its box and this one's are the same dictionary.
 
-    The last stage has a `loss_fn`: its output is then the loss, detached, whose gradient is `loss_scale`.
+    The last stage has a `loss_fn`: its output is then the loss, detached, whose gradient is `loss_scale`. Of the
+    `recomputed` microbatches, F keeps only the input, and R makes the rest again before the backward.
     """
 
     def __init__(
@@ -33,30 +34,55 @@ class Stage:
         optimizer: Optimizer | None,
         loss_fn: LossFn | None,
         loss_scale: float,
+        recomputed: Container[int] = (),
     ) -> None:
         self.number, self.module, self.optimizer = number, module, optimizer
-        self.loss_fn, self.loss_scale = loss_fn, loss_scale
+        self.loss_fn, self.loss_scale, self.recomputed = loss_fn, loss_scale, recomputed
         self.inputs: dict[int, Tensor] = {}
         self.outputs: dict[int, Tensor] = {}
         self.gradients: dict[int, Tensor] = {}
         self.input_gradients: dict[int, Tensor] = {}
         self.targets: dict[int, Tensor] = {}
-        #: Input and output with its graph, from F to the last use of either.
+        #: Input and output with its graph, from F (or R) to the last use of either.
         self._live: dict[int, tuple[Tensor, Tensor]] = {}
+        #: Input, targets and random state, from F to R.
+        self._again: dict[int, tuple[Tensor, Tensor | None, Tensor]] = {}
 
     def forward(self, microbatch: int) -> None:
         """F: the output, and on the last stage the loss."""
-        input = self.inputs.pop(microbatch)
+        input, targets = self.inputs.pop(microbatch), self.targets.pop(microbatch, None)
         if self.number:
             input.requires_grad_()
-        output = self._checked("output", self.module(input))
+        if microbatch in self.recomputed:
+            self._again[microbatch] = input, targets, _random_state(input.device)
+            with torch.no_grad():
+                output = self._run(input, targets)
+            # What is to be known of the output until R: its shape and type.
+            self._live[microbatch] = input, torch.empty_like(output, device="meta")
+        else:
+            output = self._differentiable(self._run(input, targets))
+            self._live[microbatch] = input, output
         if self.loss_fn is not None:
-            output = self._checked("loss", self.loss_fn(output, self.targets.pop(microbatch)))
-            if output.ndim:
-                raise PipelineError(f"the loss has the shape {list(output.shape)}, it must be a scalar")
             self.gradients[microbatch] = torch.full_like(output, self.loss_scale)
-        self._live[microbatch] = input, output
         self.outputs[microbatch] = output.detach()
+
+    def recompute(self, microbatch: int) -> None:
+        """R: the forward again, with the random numbers of the first time."""
+        input, targets, state = self._again.pop(microbatch)
+        with torch.random.fork_rng([input.device] if input.device.type == "cuda" else []):
+            _set_random_state(input.device, state)
+            self._live[microbatch] = input, self._differentiable(self._run(input, targets))
+
+    def _run(self, input: Tensor, targets: Tensor | None) -> Tensor:
+        """The module's output, or on the last stage its loss."""
+        output = self._tensor("output", self.module(input))
+        if self.loss_fn is None:
+            return output
+        assert targets is not None
+        loss = self._tensor("loss", self.loss_fn(output, targets))
+        if loss.ndim:
+            raise PipelineError(f"the loss has the shape {list(loss.shape)}, it must be a scalar")
+        return loss
 
     def backward(self, microbatch: int) -> None:
         """B: the gradients of the weights, which add up, and of the input."""
@@ -95,12 +121,28 @@ class Stage:
         # The stage before waits for a gradient, even where the output does not depend on the input.
         self.input_gradients[microbatch] = torch.zeros_like(input) if gradient is None else gradient
 
-    def _checked(self, what: str, value: object) -> Tensor:
-        """What a module or loss function has returned, if a backward can start from it."""
+    def _tensor(self, what: str, value: object) -> Tensor:
+        """What a module or loss function has returned, if it is one tensor."""
         if not isinstance(value, Tensor):
             raise PipelineError(f"the {what} of stage {self.number} is a {type(value).__name__}, it must be one tensor")
+        return value
+
+    def _differentiable(self, value: Tensor) -> Tensor:
+        """An output or a loss, if a backward can start from it."""
         if not value.requires_grad:
+            what = "output" if self.loss_fn is None else "loss"
             raise PipelineError(
                 f"the {what} of stage {self.number} ({value.dtype}) does not require grad, so it has no backward"
             )
         return value
+
+
+def _random_state(device: torch.device) -> Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _set_random_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+    else:
+        torch.set_rng_state(state)

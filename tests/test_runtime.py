@@ -36,6 +36,9 @@ class Outcome:
 
 Run = Callable[[str, int], Outcome]
 
+#: What the runtime refuses so far: two pipelines over the same ranks, slices, and plans without a backward.
+UNSUPPORTED = {"bitpipe", "chimera", "dualpipe", "gems", "seq1f1b", "terapipe", "forward_only"}
+
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[subprocess.Popen]:
@@ -69,8 +72,9 @@ def test_losses_and_gradients_are_those_of_one_process(run: Run, ranks: int) -> 
     Losses are compared by number of microbatch, and one plan takes microbatches in another order.
     """
     outcome = run("sweep", ranks)
+    programs = {path.stem for path in ROOT.glob("programs/*.sched")} - UNSUPPORTED
     for found in outcome.found():
-        assert len(found) == (18 if ranks == 2 else 22)
+        assert {case.split()[0] for case in found} == programs | {"v"}
         for case, (loss, gradient) in found.items():
             assert loss < 1e-12, case
             assert gradient < 1e-12, case
@@ -134,6 +138,7 @@ FAILURES = {
     "other_message": (2, 1, rf"rank 1 failed at 1RECV_F0 {PLACE}: rank 0 announced .*, where the plan has .*"),
     "other_plan": (3, None, r"rank \d failed: rank \d has another plan"),
     "processes": (2, None, r"rank \d failed: the plan needs 4 processes, 2 were started"),
+    "unsupported": (2, None, r"rank \d failed: this runtime does not run plans with several pipelines .* yet"),
     "stages": (2, 1, r"rank 1 failed: the plan gives this rank the stages \[1\], `stages` has \[0\]"),
     "optimizers": (2, None, r"rank \d failed: the plan updates the stages \[\d, \d\], `optimizers` has \[\]"),
     "absent": (2, 1, r"rank 1 failed: rank 0 has built no pipeline within 1 s"),
