@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from schedlang.diagnostics import CompileError
-from schedlang.plan import Plan, read_plan
+from schedlang.plan import Plan
+from schedlang.plan_reader import read_plan
 from schedlang.runtime.corpus import read_corpus
 from schedlang.runtime.pipeline import unsupported, wrong_number
 from schedlang.runtime.report import TOLERANCE, compare, print_header, report

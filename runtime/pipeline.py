@@ -198,6 +198,7 @@ def unsupported(plan: Plan) -> str | None:
         "several pipelines over the same ranks": len(plan.layout.pipelines) > 1,
         "slices of microbatches": plan.layout.slices > 1,
         "no backward": plan.is_forward_only,
+        "updates but no flush between them": plan.layout.updates > 1,
     }
     return next((f"this runtime does not run plans with {name} yet" for name, has in found.items() if has), None)
 

@@ -17,9 +17,11 @@ from schedlang.expand import expand
 from schedlang.lowering import lower
 from schedlang.machine import Execution, prove, simulate
 from schedlang.parser import parse
-from schedlang.plan import Plan, read_plan, write_plan
-from schedlang.schedule import Actions, Kind, Layout, Pipeline, Schedule
+from schedlang.plan import Plan, write_plan
+from schedlang.plan_reader import read_plan
+from schedlang.schedule import Actions, Kernel, Kind, Layout, Pipeline, Schedule
 from schedlang.source import Source, read_source
+from schedlang.stream import lower_stream, unroll
 from schedlang.structure import check_structure
 from schedlang.timeline import Bar, Timeline
 
@@ -32,7 +34,12 @@ __all__ = [
 def compile(source: Source, params: Mapping[str, int] = MappingProxyType({})) -> Plan:
     """The plan of a program for some parameters, proved; CompileError with everything that is wrong with it."""
     schedule = expand(source, parse(source), params)
-    check_structure(schedule)
-    schedule = lower(schedule)
+    kernels: tuple[Kernel, ...] = ()
+    if schedule.stream:
+        check_structure(unroll(schedule, 2))
+        schedule, kernels = lower_stream(schedule)
+    else:
+        check_structure(schedule)
+        schedule = lower(schedule)
     check_claims(schedule, prove(schedule))
-    return Plan(**asdict(evolve(schedule, claims=()), recurse=False))
+    return Plan(**asdict(evolve(schedule, claims=()), recurse=False), kernels=kernels)

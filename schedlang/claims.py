@@ -1,11 +1,14 @@
 """What a program claims of its schedule with `assert`, held against the figures of an execution."""
 
+from functools import partial
+
 from schedlang.codegen import variable
 from schedlang.diagnostics import CompileError
 from schedlang.findings import Finding, diagnose
 from schedlang.machine import Execution
 from schedlang.recorder import Fault
 from schedlang.schedule import Schedule
+from schedlang.versions import follow_weights
 
 
 def check_claims(schedule: Schedule, execution: Execution) -> None:
@@ -13,7 +16,8 @@ def check_claims(schedule: Schedule, execution: Execution) -> None:
 
     `peak(r)` is the peak of rank r in stage activations; `makespan` goes from the first start to the last end, `work`
     is what the busiest rank works, `bubble` = makespan - work is the idle time of a synchronous flush; `span` is the
-    longest time from a rank's own first start to its own last end, and `span_bubble` = span - work.
+    longest time from a rank's own first start to its own last end, and `span_bubble` = span - work. `versions(r)` is
+    the most versions of a stage's weights that rank r holds, `staleness` the most updates by which any are behind.
     """
     timeline = execution.timeline
     work, span = max(timeline.busy), max(timeline.spans)
@@ -21,24 +25,30 @@ def check_claims(schedule: Schedule, execution: Execution) -> None:
         "makespan": timeline.makespan, "work": work, "bubble": timeline.makespan - work,
         "span": span, "span_bubble": span - work,
     }  # fmt: skip
+    versions = follow_weights(schedule)
+    figures["staleness"] = versions.staleness
     names = {variable(name): value for name, value in figures.items()}
     texts = [f"{name} {value:g}" for name, value in figures.items()]
-    texts.append(f"peak per rank {' '.join(map(str, execution.peak_activations))}")
-    findings = []
+    per_rank = {"peak": execution.peak_activations, "versions": versions.held}
+    texts += [f"{name} per rank {' '.join(map(str, values))}" for name, values in per_rank.items()]
+    findings: dict[int, Finding] = {}
     for claim in schedule.claims:
-        claim.names.update(names, **{variable("peak"): lambda rank: _peak(execution, rank)})
+        claim.names.update(names, **{variable(name): partial(_of_rank, name, each) for name, each in per_rank.items()})
         try:
             if claim.holds():
                 continue
             message = f"the schedule claims: {claim.reason}" if claim.reason else "a claim does not hold"
         except Fault as fault:
             message = fault.message
-        findings.append(Finding("assert", message, 0, claim.place, help=f"the figures are {', '.join(texts)}"))
+        # A claim in a rank block is made once per rank, and told once.
+        finding = Finding("assert", message, 0, claim.place, help=f"the figures are {', '.join(texts)}")
+        findings.setdefault(claim.place, finding)
     if findings:
-        raise CompileError(diagnose(schedule, findings))
+        raise CompileError(diagnose(schedule, list(findings.values())))
 
 
-def _peak(execution: Execution, rank: int) -> int:
-    if not 0 <= rank < len(execution.peak_activations):
-        raise Fault("assert", f"`peak({rank})`, there are ranks 0 to {len(execution.peak_activations) - 1}", 0)
-    return execution.peak_activations[rank]
+def _of_rank(name: str, values: tuple[int, ...], rank: int) -> int:
+    """A rank's figure."""
+    if not 0 <= rank < len(values):
+        raise Fault("assert", f"`{name}({rank})`, there are ranks 0 to {len(values) - 1}", 0)
+    return values[rank]

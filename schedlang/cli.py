@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
                               help=f"durations of {_OPS[name]}, one for all stages or one per stage")  # fmt: skip
     simulate.add_argument("--p2p-time", type=float, metavar="T", help="duration of a transfer between ranks")
     simulate.add_argument("--costs", metavar="FILE", help="a JSON file with the above, by their names")
+    simulate.add_argument("--updates", type=int, metavar="N", help="of a schedule without a flush, how many to show")
     simulate.add_argument("--json", action="store_true", help="the figures, for machines")
 
     run = _command(commands, "run", _run, "train a small GPT with it on this machine", "--steps 5 --check")
@@ -156,6 +157,8 @@ def _simulate(options: argparse.Namespace) -> int:
         raise _UsageError("give costs as options or as a file, not both")
     plan = _load(options)
     try:
+        if options.updates is not None:
+            plan = plan.for_updates(options.updates)
         costs = read_costs(options.costs) if options.costs else make_costs(
             {name: times if isinstance(times, list) else [times] for name, times in given.items()}
         )  # fmt: skip

@@ -98,6 +98,8 @@ class Codegen:
                 return self.branches(node)
             case syntax.Assert(condition, reason):
                 return [f"claim(lambda: {self.expression(condition)}, {reason!r}, {self.place(condition)})"]
+            case syntax.Part(name, body):
+                return [f"if begin_part({name!r}, {self.place(node)}):", *self.block(body.statements), "end_part()"]
             case syntax.Exchange(parts) | syntax.Overlap(parts):
                 lines = [line for each in parts for line in self.statement(each)]
                 return ["begin_batch()", *lines, "end_batch()"]

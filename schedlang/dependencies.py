@@ -19,8 +19,9 @@ def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op
         return [(Kind.B, stage, microbatch)]
     if kind == Kind.R:
         return [(Kind.F, stage, microbatch)]
-    # An optimizer step needs all gradients of its stage.
-    return [(Kind.W, stage, each) for each in range(schedule.layout.units(stage))]
+    # An optimizer step needs all gradients of its stage and update.
+    update, units = max(microbatch, 0), schedule.layout.units(stage) // schedule.layout.updates
+    return [(Kind.W, stage, each) for each in range(update * units, (update + 1) * units)]
 
 
 def _forward_needs(schedule: Schedule, stage: int, microbatch: int) -> list[Op]:

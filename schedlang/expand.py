@@ -10,17 +10,18 @@ from typing import Any
 from attrs import define, field, frozen
 
 from schedlang import syntax
+from schedlang.arithmetic import multiply, quotient, require, rest
 from schedlang.codegen import Codegen, variable
 from schedlang.diagnostics import CompileError, Diagnostic, Label
 from schedlang.findings import ranks_text
 from schedlang.names import LARGEST, check_names, nearest
 from schedlang.passes import fill_weights, recompute, reorder, squeeze
-from schedlang.recorder import Fault, Recorder, place_op
-from schedlang.schedule import Claim, Layout, Pipeline, Schedule
+from schedlang.recorder import Fault, Recorder, make_stream, place_op
+from schedlang.schedule import Claim, Layout, Pipeline, Schedule, WeightRule
 from schedlang.source import Source
 
 _ORDERS = syntax.Rank | syntax.Repeated
-_PASSES = syntax.Squeeze | syntax.Reorder | syntax.Fill | syntax.Recompute
+_PASSES = syntax.Pass | syntax.Fill | syntax.Recompute
 
 #: The most loop rounds and ops that a program may ask for, all ranks together.
 MOST_STEPS = 20_000_000
@@ -65,6 +66,7 @@ class _Expansion:
     placement: list[int] = field(factory=list)
     pipelines: list[Pipeline] = field(factory=list)
     claims: list[Claim] = field(factory=list)
+    rules: list[syntax.Weights] = field(factory=list)
     faults: list[_Met] = field(factory=list)
     steps: int = MOST_STEPS
 
@@ -72,7 +74,7 @@ class _Expansion:
         """Run the items in order, then the rank block for every rank."""
         self.codegen.place(self.tree.name)  # the first place stands for the schedule as a whole
         self.names |= {
-            "divide_quotient": _quotient, "divide_rest": _rest, "multiply": _multiply, "require": _require,
+            "divide_quotient": quotient, "divide_rest": rest, "multiply": multiply, "require": require,
             "count": self.count, "repeat": self.repeat, "claim": self.claim,
         }  # fmt: skip
         try:
@@ -89,7 +91,9 @@ class _Expansion:
                 ranks=tuple(recorder.actions for recorder in recorders),
                 source=self.source,
                 spans=tuple(self.codegen.spans),
+                weights=self.weights(layout),
                 slots=tuple(tuple(each.slots) for each in recorders) if isinstance(order, syntax.Repeated) else None,
+                stream=make_stream(recorders),
                 claims=tuple(self.claims),
             )
             return reduce(self.apply, (item for item in self.tree.items if isinstance(item, _PASSES)), schedule)
@@ -105,6 +109,8 @@ class _Expansion:
                 self.pipeline("", item, self.params["microbatches"])
             case syntax.Pipeline(name, microbatches, stage):
                 self.pipeline(name.text, stage, self.evaluate(microbatches))
+            case syntax.Weights():
+                self.rules.append(item)
             case _:
                 exec("\n".join(self.codegen.statement(item)), self.names)
 
@@ -156,6 +162,19 @@ class _Expansion:
             raise Fault("placement", message, 0)
         return layout
 
+    def weights(self, layout: Layout) -> tuple[WeightRule, ...]:
+        """The rule of every stage; a later line overrides an earlier one."""
+        rules = [WeightRule()] * len(layout.placement) if self.rules else []
+        for item in self.rules:
+            delay = self.evaluate(item.rule.updates) if item.rule.updates else 0
+            start = self.evaluate(item.stages.start) if item.stages else 0
+            stop = self.evaluate(item.stages.stop) if item.stages else len(rules)
+            if delay < 0 or not 0 <= start <= stop <= len(rules):
+                message = f"weights of stages {start} .. {stop} delayed by {delay}, there are stages 0 .. {len(rules)}"
+                raise Fault("weights", message, self.codegen.place(item))
+            rules[start:stop] = [WeightRule(item.rule.name, delay)] * (stop - start)
+        return tuple(rules)
+
     def record(self, order: syntax.Rank | syntax.Repeated, layout: Layout) -> list[Recorder]:
         """The ops of every rank; CompileError with the faults of all ranks."""
         splits = "W" in self.codegen.words or any(isinstance(item, syntax.Fill) for item in self.tree.items)
@@ -182,6 +201,7 @@ class _Expansion:
         self.names |= {
             "op": recorder.op, "transfer": recorder.transfer,
             "begin_batch": recorder.begin_batch, "end_batch": recorder.end_batch,
+            "begin_part": recorder.begin_part, "end_part": recorder.end_part,
         }  # fmt: skip
         try:
             self.names["program"](recorder.rank)
@@ -203,10 +223,8 @@ class _Expansion:
     def apply(self, schedule: Schedule, item: syntax.Node) -> Schedule:
         """Apply a pass."""
         match item:
-            case syntax.Squeeze():
-                return squeeze(schedule)
-            case syntax.Reorder():
-                return reorder(schedule)
+            case syntax.Pass(name):
+                return {"squeeze": squeeze, "reorder": reorder}[name](schedule)
             case syntax.Recompute(_, bounds):
                 start, stop = self.evaluate(bounds.start), self.evaluate(bounds.stop)
                 return recompute(schedule, self.count(start, stop, 1, self.codegen.place(bounds)))
@@ -268,26 +286,3 @@ def _values(traceback: TracebackType | None) -> str:
 
 def _text(values: Mapping[str, int]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in values.items() if abs(value) <= LARGEST)
-
-
-def _quotient(left: int, right: int, place: int) -> int:
-    if right == 0:
-        raise Fault("division-by-zero", "division by zero", place)
-    return left // right
-
-
-def _rest(left: int, right: int, place: int) -> int:
-    if right == 0:
-        raise Fault("division-by-zero", "division by zero", place)
-    return left % right
-
-
-def _multiply(left: int, right: int, place: int) -> int:
-    if abs(left) > LARGEST or abs(right) > LARGEST:
-        raise Fault("too-large", "a number grows beyond 10^18", place)
-    return left * right
-
-
-def _require(holds: int, reason: str | None, place: int) -> None:
-    if not holds:
-        raise Fault("require", f"the schedule requires: {reason}" if reason else "a requirement does not hold", place)

@@ -19,6 +19,7 @@ from schedlang.schedule import Kind, Schedule, counterpart, is_send, is_transfer
 from schedlang.standstill import explain_standstill
 from schedlang.structure import check_structure
 from schedlang.timeline import Bar, Timeline
+from schedlang.versions import follow_weights
 
 # What has happened to a microbatch on a stage, one bit each: made there, arrived there, sent from there.
 _MADE = {Kind.F: 1, Kind.B: 2, Kind.W: 4, Kind.R: 128}
@@ -42,7 +43,11 @@ class Execution:
 def prove(schedule: Schedule) -> Execution:
     """Check a schedule with communication in every way; CompileError with all that is wrong with it."""
     check_structure(schedule)
-    return simulate(schedule, Costs())
+    execution = simulate(schedule, Costs())
+    findings = follow_weights(schedule).findings
+    if findings:
+        raise CompileError(diagnose(schedule, list(findings)))
+    return execution
 
 
 def simulate(schedule: Schedule, costs: Costs) -> Execution:

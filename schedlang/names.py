@@ -19,7 +19,16 @@ LARGEST = 10**18
 _OP_ARGS = {"F": (1, 2), "B": (1, 2), "BW": (1, 2), "W": (0, 2), "R": (1, 2), "U": (0, 1)}
 
 #: What an `assert` can speak of: figures of the schedule at its costs, see `schedlang.claims`.
-FIGURES = {"peak": 1, "makespan": None, "work": None, "bubble": None, "span": None, "span_bubble": None}
+FIGURES = {
+    "peak": 1,
+    "versions": 1,
+    "staleness": None,
+    "makespan": None,
+    "work": None,
+    "bubble": None,
+    "span": None,
+    "span_bubble": None,
+}
 
 
 @frozen
@@ -109,6 +118,8 @@ class _Checker:
                 self.op(node, f"{direction} {passed}", args, (1, 2), scope)
             case syntax.Exchange(parts) | syntax.Overlap(parts):
                 self.block(parts, scope)
+            case syntax.Part(_, body):
+                self.block(body.statements, dict(scope))
             case _:
                 self.item(node, scope, functions)
 
@@ -140,6 +151,11 @@ class _Checker:
                     self.row(row, inner, functions)
             case syntax.Recompute(_, range):
                 self.bounds(range, scope)
+            case syntax.Weights(rule, stages):
+                if rule.updates is not None:
+                    self.expression(rule.updates, scope)
+                if stages is not None:
+                    self.bounds(stages, scope)
 
     def row(self, row: syntax.Row, scope: dict[str, _Declared], functions: dict[str, syntax.Fn]) -> None:
         """Check the ops of some stages in a building block."""

@@ -16,8 +16,19 @@ from schedlang.source import Source, Span
 GRAMMAR = Path(__file__).parent / "grammars" / "sched.lark"
 
 _NODES = {name.lower(): each for name, each in vars(syntax).items() if isinstance(each, type)}
+# The operators, by the name of their grammar rule.
+_BINARY = {
+    "or": "or", "and": "and", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
+    "add": "+", "sub": "-", "mul": "*", "div": "/", "mod": "%",
+}  # fmt: skip
+_UNARY = {"not": "not", "neg": "-"}
 _SHOWN = {"NAME": "a name", "NUMBER": "a number", "STRING": "a text in quotes", "$END": "the end of the file"}
 _MOST_EXPECTED = 5
+#: Keywords that can be names as well: where a name is expected, they are not worth telling.
+_WORDS = frozenset(
+    {"AT", "BLOCK", "DELAY", "EVERY", "FILL", "LATEST", "PIPELINE", "RECOMPUTE", "REORDER", "RUNS", "SQUEEZE", "STASH"}
+    | {"STEADY", "WARMUP", "WEIGHTS"}
+)
 
 
 def parse(source: Source) -> syntax.Schedule:
@@ -63,16 +74,16 @@ class _Builder(Transformer[Token, Any]):
 
     def __default__(self, rule: Token, children: list[Any], meta: Meta) -> Any:
         span = Span(0, 0) if meta.empty else Span(meta.start_pos, meta.end_pos)
-        if rule in ("items", "names", "args", "ops", "transfers", "rows", "placed_ops"):
+        if rule in ("items", "names", "args", "ops", "transfers", "rows", "placed_ops", "microbatches"):
             return tuple(child for child in children if child is not None)
         if rule in ("kind", "passed", "direction"):
             return children[0]
         if rule in ("block", "body"):
             return syntax.Block(tuple(children), span=span)
-        if rule in syntax.BINARY:
-            return syntax.Binary(syntax.BINARY[rule], *children, span=span)
-        if rule in syntax.UNARY:
-            return syntax.Unary(syntax.UNARY[rule], *children, span=span)
+        if rule in _BINARY:
+            return syntax.Binary(_BINARY[rule], *children, span=span)
+        if rule in _UNARY:
+            return syntax.Unary(_UNARY[rule], *children, span=span)
         if rule == "op":
             kind, args = children
             return syntax.Op(kind, args or (), span=span)
@@ -107,6 +118,8 @@ def _syntax_error(source: Source, error: UnexpectedInput) -> Diagnostic:
 def _expected(error: UnexpectedInput) -> str:
     """What could stand here, or nothing where that is too much to read."""
     accepts = getattr(error, "accepts", None) or set()
+    if "NAME" in accepts:
+        accepts = accepts - _WORDS
     shown = sorted(_SHOWN.get(name) or f"`{_literal(name)}`" for name in accepts)
     if len(shown) > _MOST_EXPECTED:
         # At the end of the file, the one thing that is surely missing.

@@ -3,7 +3,7 @@
 from attrs import define, field
 
 from schedlang.passes.slots import WIDTH
-from schedlang.schedule import NO_MICROBATCH, Actions, Kind, Layout, word
+from schedlang.schedule import NO_MICROBATCH, Actions, Kind, Layout, Stream, word
 
 _TRANSFERS = {
     "send F": Kind.SEND_F, "recv F": Kind.RECV_F, "send B": Kind.SEND_B, "recv B": Kind.RECV_B,
@@ -30,6 +30,9 @@ class Recorder:
     sliced: bool
     actions: Actions = field(factory=Actions)
     slots: list[int] = field(factory=list)
+    #: The ops of `warmup` and `steady`, in a schedule without a flush.
+    parts: dict[str, Actions] = field(factory=dict)
+    part: str = ""
     stages: list[int] = field(init=False)
     batches: int = 0
     batch: int = 0
@@ -44,8 +47,11 @@ class Recorder:
         """Record a compute op: `args` is (), (stage,) for `U`, or what `which` takes."""
         if word == "U":
             for stage in self.stages if not args else [self.stage(word, args[0], place)]:
-                self.actions.add(Kind.U, stage, NO_MICROBATCH, place, self.batch)
+                self.actions.add(Kind.U, stage, 0 if self.part else NO_MICROBATCH, place, self.batch)
             return
+        if self.part and (not args or args[-1] is None):
+            message = f"`{word}` does not name its microbatch: in `{self.part}` it is counted from the update's first"
+            raise Fault("stream", message, place)
         stage, microbatch = self.which(word, args, place) if args else self.oldest_owed(None, place)
         kind = _KINDS[word]
         if word == "B" and self.splits_backward:
@@ -59,6 +65,18 @@ class Recorder:
         """Record a send or a receive."""
         stage, microbatch = self.which(word, args, place)
         self.actions.add(_TRANSFERS[word], stage, microbatch, place, self.batch)
+
+    def begin_part(self, part: str, place: int) -> bool:
+        """The ops from here on stand before the first update, or once in every update."""
+        if part in self.parts:
+            raise Fault("stream", f"a rank has one `{part}`", place)
+        self.part, self.parts[part] = part, Actions()
+        self.actions, self.parts[""] = self.parts[part], self.actions
+        return True
+
+    def end_part(self) -> None:
+        """The part is whole."""
+        self.part, self.actions = "", self.parts.pop("")
 
     def begin_batch(self) -> None:
         """The transfers from here on are issued as one batch."""
@@ -82,7 +100,8 @@ class Recorder:
         else:
             microbatch = int(wanted)
         microbatches = self.layout.units(stage) // self.layout.slices
-        if not 0 <= microbatch < self.layout.units(stage):
+        # In a stream, microbatches run on into later updates.
+        if microbatch < 0 or (microbatch >= self.layout.units(stage) and not self.part):
             number = microbatch // self.layout.slices
             message = f"`{word}` of microbatch {number}, there are microbatches 0 to {microbatches - 1}"
             raise Fault("no-such-microbatch", message, place)
@@ -162,3 +181,20 @@ def place_op(recorders: list[Recorder], offset: int, word: str, args: tuple[int,
         recorder = recorders[layout.placement[stage]]
         recorder.op(word, args, place)
         recorder.slots.append(slot + offset)
+
+
+def make_stream(recorders: list[Recorder]) -> Stream | None:
+    """The stream that a program describes, if any rank has a `steady` part."""
+    if not any(recorder.parts for recorder in recorders):
+        return None
+    for recorder in recorders:
+        if "steady" not in recorder.parts:
+            raise Fault("stream", f"rank {recorder.rank} has no `steady`, which other ranks have", 0)
+        if len(recorder.actions):
+            message = f"`{recorder.actions.word(0)}` stands outside of `warmup` and `steady`"
+            raise Fault("stream", message, recorder.actions.source[0])
+    nothing = Actions()
+    return Stream(
+        tuple(recorder.parts.get("warmup", nothing) for recorder in recorders),
+        tuple(recorder.parts["steady"] for recorder in recorders),
+    )

@@ -4,6 +4,7 @@ from typing import Any
 
 from schedlang.machine import Execution
 from schedlang.plan import Plan
+from schedlang.versions import follow_weights
 from schedlang.views.terminal import draw
 
 
@@ -25,8 +26,7 @@ def figures(plan: Plan, execution: Execution) -> dict[str, Any]:
         "span": max(timeline.spans),
         "peak_activations": list(execution.peak_activations),
         "busy": timeline.busy,
-        # Every rank has one version of its weights: updates happen between steps, or at its own `U`.
-        "versions": [1] * len(plan.ranks),
+        "versions": list(follow_weights(plan).held),
     }
 
 

@@ -4,7 +4,6 @@ The one intermediate form. A program expands to a schedule of compute ops; lower
 a plan is a lowered schedule that passed the checks.
 """
 
-import re
 from array import array
 from collections.abc import Callable, Iterator
 from enum import IntEnum
@@ -21,8 +20,8 @@ from schedlang.source import Source, Span
 Kind = IntEnum("Kind", "F B I W R U SEND_F RECV_F SEND_B RECV_B")
 
 NO_MICROBATCH = -1
-_OVERLAP = "OVERLAP_F_B"
-_WORD = re.compile(rf"(\d{{1,9}})({'|'.join(sorted(Kind.__members__, key=len, reverse=True))})(\d{{1,9}})?")
+#: What the text of ops that overlap ends with.
+OVERLAP = "OVERLAP_F_B"
 
 
 _OTHER_END = {
@@ -115,7 +114,7 @@ class Actions:
         words = ";".join(map(self.word, batch))
         if len(batch) == 1:
             return words
-        return f"({words}){'' if is_transfer(self.kind[batch.start]) else _OVERLAP}"
+        return f"({words}){'' if is_transfer(self.kind[batch.start]) else OVERLAP}"
 
     def compute(self) -> "Actions":
         """The actions that are not transfers."""
@@ -126,34 +125,6 @@ class Actions:
         return kept
 
 
-def parse_actions(text: str, sources: list[int]) -> Actions:
-    """The inverse of `Actions.text`; ValueError names the first word that is not an action."""
-    actions = Actions()
-    group = 0
-    for token in text.split():
-        words, overlap = (token.removesuffix(_OVERLAP), token.endswith(_OVERLAP))
-        batched = words.startswith("(") and words.endswith(")")
-        group += batched
-        for each in words[1:-1].split(";") if batched else [token]:
-            kind, stage, microbatch = _parse_word(each, token)
-            if batched and is_transfer(kind) == overlap:
-                raise ValueError(f"`{token}`: transfers are batched alone, compute ops as {_OVERLAP}")
-            if len(actions) == len(sources):
-                raise ValueError("there are fewer sources than actions")
-            actions.add(kind, stage, microbatch, sources[len(actions)], group * batched)
-    if len(actions) != len(sources):
-        raise ValueError("there are more sources than actions")
-    return actions
-
-
-def _parse_word(text: str, token: str) -> tuple[Kind, int, int]:
-    """Kind, stage and microbatch of one word; ValueError names the token it stands in."""
-    match = _WORD.fullmatch(text)
-    if match is None or (match[3] is None) != (match[2] == "U"):
-        raise ValueError(f"`{token}` is not an action")
-    return Kind[match[2]], int(match[1]), NO_MICROBATCH if match[3] is None else int(match[3])
-
-
 @frozen
 class Claim:
     """What a program says of itself: a condition on figures that its `names` must have when it is evaluated."""
@@ -162,6 +133,34 @@ class Claim:
     reason: str | None
     place: int
     names: dict[str, Any]
+
+
+@frozen
+class WeightRule:
+    """Which version of its weights a stage reads in the forward, and again in the backward.
+
+    `latest`: the newest, in both. `stash`: the newest in the forward, the same again in the backward. `delay`: for
+    update k, the weights as they were after k - `delay` updates, in both.
+    """
+
+    name: str = "latest"
+    delay: int = 0
+
+
+@frozen
+class Stream:
+    """The ops of a schedule without a flush, per rank: before the first update, and of one update."""
+
+    warmup: tuple[Actions, ...]
+    steady: tuple[Actions, ...]
+
+
+@frozen
+class Kernel:
+    """The rows `start` up to `stop` of a rank's actions, which repeat once per update."""
+
+    start: int
+    stop: int
 
 
 @frozen
@@ -183,12 +182,14 @@ class Layout:
     """What runs where: `placement[s]` is the rank that holds stage s; the pipelines have the stages among them.
 
     A microbatch may be cut into `slices`, which pass through the stages one by one: an action's microbatch is then the
-    number of the slice, counted through all microbatches of its pipeline.
+    number of the slice, counted through all microbatches of its pipeline. The microbatches are those of all `updates`
+    that the schedule shows, in order; the action `U` of a stage has the number of its update for a microbatch.
     """
 
     placement: tuple[int, ...]
     pipelines: tuple[Pipeline, ...]
     slices: int = 1
+    updates: int = 1
 
     @property
     def microbatches(self) -> int:
@@ -203,6 +204,10 @@ class Layout:
     def units(self, stage: int) -> int:
         """How many microbatches, or slices of microbatches, pass through a stage."""
         return self.pipeline_of[stage].microbatches * self.slices
+
+    def update_of(self, stage: int, microbatch: int) -> int:
+        """The update that a microbatch, or a slice of one, adds its gradient to."""
+        return microbatch * self.updates // self.units(stage)
 
     def is_first(self, stage: int) -> bool:
         """Whether a stage takes the inputs."""
@@ -232,6 +237,7 @@ class Schedule:
     """Per-rank actions with their layout and the program they come from.
 
     `ranks[r]` is what rank r does. `spans[0]` is the schedule's name; `claims` are the program's, checked by `compile`.
+    `weights` has the rule of each stage, or none where all read the latest.
     Ops that were drawn at time slots have them in `slots`, per rank and action, until the schedule is squeezed.
     """
 
@@ -241,7 +247,9 @@ class Schedule:
     ranks: tuple[Actions, ...]
     source: Source = field(repr=False)
     spans: tuple[Span, ...] = field(repr=False)
+    weights: tuple[WeightRule, ...] = ()
     slots: tuple[tuple[int, ...], ...] | None = None
+    stream: Stream | None = None
     claims: tuple[Claim, ...] = field(default=(), eq=False, repr=False)
 
     @property
@@ -253,6 +261,10 @@ class Schedule:
     def microbatches(self) -> int:
         """The microbatches of all pipelines."""
         return self.layout.microbatches
+
+    def weights_of(self, stage: int) -> WeightRule:
+        """The rule by which a stage reads its weights."""
+        return self.weights[stage] if self.weights else WeightRule()
 
     @cached_property
     def recomputed(self) -> frozenset[tuple[int, int]]:

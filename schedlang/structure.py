@@ -5,11 +5,13 @@ from schedlang.findings import Finding, diagnose
 from schedlang.schedule import Kind, Schedule, word
 
 # What is done for a stage and a microbatch: a whole backward does both halves.
-_FORWARD, _INPUT, _WEIGHT, _AGAIN = 1, 2, 4, 8
-_DOES = {Kind.F: _FORWARD, Kind.B: _INPUT | _WEIGHT, Kind.I: _INPUT, Kind.W: _WEIGHT, Kind.R: _AGAIN}
+_FORWARD, _INPUT, _WEIGHT, _AGAIN, _UPDATE = 1, 2, 4, 8, 16
+_DOES = {
+    Kind.F: _FORWARD, Kind.B: _INPUT | _WEIGHT, Kind.I: _INPUT, Kind.W: _WEIGHT, Kind.R: _AGAIN, Kind.U: _UPDATE,
+}  # fmt: skip
 _WORDS = {
     Kind.F: "the forward", Kind.B: "the backward", Kind.I: "the backward", Kind.W: "the weight gradient",
-    Kind.R: "the recomputation",
+    Kind.R: "the recomputation", Kind.U: "the optimizer step",
 }  # fmt: skip
 
 
@@ -26,11 +28,15 @@ def _unknown(schedule: Schedule, rank: int) -> list[Finding]:
     """Actions of stages and microbatches that do not exist or belong to another rank."""
     findings = []
     actions, placement = schedule.ranks[rank], schedule.placement
-    for index, (stage, microbatch) in enumerate(zip(actions.stage, actions.microbatch, strict=True)):
+    for index, (kind, stage, microbatch) in enumerate(
+        zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+    ):
         if stage >= len(placement):
             wrong = f"there are stages 0 to {len(placement) - 1}"
         elif placement[stage] != rank:
             wrong = f"stage {stage} is on rank {placement[stage]}"
+        elif kind == Kind.U and microbatch >= schedule.layout.updates:
+            wrong = f"there are updates 0 to {schedule.layout.updates - 1}"
         elif microbatch >= schedule.layout.units(stage):
             wrong = f"there are microbatches 0 to {schedule.layout.units(stage) - 1}"
         else:
@@ -51,17 +57,20 @@ def _repeated_or_missing(schedule: Schedule) -> list[Finding]:
         ):
             if kind not in _DOES:
                 continue
+            # The only update of a schedule needs no number.
+            microbatch = max(microbatch, 0)
             does, before = _DOES[Kind(kind)], done.get((stage, microbatch), 0)
             if before & does:
-                message = f"{_WORDS[Kind(kind)]} of microbatch {microbatch} on stage {stage} runs twice"
+                which = f"update {microbatch}" if kind == Kind.U else f"microbatch {microbatch}"
+                message = f"{_WORDS[Kind(kind)]} of {which} on stage {stage} runs twice"
                 related = (first[stage, microbatch, before & does & -(before & does)], "first here")
                 again = f"again, as `{word(kind, stage, microbatch)}`"
                 findings.append(Finding("repeated-op", message, rank, place, again, (related,), _split_help(kind)))
-            for bit in (_FORWARD, _INPUT, _WEIGHT, _AGAIN):
+            for bit in (_FORWARD, _INPUT, _WEIGHT, _AGAIN, _UPDATE):
                 if does & bit and not before & bit:
                     first[stage, microbatch, bit] = place
             done[stage, microbatch] = before | does
-    return findings or _missing(schedule, done)
+    return findings or _missing(schedule, done) or _missing_updates(schedule, done)
 
 
 def _split_help(kind: int) -> str | None:
@@ -86,6 +95,17 @@ def _missing(schedule: Schedule, done: dict[tuple[int, int], int]) -> list[Findi
         if findings:
             break
     return findings
+
+
+def _missing_updates(schedule: Schedule, done: dict[tuple[int, int], int]) -> list[Finding]:
+    """Updates that some stages make and others do not."""
+    updates = {op for op, bits in done.items() if bits & _UPDATE}
+    wanted = [(stage, each) for each in range(schedule.layout.updates) for stage in range(len(schedule.placement))]
+    return [
+        Finding("missing-op", f"stage {stage} never makes update {each}, others do", schedule.placement[stage])
+        for stage, each in wanted
+        if updates and (stage, each) not in updates
+    ]
 
 
 def _missing_op(schedule: Schedule, kind: Kind, stage: int, microbatch: int, lacking: int) -> Finding:

@@ -136,13 +136,10 @@ class Placed(Node):
 
 
 @frozen
-class Squeeze(Node):
-    """`squeeze`: forget the slots, keep the order."""
+class Pass(Node):
+    """`squeeze`, forget the slots and keep the order; or `reorder`, pull ops forward into bubbles."""
 
-
-@frozen
-class Reorder(Node):
-    """`reorder`: pull ops forward in the warm-up and the cool-down."""
+    name: str
 
 
 @frozen
@@ -158,6 +155,30 @@ class Recompute(Node):
 
     name: Name
     range: Range
+
+
+@frozen
+class Part(Node):
+    """`warmup { … }`, a rank's ops before the first update of a stream, or `steady { … }`, its ops of one update."""
+
+    name: str
+    body: Block
+
+
+@frozen
+class Weights(Node):
+    """`weights rule on range`: which version of their weights some stages read, or all of them."""
+
+    rule: Rule
+    stages: Range | None
+
+
+@frozen
+class Rule(Node):
+    """`latest`, `stash`, or `delay updates`."""
+
+    name: str
+    updates: Node | None = None
 
 
 @frozen
@@ -236,7 +257,7 @@ class Conditional(Node):
 
 @frozen
 class Binary(Node):
-    """Two operands and an operator of `BINARY`."""
+    """Two operands and an operator, as it is written."""
 
     operator: str
     left: Node
@@ -276,11 +297,3 @@ class Call(Node):
 @frozen
 class Next(Node):
     """`next`, as an argument of an op: the next microbatch that this rank has not done yet."""
-
-
-#: The operators, by the name of their grammar rule.
-BINARY = {
-    "or": "or", "and": "and", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "mod": "%",
-}  # fmt: skip
-UNARY = {"not": "not", "neg": "-"}

@@ -71,6 +71,11 @@ class _Oracle:
         self.gradients: list[tuple[int, int]] = []
         kinds = {row[0] for rank in self.rows for row in rank}
         self.forward_only = not kinds & {Kind.B, Kind.I, Kind.W}
+        self.schedule = schedule
+        self.version: dict[tuple[int, int], int] = {}
+        self.by_update: dict[tuple[int, int], int] = {}
+        self.done = [0] * len(schedule.placement)
+        self.updates = Kind.U in kinds
         self.recomputed = {row[1:] for rank in self.rows for row in rank if row[0] == Kind.R}
 
     def run(self) -> bool:
@@ -86,6 +91,8 @@ class _Oracle:
         if any(at < len(batches) for at, batches in zip(self.at, self.batches, strict=True)):
             return False
         units = [(s, u) for s in range(len(self.layout.placement)) for u in range(self.layout.units(s))]
+        if any(self.updates and done != self.layout.updates for done in self.done):
+            return False
         if self.forward_only:
             held = [self.held[self.layout.placement[s]].get(("out", s, u)) for s, u in units]
             return held == [self.right_output(s, u) for s, u in units]
@@ -155,12 +162,16 @@ class _Oracle:
         if self.layout.placement[s] != rank:
             return False
         first, last, slices = self.is_first(s), self.is_last(s), self.layout.slices
+        if kind == Kind.U:
+            return self.update(s, max(u, 0))
+        if not self.reads(kind, s, u):
+            return False
         if kind == Kind.F:
             value = u if first else held.get(("in", s, u), held.get(("out", s - 1, u)))
             state = held.get(("out", s, u - 1)) if u % slices else 0
             if value is None or state is None or ("out", s, u) in new:
                 return False
-            new["out", s, u] = hash(("f", s, value, state))
+            new["out", s, u] = hash(("f", s, value, state, self.version[s, u]))
         elif kind == Kind.R:
             if ("out", s, u) not in held or ("again", s, u) in new:
                 return False
@@ -178,6 +189,24 @@ class _Oracle:
             self.gradients.append((s, new["grad", s, u]))
         return True
 
+    def reads(self, kind: int, s: int, u: int) -> bool:
+        """Whether an op can read the weights that it must, and its gradient goes into the right update."""
+        rule, done = self.schedule.weights_of(s), self.done[s]
+        update = u * self.layout.updates // self.layout.units(s)
+        if kind == Kind.F:
+            version = max(update - rule.delay, 0) if rule.name == "delay" else done
+            self.version.setdefault((s, u), version)
+            return version <= done and self.by_update.setdefault((s, update), version) == version
+        fresh = rule.name != "latest" or self.version.get((s, u)) == done
+        return fresh and (kind not in (Kind.B, Kind.W) or update == done)
+
+    def update(self, s: int, number: int) -> bool:
+        """Apply an update: it is the next one, and has the gradients of all its microbatches."""
+        size = self.layout.units(s) // self.layout.updates
+        complete = sum(stage == s for stage, _ in self.gradients) == (number + 1) * size
+        self.done[s] += 1
+        return complete and number == self.done[s] - 1
+
     def is_first(self, stage: int) -> bool:
         return any(each.start == stage for each in self.layout.pipelines)
 
@@ -186,7 +215,8 @@ class _Oracle:
 
     def right_output(self, s: int, u: int) -> int:
         value = u if self.is_first(s) else self.right_output(s - 1, u)
-        return hash(("f", s, value, self.right_output(s, u - 1) if u % self.layout.slices else 0))
+        state = self.right_output(s, u - 1) if u % self.layout.slices else 0
+        return hash(("f", s, value, state, self.version.get((s, u), -1)))
 
     def right_gradient(self, s: int, u: int) -> int:
         gradient = 1 if self.is_last(s) else self.right_gradient(s + 1, u)

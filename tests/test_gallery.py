@@ -123,6 +123,10 @@ LEGAL = {
     "gems": lambda ranks, microbatches: microbatches % 2 == 0,
     "dualpipe": lambda ranks, microbatches: ranks % 2 == 0 and microbatches % 2 == 0 and microbatches >= 2 * ranks,
     "dualpipe_v": lambda ranks, microbatches: microbatches >= 2 * ranks,
+    "pipedream": lambda ranks, microbatches: microbatches == 1,
+    "pipedream_vertical": lambda ranks, microbatches: microbatches == 1,
+    "pipedream_2bw": lambda ranks, microbatches: microbatches >= ranks - 1,
+    "wpipe": lambda ranks, microbatches: microbatches % ranks == 0,
 }
 
 

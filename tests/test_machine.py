@@ -61,11 +61,13 @@ def mutate(schedule: Schedule, rng: random.Random) -> Schedule:
         case "swap":
             rows[i], rows[j] = rows[j], rows[i]
         case "kind":
-            rows[i] = (rng.choice([each for each in Kind if each != Kind.U]), stage, microbatch, source, group)
+            if kind != Kind.U:
+                rows[i] = (rng.choice([each for each in Kind if each != Kind.U]), stage, microbatch, source, group)
         case "stage":
             rows[i] = (kind, rng.randrange(len(schedule.placement)), microbatch, source, group)
         case "microbatch":
-            rows[i] = (kind, stage, rng.randrange(schedule.microbatches), source, group)
+            other = schedule.layout.updates if kind == Kind.U else schedule.microbatches
+            rows[i] = (kind, stage, rng.randrange(other), source, group)
         case "ungroup":
             rows[i] = (kind, stage, microbatch, source, 0)
     changed = Actions()
@@ -83,6 +85,9 @@ SIZES = {
     "dualpipe": [(2, 4), (4, 8)],
     "dualpipe_v": [(2, 4), (3, 6)],
     "terapipe": [(2, 1), (3, 1)],
+    "pipedream": [(2, 1), (3, 1)],
+    "pipedream_vertical": [(2, 1), (3, 1)],
+    "wpipe": [(2, 2)],
 }
 
 

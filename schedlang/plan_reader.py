@@ -1,0 +1,213 @@
+"""Reading a plan file: every field with its check, every action with its words, and all of it proved again."""
+
+import json
+import re
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from attrs import frozen
+
+from schedlang.machine import prove
+from schedlang.plan import FORMAT, Plan, plan_error
+from schedlang.schedule import (
+    NO_MICROBATCH,
+    OVERLAP,
+    Actions,
+    Kernel,
+    Kind,
+    Layout,
+    Pipeline,
+    WeightRule,
+    is_transfer,
+)  # fmt: skip
+from schedlang.source import Source, Span, unreadable
+from schedlang.stream import repeat
+
+T = TypeVar("T")
+_WORD = re.compile(rf"(\d{{1,9}})({'|'.join(sorted(Kind.__members__, key=len, reverse=True))})(\d{{1,9}})?")
+
+
+def read_plan(path: str | Path) -> Plan:
+    """The plan in a file, proved again, since a file may come from anywhere; CompileError says what is wrong."""
+    try:
+        document = json.loads(Path(path).read_bytes())
+    except OSError as error:
+        raise unreadable(path, error.strerror or str(error)) from None
+    except UnicodeDecodeError:
+        raise plan_error(path, "not a plan file: not UTF-8 text") from None
+    except (ValueError, RecursionError) as error:
+        raise plan_error(
+            path, f"not a whole plan file: {error}", help="write it again with `schedc compile -o`"
+        ) from None
+    plan = _Reader(path, document).plan()
+    prove(plan)
+    if plan.kernels:
+        prove(repeat(plan, plan.kernels, 1))
+    return plan
+
+
+@frozen
+class _Reader:
+    """Reads the document's fields, each with its check."""
+
+    path: str | Path
+    document: Any
+
+    def plan(self) -> Plan:
+        """The plan that the document holds; its actions are not yet proved."""
+        if not isinstance(self.document, dict) or "format" not in self.document:
+            self.wrong("not a plan file: it has no `format`")
+        if self.document["format"] != FORMAT:
+            self.wrong(
+                f"the format is `{self.document['format']}`, this is a reader of `{FORMAT}`",
+                help="compile the program again with this version of schedc",
+            )
+        program = self.field("program", dict)
+        if not all(isinstance(program.get(key), str) for key in ("name", "file", "text")):
+            self.wrong("`program` must hold the texts `name`, `file` and `text`")
+        placement = self.numbers(self.field("placement", list), "placement")
+        ranks = self.field("ranks", int)
+        if not placement or any(rank >= ranks for rank in placement):
+            self.wrong("`placement` must give every stage one of the `ranks`")
+        params = self.field("params", dict)
+        if not all(isinstance(value, int) for value in params.values()):
+            self.wrong("`params` must be whole numbers")
+        spans = self.spans(len(program["text"]))
+        actions = self.actions(ranks, len(spans))
+        return Plan(
+            name=program["name"],
+            params=params,
+            layout=self.layout(tuple(placement)),
+            ranks=actions,
+            source=Source(program["file"], program["text"]),
+            spans=spans,
+            weights=self.weights(len(placement)),
+            transport=self.field("transport", str),
+            kernels=self.kernels(actions),
+        )
+
+    def layout(self, placement: tuple[int, ...]) -> Layout:
+        """The fields of the layout; the microbatches of each pipeline divide into its updates."""
+        pipelines, updates = self.pipelines(len(placement)), self.from_one("updates")
+        if any(pipeline.microbatches % updates for pipeline in pipelines):
+            self.wrong(f"the microbatches of `pipelines` must divide into {updates} `updates`")
+        return Layout(placement, pipelines, self.from_one("slices"), updates)
+
+    def pipelines(self, stages: int) -> tuple[Pipeline, ...]:
+        """The field `pipelines`: together they have every stage, in order."""
+        found: list[Pipeline] = []
+        for each in self.field("pipelines", list):
+            if not isinstance(each, dict) or not isinstance(each.get("name"), str):
+                self.wrong("`pipelines` must be objects with a `name`, `start`, `stop` and `microbatches`")
+            numbers = self.numbers([each.get(key) for key in ("start", "stop", "microbatches")], "pipelines")
+            found.append(Pipeline(each["name"], *numbers))
+        starts = [0, *(each.stop for each in found)]
+        if [*(each.start for each in found), stages] != starts or any(a >= b for a, b in pairwise(starts)):
+            self.wrong(f"`pipelines` must divide the {stages} stages of `placement` among them, in order")
+        return tuple(found)
+
+    def from_one(self, name: str) -> int:
+        """A field that is a whole number from 1."""
+        number = self.field(name, int)
+        if number < 1:
+            self.wrong(f"`{name}` must be 1 or more")
+        return number
+
+    def weights(self, stages: int) -> tuple[WeightRule, ...]:
+        """The field `weights`: a rule for every stage, or nothing."""
+        rules = self.field("weights", list)
+        for rule in rules:
+            known = isinstance(rule, dict) and rule.get("name") in ("latest", "stash", "delay")
+            if not known or type(rule.get("delay")) is not int or rule["delay"] < 0:
+                self.wrong("`weights` must be rules: a `name` (latest, stash, delay) and a `delay` from 0")
+        if rules and len(rules) != stages:
+            self.wrong(f"`weights` must have a rule for each of the {stages} stages")
+        return tuple(WeightRule(rule["name"], rule["delay"]) for rule in rules)
+
+    def kernels(self, ranks: tuple[Actions, ...]) -> tuple[Kernel, ...]:
+        """The field `kernels`: rows of every rank, or nothing."""
+        pairs = [self.numbers(pair, "kernels") for pair in self.field("kernels", list)]
+        ends = [len(actions) for actions in ranks] if pairs else []
+        if len(pairs) != len(ends) or any(len(pair) != 2 for pair in pairs):
+            self.wrong("`kernels` must be a pair of places in the actions of each rank")
+        if any(not start <= stop <= end for (start, stop), end in zip(pairs, ends, strict=True)):
+            self.wrong("`kernels` must be places in the actions of their rank")
+        return tuple(Kernel(*pair) for pair in pairs)
+
+    def spans(self, length: int) -> tuple[Span, ...]:
+        """The field `spans`, each within the program text."""
+        spans = [self.numbers(span, "spans") for span in self.field("spans", list)]
+        if not all(len(span) == 2 and span[0] <= span[1] <= length for span in spans):
+            self.wrong("`spans` must be pairs of places in the program text")
+        return tuple(Span(start, end) for start, end in spans)
+
+    def actions(self, ranks: int, spans: int) -> tuple[Actions, ...]:
+        """The fields `actions` and `sources`, one line per rank each."""
+        texts, sources = self.field("actions", list), self.field("sources", list)
+        if not all(isinstance(line, str) for line in [*texts, *sources]):
+            self.wrong("`actions` and `sources` must be lines of text, one per rank")
+        if not len(texts) == len(sources) == ranks:
+            self.wrong(f"`actions` and `sources` must have {ranks} lines, one per rank")
+        return tuple(self.rank(rank, *lines, spans) for rank, lines in enumerate(zip(texts, sources, strict=True)))
+
+    def rank(self, rank: int, text: str, sources: str, spans: int) -> Actions:
+        """One rank's actions."""
+        indices = self.check(lambda: [int(each) for each in sources.split()], f"sources of rank {rank}")
+        if not all(0 <= index < spans for index in indices):
+            self.wrong(f"sources of rank {rank}: not an index of `spans`")
+        return self.check(lambda: parse_actions(text, indices), f"actions of rank {rank}")
+
+    def field(self, name: str, kind: type[T]) -> T:
+        """A field of the document that must have a type."""
+        value = self.document.get(name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            words = {dict: "an object", list: "a list", int: "a whole number", str: "text"}
+            self.wrong(f"`{name}` must be {words[kind]}")
+        return value
+
+    def numbers(self, value: Any, name: str) -> list[int]:
+        """A list of whole numbers from 0."""
+        if not isinstance(value, list) or not all(type(each) is int and each >= 0 for each in value):
+            self.wrong(f"`{name}` must hold whole numbers from 0")
+        return list(value)
+
+    def check(self, read: Callable[[], T], name: str) -> T:
+        """What `read` returns; its ValueError becomes the user's error."""
+        try:
+            return read()
+        except ValueError as error:
+            self.wrong(f"{name}: {error}")
+
+    def wrong(self, message: str, help: str | None = None) -> NoReturn:
+        """Give up."""
+        raise plan_error(self.path, message, help=help)
+
+
+def parse_actions(text: str, sources: list[int]) -> Actions:
+    """The inverse of `Actions.text`; ValueError names the first word that is not an action."""
+    actions = Actions()
+    group = 0
+    for token in text.split():
+        words, overlap = (token.removesuffix(OVERLAP), token.endswith(OVERLAP))
+        batched = words.startswith("(") and words.endswith(")")
+        group += batched
+        for each in words[1:-1].split(";") if batched else [token]:
+            kind, stage, microbatch = _parse_word(each, token)
+            if batched and is_transfer(kind) == overlap:
+                raise ValueError(f"`{token}`: transfers are batched alone, compute ops as {OVERLAP}")
+            if len(actions) == len(sources):
+                raise ValueError("there are fewer sources than actions")
+            actions.add(kind, stage, microbatch, sources[len(actions)], group * batched)
+    if len(actions) != len(sources):
+        raise ValueError("there are more sources than actions")
+    return actions
+
+
+def _parse_word(text: str, token: str) -> tuple[Kind, int, int]:
+    """Kind, stage and microbatch of one word; ValueError names the token it stands in."""
+    match = _WORD.fullmatch(text)
+    if match is None or (match[3] is None and match[2] != "U"):
+        raise ValueError(f"`{token}` is not an action")
+    return Kind[match[2]], int(match[1]), NO_MICROBATCH if match[3] is None else int(match[3])
