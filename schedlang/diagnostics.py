@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from schedlang.source import Source, Span
 
 
+#: The most columns of a source line that are shown.
+_WIDTH = 160
+
+
 @frozen
 class Label:
     """A place in the program and what is to be said about it."""
@@ -72,16 +76,25 @@ def _excerpt(diagnostic: Diagnostic, number: int, margin: int) -> list[str]:
     """One source line, and under it a line for each label that starts there; the first label is drawn with ^."""
     source = diagnostic.source
     assert source is not None
-    text = source.line(number)
-    lines = [f"{number:>{margin}} | {text.replace(chr(9), ' ')}"]
-    for label in diagnostic.labels:
-        line, column = source.position(label.span.start)
-        if line == number:
-            width = max(1, min(label.span.end - label.span.start, len(text) - column + 1))
+    text = source.line(number).replace("\t", " ")
+    here = [(label, column) for label, line, column in _places(diagnostic) if line == number]
+    # Of a very long line, what is around its first label.
+    cut = max(here[0][1] - _WIDTH // 2, 0) if len(text) > _WIDTH else 0
+    text = text[cut : cut + _WIDTH]
+    lines = [f"{number:>{margin}} | {text}"]
+    for label, column in here:
+        start = column - 1 - cut
+        if 0 <= start <= len(text):
+            width = max(1, min(label.span.end - label.span.start, len(text) - start))
             mark = "^" if label is diagnostic.labels[0] else "-"
-            underline = " " * (column - 1) + mark * width
-            lines.append(f"{' ' * margin} | {underline} {label.text}".rstrip())
+            lines.append(f"{' ' * margin} | {' ' * start}{mark * width} {label.text}".rstrip())
     return lines
+
+
+def _places(diagnostic: Diagnostic) -> list[tuple[Label, int, int]]:
+    """The labels with their lines and columns."""
+    assert diagnostic.source is not None
+    return [(label, *diagnostic.source.position(label.span.start)) for label in diagnostic.labels]
 
 
 def to_json(diagnostic: Diagnostic) -> dict[str, Any]:

@@ -44,7 +44,9 @@ class _Insertion:
     schedule: Schedule
     issued: list[Actions] = field(init=False)
     position: list[int] = field(init=False)
-    idle: set[int] = field(init=False)
+    #: The ranks that may have an op ready: they have ended one, or been handed something, since they last tried.
+    woken: set[int] = field(init=False)
+    busy: set[int] = field(factory=set)
     ended: set[Op] = field(factory=set)
     #: Ends of the ops that run, as (time, order, rank); no rank runs two at once.
     running: list[tuple[float, int, int]] = field(factory=list)
@@ -53,7 +55,7 @@ class _Insertion:
         ranks = len(self.schedule.ranks)
         self.issued = [Actions() for _ in range(ranks)]
         self.position = [0] * ranks
-        self.idle = set(range(ranks))
+        self.woken = set(range(ranks))
 
     def ranks(self) -> tuple[Actions, ...]:
         """Run to the end, or to a standstill, from where each rank just goes on: the proof will say why it hangs."""
@@ -71,15 +73,16 @@ class _Insertion:
         return tuple(self.issued)
 
     def start(self, now: float, costs: dict[int, list[float]]) -> None:
-        """Issue the next op of every idle rank that has one ready, or the next ops that overlap."""
-        for rank in sorted(self.idle):
+        """Issue the next op of every woken rank that has one ready, or the next ops that overlap."""
+        woken, self.woken = sorted(self.woken - self.busy), set()
+        for rank in woken:
             actions = self.schedule.ranks[rank]
             if self.position[rank] == len(actions):
                 continue
             batch = actions.batch(self.position[rank])
             if not any(self.lacking(actions, index) for index in batch):
                 self.issue(rank, batch)
-                self.idle.discard(rank)
+                self.busy.add(rank)
                 end = now + sum(costs[actions.kind[index]][actions.stage[index]] for index in batch)
                 # Of ops that end together, the one further on its way hands over first, so that a rank sends its
                 # result before it receives its next input.
@@ -105,7 +108,8 @@ class _Insertion:
                 self.ended.add((made, actions.stage[index], actions.microbatch[index]))
                 self.send(rank, index, made, receive=True)
         self.position[rank] = batch.stop
-        self.idle.add(rank)
+        self.busy.discard(rank)
+        self.woken.add(rank)
 
     def send(self, rank: int, index: int, made: Kind, receive: bool) -> None:
         """Issue the send of what an op has made, if it goes to another rank, and the receive there."""
@@ -114,6 +118,7 @@ class _Insertion:
         if peer is not None:
             self.issued[rank].add(SENDS[made], stage, microbatch, place)
             if receive:
+                self.woken.add(peer)
                 self.issued[peer].add(*counterpart(SENDS[made], stage), microbatch, place)
 
     def go_on(self, rank: int, batch: range) -> None:

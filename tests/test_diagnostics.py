@@ -74,3 +74,12 @@ def test_windows_line_ends_and_byte_order_marks_are_text(tmp_path: Path) -> None
         b"\xef\xbb\xbfschedule s {\r\n param ranks = 1\r\n param microbatches = 1\r\n rank r { F(0) B(0) }\r\n}\r\n"
     )
     assert compile(read_source(tmp_path / "s.sched")).ranks[0].text() == "0F0 0B0"
+
+
+def test_of_a_very_long_line_only_what_is_around_the_mistake_is_shown() -> None:
+    head = "schedule s { param ranks = 1 param microbatches = 1 rank r { "
+    text = message(Source("s.sched", head + "F(0) " * 3000 + "F(x) " + "B(0) " * 3000 + "} }"))
+    assert " --> s.sched:1:15064\n" in text
+    excerpt, underline = text.splitlines()[3:5]
+    assert len(excerpt) < 200
+    assert excerpt[underline.index("^")] == "x"
