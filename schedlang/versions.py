@@ -6,6 +6,8 @@ order, without time (rules W1-W11 of the notes on weight versions: PipeDream, ar
 arXiv 2006.09503; WPipe, ICLR 2022).
 """
 
+from heapq import heappop, heappush
+
 from attrs import define, field, frozen
 
 from schedlang.findings import Finding
@@ -112,9 +114,14 @@ class _Rank:
         An update happens in place if the version it starts from is not read again.
         """
         most = 1
+        #: For each stage, the last reads of its older versions that are still to come.
+        to_come: dict[int, list[int]] = {}
         for (stage, newest), index in self.made.items():
-            kept = sum(self.last_read.get((stage, old), -1) > index for old in range(newest))
-            most = max(most, 1 + kept)
+            reads = to_come.setdefault(stage, [])
+            heappush(reads, self.last_read.get((stage, newest - 1), -1))
+            while reads and reads[0] < index:
+                heappop(reads)
+            most = max(most, 1 + len(reads))
         return most
 
     def find(self, code: str, message: str, index: int, help: str) -> None:
