@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from attrs import asdict, evolve
 
+from schedlang import passes
 from schedlang.claims import check_claims
 from schedlang.costs import Costs
 from schedlang.diagnostics import CompileError, Diagnostic
@@ -29,10 +30,15 @@ __all__ = [
 ]  # fmt: skip
 
 
-def compile(source: Source, params: Mapping[str, int] = MappingProxyType({})) -> Plan:
-    """The plan of a program for some parameters, proved; CompileError with everything that is wrong with it."""
+def compile(source: Source, params: Mapping[str, int] = MappingProxyType({}), forward_only: bool = False) -> Plan:
+    """The plan of a program for some parameters, proved; CompileError with everything that is wrong with it.
+
+    `forward_only` makes it the inference plan of a training program, without the claims, which speak of training.
+    """
     schedule = expand(source, parse(source), params)
     check_structure(schedule)
+    if forward_only:
+        schedule = evolve(passes.forward_only(schedule), claims=())
     schedule = lower(schedule)
     check_claims(schedule, prove(schedule))
     return Plan(**asdict(evolve(schedule, claims=()), recurse=False))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from schedlang import CompileError, Costs, Plan, compile, read_source, simulate
+from schedlang import CompileError, Costs, Kind, Plan, compile, read_source, simulate
 from schedlang.views.terminal import draw
 
 TESTS = Path(__file__).parent
@@ -39,8 +39,8 @@ CASES = {
 }
 
 
-def program(name: str, **params: int) -> Plan:
-    return compile(read_source(PROGRAMS / f"{name}.sched"), params)
+def program(name: str, forward_only: bool = False, **params: int) -> Plan:
+    return compile(read_source(PROGRAMS / f"{name}.sched"), params, forward_only)
 
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
@@ -126,22 +126,44 @@ LEGAL = {
 }
 
 
+def legal(name: str, ranks: int, microbatches: int) -> bool:
+    return name not in LEGAL or LEGAL[name](ranks, microbatches)
+
+
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_every_size_compiles_or_is_refused_with_its_reason(path: Path) -> None:
     for ranks in range(1, 9):
         for microbatches in range(1, 4 * ranks + 1):
-            legal = path.stem not in LEGAL or LEGAL[path.stem](ranks, microbatches)
             codes = refusal(path.stem, ranks=ranks, microbatches=microbatches)
-            assert codes == ([] if legal else ["require"]), (ranks, microbatches)
+            assert codes == ([] if legal(path.stem, ranks, microbatches) else ["require"]), (ranks, microbatches)
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_forward_only(path: Path) -> None:
+    """Every training program has an inference plan in it that proves: its forwards, in the same order."""
+    sizes = [(1, 3), (2, 4), (3, 6), (3, 7), (4, 8)]
+    for ranks, microbatches in [size for size in sizes if legal(path.stem, *size)]:
+        training = program(path.stem, ranks=ranks, microbatches=microbatches)
+        plan = program(path.stem, forward_only=True, ranks=ranks, microbatches=microbatches)
+        forwards = [actions.select(lambda kind: kind == Kind.F).text() for actions in training.ranks]
+        assert [actions.compute().text() for actions in plan.ranks] == forwards
+        assert not {Kind.SEND_B, Kind.RECV_B} & {kind for actions in plan.ranks for kind in actions.kind}
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "1f1b_explicit"])
+@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 4), (4, 1), (4, 8), (7, 16)])
+def test_forward_only_takes_a_forward_per_microbatch_and_rank(name: str, ranks: int, microbatches: int) -> None:
+    plan = program(name, forward_only=True, ranks=ranks, microbatches=microbatches)
+    assert simulate(plan, Costs()).timeline.makespan == microbatches + ranks - 1
 
 
 def test_interleaved_groups() -> None:
     """Megatron's rule: a group of ranks..microbatches, and a last group of at least `ranks`."""
     for group in range(1, 12):
         for microbatches in range(1, 12):
-            legal = 3 <= group <= microbatches and not 0 < microbatches % group < 3
+            runs = 3 <= group <= microbatches and not 0 < microbatches % group < 3
             codes = refusal("interleaved_1f1b", ranks=3, microbatches=microbatches, group=group)
-            assert codes == ([] if legal else ["require"])
+            assert codes == ([] if runs else ["require"])
 
 
 def test_first_lines_say_what_and_where_from() -> None:
