@@ -31,12 +31,8 @@ FAMILIES = {
     "dualpipev": "dualpipe_v",
     "seq1f1b": "seq1f1b",
 }
-PARAMETERS = {"P": "ranks", "M": "microbatches", "v": "chunks", "N": "group", "k": "slices"}
-CASES = {
-    name: case
-    for name, case in json.loads((TESTS / "cases" / "schedules.json").read_text()).items()
-    if name.split()[0] in FAMILIES
-}
+PARAMETERS = {"P": "ranks", "M": "microbatches", "v": "chunks", "N": "group", "k": "slices", "w": "waves"}
+RECORDED = json.loads((TESTS / "cases" / "schedules.json").read_text())
 
 
 def program(name: str, forward_only: bool = False, **params: int) -> Plan:
@@ -72,12 +68,16 @@ def recorded(text: str, plan: Plan) -> str:
     return words[0] if len(words) == 1 else f"({';'.join(words)})OVERLAP_F_B"
 
 
-@pytest.mark.parametrize("name", CASES)
+def parameters(name: str) -> dict[str, int]:
+    """The parameters in a recorded case's name."""
+    return {PARAMETERS[letter]: int(value) for letter, value in re.findall(r" ([PMvNkw])(\d+)", name)}
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if name.split()[0] in FAMILIES])
 def test_recorded_case(name: str) -> None:
-    case = CASES[name]
-    params = {PARAMETERS[letter]: int(value) for letter, value in re.findall(r" ([PMvNk])(\d+)", name)}
+    case = RECORDED[name]
     latency = json.loads(name[name.index("{") :]).get("lat", 0.0) if "{" in name else 0.0
-    plan = program(FAMILIES[name.split()[0]], **params)
+    plan = program(FAMILIES[name.split()[0]], **parameters(name))
 
     order = [" ".join(recorded(op, plan) for op in rank) for rank in case["order"]]
     assert [actions.compute().text() for actions in plan.ranks] == order
@@ -87,6 +87,31 @@ def test_recorded_case(name: str) -> None:
     assert execution.timeline.bubble_over_ideal == pytest.approx(case["bubble_rate"])
     assert execution.timeline.bubble_over_makespan == pytest.approx(case["bubble_frac"])
     assert list(execution.peak_activations) == case["peak"]
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if name.startswith("hanayo")])
+def test_hanayo_is_no_worse_than_the_recorded_order(name: str) -> None:
+    """The recorded orders come from a greedy search: the same work in the same places, at most as long and as large."""
+    case = RECORDED[name]
+    plan = program("hanayo", **parameters(name))
+    execution = simulate(plan, Costs())
+    assert [sorted(actions.compute().text().split()) for actions in plan.ranks] == [
+        sorted(recorded(op, plan) for op in rank) for rank in case["order"]
+    ]
+    assert execution.timeline.makespan <= case["makespan"]
+    assert all(ours <= theirs for ours, theirs in zip(execution.peak_activations, case["peak"], strict=True))
+
+
+@pytest.mark.parametrize("waves", [1, 2, 3])
+def test_hanayo_in_waves(waves: int) -> None:
+    """Whole units idle for 4 (ranks - 1), whatever the waves; no size needs more memory than 1F1B."""
+    for ranks in range(1, 7):
+        for microbatches in range(1, 3 * ranks + 1):
+            execution = simulate(program("hanayo", ranks=ranks, microbatches=microbatches, waves=waves), Costs())
+            assert max(execution.peak_activations) <= 2 * waves * ranks
+            if microbatches % ranks == 0:
+                assert execution.timeline.makespan == 6 * waves * microbatches + 4 * (ranks - 1)
+    assert refusal("hanayo", waves=0) == ["require"]
 
 
 @pytest.mark.parametrize("ranks", range(1, 9))
