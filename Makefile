@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test
+.PHONY: demo test gallery
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -13,6 +13,10 @@ test: .venv/installed
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pytest
+
+# The table of the programs and their figures; a test holds it current.
+gallery: .venv/installed
+	$(BIN)/python -m schedlang.gallery > programs/README.md
 
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv

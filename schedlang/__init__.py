@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from attrs import asdict, evolve
 
+from schedlang import passes
 from schedlang.claims import check_claims
 from schedlang.costs import Costs
 from schedlang.diagnostics import CompileError, Diagnostic
@@ -31,15 +32,21 @@ __all__ = [
 ]  # fmt: skip
 
 
-def compile(source: Source, params: Mapping[str, int] = MappingProxyType({})) -> Plan:
-    """The plan of a program for some parameters, proved; CompileError with everything that is wrong with it."""
+def compile(source: Source, params: Mapping[str, int] = MappingProxyType({}), forward_only: bool = False) -> Plan:
+    """The plan of a program for some parameters, proved; CompileError with everything that is wrong with it.
+
+    `forward_only` makes it the inference plan of a training program, without the claims, which speak of training.
+    """
     schedule = expand(source, parse(source), params)
+    if schedule.stream and forward_only:
+        schedule = unroll(schedule, 1)
+    check_structure(unroll(schedule, 2) if schedule.stream else schedule)
+    if forward_only:
+        schedule = evolve(passes.forward_only(schedule), claims=())
     kernels: tuple[Kernel, ...] = ()
     if schedule.stream:
-        check_structure(unroll(schedule, 2))
         schedule, kernels = lower_stream(schedule)
     else:
-        check_structure(schedule)
         schedule = lower(schedule)
     check_claims(schedule, prove(schedule))
     return Plan(**asdict(evolve(schedule, claims=()), recurse=False), kernels=kernels)

@@ -55,6 +55,7 @@ def _parser() -> argparse.ArgumentParser:
 
     compile = _command(commands, "compile", _compile, "prove a program and write its plan", "-p ranks=8 -o plan.json")
     compile.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write")
+    compile.add_argument("--forward-only", action="store_true", help="keep only the forwards: the inference plan")
     compile.add_argument("--format", choices=("text", "json"), default="text", help="the form of diagnostics")
 
     show = _command(commands, "show", _show, "print what each rank does", "--compute")
@@ -120,7 +121,7 @@ def _compile(options: argparse.Namespace) -> int:
     from schedlang import compile, read_source, simulate, write_plan
     from schedlang.costs import Costs
 
-    plan = compile(read_source(options.file), dict(options.params))
+    plan = compile(read_source(options.file), dict(options.params), options.forward_only)
     if options.output:
         write_plan(plan, options.output)
     idle = simulate(plan, Costs()).timeline.bubble_over_makespan

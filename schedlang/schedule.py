@@ -118,9 +118,13 @@ class Actions:
 
     def compute(self) -> "Actions":
         """The actions that are not transfers."""
+        return self.select(lambda kind: not is_transfer(kind))
+
+    def select(self, keeps: Callable[[int], bool]) -> "Actions":
+        """The actions of the kinds that `keeps` is true of; a batch of which some go is a batch of the others."""
         kept = Actions()
         for index, kind in enumerate(self.kind):
-            if not is_transfer(kind):
+            if keeps(kind):
                 kept.add(*self.row(index))
         return kept
 

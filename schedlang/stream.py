@@ -13,6 +13,7 @@ from attrs import evolve
 from schedlang.diagnostics import CompileError, Diagnostic, Label
 from schedlang.lowering import lower
 from schedlang.schedule import Actions, Kernel, Kind, Layout, Schedule
+from schedlang.versions import follow_weights
 
 S = TypeVar("S", bound=Schedule)
 Row = tuple[int, int, int, int, int]
@@ -39,6 +40,7 @@ def lower_stream(schedule: Schedule) -> tuple[Schedule, tuple[Kernel, ...]]:
 
     Lowering is done for some updates, and for one and for two more. Where each list is the one before with the same
     rows inserted once more, the execution has come back to the same state, and goes on so for any number of updates.
+    By then the ranks hold as many versions of their weights as they ever will.
     """
     for updates in count(2):
         if updates > _MOST_UPDATES:
@@ -46,7 +48,8 @@ def lower_stream(schedule: Schedule) -> tuple[Schedule, tuple[Kernel, ...]]:
         small, large, larger = (lower(unroll(schedule, updates + more)) for more in range(3))
         kernels = [_kernel(a, b, large.layout) for a, b in zip(small.ranks, large.ranks, strict=True)]
         found = tuple(kernel for kernel in kernels if kernel is not None)
-        if len(found) == len(kernels) and repeat(large, found, 1).ranks == larger.ranks:
+        settled = follow_weights(large).held == follow_weights(larger).held
+        if settled and len(found) == len(kernels) and repeat(large, found, 1).ranks == larger.ranks:
             return large, found
     place = Label(schedule.spans[0])
     message = f"the schedule does not repeat itself within {_MOST_UPDATES} updates"

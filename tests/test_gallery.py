@@ -2,13 +2,15 @@
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
-from schedlang import CompileError, Costs, Plan, compile, read_source, simulate
+from schedlang import CompileError, Costs, Kind, Plan, compile, read_source, simulate
 from schedlang.views.terminal import draw
 
 TESTS = Path(__file__).parent
@@ -31,16 +33,12 @@ FAMILIES = {
     "dualpipev": "dualpipe_v",
     "seq1f1b": "seq1f1b",
 }
-PARAMETERS = {"P": "ranks", "M": "microbatches", "v": "chunks", "N": "group", "k": "slices"}
-CASES = {
-    name: case
-    for name, case in json.loads((TESTS / "cases" / "schedules.json").read_text()).items()
-    if name.split()[0] in FAMILIES
-}
+PARAMETERS = {"P": "ranks", "M": "microbatches", "v": "chunks", "N": "group", "k": "slices", "w": "waves"}
+RECORDED = json.loads((TESTS / "cases" / "schedules.json").read_text())
 
 
-def program(name: str, **params: int) -> Plan:
-    return compile(read_source(PROGRAMS / f"{name}.sched"), params)
+def program(name: str, forward_only: bool = False, **params: int) -> Plan:
+    return compile(read_source(PROGRAMS / f"{name}.sched"), params, forward_only)
 
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
@@ -72,12 +70,16 @@ def recorded(text: str, plan: Plan) -> str:
     return words[0] if len(words) == 1 else f"({';'.join(words)})OVERLAP_F_B"
 
 
-@pytest.mark.parametrize("name", CASES)
+def parameters(name: str) -> dict[str, int]:
+    """The parameters in a recorded case's name."""
+    return {PARAMETERS[letter]: int(value) for letter, value in re.findall(r" ([PMvNkw])(\d+)", name)}
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if name.split()[0] in FAMILIES])
 def test_recorded_case(name: str) -> None:
-    case = CASES[name]
-    params = {PARAMETERS[letter]: int(value) for letter, value in re.findall(r" ([PMvNk])(\d+)", name)}
+    case = RECORDED[name]
     latency = json.loads(name[name.index("{") :]).get("lat", 0.0) if "{" in name else 0.0
-    plan = program(FAMILIES[name.split()[0]], **params)
+    plan = program(FAMILIES[name.split()[0]], **parameters(name))
 
     order = [" ".join(recorded(op, plan) for op in rank) for rank in case["order"]]
     assert [actions.compute().text() for actions in plan.ranks] == order
@@ -87,6 +89,31 @@ def test_recorded_case(name: str) -> None:
     assert execution.timeline.bubble_over_ideal == pytest.approx(case["bubble_rate"])
     assert execution.timeline.bubble_over_makespan == pytest.approx(case["bubble_frac"])
     assert list(execution.peak_activations) == case["peak"]
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if name.startswith("hanayo")])
+def test_hanayo_is_no_worse_than_the_recorded_order(name: str) -> None:
+    """The recorded orders come from a greedy search: the same work in the same places, at most as long and as large."""
+    case = RECORDED[name]
+    plan = program("hanayo", **parameters(name))
+    execution = simulate(plan, Costs())
+    assert [sorted(actions.compute().text().split()) for actions in plan.ranks] == [
+        sorted(recorded(op, plan) for op in rank) for rank in case["order"]
+    ]
+    assert execution.timeline.makespan <= case["makespan"]
+    assert all(ours <= theirs for ours, theirs in zip(execution.peak_activations, case["peak"], strict=True))
+
+
+@pytest.mark.parametrize("waves", [1, 2, 3])
+def test_hanayo_in_waves(waves: int) -> None:
+    """Whole units idle for 4 (ranks - 1), whatever the waves; no size needs more memory than 1F1B."""
+    for ranks in range(1, 7):
+        for microbatches in range(1, 3 * ranks + 1):
+            execution = simulate(program("hanayo", ranks=ranks, microbatches=microbatches, waves=waves), Costs())
+            assert max(execution.peak_activations) <= 2 * waves * ranks
+            if microbatches % ranks == 0:
+                assert execution.timeline.makespan == 6 * waves * microbatches + 4 * (ranks - 1)
+    assert refusal("hanayo", waves=0) == ["require"]
 
 
 @pytest.mark.parametrize("ranks", range(1, 9))
@@ -130,22 +157,50 @@ LEGAL = {
 }
 
 
+def legal(name: str, ranks: int, microbatches: int) -> bool:
+    return name not in LEGAL or LEGAL[name](ranks, microbatches)
+
+
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_every_size_compiles_or_is_refused_with_its_reason(path: Path) -> None:
     for ranks in range(1, 9):
         for microbatches in range(1, 4 * ranks + 1):
-            legal = path.stem not in LEGAL or LEGAL[path.stem](ranks, microbatches)
             codes = refusal(path.stem, ranks=ranks, microbatches=microbatches)
-            assert codes == ([] if legal else ["require"]), (ranks, microbatches)
+            assert codes == ([] if legal(path.stem, ranks, microbatches) else ["require"]), (ranks, microbatches)
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_forward_only(path: Path) -> None:
+    """Every training program has an inference plan in it that proves: its forwards, in the same order.
+
+    Of a schedule without a flush, they are those of one update.
+    """
+    sizes = [(1, 3), (2, 4), (3, 6), (3, 7), (4, 8)]
+    for ranks, microbatches in [size for size in sizes if legal(path.stem, *size)]:
+        training = program(path.stem, ranks=ranks, microbatches=microbatches)
+        plan = program(path.stem, forward_only=True, ranks=ranks, microbatches=microbatches)
+        for actions, inference in zip(training.ranks, plan.ranks, strict=True):
+            forwards = [row for row in map(actions.row, range(len(actions))) if row[0] == Kind.F]
+            forwards = [row[:3] for row in forwards if row[2] < plan.layout.units(row[1])]
+            compute = inference.compute()
+            assert [compute.row(index)[:3] for index in range(len(compute))] == forwards
+        assert not {Kind.SEND_B, Kind.RECV_B} & {kind for actions in plan.ranks for kind in actions.kind}
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "1f1b_explicit"])
+@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 4), (4, 1), (4, 8), (7, 16)])
+def test_forward_only_takes_a_forward_per_microbatch_and_rank(name: str, ranks: int, microbatches: int) -> None:
+    plan = program(name, forward_only=True, ranks=ranks, microbatches=microbatches)
+    assert simulate(plan, Costs()).timeline.makespan == microbatches + ranks - 1
 
 
 def test_interleaved_groups() -> None:
     """Megatron's rule: a group of ranks..microbatches, and a last group of at least `ranks`."""
     for group in range(1, 12):
         for microbatches in range(1, 12):
-            legal = 3 <= group <= microbatches and not 0 < microbatches % group < 3
+            runs = 3 <= group <= microbatches and not 0 < microbatches % group < 3
             codes = refusal("interleaved_1f1b", ranks=3, microbatches=microbatches, group=group)
-            assert codes == ([] if legal else ["require"])
+            assert codes == ([] if runs else ["require"])
 
 
 def test_first_lines_say_what_and_where_from() -> None:
@@ -153,4 +208,15 @@ def test_first_lines_say_what_and_where_from() -> None:
         lines = path.read_text().splitlines()
         comment = " ".join(takewhile(lambda line: line.startswith("#"), lines))
         assert re.search(r"\(.*(arXiv|19|20|order of|GPipe|Alpa|visualizer).*\)|, as ", comment), path
+        assert ": " in comment, f"{path}: the first clause of the comment is the program's row in the gallery's table"
         assert len(lines) <= 60, path
+
+
+def test_the_table_is_current() -> None:
+    command = [sys.executable, "-m", "schedlang.gallery"]
+    printed = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60).stdout
+    assert printed == (PROGRAMS / "README.md").read_text(encoding="utf-8"), "run `make gallery`"
+    rows = dict(re.findall(r"^\| \[(\w+)\]\(\1\.sched\) \| (.*) \|$", printed, re.M))
+    assert list(rows) == [path.stem for path in GALLERY]
+    assert rows["1f1b"].endswith("| 12 | 4 x 8 | 33 | 37.5% | 27.3% | 27.3% | 4 | 1")
+    assert rows["zb_h2"].endswith("| 19 | 4 x 8 | 27 | 12.5% | 11.1% | 0.0% | 7 | 1")

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
-from strategies import schedules
+from strategies import make_schedule, oracle, schedules
 
 from schedlang import Actions, CompileError, Costs, Kind, Schedule, Source, compile, prove, read_source, simulate
 from schedlang.lowering import lower
-from schedlang.passes import fill_weights, recompute, reorder, squeeze
+from schedlang.passes import fill_weights, forward_only, recompute, reorder, squeeze
+from schedlang.plan_reader import parse_actions
 
 TESTS = Path(__file__).parent
 PROGRAMS = TESTS.parent / "programs"
@@ -64,14 +65,7 @@ def test_better_than_published_searches() -> None:
 
 
 def without_weights(schedule: Schedule) -> Schedule:
-    ranks = []
-    for actions in schedule.ranks:
-        kept = Actions()
-        for index in range(len(actions)):
-            if actions.kind[index] != Kind.W:
-                kept.add(*actions.row(index))
-        ranks.append(kept)
-    return evolve(schedule, ranks=tuple(ranks))
+    return evolve(schedule, ranks=tuple(actions.select(lambda kind: kind != Kind.W) for actions in schedule.ranks))
 
 
 @settings(max_examples=150, deadline=None)
@@ -102,6 +96,24 @@ def test_recompute_adds_one_forward_before_each_backward(schedule: Schedule) -> 
     added = ops(changed)[schedule.placement[0]] - ops(schedule)[schedule.placement[0]]
     assert added == Counter((Kind.R, 0, microbatch) for microbatch in range(schedule.microbatches))
     assert recompute(changed, {0}).ranks == changed.ranks
+
+
+@settings(max_examples=150, deadline=None)
+@given(schedules())
+def test_forward_only_keeps_the_forwards_and_what_they_send(schedule: Schedule) -> None:
+    """Whether the communication is the training schedule's or its own."""
+    forwards = [[word for word in actions.text().split() if "F" in word] for actions in lower(schedule).ranks]
+    kept = forward_only(lower(schedule))
+    assert [actions.text().split() for actions in kept.ranks] == forwards
+    prove(kept)
+    assert oracle(kept)
+    assert oracle(lower(forward_only(schedule)))
+
+
+def test_batches_keep_what_is_left() -> None:
+    text = "1RECV_F0 1F0 (1SEND_F0;1RECV_F1;1RECV_B0) (1F1;1I0)OVERLAP_F_B 1W0 (1SEND_F1;1SEND_B0) 1R1 1U"
+    schedule = make_schedule((0, 1, 2), 2, (Actions(), parse_actions(text, [0] * 12), Actions()))
+    assert forward_only(schedule).ranks[1].text() == "1RECV_F0 1F0 (1SEND_F0;1RECV_F1) 1F1 1SEND_F1"
 
 
 def block(text: str, passes: str = "") -> str:

@@ -1,0 +1,15 @@
+"""Keep the forwards: the inference plan that stands in a training program."""
+
+from attrs import evolve
+
+from schedlang.schedule import Kind, Schedule
+
+_KEPT = {Kind.F, Kind.SEND_F, Kind.RECV_F}
+
+
+def forward_only(schedule: Schedule) -> Schedule:
+    """The schedule's forwards and their transfers, in each rank's order; slots are forgotten.
+
+    They need nothing but each other, so they run to the end wherever the whole schedule does.
+    """
+    return evolve(schedule, ranks=tuple(actions.select(_KEPT.__contains__) for actions in schedule.ranks), slots=None)
