@@ -11,7 +11,7 @@ from types import MappingProxyType
 from attrs import asdict, evolve
 
 from schedlang.claims import check_claims
-from schedlang.costs import Costs
+from schedlang.costs import UNIT, Costs
 from schedlang.diagnostics import CompileError, Diagnostic
 from schedlang.expand import expand
 from schedlang.lowering import lower
@@ -29,9 +29,13 @@ __all__ = [
 ]  # fmt: skip
 
 
-def compile(source: Source, params: Mapping[str, int] = MappingProxyType({})) -> Plan:
-    """The plan of a program for some parameters, proved; CompileError with everything that is wrong with it."""
-    schedule = expand(source, parse(source), params)
+def compile(source: Source, params: Mapping[str, int] = MappingProxyType({}), costs: Costs = UNIT) -> Plan:
+    """The plan of a program for some parameters, proved; CompileError with everything that is wrong with it.
+
+    Its passes choose the order that is best for its own costs, or where they are given, for `costs`; ValueError if
+    these are not for its number of stages.
+    """
+    schedule = expand(source, parse(source), params, costs)
     check_structure(schedule)
     schedule = lower(schedule)
     check_claims(schedule, prove(schedule))

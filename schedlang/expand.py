@@ -9,30 +9,36 @@ from typing import Any
 
 from attrs import define, field, frozen
 
-from schedlang import syntax
+from schedlang import arithmetic, syntax
 from schedlang.codegen import Codegen, variable
+from schedlang.costs import UNIT, Costs
 from schedlang.diagnostics import CompileError, Diagnostic, Label
 from schedlang.findings import ranks_text
 from schedlang.names import LARGEST, check_names, nearest
 from schedlang.passes import fill_weights, recompute, reorder, squeeze
+from schedlang.pricing import program_costs, program_objective
 from schedlang.recorder import Fault, Recorder, place_op
 from schedlang.schedule import Claim, Layout, Pipeline, Schedule
 from schedlang.source import Source
 
 _ORDERS = syntax.Rank | syntax.Repeated
 _PASSES = syntax.Squeeze | syntax.Reorder | syntax.Fill | syntax.Recompute
+_COSTS = syntax.Cost | syntax.Objective
 
 #: The most loop rounds and ops that a program may ask for, all ranks together.
 MOST_STEPS = 20_000_000
 
 
-def expand(source: Source, tree: syntax.Schedule, params: Mapping[str, int]) -> Schedule:
-    """The schedule that a program describes for some parameters; CompileError with everything wrong with it."""
+def expand(source: Source, tree: syntax.Schedule, params: Mapping[str, int], costs: Costs = UNIT) -> Schedule:
+    """The schedule that a program describes for some parameters; CompileError with everything wrong with it.
+
+    Where `costs` leave something open, it is as the program gives it.
+    """
     found = check_names(source, tree) + _check_params(source, tree, params)
     if found:
         raise CompileError(found)
     try:
-        return _Expansion(source, tree, params).schedule()
+        return _Expansion(source, tree, params, costs).schedule()
     except (RecursionError, MemoryError, SyntaxError):
         place = Label(tree.name.span)
         raise CompileError([Diagnostic("nesting", "the program is nested too deeply", (place,), source)]) from None
@@ -59,6 +65,7 @@ class _Expansion:
     source: Source
     tree: syntax.Schedule
     given: Mapping[str, int]
+    costs: Costs
     params: dict[str, int] = field(factory=dict)
     codegen: Codegen = field(factory=Codegen)
     names: dict[str, Any] = field(factory=dict)
@@ -72,12 +79,13 @@ class _Expansion:
         """Run the items in order, then the rank block for every rank."""
         self.codegen.place(self.tree.name)  # the first place stands for the schedule as a whole
         self.names |= {
-            "divide_quotient": _quotient, "divide_rest": _rest, "multiply": _multiply, "require": _require,
+            "divide_quotient": arithmetic.quotient, "divide_rest": arithmetic.rest, "multiply": arithmetic.multiply,
+            "require": arithmetic.require,
             "count": self.count, "repeat": self.repeat, "claim": self.claim,
         }  # fmt: skip
         try:
             for item in self.tree.items:
-                if not isinstance(item, _ORDERS | _PASSES):
+                if not isinstance(item, _ORDERS | _PASSES | _COSTS):
                     self.item(item)
             layout = self.layout()
             (order,) = (item for item in self.tree.items if isinstance(item, _ORDERS))
@@ -91,6 +99,8 @@ class _Expansion:
                 spans=tuple(self.codegen.spans),
                 slots=tuple(tuple(each.slots) for each in recorders) if isinstance(order, syntax.Repeated) else None,
                 claims=tuple(self.claims),
+                costs=self.costs.over(self.own_costs(recorders[0].splits_backward)),
+                objective=program_objective(self.tree.items),
             )
             return reduce(self.apply, (item for item in self.tree.items if isinstance(item, _PASSES)), schedule)
         except Fault as fault:
@@ -121,6 +131,15 @@ class _Expansion:
         assert node is not None
         return eval(self.codegen.expression(node), self.names)  # type: ignore[no-any-return]
 
+    def function(self, parameter: syntax.Name | None, body: syntax.Node) -> Callable[..., int]:
+        """An expression as a function of a name."""
+        name = variable(parameter.text) if parameter else ""
+        return eval(f"lambda {name}: {self.codegen.expression(body)}", self.names)  # type: ignore[no-any-return]
+
+    def own_costs(self, splits: bool) -> Costs:
+        """The costs that the program gives."""
+        return program_costs(self.tree.items, self.function, self.codegen.place, splits, len(self.placement))
+
     def pipeline(self, name: str, item: syntax.Stage, microbatches: int) -> None:
         """Lay out the stages of a pipeline; its name becomes the function that gives its stages' numbers."""
         start, stop = self.evaluate(item.range.start), self.evaluate(item.range.stop)
@@ -132,7 +151,7 @@ class _Expansion:
         if microbatches < 1:
             raise Fault("placement", f"the pipeline runs {microbatches} microbatches, it must run 1 or more", place)
         stages = self.count(start, stop, 1, place)
-        rank_of = eval(f"lambda {variable(item.name.text)}: {self.codegen.expression(item.rank)}", self.names)
+        rank_of = self.function(item.name, item.rank)
         first = len(self.placement)
         for stage in stages:
             rank = int(rank_of(stage))
@@ -268,26 +287,3 @@ def _values(traceback: TracebackType | None) -> str:
 
 def _text(values: Mapping[str, int]) -> str:
     return ", ".join(f"{name} = {value}" for name, value in values.items() if abs(value) <= LARGEST)
-
-
-def _quotient(left: int, right: int, place: int) -> int:
-    if right == 0:
-        raise Fault("division-by-zero", "division by zero", place)
-    return left // right
-
-
-def _rest(left: int, right: int, place: int) -> int:
-    if right == 0:
-        raise Fault("division-by-zero", "division by zero", place)
-    return left % right
-
-
-def _multiply(left: int, right: int, place: int) -> int:
-    if abs(left) > LARGEST or abs(right) > LARGEST:
-        raise Fault("too-large", "a number grows beyond 10^18", place)
-    return left * right
-
-
-def _require(holds: int, reason: str | None, place: int) -> None:
-    if not holds:
-        raise Fault("require", f"the schedule requires: {reason}" if reason else "a requirement does not hold", place)

@@ -17,6 +17,8 @@ GRAMMAR = Path(__file__).parent / "grammars" / "sched.lark"
 
 _NODES = {name.lower(): each for name, each in vars(syntax).items() if isinstance(each, type)}
 _SHOWN = {"NAME": "a name", "NUMBER": "a number", "STRING": "a text in quotes", "$END": "the end of the file"}
+# A keyword that can be a name is expected as one.
+_SHOWN["MEMORY"] = _SHOWN["NAME"]
 _MOST_EXPECTED = 5
 
 
@@ -65,7 +67,7 @@ class _Builder(Transformer[Token, Any]):
         span = Span(0, 0) if meta.empty else Span(meta.start_pos, meta.end_pos)
         if rule in ("items", "names", "args", "ops", "transfers", "rows", "placed_ops"):
             return tuple(child for child in children if child is not None)
-        if rule in ("kind", "passed", "direction"):
+        if rule in ("kind", "passed", "direction", "timed", "held"):
             return children[0]
         if rule in ("block", "body"):
             return syntax.Block(tuple(children), span=span)
@@ -107,7 +109,7 @@ def _syntax_error(source: Source, error: UnexpectedInput) -> Diagnostic:
 def _expected(error: UnexpectedInput) -> str:
     """What could stand here, or nothing where that is too much to read."""
     accepts = getattr(error, "accepts", None) or set()
-    shown = sorted(_SHOWN.get(name) or f"`{_literal(name)}`" for name in accepts)
+    shown = sorted({_SHOWN.get(name) or f"`{_literal(name)}`" for name in accepts})
     if len(shown) > _MOST_EXPECTED:
         # At the end of the file, the one thing that is surely missing.
         at_end = isinstance(error, UnexpectedToken) and error.token.type == "$END"

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from attrs import asdict, frozen
 
+from schedlang.costs import Costs, costs_of
 from schedlang.diagnostics import CompileError, Diagnostic
 from schedlang.machine import prove
 from schedlang.schedule import Actions, Layout, Pipeline, Schedule, parse_actions
@@ -46,6 +47,7 @@ class Plan(Schedule):
             "slices": self.layout.slices,
             "placement": list(self.placement),
             "transport": self.transport,
+            "costs": self.costs.to_json(),
             "spans": [[span.start, span.end] for span in self.spans],
             "actions": [actions.text() for actions in self.ranks],
             "sources": [" ".join(map(str, actions.source)) for actions in self.ranks],
@@ -132,7 +134,14 @@ class _Reader:
             source=Source(program["file"], program["text"]),
             spans=spans,
             transport=self.field("transport", str),
+            costs=self.costs(len(placement)),
         )
+
+    def costs(self, stages: int) -> Costs:
+        """The field `costs`, which may be empty."""
+        costs = self.check(lambda: costs_of(self.document.get("costs")), "costs")
+        self.check(lambda: (costs.durations(stages), costs.memory(stages)), "costs")
+        return costs
 
     def pipelines(self, stages: int) -> tuple[Pipeline, ...]:
         """The field `pipelines`: together they have every stage, in order."""

@@ -1,7 +1,4 @@
-"""The syntax tree: one class per grammar rule, in the grammar's order.
-
-Fields stand in the order of the rule's parts. Trees compare without their places in the text.
-"""
+"""The syntax tree: one class per grammar rule, its fields in the order of the rule's parts; compares without places."""
 
 from __future__ import annotations
 
@@ -34,10 +31,7 @@ class Schedule(Node):
 
 @frozen
 class Param(Node):
-    """`param name = default`; without a default, the user must give it.
-
-    `ranks` and `microbatches` say how many there are; so does `slices`, into how many each microbatch is cut.
-    """
+    """`param name = default`, or the user must give it; `ranks`, `microbatches`, `slices` say how many there are."""
 
     name: Name
     default: Node | None
@@ -147,9 +141,9 @@ class Reorder(Node):
 
 @frozen
 class Fill(Node):
-    """`fill W`: put weight gradients into free slots."""
+    """`fill W`: put weight gradients where they cost least; with `within limit`, and forwards as memory allows."""
 
-    word: str
+    limit: Node | None
 
 
 @frozen
@@ -166,6 +160,27 @@ class Assert(Node):
 
     condition: Node
     reason: str | None
+
+
+@frozen
+class Cost(Node):
+    """`cost F = 3`, or `cost F(s) = …` per stage: how long an op takes; `cost send = 1`: any transfer between ranks."""
+
+    word: str
+    stage: Name | None
+    value: Node
+
+
+@frozen
+class Memory(Cost):
+    """`memory F = 2`, or `memory F(s) = …` per stage: what an op adds to what its rank holds."""
+
+
+@frozen
+class Objective(Node):
+    """`objective span`: what passes minimise."""
+
+    name: Name
 
 
 @frozen
@@ -279,8 +294,6 @@ class Next(Node):
 
 
 #: The operators, by the name of their grammar rule.
-BINARY = {
-    "or": "or", "and": "and", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
-    "add": "+", "sub": "-", "mul": "*", "div": "/", "mod": "%",
-}  # fmt: skip
+BINARY = {"or": "or", "and": "and", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+BINARY |= {"add": "+", "sub": "-", "mul": "*", "div": "/", "mod": "%"}
 UNARY = {"not": "not", "neg": "-"}
