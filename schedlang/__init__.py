@@ -12,7 +12,7 @@ from attrs import asdict, evolve
 
 from schedlang import passes
 from schedlang.claims import check_claims
-from schedlang.costs import Costs
+from schedlang.costs import UNIT, Costs
 from schedlang.diagnostics import CompileError, Diagnostic
 from schedlang.expand import expand
 from schedlang.lowering import lower
@@ -32,12 +32,19 @@ __all__ = [
 ]  # fmt: skip
 
 
-def compile(source: Source, params: Mapping[str, int] = MappingProxyType({}), forward_only: bool = False) -> Plan:
+def compile(
+    source: Source,
+    params: Mapping[str, int] = MappingProxyType({}),
+    costs: Costs = UNIT,
+    forward_only: bool = False,
+) -> Plan:
     """The plan of a program for some parameters, proved; CompileError with everything that is wrong with it.
 
-    `forward_only` makes it the inference plan of a training program, without the claims, which speak of training.
+    Its passes choose the order that is best for its own costs, or where they are given, for `costs`; ValueError if
+    these are not for its number of stages. `forward_only` makes it the inference plan of a training program, without
+    the claims, which speak of training.
     """
-    schedule = expand(source, parse(source), params)
+    schedule = expand(source, parse(source), params, costs)
     if schedule.stream and forward_only:
         schedule = unroll(schedule, 1)
     check_structure(unroll(schedule, 2) if schedule.stream else schedule)

@@ -1,12 +1,13 @@
 """What a program claims of its schedule with `assert`, held against the figures of an execution."""
 
+from collections.abc import Sequence
 from functools import partial
 
 from schedlang.codegen import variable
 from schedlang.diagnostics import CompileError
+from schedlang.faults import Fault
 from schedlang.findings import Finding, diagnose
 from schedlang.machine import Execution
-from schedlang.recorder import Fault
 from schedlang.schedule import Schedule
 from schedlang.versions import follow_weights
 
@@ -14,13 +15,14 @@ from schedlang.versions import follow_weights
 def check_claims(schedule: Schedule, execution: Execution) -> None:
     """CompileError for every claim that does not hold, with the figures it is about.
 
-    `peak(r)` is the peak of rank r in stage activations; `makespan` goes from the first start to the last end, `work`
-    is what the busiest rank works, `bubble` = makespan - work is the idle time of a synchronous flush; `span` is the
-    longest time from a rank's own first start to its own last end, and `span_bubble` = span - work. `versions(r)` is
-    the most versions of a stage's weights that rank r holds, `staleness` the most updates by which any are behind.
+    `peak(r)` is the peak of rank r in the program's amounts of memory, by default stage activations; `makespan` goes
+    from the first start to the last end, `work` is what the busiest rank works, `bubble` = makespan - work is the idle
+    time of a synchronous flush; `span` is the longest time from a rank's own first start to its own last end, and
+    `span_bubble` = span - work. `versions(r)` is the most versions of a stage's weights that rank r holds, `staleness`
+    the most updates by which any are behind.
     """
     timeline = execution.timeline
-    work, span = max(timeline.busy), max(timeline.spans)
+    work, span = max(timeline.busy), timeline.span
     figures = {
         "makespan": timeline.makespan, "work": work, "bubble": timeline.makespan - work,
         "span": span, "span_bubble": span - work,
@@ -28,9 +30,9 @@ def check_claims(schedule: Schedule, execution: Execution) -> None:
     versions = follow_weights(schedule)
     figures["staleness"] = versions.staleness
     names = {variable(name): value for name, value in figures.items()}
-    texts = [f"{name} {value:g}" for name, value in figures.items()]
-    per_rank = {"peak": execution.peak_activations, "versions": versions.held}
-    texts += [f"{name} per rank {' '.join(map(str, values))}" for name, values in per_rank.items()]
+    per_rank = {"peak": execution.peak_memory, "versions": versions.held}
+    texts = [f"{name} {value:.10g}" for name, value in figures.items()]
+    texts += [f"{name} per rank {' '.join(f'{each:.10g}' for each in values)}" for name, values in per_rank.items()]
     findings: dict[int, Finding] = {}
     for claim in schedule.claims:
         claim.names.update(names, **{variable(name): partial(_of_rank, name, each) for name, each in per_rank.items()})
@@ -47,7 +49,7 @@ def check_claims(schedule: Schedule, execution: Execution) -> None:
         raise CompileError(diagnose(schedule, list(findings.values())))
 
 
-def _of_rank(name: str, values: tuple[int, ...], rank: int) -> int:
+def _of_rank(name: str, values: Sequence[float], rank: int) -> float:
     """A rank's figure."""
     if not 0 <= rank < len(values):
         raise Fault("assert", f"`{name}({rank})`, there are ranks 0 to {len(values) - 1}", 0)

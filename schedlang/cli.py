@@ -105,13 +105,16 @@ def _param(text: str) -> tuple[str, int]:
         raise argparse.ArgumentTypeError(f"`{text}` is not NAME=VALUE with a whole number") from None
 
 
-def _load(options: argparse.Namespace) -> Any:
-    """The plan in the file, or the plan of the program in it: a plan begins with `{`, a program never does."""
+def _load(options: argparse.Namespace, costs: Any = None) -> Any:
+    """The plan in the file, or the plan of the program in it for some costs.
+
+    A plan begins with `{`, a program never does.
+    """
     from schedlang import compile, read_plan, read_source
 
     source = read_source(options.file)
     if not source.text.lstrip().startswith("{"):
-        return compile(source, dict(options.params))
+        return compile(source, dict(options.params), *([costs] if costs else []))
     if options.params:
         raise _UsageError(f"-p sets parameters of a program, `{options.file}` is a plan")
     return read_plan(options.file)
@@ -119,16 +122,17 @@ def _load(options: argparse.Namespace) -> Any:
 
 def _compile(options: argparse.Namespace) -> int:
     from schedlang import compile, read_source, simulate, write_plan
-    from schedlang.costs import Costs
+    from schedlang.costs import UNIT
 
-    plan = compile(read_source(options.file), dict(options.params), options.forward_only)
+    plan = compile(read_source(options.file), dict(options.params), forward_only=options.forward_only)
     if options.output:
         write_plan(plan, options.output)
-    idle = simulate(plan, Costs()).timeline.bubble_over_makespan
+    idle = simulate(plan).timeline.bubble_over_makespan
+    costs = "unit costs" if plan.costs == UNIT else "the plan's costs"
     sizes = {"rank": len(plan.ranks), "stage": len(plan.placement), "microbatch": plan.microbatches,
              "action": sum(map(len, plan.ranks))}  # fmt: skip
     facts = [counted(number, noun) for noun, number in sizes.items()]
-    print(f"{plan.name}: {', '.join(facts)}; no deadlock; {idle:.1%} idle at unit costs")
+    print(f"{plan.name}: {', '.join(facts)}; no deadlock; {idle:.1%} idle at {costs}")
     if options.output:
         print(f"wrote {options.output}")
     return 0
@@ -150,19 +154,19 @@ def _show(options: argparse.Namespace) -> int:
 
 def _simulate(options: argparse.Namespace) -> int:
     from schedlang import simulate
-    from schedlang.costs import TIMES, make_costs, read_costs
+    from schedlang.costs import NAMES, make_costs, read_costs
     from schedlang.report import figures, figures_text
 
-    given = {name: getattr(options, name) for name in TIMES if getattr(options, name) is not None}
+    given = {name: getattr(options, name) for name in NAMES if getattr(options, name, None) is not None}
     if options.costs and given:
         raise _UsageError("give costs as options or as a file, not both")
-    plan = _load(options)
     try:
-        if options.updates is not None:
-            plan = plan.for_updates(options.updates)
         costs = read_costs(options.costs) if options.costs else make_costs(
             {name: times if isinstance(times, list) else [times] for name, times in given.items()}
         )  # fmt: skip
+        plan = _load(options, costs)
+        if options.updates is not None:
+            plan = plan.for_updates(options.updates)
         execution = simulate(plan, costs)
     except ValueError as error:
         raise _UsageError(str(error)) from None

@@ -6,7 +6,7 @@ the last argument of each such call is an index into `spans`.
 
 from attrs import define, field
 
-from schedlang import syntax
+from schedlang import expressions, syntax
 from schedlang.names import BUILTINS
 from schedlang.source import Span
 
@@ -36,30 +36,30 @@ class Codegen:
     def expression(self, node: syntax.Node) -> str:
         """A Python expression; truth values are Python's, which count as 0 and 1."""
         match node:
-            case syntax.Number(value):
+            case expressions.Number(value):
                 return str(value)
-            case syntax.Reference(name):
+            case expressions.Reference(name):
                 return variable(name)
-            case syntax.Next():
+            case expressions.Next():
                 return "None"
-            case syntax.Call(name, args):
+            case expressions.Call(name, args):
                 called = name.text if name.text in BUILTINS else variable(name.text)
                 if name.text in BUILTINS and len(args) == 1 and name.text != "abs":
                     return self.expression(args[0])
                 return f"{called}({', '.join(map(self.expression, args))})"
-            case syntax.Conditional(condition, value, other):
+            case expressions.Conditional(condition, value, other):
                 parts = [self.expression(each) for each in (value, condition, other)]
                 return "({} if {} else {})".format(*parts)
-            case syntax.Unary(operator, operand):
+            case expressions.Unary(operator, operand):
                 return f"({operator} {self.expression(operand)})"
-            case syntax.Binary(operator, left, right):
+            case expressions.Binary(operator, left, right):
                 return self.binary(node, operator, left, right)
         raise TypeError(f"not an expression: {node}")
 
     def binary(self, node: syntax.Node, operator: str, left: syntax.Node, right: syntax.Node) -> str:
         """An operation; division looks at its divisor and multiplication at its size, unless a literal is safe."""
         operands = self.expression(left), self.expression(right)
-        literal = isinstance(right, syntax.Number) and right.value > 0
+        literal = isinstance(right, expressions.Number) and right.value > 0
         if operator in ("/", "%") and not literal:
             return f"divide_{'quotient' if operator == '/' else 'rest'}({', '.join(operands)}, {self.place(node)})"
         if operator == "*" and not literal:

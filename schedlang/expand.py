@@ -4,36 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial, reduce
-from types import TracebackType
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, field
 
 from schedlang import syntax
 from schedlang.arithmetic import multiply, quotient, require, rest
 from schedlang.codegen import Codegen, variable
+from schedlang.costs import UNIT, Costs
 from schedlang.diagnostics import CompileError, Diagnostic, Label
+from schedlang.faults import Fault, Met, values_at, values_text
 from schedlang.findings import ranks_text
-from schedlang.names import LARGEST, check_names, nearest
+from schedlang.names import check_names, nearest
 from schedlang.passes import fill_weights, recompute, reorder, squeeze
-from schedlang.recorder import Fault, Recorder, make_stream, place_op
+from schedlang.pricing import program_costs, program_objective
+from schedlang.recorder import Recorder, make_stream, place_op
 from schedlang.schedule import Claim, Layout, Pipeline, Schedule, WeightRule
 from schedlang.source import Source
 
 _ORDERS = syntax.Rank | syntax.Repeated
 _PASSES = syntax.Pass | syntax.Fill | syntax.Recompute
+_COSTS = syntax.Cost | syntax.Objective
 
 #: The most loop rounds and ops that a program may ask for, all ranks together.
 MOST_STEPS = 20_000_000
 
 
-def expand(source: Source, tree: syntax.Schedule, params: Mapping[str, int]) -> Schedule:
-    """The schedule that a program describes for some parameters; CompileError with everything wrong with it."""
+def expand(source: Source, tree: syntax.Schedule, params: Mapping[str, int], costs: Costs = UNIT) -> Schedule:
+    """The schedule that a program describes for some parameters; CompileError with everything wrong with it.
+
+    Where `costs` leave something open, it is as the program gives it.
+    """
     found = check_names(source, tree) + _check_params(source, tree, params)
     if found:
         raise CompileError(found)
     try:
-        return _Expansion(source, tree, params).schedule()
+        return _Expansion(source, tree, params, costs).schedule()
     except (RecursionError, MemoryError, SyntaxError):
         place = Label(tree.name.span)
         raise CompileError([Diagnostic("nesting", "the program is nested too deeply", (place,), source)]) from None
@@ -60,6 +66,7 @@ class _Expansion:
     source: Source
     tree: syntax.Schedule
     given: Mapping[str, int]
+    costs: Costs
     params: dict[str, int] = field(factory=dict)
     codegen: Codegen = field(factory=Codegen)
     names: dict[str, Any] = field(factory=dict)
@@ -67,7 +74,7 @@ class _Expansion:
     pipelines: list[Pipeline] = field(factory=list)
     claims: list[Claim] = field(factory=list)
     rules: list[syntax.Weights] = field(factory=list)
-    faults: list[_Met] = field(factory=list)
+    faults: list[Met] = field(factory=list)
     steps: int = MOST_STEPS
 
     def schedule(self) -> Schedule:
@@ -79,7 +86,7 @@ class _Expansion:
         }  # fmt: skip
         try:
             for item in self.tree.items:
-                if not isinstance(item, _ORDERS | _PASSES):
+                if not isinstance(item, _ORDERS | _PASSES | _COSTS):
                     self.item(item)
             layout = self.layout()
             (order,) = (item for item in self.tree.items if isinstance(item, _ORDERS))
@@ -95,10 +102,12 @@ class _Expansion:
                 slots=tuple(tuple(each.slots) for each in recorders) if isinstance(order, syntax.Repeated) else None,
                 stream=make_stream(recorders),
                 claims=tuple(self.claims),
+                costs=self.costs.over(self.own_costs(recorders[0].splits_backward)),
+                objective=program_objective(self.tree.items),
             )
             return reduce(self.apply, (item for item in self.tree.items if isinstance(item, _PASSES)), schedule)
         except Fault as fault:
-            raise CompileError([self.diagnostic([_Met(fault, None, _text(self.params))])]) from None
+            raise CompileError([self.diagnostic([Met(fault, None, values_text(self.params))])]) from None
 
     def item(self, item: syntax.Node) -> None:
         """Bind a parameter, a value or a function, check a requirement, or lay out stages."""
@@ -127,6 +136,15 @@ class _Expansion:
         assert node is not None
         return eval(self.codegen.expression(node), self.names)  # type: ignore[no-any-return]
 
+    def function(self, parameter: syntax.Name | None, body: syntax.Node) -> Callable[..., int]:
+        """An expression as a function of a name."""
+        name = variable(parameter.text) if parameter else ""
+        return eval(f"lambda {name}: {self.codegen.expression(body)}", self.names)  # type: ignore[no-any-return]
+
+    def own_costs(self, splits: bool) -> Costs:
+        """The costs that the program gives."""
+        return program_costs(self.tree.items, self.function, self.codegen.place, splits, len(self.placement))
+
     def pipeline(self, name: str, item: syntax.Stage, microbatches: int) -> None:
         """Lay out the stages of a pipeline; its name becomes the function that gives its stages' numbers."""
         start, stop = self.evaluate(item.range.start), self.evaluate(item.range.stop)
@@ -138,7 +156,7 @@ class _Expansion:
         if microbatches < 1:
             raise Fault("placement", f"the pipeline runs {microbatches} microbatches, it must run 1 or more", place)
         stages = self.count(start, stop, 1, place)
-        rank_of = eval(f"lambda {variable(item.name.text)}: {self.codegen.expression(item.rank)}", self.names)
+        rank_of = self.function(item.name, item.rank)
         first = len(self.placement)
         for stage in stages:
             rank = int(rank_of(stage))
@@ -206,7 +224,7 @@ class _Expansion:
         try:
             self.names["program"](recorder.rank)
         except Fault as fault:
-            self.faults.append(_Met(fault, recorder.rank, _values(fault.__traceback__)))
+            self.faults.append(Met(fault, recorder.rank, values_at(fault.__traceback__)))
 
     def run_block(self, block: syntax.Repeated, recorders: list[Recorder]) -> None:
         """Repeat a building block until all microbatches have passed; each repeat is one interval later."""
@@ -250,12 +268,12 @@ class _Expansion:
 
     def diagnostics(self) -> list[Diagnostic]:
         """The faults of all ranks; one mistake met on several ranks is one diagnostic."""
-        groups: dict[tuple[str, int], list[_Met]] = {}
+        groups: dict[tuple[str, int], list[Met]] = {}
         for met in self.faults:
             groups.setdefault((met.fault.code, met.fault.place), []).append(met)
         return [self.diagnostic(group) for group in groups.values()]
 
-    def diagnostic(self, group: list[_Met]) -> Diagnostic:
+    def diagnostic(self, group: list[Met]) -> Diagnostic:
         first = group[0]
         notes = [f"here with {first.values}"] if first.values else []
         if len(group) > 1:
@@ -263,26 +281,3 @@ class _Expansion:
         label = Label(self.codegen.spans[first.fault.place])
         fault = first.fault
         return Diagnostic(fault.code, fault.message, (label,), self.source, tuple(notes), fault.help)
-
-
-@frozen
-class _Met:
-    """A fault, the rank whose run met it, and the values its names had there."""
-
-    fault: Fault
-    rank: int | None
-    values: str
-
-
-def _values(traceback: TracebackType | None) -> str:
-    """The program's names and values where a fault was met: `r = 0, m = 3`."""
-    values: dict[str, int] = {}
-    while traceback is not None:
-        found = traceback.tb_frame.f_locals if traceback.tb_frame.f_code.co_name == "program" else {}
-        values |= {name[2:]: int(found[name]) for name in found if name[:2] == "v_" and isinstance(found[name], int)}
-        traceback = traceback.tb_next
-    return _text(values)
-
-
-def _text(values: Mapping[str, int]) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in values.items() if abs(value) <= LARGEST)

@@ -6,14 +6,15 @@
 from itertools import takewhile
 from pathlib import Path
 
-from schedlang import Costs, Source, compile, read_source, simulate
+from schedlang import Costs, Kind, Source, compile, read_source, simulate
 from schedlang.report import figures
 
 _PROGRAMS = Path(__file__).parent / "programs"
 
-_COSTS = Costs()
-_TIMES = "`F` and `R` take {:g}, a whole backward {:g}, its halves {:g} and {:g}, a transfer {:g}".format(
-    *_COSTS.forward, *_COSTS.backward, *_COSTS.input, *_COSTS.weight, _COSTS.p2p
+_UNIT = {kind: durations[0] for kind, durations in Costs().durations(1).items()}
+_TIMES = (
+    f"`F` and `R` take {_UNIT[Kind.F]:g}, a whole backward {_UNIT[Kind.B]:g}, its halves {_UNIT[Kind.I]:g} and "
+    f"{_UNIT[Kind.W]:g}, a transfer 0"
 )
 _HEAD = f"""\
 # The gallery
@@ -50,7 +51,7 @@ def gallery() -> str:
 
 def _row(file: str, source: Source) -> tuple[str, ...]:
     plan = compile(source)
-    found = figures(plan, simulate(plan, _COSTS))
+    found = figures(plan, simulate(plan))
     others = [f"{name} {value}" for name, value in plan.params.items() if name not in ("ranks", "microbatches")]
     return (
         f"[{file.removesuffix('.sched')}]({file})",

@@ -3,14 +3,13 @@
 Where a program writes no sends and receives, they are put in the order of one global execution: a send and its
 receive are issued at the same moment, on their two ranks. Following that order, a rank that waits always waits for
 the oldest transfer not yet done, whose two ends are both there; so it is safe on every transport. It is also a good
-order, because the execution is the one with unit costs: a receive stands where its message would arrive.
+order, because the execution is the one with the program's costs: a receive stands where its message would arrive.
 """
 
 from heapq import heappop, heappush
 
 from attrs import define, evolve, field
 
-from schedlang.costs import Costs
 from schedlang.dependencies import MAKES, SENDS, Op, needs
 from schedlang.schedule import Actions, Kind, Schedule, counterpart, is_transfer
 
@@ -59,7 +58,7 @@ class _Insertion:
 
     def ranks(self) -> tuple[Actions, ...]:
         """Run to the end, or to a standstill, from where each rank just goes on: the proof will say why it hangs."""
-        costs = Costs().table(len(self.schedule.placement))
+        costs = self.schedule.costs.durations(len(self.schedule.placement))
         self.start(0.0, costs)
         while self.running:
             now = self.running[0][0]

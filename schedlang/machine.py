@@ -9,9 +9,9 @@ the standstill that every execution reaches. It takes time linear in the actions
 
 from collections import deque
 
-from attrs import frozen
+from attrs import define, frozen
 
-from schedlang.costs import Costs
+from schedlang.costs import UNIT, Costs
 from schedlang.dependencies import MAKES, SENDS, Op, needs
 from schedlang.diagnostics import CompileError
 from schedlang.findings import Finding, diagnose
@@ -33,44 +33,59 @@ class Execution:
     """What an execution shows of a schedule that runs to its end.
 
     `peak_activations[r]` counts stage activations, one per stage and microbatch, held from the forward to the last
-    use: the whole backward, or the weight half.
+    use: the whole backward, or the weight half. `peak_memory[r]` is the same in the program's amounts.
     """
 
     timeline: Timeline
     peak_activations: tuple[int, ...]
+    peak_memory: tuple[float, ...]
 
 
 def prove(schedule: Schedule) -> Execution:
     """Check a schedule with communication in every way; CompileError with all that is wrong with it."""
     check_structure(schedule)
-    execution = simulate(schedule, Costs())
+    execution = simulate(schedule)
     findings = follow_weights(schedule).findings
     if findings:
         raise CompileError(diagnose(schedule, list(findings)))
     return execution
 
 
-def simulate(schedule: Schedule, costs: Costs) -> Execution:
+def simulate(schedule: Schedule, costs: Costs = UNIT) -> Execution:
     """The execution with durations: an op starts when its rank is free and what it needs is there.
 
-    What crosses ranks takes `costs.p2p` from the end of the op that made it. ValueError for a wrong number of costs;
-    CompileError for a schedule that does not run.
+    What crosses ranks takes `costs.p2p` from the end of the op that made it. What `costs` leave open is as the program
+    gave it. ValueError for a wrong number of costs; CompileError for a schedule that does not run.
     """
-    return _Machine(schedule, costs).run()
+    return _Machine(schedule, costs.over(schedule.costs)).run()
+
+
+@define
+class _Level:
+    """What a rank holds now, and the most it has held."""
+
+    now: float = 0.0
+    peak: float = 0.0
+
+    def add(self, amount: float, stays: bool) -> None:
+        self.peak = max(self.peak, self.now + amount)
+        self.now += amount * stays
 
 
 class _Machine:
     def __init__(self, schedule: Schedule, costs: Costs) -> None:
-        self.schedule, self.p2p = schedule, costs.p2p
-        self.durations = costs.table(len(schedule.placement))
+        self.schedule, self.p2p = schedule, costs.p2p or 0.0
+        self.durations = costs.durations(len(schedule.placement))
         self.findings: list[Finding] = []
         self.stride = max(map(schedule.layout.units, range(len(schedule.placement))))
         ranks, slots = len(schedule.ranks), len(schedule.placement) * self.stride
         self.position = [0] * ranks
         self.clock = [0.0] * ranks
         self.bars: list[list[Bar]] = [[] for _ in range(ranks)]
-        self.held = [0] * ranks
-        self.peak = [0] * ranks
+        #: By stage activations, and by the program's amounts: what each op adds, and the level of each rank.
+        self.memories = [
+            (each.memory(len(schedule.placement)), [_Level() for _ in range(ranks)]) for each in (UNIT, costs)
+        ]
         #: How much of the batch that a rank stands at is not complete.
         self.incomplete = [0] * ranks
         self.ready = deque(range(ranks))
@@ -87,7 +102,8 @@ class _Machine:
             self.findings += explain_standstill(self.schedule, self.position, self.waiting(), bool(self.findings))
         if self.findings:
             raise CompileError(diagnose(self.schedule, self.findings))
-        return Execution(Timeline(tuple(map(tuple, self.bars))), tuple(self.peak))
+        activations, memory = ([level.peak for level in levels] for _, levels in self.memories)
+        return Execution(Timeline(tuple(map(tuple, self.bars))), tuple(map(int, activations)), tuple(memory))
 
     def advance(self, rank: int) -> None:
         """Do the rank's actions up to a batch that does not complete, or the end."""
@@ -127,11 +143,8 @@ class _Machine:
             self.state[slot] |= _MADE[made]
             self.ends[made][slot] = end
         dropped = (stage, microbatch) in self.schedule.recomputed or self.schedule.is_forward_only
-        if kind == Kind.R or kind == Kind.F:
-            self.peak[rank] = max(self.peak[rank], self.held[rank] + 1)
-            self.held[rank] += kind == Kind.R or not dropped
-        elif kind in (Kind.B, Kind.W):
-            self.held[rank] -= 1
+        for amounts, levels in self.memories:
+            levels[rank].add(amounts[kind][stage], stays=kind != Kind.F or not dropped)
 
     def slot(self, stage: int, microbatch: int) -> int:
         """The index of a stage's microbatch in `state` and `ends`."""

@@ -5,8 +5,9 @@ from difflib import get_close_matches
 
 from attrs import define, field, frozen
 
-from schedlang import syntax
+from schedlang import expressions, syntax
 from schedlang.diagnostics import Diagnostic, Label, counted
+from schedlang.expressions import calls, children
 from schedlang.source import Source, Span
 
 #: Functions that every program has, with the least and most arguments they take.
@@ -17,6 +18,9 @@ LARGEST = 10**18
 
 #: How many arguments an op takes; a bare `W` is the oldest one owed, a bare `U` all stages of the rank.
 _OP_ARGS = {"F": (1, 2), "B": (1, 2), "BW": (1, 2), "W": (0, 2), "R": (1, 2), "U": (0, 1)}
+
+#: What an `objective` can be, as a figure of a timeline; a flush ends with the last op of all ranks.
+OBJECTIVES = {"flush": "makespan", "span": "span"}
 
 #: What an `assert` can speak of: figures of the schedule at its costs, see `schedlang.claims`.
 FIGURES = {
@@ -79,7 +83,8 @@ class _Checker:
             help = "add `rank r { … }`, what every rank does"
             self.report("missing-part", "the schedule has no `rank` and no `block`", here, help=help)
         stages = [item for item in tree.items if isinstance(item, syntax.Stage)]
-        for parts, words in ((orders, "`rank` or `block`"), (stages, "`stage`")):
+        objectives = [item for item in tree.items if isinstance(item, syntax.Objective)]
+        for parts, words in ((orders, "`rank` or `block`"), (stages, "`stage`"), (objectives, "`objective`")):
             for again in parts[1:]:
                 self.report("repeated-part", f"a schedule has one {words}", Label(again.span), Label(parts[0].span))
 
@@ -149,6 +154,12 @@ class _Checker:
                 inner = self.inner(scope, *microbatches)
                 for row in rows:
                     self.row(row, inner, functions)
+            case _:
+                self.setting(node, scope)
+
+    def setting(self, node: syntax.Node, scope: dict[str, _Declared]) -> None:
+        """Check an item that says how the schedule is to be taken: passes, weights, costs."""
+        match node:
             case syntax.Recompute(_, range):
                 self.bounds(range, scope)
             case syntax.Weights(rule, stages):
@@ -156,6 +167,16 @@ class _Checker:
                     self.expression(rule.updates, scope)
                 if stages is not None:
                     self.bounds(stages, scope)
+            case syntax.Fill(limit):
+                if limit is not None:
+                    self.expression(limit, scope)
+            case syntax.Cost(word, stage, value):
+                self.expression(value, self.inner(scope, stage) if stage else scope)
+                if word == "send" and stage:
+                    self.report("wrong-arguments", "`cost send` is one for all transfers", Label(stage.span))
+            case syntax.Objective(name) if name.text not in OBJECTIVES:
+                help = nearest(name.text, OBJECTIVES) or f"it is {' or '.join(f'`{each}`' for each in OBJECTIVES)}"
+                self.report("unknown-name", f"no objective `{name.text}`", Label(name.span), help=help)
 
     def row(self, row: syntax.Row, scope: dict[str, _Declared], functions: dict[str, syntax.Fn]) -> None:
         """Check the ops of some stages in a building block."""
@@ -187,7 +208,7 @@ class _Checker:
 
     def recursion(self, fn: syntax.Fn, functions: dict[str, syntax.Fn], scope: dict[str, _Declared]) -> bool:
         """Report a function that calls itself, directly or through functions declared below it."""
-        for call in _calls(fn.body):
+        for call in calls(fn.body):
             callee = call.name.text
             if callee in scope or callee not in functions:
                 continue
@@ -219,7 +240,7 @@ class _Checker:
             )
         for place, arg in enumerate(args):
             allowed = place == len(args) - 1 and word != "U" and not self.has_slices
-            if not (isinstance(arg, syntax.Next) and allowed):
+            if not (isinstance(arg, expressions.Next) and allowed):
                 self.expression(arg, scope)
 
     def bounds(self, range: syntax.Range, scope: dict[str, _Declared]) -> None:
@@ -228,13 +249,13 @@ class _Checker:
 
     def expression(self, node: syntax.Node, scope: dict[str, _Declared]) -> None:
         match node:
-            case syntax.Reference(name):
+            case expressions.Reference(name):
                 self.reference(node, name, scope)
-            case syntax.Call(name, args):
+            case expressions.Call(name, args):
                 self.call(node, name, len(args), scope)
-            case syntax.Number(value) if value > LARGEST:
+            case expressions.Number(value) if value > LARGEST:
                 self.report("too-large", "a number beyond 10^18", Label(node.span))
-            case syntax.Next():
+            case expressions.Next():
                 message = "`next` stands only for the microbatch of an op, as in `F(s, next)`"
                 self.report("next", message, Label(node.span))
         for child in children(node):
@@ -266,30 +287,11 @@ class _Checker:
             )
 
 
-def children(node: syntax.Node) -> tuple[syntax.Node, ...]:
-    """The expressions directly within an expression."""
-    match node:
-        case syntax.Conditional(condition, value, other):
-            return condition, value, other
-        case syntax.Binary(_, left, right):
-            return left, right
-        case syntax.Unary(_, operand):
-            return (operand,)
-        case syntax.Call(_, args):
-            return args
-    return ()
-
-
-def _calls(node: syntax.Node) -> list[syntax.Call]:
-    calls = [node] if isinstance(node, syntax.Call) else []
-    return calls + [call for child in children(node) for call in _calls(child)]
-
-
 def _reaches(fn: syntax.Fn, name: str, functions: dict[str, syntax.Fn]) -> bool:
     """Whether a function calls `name`, directly or through others."""
     seen, waiting = {fn.name.text}, [fn]
     while waiting:
-        for call in _calls(waiting.pop().body):
+        for call in calls(waiting.pop().body):
             if call.name.text == name:
                 return True
             if call.name.text in functions and call.name.text not in seen:

@@ -9,13 +9,13 @@ from lark import Lark, Token, Transformer
 from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
 from lark.tree import Meta
 
-from schedlang import syntax
+from schedlang import expressions, syntax
 from schedlang.diagnostics import CompileError, Diagnostic, Label
 from schedlang.source import Source, Span
 
 GRAMMAR = Path(__file__).parent / "grammars" / "sched.lark"
 
-_NODES = {name.lower(): each for name, each in vars(syntax).items() if isinstance(each, type)}
+_NODES = {name.lower(): each for name, each in (vars(syntax) | vars(expressions)).items() if isinstance(each, type)}
 # The operators, by the name of their grammar rule.
 _BINARY = {
     "or": "or", "and": "and", "eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=",
@@ -27,7 +27,7 @@ _MOST_EXPECTED = 5
 #: Keywords that can be names as well: where a name is expected, they are not worth telling.
 _WORDS = frozenset(
     {"AT", "BLOCK", "DELAY", "EVERY", "FILL", "LATEST", "PIPELINE", "RECOMPUTE", "REORDER", "RUNS", "SQUEEZE", "STASH"}
-    | {"STEADY", "WARMUP", "WEIGHTS"}
+    | {"MEMORY", "STEADY", "WARMUP", "WEIGHTS"}
 )
 
 
@@ -76,14 +76,14 @@ class _Builder(Transformer[Token, Any]):
         span = Span(0, 0) if meta.empty else Span(meta.start_pos, meta.end_pos)
         if rule in ("items", "names", "args", "ops", "transfers", "rows", "placed_ops", "microbatches"):
             return tuple(child for child in children if child is not None)
-        if rule in ("kind", "passed", "direction"):
+        if rule in ("kind", "passed", "direction", "timed", "held"):
             return children[0]
         if rule in ("block", "body"):
             return syntax.Block(tuple(children), span=span)
         if rule in _BINARY:
-            return syntax.Binary(_BINARY[rule], *children, span=span)
+            return expressions.Binary(_BINARY[rule], *children, span=span)
         if rule in _UNARY:
-            return syntax.Unary(_UNARY[rule], *children, span=span)
+            return expressions.Unary(_UNARY[rule], *children, span=span)
         if rule == "op":
             kind, args = children
             return syntax.Op(kind, args or (), span=span)

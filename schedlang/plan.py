@@ -55,6 +55,7 @@ class Plan(Schedule):
             "kernels": [[kernel.start, kernel.stop] for kernel in self.kernels],
             "placement": list(self.placement),
             "transport": self.transport,
+            "costs": self.costs.to_json(),
             "spans": [[span.start, span.end] for span in self.spans],
             "actions": [actions.text() for actions in self.ranks],
             "sources": [" ".join(map(str, actions.source)) for actions in self.ranks],

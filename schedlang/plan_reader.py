@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from attrs import frozen
 
+from schedlang.costs import Costs, costs_of
 from schedlang.machine import prove
 from schedlang.plan import FORMAT, Plan, plan_error
 from schedlang.schedule import (
@@ -85,6 +86,7 @@ class _Reader:
             spans=spans,
             weights=self.weights(len(placement)),
             transport=self.field("transport", str),
+            costs=self.costs(len(placement)),
             kernels=self.kernels(actions),
         )
 
@@ -94,6 +96,12 @@ class _Reader:
         if any(pipeline.microbatches % updates for pipeline in pipelines):
             self.wrong(f"the microbatches of `pipelines` must divide into {updates} `updates`")
         return Layout(placement, pipelines, self.from_one("slices"), updates)
+
+    def costs(self, stages: int) -> Costs:
+        """The field `costs`, which may be empty."""
+        costs = self.check(lambda: costs_of(self.document.get("costs")), "costs")
+        self.check(lambda: (costs.durations(stages), costs.memory(stages)), "costs")
+        return costs
 
     def pipelines(self, stages: int) -> tuple[Pipeline, ...]:
         """The field `pipelines`: together they have every stage, in order."""

@@ -2,6 +2,7 @@
 
 from attrs import define, field
 
+from schedlang.faults import Fault
 from schedlang.passes.slots import WIDTH
 from schedlang.schedule import NO_MICROBATCH, Actions, Kind, Layout, Stream, word
 
@@ -10,14 +11,6 @@ _TRANSFERS = {
 }  # fmt: skip
 
 _KINDS = {"F": Kind.F, "B": Kind.B, "BW": Kind.B, "W": Kind.W, "R": Kind.R}
-
-
-class Fault(Exception):
-    """A mistake met while a program runs; `place` is an index into the program's spans."""
-
-    def __init__(self, code: str, message: str, place: int, help: str | None = None) -> None:
-        super().__init__(message)
-        self.code, self.message, self.place, self.help = code, message, place, help
 
 
 @define

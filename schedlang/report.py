@@ -23,8 +23,9 @@ def figures(plan: Plan, execution: Execution) -> dict[str, Any]:
             "over_makespan": timeline.bubble_over_makespan,
             "span": timeline.bubble_of_span,
         },
-        "span": max(timeline.spans),
+        "span": timeline.span,
         "peak_activations": list(execution.peak_activations),
+        "peak_memory": list(execution.peak_memory),
         "busy": timeline.busy,
         "versions": list(follow_weights(plan).held),
     }
@@ -34,13 +35,16 @@ def figures_text(plan: Plan, execution: Execution) -> str:
     """The figures with their definitions, and the picture of the timeline."""
     timeline = execution.timeline
     rows = [
-        ("makespan", f"{timeline.makespan:g}", "from the first start to the last end, over all ranks"),
+        ("makespan", f"{timeline.makespan:.10g}", "from the first start to the last end, over all ranks"),
         ("bubble over ideal", f"{timeline.bubble_over_ideal:.2%}", "idle time / working time"),
         ("bubble over makespan", f"{timeline.bubble_over_makespan:.2%}", "idle time / all time"),
         ("bubble of span", f"{timeline.bubble_of_span:.2%}", "idle share of the rank with the longest span,"),
         ("", "", "counted from its own first start to its own last end"),
         ("peak activations", " ".join(map(str, execution.peak_activations)), "per rank, held until the last use"),
     ]
+    if execution.peak_memory != execution.peak_activations:
+        peaks = " ".join(f"{peak:.10g}" for peak in execution.peak_memory)
+        rows.append(("peak memory", peaks, "per rank, in the program's amounts"))
     width = max(len(value) for _, value, _ in rows)
     lines = [f"{name:<22}{value:<{width}}  {meaning}" for name, value, meaning in rows]
     return "\n".join([draw(timeline), "", *lines])

@@ -6,18 +6,14 @@ a plan is a lowered schedule that passed the checks.
 
 from array import array
 from collections.abc import Callable, Iterator
-from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
 from attrs import define, field, frozen
 
+from schedlang.costs import UNIT, Costs
+from schedlang.kinds import Kind as Kind
 from schedlang.source import Source, Span
-
-#: The kinds of action, by their text in a plan. Torch's action tables spell them the same way: `B` is a whole
-#: backward, `I` its input-gradient half, `W` its weight-gradient half; `R` recomputes a forward whose activations were
-#: dropped; `U` is the optimizer step.
-Kind = IntEnum("Kind", "F B I W R U SEND_F RECV_F SEND_B RECV_B")
 
 NO_MICROBATCH = -1
 #: What the text of ops that overlap ends with.
@@ -243,6 +239,7 @@ class Schedule:
     `ranks[r]` is what rank r does. `spans[0]` is the schedule's name; `claims` are the program's, checked by `compile`.
     `weights` has the rule of each stage, or none where all read the latest.
     Ops that were drawn at time slots have them in `slots`, per rank and action, until the schedule is squeezed.
+    `costs` are those that the program or its user gave; passes minimise the `objective`, a property of a timeline.
     """
 
     name: str
@@ -255,6 +252,8 @@ class Schedule:
     slots: tuple[tuple[int, ...], ...] | None = None
     stream: Stream | None = None
     claims: tuple[Claim, ...] = field(default=(), eq=False, repr=False)
+    costs: Costs = UNIT
+    objective: str = "makespan"
 
     @property
     def placement(self) -> tuple[int, ...]:

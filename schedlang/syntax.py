@@ -1,27 +1,11 @@
-"""The syntax tree: one class per grammar rule, in the grammar's order.
-
-Fields stand in the order of the rule's parts. Trees compare without their places in the text.
-"""
+"""The syntax tree: one class per grammar rule, its fields in the order of the rule's parts; compares without places."""
 
 from __future__ import annotations
 
-from attrs import field, frozen
+from attrs import frozen
 
-from schedlang.source import Span
-
-
-@frozen
-class Node:
-    """A piece of a program; `span` is its place in the text."""
-
-    span: Span = field(kw_only=True, eq=False, repr=False)
-
-
-@frozen
-class Name(Node):
-    """A name where it is given: of a parameter, a variable, a function."""
-
-    text: str
+from schedlang.expressions import Name as Name
+from schedlang.expressions import Node as Node
 
 
 @frozen
@@ -34,10 +18,7 @@ class Schedule(Node):
 
 @frozen
 class Param(Node):
-    """`param name = default`; without a default, the user must give it.
-
-    `ranks` and `microbatches` say how many there are; so does `slices`, into how many each microbatch is cut.
-    """
+    """`param name = default`, or the user must give it; `ranks`, `microbatches`, `slices` say how many there are."""
 
     name: Name
     default: Node | None
@@ -144,9 +125,9 @@ class Pass(Node):
 
 @frozen
 class Fill(Node):
-    """`fill W`: put weight gradients into free slots."""
+    """`fill W`: put weight gradients where they cost least; with `within limit`, and forwards as memory allows."""
 
-    word: str
+    limit: Node | None
 
 
 @frozen
@@ -187,6 +168,27 @@ class Assert(Node):
 
     condition: Node
     reason: str | None
+
+
+@frozen
+class Cost(Node):
+    """`cost F = 3`, or `cost F(s) = …` per stage: how long an op takes; `cost send = 1`: any transfer between ranks."""
+
+    word: str
+    stage: Name | None
+    value: Node
+
+
+@frozen
+class Memory(Cost):
+    """`memory F = 2`, or `memory F(s) = …` per stage: what an op adds to what its rank holds."""
+
+
+@frozen
+class Objective(Node):
+    """`objective span`: what passes minimise."""
+
+    name: Name
 
 
 @frozen
@@ -244,56 +246,3 @@ class Exchange(Node):
     """`exchange { … }`: transfers issued as one batch."""
 
     transfers: tuple[Transfer, ...]
-
-
-@frozen
-class Conditional(Node):
-    """`if condition then value else other`."""
-
-    condition: Node
-    value: Node
-    other: Node
-
-
-@frozen
-class Binary(Node):
-    """Two operands and an operator, as it is written."""
-
-    operator: str
-    left: Node
-    right: Node
-
-
-@frozen
-class Unary(Node):
-    """`-operand` or `not operand`."""
-
-    operator: str
-    operand: Node
-
-
-@frozen
-class Number(Node):
-    """A whole number."""
-
-    value: int
-
-
-@frozen
-class Reference(Node):
-    """A name where it is used."""
-
-    name: str
-
-
-@frozen
-class Call(Node):
-    """`name(args)`."""
-
-    name: Name
-    args: tuple[Node, ...]
-
-
-@frozen
-class Next(Node):
-    """`next`, as an argument of an op: the next microbatch that this rank has not done yet."""

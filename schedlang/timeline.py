@@ -45,6 +45,11 @@ class Timeline:
         return [rank[-1].end - rank[0].start if rank else 0.0 for rank in self.ranks]
 
     @property
+    def span(self) -> float:
+        """The longest time from a rank's own first start to its own last end."""
+        return max(self.spans)
+
+    @property
     def idle(self) -> list[float]:
         """For each rank, the share of the makespan that it does not work."""
         makespan = self.makespan

@@ -79,6 +79,9 @@ Damage = Callable[[Any], Any]
         (lambda d: d | {"spans": [[1]]}, "`spans` must be pairs of places"),
         (lambda d: d | {"spans": []}, "not an index of `spans`"),
         (lambda d: d | {"transport": None}, "`transport` must be text"),
+        (lambda d: d | {"costs": None}, "costs: it must be an object"),
+        (lambda d: d | {"costs": {"forward_times": [-1]}}, "costs: `forward_times` must be numbers from 0"),
+        (lambda d: d | {"costs": {"input_memory": [1, 2, 3]}}, "3 memories of `I` are given, there are 2 stages"),
         (lambda d: d | {"actions": None}, "`actions` must be a list"),
         (lambda d: d | {"actions": [1, 2]}, "must be lines of text"),
         (lambda d: d | {"actions": [d["actions"][0] + " 0F9x", d["actions"][1]]}, "`0F9x` is not an action"),
@@ -117,7 +120,9 @@ JSON = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.sampled_from(["program", "params", "ranks", "pipelines", "slices", "placement", "spans", "actions", "sources"]),
+    st.sampled_from(
+        ["program", "params", "ranks", "pipelines", "slices", "placement", "costs", "spans", "actions", "sources"]
+    ),
     JSON,
 )
 def test_any_value_in_any_field_is_answered(tmp_path_factory: pytest.TempPathFactory, name: str, value: Any) -> None:
