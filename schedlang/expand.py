@@ -17,14 +17,13 @@ from schedlang.faults import Fault, Met, values_at, values_text
 from schedlang.findings import ranks_text
 from schedlang.names import check_names, nearest
 from schedlang.passes import fill_weights, recompute, reorder, squeeze
-from schedlang.pricing import program_costs, program_objective
+from schedlang.pricing import program_costs
 from schedlang.recorder import Recorder, make_stream, place_op
 from schedlang.schedule import Claim, Layout, Pipeline, Schedule, WeightRule
 from schedlang.source import Source
 
 _ORDERS = syntax.Rank | syntax.Repeated
-_PASSES = syntax.Pass | syntax.Fill | syntax.Recompute
-_COSTS = syntax.Cost | syntax.Objective
+_PASSES = syntax.Pass | syntax.Recompute
 
 #: The most loop rounds and ops that a program may ask for, all ranks together.
 MOST_STEPS = 20_000_000
@@ -86,7 +85,7 @@ class _Expansion:
         }  # fmt: skip
         try:
             for item in self.tree.items:
-                if not isinstance(item, _ORDERS | _PASSES | _COSTS):
+                if not isinstance(item, _ORDERS | _PASSES | syntax.Cost):
                     self.item(item)
             layout = self.layout()
             (order,) = (item for item in self.tree.items if isinstance(item, _ORDERS))
@@ -103,7 +102,6 @@ class _Expansion:
                 stream=make_stream(recorders),
                 claims=tuple(self.claims),
                 costs=self.costs.over(self.own_costs(recorders[0].splits_backward)),
-                objective=program_objective(self.tree.items),
             )
             return reduce(self.apply, (item for item in self.tree.items if isinstance(item, _PASSES)), schedule)
         except Fault as fault:
@@ -195,7 +193,8 @@ class _Expansion:
 
     def record(self, order: syntax.Rank | syntax.Repeated, layout: Layout) -> list[Recorder]:
         """The ops of every rank; CompileError with the faults of all ranks."""
-        splits = "W" in self.codegen.words or any(isinstance(item, syntax.Fill) for item in self.tree.items)
+        fills = any(isinstance(item, syntax.Pass) and item.name == "fill" for item in self.tree.items)
+        splits = fills or "W" in self.codegen.words
         ranks = self.count(0, self.params["ranks"], 1, self.codegen.place(order))
         if isinstance(order, syntax.Rank):
             text = self.codegen.function("program", order.name.text, order.body)
@@ -240,13 +239,12 @@ class _Expansion:
 
     def apply(self, schedule: Schedule, item: syntax.Node) -> Schedule:
         """Apply a pass."""
-        match item:
-            case syntax.Pass(name):
-                return {"squeeze": squeeze, "reorder": reorder}[name](schedule)
-            case syntax.Recompute(_, bounds):
-                start, stop = self.evaluate(bounds.start), self.evaluate(bounds.stop)
-                return recompute(schedule, self.count(start, stop, 1, self.codegen.place(bounds)))
-        return fill_weights(schedule)
+        if isinstance(item, syntax.Recompute):
+            bounds = item.range
+            start, stop = self.evaluate(bounds.start), self.evaluate(bounds.stop)
+            return recompute(schedule, self.count(start, stop, 1, self.codegen.place(bounds)))
+        assert isinstance(item, syntax.Pass)
+        return {"squeeze": squeeze, "reorder": reorder, "fill": fill_weights}[item.name](schedule)
 
     def claim(self, holds: Callable[[], int], reason: str | None, place: int) -> None:
         """Keep a claim for when the figures are known; `figures` are its names."""

@@ -19,9 +19,6 @@ LARGEST = 10**18
 #: How many arguments an op takes; a bare `W` is the oldest one owed, a bare `U` all stages of the rank.
 _OP_ARGS = {"F": (1, 2), "B": (1, 2), "BW": (1, 2), "W": (0, 2), "R": (1, 2), "U": (0, 1)}
 
-#: What an `objective` can be, as a figure of a timeline; a flush ends with the last op of all ranks.
-OBJECTIVES = {"flush": "makespan", "span": "span"}
-
 #: What an `assert` can speak of: figures of the schedule at its costs, see `schedlang.claims`.
 FIGURES = {
     "peak": 1,
@@ -83,8 +80,7 @@ class _Checker:
             help = "add `rank r { … }`, what every rank does"
             self.report("missing-part", "the schedule has no `rank` and no `block`", here, help=help)
         stages = [item for item in tree.items if isinstance(item, syntax.Stage)]
-        objectives = [item for item in tree.items if isinstance(item, syntax.Objective)]
-        for parts, words in ((orders, "`rank` or `block`"), (stages, "`stage`"), (objectives, "`objective`")):
+        for parts, words in ((orders, "`rank` or `block`"), (stages, "`stage`")):
             for again in parts[1:]:
                 self.report("repeated-part", f"a schedule has one {words}", Label(again.span), Label(parts[0].span))
 
@@ -167,16 +163,10 @@ class _Checker:
                     self.expression(rule.updates, scope)
                 if stages is not None:
                     self.bounds(stages, scope)
-            case syntax.Fill(limit):
-                if limit is not None:
-                    self.expression(limit, scope)
             case syntax.Cost(word, stage, value):
                 self.expression(value, self.inner(scope, stage) if stage else scope)
                 if word == "send" and stage:
                     self.report("wrong-arguments", "`cost send` is one for all transfers", Label(stage.span))
-            case syntax.Objective(name) if name.text not in OBJECTIVES:
-                help = nearest(name.text, OBJECTIVES) or f"it is {' or '.join(f'`{each}`' for each in OBJECTIVES)}"
-                self.report("unknown-name", f"no objective `{name.text}`", Label(name.span), help=help)
 
     def row(self, row: syntax.Row, scope: dict[str, _Declared], functions: dict[str, syntax.Fn]) -> None:
         """Check the ops of some stages in a building block."""

@@ -239,7 +239,7 @@ class Schedule:
     `ranks[r]` is what rank r does. `spans[0]` is the schedule's name; `claims` are the program's, checked by `compile`.
     `weights` has the rule of each stage, or none where all read the latest.
     Ops that were drawn at time slots have them in `slots`, per rank and action, until the schedule is squeezed.
-    `costs` are those that the program or its user gave; passes minimise the `objective`, a property of a timeline.
+    `costs` are those that the program or its user gave.
     """
 
     name: str
@@ -253,7 +253,6 @@ class Schedule:
     stream: Stream | None = None
     claims: tuple[Claim, ...] = field(default=(), eq=False, repr=False)
     costs: Costs = UNIT
-    objective: str = "makespan"
 
     @property
     def placement(self) -> tuple[int, ...]:
