@@ -142,3 +142,19 @@ def test_collisions_name_the_ops_the_rank_and_the_slot() -> None:
     with pytest.raises(CompileError) as caught:
         compile(Source("s.sched", block("stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at 3 }")))
     assert str(caught.value).startswith("error[collision]: `0B0` and `0F1` collide on rank 0 in slot 3")
+
+
+@pytest.mark.parametrize(("ranks", "microbatches"), [(4, 4), (5, 10), (8, 24), (9, 18)])
+def test_zb_v_is_as_recorded(ranks: int, microbatches: int) -> None:
+    """Span, makespan and peak at unit costs, from the published search."""
+    cases = json.loads((TESTS / "cases" / "zero_bubble.json").read_text())["cases"]
+    (case,) = (
+        each
+        for each in cases
+        if (each["schedule"], each["p"], each["m"], each["cost_f"]) == ("ZB-V", ranks, microbatches, 1)
+    )
+    plan = compile(read_source(PROGRAMS / "zb_v.sched"), {"ranks": ranks, "microbatches": microbatches})
+    execution = simulate(plan)
+    assert max(execution.timeline.spans) == case["cost"]
+    assert execution.timeline.makespan == case["flush_makespan"]
+    assert max(execution.peak_activations) == max(case["peak_chunk_activations_until_W"])
