@@ -41,8 +41,8 @@ def compile(
     """The plan of a program for some parameters, proved; CompileError with everything that is wrong with it.
 
     Its passes choose the order that is best for its own costs, or where they are given, for `costs`; ValueError if
-    these are not for its number of stages. `forward_only` makes it the inference plan of a training program, without
-    the claims, which speak of training.
+    these are not for its number of stages. What it claims of time or memory, it claims at its own costs only.
+    `forward_only` makes it the inference plan of a training program, without the claims, which speak of training.
     """
     schedule = expand(source, parse(source), params, costs)
     if schedule.stream and forward_only:
@@ -55,5 +55,5 @@ def compile(
         schedule, kernels = lower_stream(schedule)
     else:
         schedule = lower(schedule)
-    check_claims(schedule, prove(schedule))
+    check_claims(schedule, prove(schedule), costs)
     return Plan(**asdict(evolve(schedule, claims=()), recurse=False), kernels=kernels)

@@ -1,7 +1,7 @@
 """What of a program's arithmetic can fail while it runs; the last argument of each is the place in the program."""
 
 from schedlang.faults import Fault
-from schedlang.names import LARGEST
+from schedlang.scopes import LARGEST
 
 
 def quotient(left: int, right: int, place: int) -> int:

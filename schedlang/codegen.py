@@ -7,7 +7,7 @@ the last argument of each such call is an index into `spans`.
 from attrs import define, field
 
 from schedlang import expressions, syntax
-from schedlang.names import BUILTINS
+from schedlang.scopes import BUILTINS
 from schedlang.source import Span
 
 _PYTHON = {"/": "//"}
@@ -97,7 +97,8 @@ class Codegen:
             case syntax.If():
                 return self.branches(node)
             case syntax.Assert(condition, reason):
-                return [f"claim(lambda: {self.expression(condition)}, {reason!r}, {self.place(condition)})"]
+                used = sorted(expressions.references(condition))
+                return [f"claim(lambda: {self.expression(condition)}, {reason!r}, {self.place(condition)}, {used})"]
             case syntax.Part(name, body):
                 return [f"if begin_part({name!r}, {self.place(node)}):", *self.block(body.statements), "end_part()"]
             case syntax.Exchange(parts) | syntax.Overlap(parts):

@@ -60,6 +60,16 @@ class Costs:
             chosen |= {name: getattr(self if mine else others, name) for name in names}
         return Costs(**chosen)
 
+    @property
+    def gives_times(self) -> bool:
+        """Whether any duration is given."""
+        return any(getattr(self, field) is not None for name, field in NAMES.items() if "time" in name)
+
+    @property
+    def gives_memory(self) -> bool:
+        """Whether any amount of memory is given."""
+        return any(getattr(self, field) is not None for name, field in NAMES.items() if "memory" in name)
+
     def durations(self, stages: int) -> dict[int, list[float]]:
         """For each kind of compute action, its duration on each stage; ValueError for a wrong number of values."""
         forward = _spread("durations of `F`", self.forward, [1.0] * stages)

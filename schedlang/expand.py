@@ -15,15 +15,17 @@ from schedlang.costs import UNIT, Costs
 from schedlang.diagnostics import CompileError, Diagnostic, Label
 from schedlang.faults import Fault, Met, values_at, values_text
 from schedlang.findings import ranks_text
-from schedlang.names import check_names, nearest
-from schedlang.passes import fill_weights, recompute, reorder, squeeze
-from schedlang.pricing import program_costs
+from schedlang.names import check_names
+from schedlang.passes import fill_weights, fill_within, recompute, reorder, squeeze
+from schedlang.pricing import program_costs, program_objective
 from schedlang.recorder import Recorder, make_stream, place_op
 from schedlang.schedule import Claim, Layout, Pipeline, Schedule, WeightRule
+from schedlang.scopes import nearest
 from schedlang.source import Source
 
 _ORDERS = syntax.Rank | syntax.Repeated
-_PASSES = syntax.Pass | syntax.Recompute
+_PASSES = syntax.Pass | syntax.Fill | syntax.Recompute
+_COSTS = syntax.Cost | syntax.Objective
 
 #: The most loop rounds and ops that a program may ask for, all ranks together.
 MOST_STEPS = 20_000_000
@@ -85,7 +87,7 @@ class _Expansion:
         }  # fmt: skip
         try:
             for item in self.tree.items:
-                if not isinstance(item, _ORDERS | _PASSES | syntax.Cost):
+                if not isinstance(item, _ORDERS | _PASSES | _COSTS):
                     self.item(item)
             layout = self.layout()
             (order,) = (item for item in self.tree.items if isinstance(item, _ORDERS))
@@ -102,6 +104,7 @@ class _Expansion:
                 stream=make_stream(recorders),
                 claims=tuple(self.claims),
                 costs=self.costs.over(self.own_costs(recorders[0].splits_backward)),
+                objective=program_objective(self.tree.items),
             )
             return reduce(self.apply, (item for item in self.tree.items if isinstance(item, _PASSES)), schedule)
         except Fault as fault:
@@ -193,8 +196,7 @@ class _Expansion:
 
     def record(self, order: syntax.Rank | syntax.Repeated, layout: Layout) -> list[Recorder]:
         """The ops of every rank; CompileError with the faults of all ranks."""
-        fills = any(isinstance(item, syntax.Pass) and item.name == "fill" for item in self.tree.items)
-        splits = fills or "W" in self.codegen.words
+        splits = "W" in self.codegen.words or any(isinstance(item, syntax.Fill) for item in self.tree.items)
         ranks = self.count(0, self.params["ranks"], 1, self.codegen.place(order))
         if isinstance(order, syntax.Rank):
             text = self.codegen.function("program", order.name.text, order.body)
@@ -239,16 +241,28 @@ class _Expansion:
 
     def apply(self, schedule: Schedule, item: syntax.Node) -> Schedule:
         """Apply a pass."""
-        if isinstance(item, syntax.Recompute):
-            bounds = item.range
-            start, stop = self.evaluate(bounds.start), self.evaluate(bounds.stop)
-            return recompute(schedule, self.count(start, stop, 1, self.codegen.place(bounds)))
-        assert isinstance(item, syntax.Pass)
-        return {"squeeze": squeeze, "reorder": reorder, "fill": fill_weights}[item.name](schedule)
+        if schedule.stream:
+            raise Fault("stream", "a pass changes the order of one update: `steady` has none", self.codegen.place(item))
+        match item:
+            case syntax.Pass(name):
+                return {"squeeze": squeeze, "reorder": reorder}[name](schedule)
+            case syntax.Recompute(_, bounds):
+                start, stop = self.evaluate(bounds.start), self.evaluate(bounds.stop)
+                return recompute(schedule, self.count(start, stop, 1, self.codegen.place(bounds)))
+            case syntax.Fill(limit) if limit is not None:
+                return self.fill_within(schedule, item, self.evaluate(limit))
+        return fill_weights(schedule)
 
-    def claim(self, holds: Callable[[], int], reason: str | None, place: int) -> None:
-        """Keep a claim for when the figures are known; `figures` are its names."""
-        self.claims.append(Claim(holds, reason, place, self.names))
+    def fill_within(self, schedule: Schedule, item: syntax.Node, limit: int) -> Schedule:
+        filled = fill_within(schedule, limit)
+        if filled is None:
+            help = "give it more, or write an order that holds less"
+            raise Fault("memory", f"no order was found that holds at most {limit}", self.codegen.place(item), help)
+        return filled
+
+    def claim(self, holds: Callable[[], int], reason: str | None, place: int, names: list[str]) -> None:
+        """Keep a claim for when the figures among its names are known."""
+        self.claims.append(Claim(holds, reason, place, self.names, frozenset(names)))
 
     def count(self, start: int, stop: int, weight: int, place: int) -> range:
         """A loop's range, if it stays within the limit of steps."""

@@ -95,3 +95,9 @@ def calls(node: Node) -> list[Call]:
     """The calls anywhere in an expression."""
     found = [node] if isinstance(node, Call) else []
     return found + [call for child in children(node) for call in calls(child)]
+
+
+def references(node: Node) -> set[str]:
+    """The names of values and functions anywhere in an expression."""
+    own = {node.name} if isinstance(node, Reference) else {node.name.text} if isinstance(node, Call) else set()
+    return own.union(*map(references, children(node)))

@@ -7,7 +7,7 @@ from types import TracebackType
 
 from attrs import frozen
 
-from schedlang.names import LARGEST
+from schedlang.scopes import LARGEST
 
 
 class Fault(Exception):

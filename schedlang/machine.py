@@ -142,9 +142,9 @@ class _Machine:
             slot = self.slot(stage, microbatch)
             self.state[slot] |= _MADE[made]
             self.ends[made][slot] = end
-        dropped = (stage, microbatch) in self.schedule.recomputed or self.schedule.is_forward_only
+        stays = self.schedule.keeps(kind, stage, microbatch)
         for amounts, levels in self.memories:
-            levels[rank].add(amounts[kind][stage], stays=kind != Kind.F or not dropped)
+            levels[rank].add(amounts[kind][stage], stays)
 
     def slot(self, stage: int, microbatch: int) -> int:
         """The index of a stage's microbatch in `state` and `ends`."""

@@ -1,28 +1,23 @@
-"""What can be said of a program before it runs: names, arguments, and the parts a schedule must have."""
+"""What can be said of a program before it runs: the parts that it must have, the names and arguments in each."""
 
-from collections.abc import Iterable
-from difflib import get_close_matches
-
-from attrs import define, field, frozen
+from attrs import define
 
 from schedlang import expressions, syntax
 from schedlang.diagnostics import Diagnostic, Label, counted
-from schedlang.expressions import calls, children
-from schedlang.source import Source, Span
-
-#: Functions that every program has, with the least and most arguments they take.
-BUILTINS = {"min": (1, 255), "max": (1, 255), "abs": (1, 1)}
-
-#: Numbers of a program stay within plus and minus this.
-LARGEST = 10**18
+from schedlang.scopes import Declared, Scopes, nearest
+from schedlang.source import Source
 
 #: How many arguments an op takes; a bare `W` is the oldest one owed, a bare `U` all stages of the rank.
 _OP_ARGS = {"F": (1, 2), "B": (1, 2), "BW": (1, 2), "W": (0, 2), "R": (1, 2), "U": (0, 1)}
 
+#: What an `objective` can be, as a figure of a timeline; a flush ends with the last op of all ranks.
+OBJECTIVES = {"flush": "makespan", "span": "span"}
+
 #: What an `assert` can speak of: figures of the schedule at its costs, see `schedlang.claims`.
+#: `peak` and `versions` are of a rank, or without one the highest of all.
 FIGURES = {
-    "peak": 1,
-    "versions": 1,
+    "peak": (0, 1),
+    "versions": (0, 1),
     "staleness": None,
     "makespan": None,
     "work": None,
@@ -30,14 +25,6 @@ FIGURES = {
     "span": None,
     "span_bubble": None,
 }
-
-
-@frozen
-class _Declared:
-    """A name in scope; `arity` is None for a value."""
-
-    span: Span
-    arity: int | None = None
 
 
 def check_names(source: Source, tree: syntax.Schedule) -> list[Diagnostic]:
@@ -48,24 +35,11 @@ def check_names(source: Source, tree: syntax.Schedule) -> list[Diagnostic]:
     return checker.found
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """A help line with the closest known name, if one is close."""
-    close = get_close_matches(name, known, n=1)
-    return f"there is `{close[0]}`" if close else None
-
-
 @define
-class _Checker:
-    """Walks the tree with the names in scope; a scope is a dictionary that inner blocks copy."""
+class _Checker(Scopes):
+    """Walks the tree with the names in scope."""
 
-    source: Source
-    found: list[Diagnostic] = field(factory=list)
     has_slices: bool = False
-    #: Functions of the blocks entered so far, also those declared below the place of a call.
-    functions: set[str] = field(factory=set)
-
-    def report(self, code: str, message: str, *labels: Label, help: str | None = None) -> None:
-        self.found.append(Diagnostic(code, message, labels, self.source, help=help))
 
     def required_parts(self, tree: syntax.Schedule) -> None:
         """A schedule has the parameters `ranks` and `microbatches`, one `rank` or `block`, at most one `stage`."""
@@ -80,18 +54,19 @@ class _Checker:
             help = "add `rank r { … }`, what every rank does"
             self.report("missing-part", "the schedule has no `rank` and no `block`", here, help=help)
         stages = [item for item in tree.items if isinstance(item, syntax.Stage)]
-        for parts, words in ((orders, "`rank` or `block`"), (stages, "`stage`")):
+        objectives = [item for item in tree.items if isinstance(item, syntax.Objective)]
+        for parts, words in ((orders, "`rank` or `block`"), (stages, "`stage`"), (objectives, "`objective`")):
             for again in parts[1:]:
                 self.report("repeated-part", f"a schedule has one {words}", Label(again.span), Label(parts[0].span))
 
-    def block(self, statements: tuple[syntax.Node, ...], scope: dict[str, _Declared]) -> None:
+    def block(self, statements: tuple[syntax.Node, ...], scope: dict[str, Declared]) -> None:
         """Check statements that share a scope; a name is known from its declaration on."""
         functions = {each.name.text: each for each in statements if isinstance(each, syntax.Fn)}
         self.functions |= functions.keys()
         for statement in statements:
             self.statement(statement, scope, functions)
 
-    def statement(self, node: syntax.Node, scope: dict[str, _Declared], functions: dict[str, syntax.Fn]) -> None:
+    def statement(self, node: syntax.Node, scope: dict[str, Declared], functions: dict[str, syntax.Fn]) -> None:
         """Check a statement of a rank, or else an item of the schedule."""
         match node:
             case syntax.Let(name, value):
@@ -100,7 +75,7 @@ class _Checker:
             case syntax.Fn(name, params, body):
                 if not self.recursion(node, functions, scope):
                     self.expression(body, self.inner(scope, *params))
-                self.declare(name, scope, len(params))
+                self.declare(name, scope, (len(params), len(params)))
             case syntax.For(name, range, body):
                 self.bounds(range, scope)
                 self.block(body.statements, self.inner(scope, name))
@@ -124,7 +99,7 @@ class _Checker:
             case _:
                 self.item(node, scope, functions)
 
-    def item(self, node: syntax.Node, scope: dict[str, _Declared], functions: dict[str, syntax.Fn]) -> None:
+    def item(self, node: syntax.Node, scope: dict[str, Declared], functions: dict[str, syntax.Fn]) -> None:
         """Check an item of the schedule."""
         match node:
             case syntax.Param(name, default):
@@ -134,7 +109,7 @@ class _Checker:
             case syntax.Require(condition):
                 self.expression(condition, scope)
             case syntax.Assert(condition):
-                figures = {name: _Declared(node.span, arity) for name, arity in FIGURES.items()}
+                figures = {name: Declared(node.span, arity) for name, arity in FIGURES.items()}
                 self.expression(condition, figures | scope)
             case syntax.Stage(name, range, rank):
                 self.bounds(range, scope)
@@ -142,7 +117,7 @@ class _Checker:
             case syntax.Pipeline(name, microbatches, stage):
                 self.expression(microbatches, scope)
                 self.item(stage, scope, functions)
-                self.declare(name, scope, arity=1)
+                self.declare(name, scope, arity=(1, 1))
             case syntax.Rank(name, body):
                 self.block(body.statements, self.inner(scope, name))
             case syntax.Repeated(microbatches, interval, rows):
@@ -153,7 +128,7 @@ class _Checker:
             case _:
                 self.setting(node, scope)
 
-    def setting(self, node: syntax.Node, scope: dict[str, _Declared]) -> None:
+    def setting(self, node: syntax.Node, scope: dict[str, Declared]) -> None:
         """Check an item that says how the schedule is to be taken: passes, weights, costs."""
         match node:
             case syntax.Recompute(_, range):
@@ -163,12 +138,18 @@ class _Checker:
                     self.expression(rule.updates, scope)
                 if stages is not None:
                     self.bounds(stages, scope)
+            case syntax.Fill(limit):
+                if limit is not None:
+                    self.expression(limit, scope)
             case syntax.Cost(word, stage, value):
                 self.expression(value, self.inner(scope, stage) if stage else scope)
                 if word == "send" and stage:
                     self.report("wrong-arguments", "`cost send` is one for all transfers", Label(stage.span))
+            case syntax.Objective(name) if name.text not in OBJECTIVES:
+                help = nearest(name.text, OBJECTIVES) or f"it is {' or '.join(f'`{each}`' for each in OBJECTIVES)}"
+                self.report("unknown-name", f"no objective `{name.text}`", Label(name.span), help=help)
 
-    def row(self, row: syntax.Row, scope: dict[str, _Declared], functions: dict[str, syntax.Fn]) -> None:
+    def row(self, row: syntax.Row, scope: dict[str, Declared], functions: dict[str, syntax.Fn]) -> None:
         """Check the ops of some stages in a building block."""
         self.bounds(row.range, scope)
         inner = self.inner(scope, row.name)
@@ -179,41 +160,13 @@ class _Checker:
                 help = f"write `{placed.op.kind}(s, m) at …`"
                 self.report("wrong-arguments", "an op of a block names its stage", Label(placed.op.span), help=help)
 
-    def declare(self, name: syntax.Name, scope: dict[str, _Declared], arity: int | None = None) -> None:
-        """Bring a name into scope; a name never has two meanings in one place."""
-        if name.text in BUILTINS:
-            self.report("duplicate-name", f"`{name.text}` is a built-in function", Label(name.span))
-        elif name.text in scope:
-            first = Label(scope[name.text].span, "first declared here")
-            self.report("duplicate-name", f"`{name.text}` is already declared", Label(name.span), first)
-        else:
-            scope[name.text] = _Declared(name.span, arity)
-
-    def inner(self, scope: dict[str, _Declared], *names: syntax.Name) -> dict[str, _Declared]:
-        """A scope inside another, with names of its own."""
-        inner = dict(scope)
-        for name in names:
-            self.declare(name, inner)
-        return inner
-
-    def recursion(self, fn: syntax.Fn, functions: dict[str, syntax.Fn], scope: dict[str, _Declared]) -> bool:
-        """Report a function that calls itself, directly or through functions declared below it."""
-        for call in calls(fn.body):
-            callee = call.name.text
-            if callee in scope or callee not in functions:
-                continue
-            if callee == fn.name.text or _reaches(functions[callee], fn.name.text, functions):
-                self.report("recursion", f"function `{fn.name.text}` calls itself", Label(call.span))
-                return True
-        return False
-
     def op(
         self,
         node: syntax.Node,
         word: str,
         args: tuple[syntax.Node, ...],
         arity: tuple[int, int],
-        scope: dict[str, _Declared],
+        scope: dict[str, Declared],
     ) -> None:
         """Check an op's arguments: a stage where the rank has several, and a microbatch, which may be `next`."""
         least, most = arity
@@ -232,59 +185,3 @@ class _Checker:
             allowed = place == len(args) - 1 and word != "U" and not self.has_slices
             if not (isinstance(arg, expressions.Next) and allowed):
                 self.expression(arg, scope)
-
-    def bounds(self, range: syntax.Range, scope: dict[str, _Declared]) -> None:
-        self.expression(range.start, scope)
-        self.expression(range.stop, scope)
-
-    def expression(self, node: syntax.Node, scope: dict[str, _Declared]) -> None:
-        match node:
-            case expressions.Reference(name):
-                self.reference(node, name, scope)
-            case expressions.Call(name, args):
-                self.call(node, name, len(args), scope)
-            case expressions.Number(value) if value > LARGEST:
-                self.report("too-large", "a number beyond 10^18", Label(node.span))
-            case expressions.Next():
-                message = "`next` stands only for the microbatch of an op, as in `F(s, next)`"
-                self.report("next", message, Label(node.span))
-        for child in children(node):
-            self.expression(child, scope)
-
-    def reference(self, node: syntax.Node, name: str, scope: dict[str, _Declared]) -> None:
-        if name not in scope:
-            values = [each for each, declared in scope.items() if declared.arity is None]
-            self.report("unknown-name", f"no name `{name}` in scope", Label(node.span), help=nearest(name, values))
-        elif scope[name].arity is not None:
-            self.report("unknown-name", f"`{name}` is a function: write `{name}(…)`", Label(node.span))
-
-    def call(self, node: syntax.Node, name: syntax.Name, count: int, scope: dict[str, _Declared]) -> None:
-        declared = scope.get(name.text)
-        if declared is not None and declared.arity is not None:
-            least, most = declared.arity, declared.arity
-        elif name.text in BUILTINS:
-            least, most = BUILTINS[name.text]
-        else:
-            known = [*BUILTINS, *(each for each, known in scope.items() if known.arity is not None)]
-            below = "it is declared below: move it above this line" if name.text in self.functions else None
-            help = below or nearest(name.text, known)
-            self.report("unknown-name", f"no function `{name.text}` in scope", Label(name.span), help=help)
-            return
-        if not least <= count <= most:
-            takes = f"it takes {counted(least, 'argument')}{'' if least == most else ' or more'}"
-            self.report(
-                "wrong-arguments", f"`{name.text}` with {counted(count, 'argument')}, {takes}", Label(node.span)
-            )
-
-
-def _reaches(fn: syntax.Fn, name: str, functions: dict[str, syntax.Fn]) -> bool:
-    """Whether a function calls `name`, directly or through others."""
-    seen, waiting = {fn.name.text}, [fn]
-    while waiting:
-        for call in calls(waiting.pop().body):
-            if call.name.text == name:
-                return True
-            if call.name.text in functions and call.name.text not in seen:
-                seen.add(call.name.text)
-                waiting.append(functions[call.name.text])
-    return False

@@ -6,6 +6,7 @@ from typing import Any
 from schedlang import syntax
 from schedlang.costs import Costs
 from schedlang.faults import Fault
+from schedlang.names import OBJECTIVES
 
 #: The field of `Costs` that an op's word means; where the backward is split, `B` is its input half.
 _FIELDS = {"F": "forward", "B": "backward", "BW": "backward", "W": "weight", "R": "recompute", "send": "p2p"}
@@ -28,9 +29,18 @@ def program_costs(
         values = [value(stage) for stage in range(stages)] if item.stage else [value()]
         if name in costs:
             what = "memory" if isinstance(item, syntax.Memory) else "cost"
-            help = None if splits else "where nothing splits the backward, `B` and `BW` are one"
+            help = (
+                None
+                if splits or item.word not in ("B", "BW")
+                else "where nothing splits the backward, `B` and `BW` are one"
+            )
             raise Fault("repeated-part", f"`{what} {item.word}` is given already", place(item), help)
         if min(values) < 0 and not isinstance(item, syntax.Memory):
             raise Fault("negative-cost", f"a duration of {min(values)}, it must be 0 or more", place(item.value))
         costs[name] = float(values[0]) if name == "p2p" else tuple(map(float, values))
     return Costs(**costs)
+
+
+def program_objective(items: Iterable[syntax.Node]) -> str:
+    """What passes minimise: a property of a timeline."""
+    return next((OBJECTIVES[item.name.text] for item in items if isinstance(item, syntax.Objective)), "makespan")

@@ -127,12 +127,13 @@ class Actions:
 
 @frozen
 class Claim:
-    """What a program says of itself: a condition on figures that its `names` must have when it is evaluated."""
+    """What a program says of itself: a condition on figures, which `scope` must have when it is evaluated."""
 
     holds: Callable[[], int]
     reason: str | None
     place: int
-    names: dict[str, Any]
+    scope: dict[str, Any]
+    names: frozenset[str]
 
 
 @frozen
@@ -239,7 +240,7 @@ class Schedule:
     `ranks[r]` is what rank r does. `spans[0]` is the schedule's name; `claims` are the program's, checked by `compile`.
     `weights` has the rule of each stage, or none where all read the latest.
     Ops that were drawn at time slots have them in `slots`, per rank and action, until the schedule is squeezed.
-    `costs` are those that the program or its user gave.
+    `costs` are those that the program or its user gave; passes minimise the `objective`, a property of a timeline.
     """
 
     name: str
@@ -253,6 +254,7 @@ class Schedule:
     stream: Stream | None = None
     claims: tuple[Claim, ...] = field(default=(), eq=False, repr=False)
     costs: Costs = UNIT
+    objective: str = "makespan"
 
     @property
     def placement(self) -> tuple[int, ...]:
@@ -282,6 +284,10 @@ class Schedule:
     def is_forward_only(self) -> bool:
         """Whether there is no backward at all: inference."""
         return not any({Kind.B, Kind.I, Kind.W} & set(actions.kind) for actions in self.ranks)
+
+    def keeps(self, kind: int, stage: int, microbatch: int) -> bool:
+        """Whether what an op adds to the memory stays after it: not if there is no backward, or a recomputation."""
+        return kind != Kind.F or not (self.is_forward_only or (stage, microbatch) in self.recomputed)
 
     def peer(self, kind: int, stage: int) -> int | None:
         """See `Layout.peer`."""

@@ -118,9 +118,16 @@ class Placed(Node):
 
 @frozen
 class Pass(Node):
-    """`squeeze`, forget the slots and keep the order; `reorder`, pull ops into bubbles; `fill W`, place those W."""
+    """`squeeze`, forget the slots and keep the order; or `reorder`, pull ops forward into bubbles."""
 
     name: str
+
+
+@frozen
+class Fill(Node):
+    """`fill W`: put weight gradients where they cost least; with `within limit`, and forwards as memory allows."""
+
+    limit: Node | None
 
 
 @frozen
@@ -175,6 +182,13 @@ class Cost(Node):
 @frozen
 class Memory(Cost):
     """`memory F = 2`, or `memory F(s) = …` per stage: what an op adds to what its rank holds."""
+
+
+@frozen
+class Objective(Node):
+    """`objective span`: what passes minimise."""
+
+    name: Name
 
 
 @frozen

@@ -1,44 +1,108 @@
-"""Put weight gradients into free slots: they are what a rank can do while it waits."""
+"""Put weight gradients where they cost least: they are what a rank can do while it waits."""
 
-from attrs import evolve
+from collections.abc import Sequence
+from math import inf
 
-from schedlang.passes.slots import WIDTH, slots_of
+from attrs import evolve, frozen
+
+from schedlang.lowering import lower
+from schedlang.machine import prove
+from schedlang.passes.graph import ROUNDING, Graph, Orders
+from schedlang.passes.greedy import Greedy, Rules
+from schedlang.passes.slots import WIDTH, fill_slots
+from schedlang.passes.squeeze import squeeze
+from schedlang.passes.warmup import longer_warmups
 from schedlang.schedule import Actions, Kind, Schedule
+
+_FIRST = (Rules(), Rules(skips=True))
+_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 
 
 def fill_weights(schedule: Schedule) -> Schedule:
-    """The schedule with a `W` for every input gradient, the oldest one first, in each rank's free slots.
+    """The schedule with a `W` for every input gradient; a `W` that it has already gives up its place.
 
-    A `W` that the schedule has already gives up its place. What finds no free slot comes at the end.
+    In a schedule drawn at slots, the oldest one owed comes in each free slot of its rank, and the rest at the end.
     """
-    filled = [_fill(actions, slots) for actions, slots in zip(schedule.ranks, slots_of(schedule), strict=True)]
-    return evolve(
-        schedule,
-        ranks=tuple(actions for actions, _ in filled),
-        slots=None if schedule.slots is None else tuple(slots for _, slots in filled),
+    if schedule.slots is None:
+        filled = fill_within(schedule, inf)
+        assert filled is not None
+        return filled
+    pairs = [_fill_drawn(*each) for each in zip(schedule.ranks, schedule.slots, strict=True)]
+    return evolve(schedule, ranks=tuple(actions for actions, _ in pairs), slots=tuple(slots for _, slots in pairs))
+
+
+def _fill_drawn(actions: Actions, slots: Sequence[int]) -> tuple[Actions, tuple[int, ...]]:
+    """One rank's actions and slots with its weight gradients in free slots."""
+    rows = [(slot, actions.row(index)) for index, slot in enumerate(slots) if actions.kind[index] != Kind.W]
+    filled = fill_slots(
+        (slot, WIDTH[Kind(row[0])], row, [(Kind.W, *row[1:4], 0)] if row[0] == Kind.I else []) for slot, row in rows
     )
+    changed = Actions()
+    for _, row in filled:
+        changed.add(*row)
+    return changed, tuple(slot for slot, _ in filled)
 
 
-def _fill(actions: Actions, slots: list[int]) -> tuple[Actions, tuple[int, ...]]:
-    """One rank's actions and slots with its weight gradients in them."""
-    changed, times = Actions(), []
-    owed: list[tuple[int, int, int]] = []
-    now = 0
-    for index in sorted(range(len(actions)), key=lambda each: (slots[each], each)):
-        kind, stage, microbatch, place, group = actions.row(index)
-        if kind == Kind.W:
-            continue
-        while owed and now < slots[index]:
-            changed.add(Kind.W, *owed.pop(0))
-            times.append(now)
-            now += 1
-        changed.add(kind, stage, microbatch, place, group)
-        times.append(slots[index])
-        now = max(now, slots[index] + WIDTH[Kind(kind)])
-        if kind == Kind.I:
-            owed.append((stage, microbatch, place))
-    for each in owed:
-        changed.add(Kind.W, *each)
-        times.append(now)
-        now += 1
-    return changed, tuple(times)
+def fill_within(schedule: Schedule, limit: float) -> Schedule | None:
+    """The best schedule found in which no rank holds more than `limit`; None if none is found.
+
+    Where there is a limit, ranks may do forwards earlier. Rules are tried in two rounds, because a run at 32 ranks and
+    256 microbatches takes a tenth of a second: which order to follow, and then which waits to fill.
+    """
+    schedule = squeeze(_complete(schedule))
+    prove(lower(schedule))
+    graph = Graph(schedule)
+    found = list(filter(None, [_as_given(graph, limit)]))
+    tried = [each for bare in _choices(graph, limit) for rules in _FIRST if (each := _try(graph, bare, limit, rules))]
+    if tried:
+        best = min(tried, key=lambda each: each.value)
+        rules = [Rules(share, even, best.rules.skips) for share in _SHARES for even in (False, True)]
+        found += [*tried, *(each for rule in rules if (each := _try(graph, best.bare, limit, rule)))]
+    return graph.reordered(min(found, key=lambda each: each.value).orders) if found else None
+
+
+@frozen
+class _Found:
+    """An execution within the limit: its orders, and the orders without weight gradients and the rules it is from."""
+
+    value: tuple[float, ...]
+    orders: Orders
+    bare: Orders
+    rules: Rules
+
+
+def _try(graph: Graph, bare: Orders, limit: float, rules: Rules) -> _Found | None:
+    run = Greedy(graph, bare, limit, rules)
+    return _Found(_value(graph, run.orders, run.ends), run.orders, bare, rules) if run.run() else None
+
+
+def _as_given(graph: Graph, limit: float) -> _Found | None:
+    if max(map(graph.peak, graph.order)) > limit + ROUNDING:
+        return None
+    return _Found(_value(graph, graph.order, graph.ends(graph.order)), graph.order, graph.order, Rules())
+
+
+def _value(graph: Graph, orders: Orders, ends: list[float]) -> tuple[float, ...]:
+    """What is minimised: the objective; of equals the last end, then memory, all ranks together."""
+    return graph.objective(orders, ends), max(ends, default=0.0), sum(map(graph.peak, orders))
+
+
+def _choices(graph: Graph, limit: float) -> list[Orders]:
+    """The schedule's forwards and backwards, and where there is a limit, with longer warm-ups too."""
+    given = graph.without_weights()
+    free = Greedy(graph, given, inf, Rules())
+    if limit == inf or not free.run():
+        return [given]
+    return [given, *longer_warmups(graph, given, free.ends, limit)]
+
+
+def _complete(schedule: Schedule) -> Schedule:
+    """The schedule with the weight gradients that it lacks at the end of each rank."""
+    ranks = []
+    for actions in schedule.ranks:
+        rows = list(map(actions.row, range(len(actions))))
+        there = {row[1:3] for row in rows if row[0] == Kind.W}
+        ranks.append(Actions())
+        for row in [*rows, *((Kind.W, *row[1:4]) for row in rows if row[0] == Kind.I and row[1:3] not in there)]:
+            ranks[-1].add(*row)
+    return evolve(schedule, ranks=tuple(ranks))

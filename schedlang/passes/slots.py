@@ -1,17 +1,30 @@
-"""When each op of a schedule runs, in whole slots: as it was drawn, or as early as it can."""
+"""Whole slots of time: what ops take of them, and weight gradients put into free ones."""
 
-from schedlang.costs import Costs
-from schedlang.lowering import lower
-from schedlang.machine import simulate
-from schedlang.schedule import Kind, Schedule
+from collections import deque
+from collections.abc import Iterable
+from typing import TypeVar
+
+from schedlang.schedule import Kind
 
 #: How many slots an op takes: the unit costs.
 WIDTH = {Kind.F: 1, Kind.B: 2, Kind.I: 1, Kind.W: 1, Kind.R: 1, Kind.U: 0}
 
+Item = TypeVar("Item")
 
-def slots_of(schedule: Schedule) -> list[list[int]]:
-    """The first slot of every op of every rank; CompileError for a schedule that does not run."""
-    if schedule.slots is not None:
-        return [list(slots) for slots in schedule.slots]
-    timeline = simulate(lower(schedule), Costs()).timeline
-    return [[int(bar.start) for bar in bars] for bars in timeline.ranks]
+
+def fill_slots(placed: Iterable[tuple[int, int, Item, Iterable[Item]]]) -> list[tuple[int, Item]]:
+    """Items with their slots, and in free slots the oldest weight gradient owed; those left over come at the end.
+
+    `placed` has each item's slot, its width, itself, and the weight gradients that it leaves owed, in order of slots.
+    """
+    filled: list[tuple[int, Item]] = []
+    owed: deque[Item] = deque()
+    now = 0
+    for slot, width, item, leaves in placed:
+        while owed and now < slot:
+            filled.append((now, owed.popleft()))
+            now += 1
+        filled.append((slot, item))
+        owed.extend(leaves)
+        now = max(now, slot + width)
+    return filled + list(enumerate(owed, now))

@@ -1,0 +1,95 @@
+"""The slots of a schedule's ops, and the moves that bring them forward."""
+
+from bisect import insort
+
+from attrs import define, field
+
+from schedlang.passes.graph import Graph, Orders
+from schedlang.passes.slots import fill_slots
+from schedlang.schedule import Kind
+
+
+@define
+class Board:
+    """The nodes of a graph at unit costs, each at the slot where it can start in given orders.
+
+    Weight gradients can wait, so they are virtual: every slot in which a rank does nothing else runs the oldest one
+    that it owes. If `steady`, nothing moves while a rank is in its steady phase, not the weight gradients either:
+    after it has had all of its first microbatch, and before it has begun the last.
+    """
+
+    graph: Graph
+    orders: Orders
+    limit: float
+    steady: bool
+    #: By node: its first slot, and the one after its last.
+    start: dict[int, int] = field(factory=dict)
+    end: dict[int, int] = field(factory=dict)
+    fixed: set[int] = field(factory=set)
+    #: By node: the virtual weight gradients that it leaves owed.
+    owes: dict[int, list[int]] = field(init=False)
+    #: Per rank: the slots that are taken, and the nodes by their slots.
+    taken: list[set[int]] = field(factory=list)
+    rows: list[list[tuple[int, int]]] = field(factory=list)
+
+    def __attrs_post_init__(self) -> None:
+        ends = self.graph.ends(self.orders)
+        for order in self.orders:
+            self.taken.append(set())
+            self.rows.append([])
+            slots = [(int(ends[node] - self.graph.time[node]), node) for node in order]
+            if self.steady:
+                self.fixed |= self.steady_nodes(slots)
+            for slot, node in slots:
+                if node in self.fixed or not self.graph.is_all(node, Kind.W):
+                    self.put(node, slot)
+        weights = self.graph.weights.items()
+        self.owes = {node: [each for each in owed if each not in self.fixed] for node, owed in weights}
+
+    def steady_nodes(self, slots: list[tuple[int, int]]) -> set[int]:
+        """The nodes of a rank's steady phase."""
+        units = self.graph.schedule.layout.units
+        ops = [(slot, *op[:3]) for slot, node in slots for op in self.graph.ops[node]]
+        begin = max((slot for slot, kind, _, unit in ops if unit == 0 and kind != Kind.W), default=0)
+        end = min((slot for slot, _, stage, unit in ops if unit == units(stage) - 1), default=0)
+        return {node for slot, node in slots if begin <= slot <= end}
+
+    def moved_forward(self) -> Orders:
+        """The orders after every node has moved as far forward as it can go, in order of time."""
+        ends: dict[tuple[int, int], int] = {}
+        for _, rank, node in sorted((slot, rank, node) for rank, row in enumerate(self.rows) for slot, node in row):
+            kinds = {op[:2] for op in self.graph.ops[node]}
+            if node not in self.fixed:
+                self.move(rank, node, max(ends.get(kind, 0) for kind in kinds))
+            ends.update(dict.fromkeys(kinds, self.end[node]))
+        return [self.order(rank) for rank in range(len(self.rows))]
+
+    def move(self, rank: int, node: int, earliest: int) -> None:
+        """Move a node to the first slot from `earliest` on that its inputs and the rank's memory allow."""
+        now, width = self.start[node], int(self.graph.time[node])
+        earliest = max([earliest, *(self.end[need] for need, _ in self.graph.needs[node] if need in self.end)])
+        self.lift(rank, node)
+        for slot in range(earliest, now):
+            if self.taken[rank].isdisjoint(range(slot, slot + width)):
+                self.put(node, slot)
+                if self.graph.peak(self.order(rank)) <= self.limit:
+                    return
+                self.lift(rank, node)
+        self.put(node, now)
+
+    def put(self, node: int, slot: int) -> None:
+        """Let a node start at a slot."""
+        rank, end = self.graph.rank[node], slot + int(self.graph.time[node])
+        self.start[node], self.end[node] = slot, end
+        self.taken[rank].update(range(slot, end))
+        insort(self.rows[rank], (slot, node))
+
+    def lift(self, rank: int, node: int) -> None:
+        """Take a node from its slot."""
+        self.rows[rank].remove((self.start[node], node))
+        self.taken[rank].difference_update(range(self.start[node], self.end[node]))
+
+    def order(self, rank: int) -> list[int]:
+        """A rank's nodes at their slots, with its virtual weight gradients in the free ones."""
+        placed = ((slot, self.end[node] - slot, node, self.owes.get(node, ())) for slot, node in self.rows[rank])
+        return [node for _, node in fill_slots(placed)]

@@ -1,0 +1,141 @@
+"""The ops of a schedule as a graph, for passes that look for a better order of each rank's ops."""
+
+from collections import deque
+from itertools import accumulate
+from math import inf
+
+from attrs import define, evolve, field
+
+from schedlang.dependencies import MAKES, Op, needs
+from schedlang.schedule import Actions, Kind, Schedule
+
+#: Sums of durations and amounts may differ by this much and be equal.
+ROUNDING = 1e-9
+
+#: For each rank, nodes in order.
+Orders = list[list[int]]
+Row = tuple[int, int, int, int, int]
+
+
+@define
+class Graph:
+    """A node is an op, or ops that overlap, of a schedule that can run; nodes are numbers, which index these lists.
+
+    `order` is the schedule's own. A weight gradient is always a node of its own; `weights[n]` are those that node n
+    leaves owed.
+    """
+
+    schedule: Schedule
+    ops: list[list[Row]] = field(factory=list)
+    rank: list[int] = field(factory=list)
+    time: list[float] = field(factory=list)
+    #: What a node adds to the memory of its rank: at most while it runs, and once it has.
+    rise: list[float] = field(factory=list)
+    change: list[float] = field(factory=list)
+    #: What a node waits for, each with the time its result takes to arrive; and the nodes on other ranks that wait.
+    needs: list[list[tuple[int, float]]] = field(factory=list)
+    users: list[list[int]] = field(factory=list)
+    order: Orders = field(factory=list)
+    weights: dict[int, list[int]] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        for rank, actions in enumerate(self.schedule.ranks):
+            self.order.append([])
+            for batch in actions.batches():
+                rows = list(map(actions.row, batch))
+                weights = [[row] for row in rows if row[0] == Kind.W]
+                for ops in ([row for row in rows if row[0] != Kind.W], *weights):
+                    if ops:
+                        self.order[-1].append(len(self.ops))
+                        self.ops.append(ops)
+                        self.rank.append(rank)
+        self.price()
+        self.connect()
+
+    def price(self) -> None:
+        """Find what each node takes and holds."""
+        stages = len(self.schedule.placement)
+        durations, memory = self.schedule.costs.durations(stages), self.schedule.costs.memory(stages)
+        for ops in self.ops:
+            self.time.append(sum(durations[kind][stage] for kind, stage, *_ in ops))
+            amounts = [memory[kind][stage] for kind, stage, *_ in ops]
+            kept = [amount * self.schedule.keeps(*op[:3]) for amount, op in zip(amounts, ops, strict=True)]
+            self.rise.append(max(map(sum, zip(accumulate(kept, initial=0.0), amounts, strict=False))))
+            self.change.append(sum(kept))
+
+    def connect(self) -> None:
+        """Find what each node waits for."""
+        maker: dict[Op, int] = {
+            (made, stage, unit): node
+            for node, ops in enumerate(self.ops)
+            for kind, stage, unit, *_ in ops
+            for made in MAKES[kind]
+        }
+        latency = self.schedule.costs.p2p or 0.0
+        self.users = [[] for _ in self.ops]
+        for node, ops in enumerate(self.ops):
+            wanted = {maker[need] for op in ops for need in needs(self.schedule, *op[:3])} - {node}
+            self.needs.append([(each, latency * (self.rank[each] != self.rank[node])) for each in sorted(wanted)])
+            for each in wanted:
+                if self.rank[each] != self.rank[node]:
+                    self.users[each].append(node)
+                if ops[0][0] == Kind.W:
+                    self.weights.setdefault(each, []).append(node)
+
+    def is_all(self, node: int, kind: Kind) -> bool:
+        """Whether all ops of a node are of a kind."""
+        return all(op[0] == kind for op in self.ops[node])
+
+    def runs_like(self, other: "Graph") -> bool:
+        """Whether the same ops take the same time in both, and their results as long to arrive."""
+        return self.time == other.time and self.needs == other.needs
+
+    def without_weights(self) -> Orders:
+        """The schedule's order without its weight gradients."""
+        return [[node for node in order if not self.is_all(node, Kind.W)] for order in self.order]
+
+    def ends(self, orders: Orders) -> list[float]:
+        """When each node ends if ranks follow some orders; nothing where these cannot run."""
+        ends, free, position = [inf] * len(self.ops), [0.0] * len(orders), [0] * len(orders)
+        waiting: dict[int, list[int]] = {}
+        ready = deque(range(len(orders)))
+        while ready:
+            rank = ready.popleft()
+            order = orders[rank]
+            while position[rank] < len(order):
+                node, now = order[position[rank]], free[rank]
+                for need, latency in self.needs[node]:
+                    now = max(now, ends[need] + latency)
+                    if now == inf:
+                        waiting.setdefault(need, []).append(rank)
+                        break
+                else:
+                    ends[node] = free[rank] = now + self.time[node]
+                    position[rank] += 1
+                    ready.extend(waiting.pop(node, ()))
+                    continue
+                break
+        return [] if inf in ends else ends
+
+    def objective(self, orders: Orders, ends: list[float]) -> float:
+        """What the schedule's passes minimise, of an execution; see `Timeline`."""
+        spans = [(ends[order[0]] - self.time[order[0]], ends[order[-1]]) for order in orders if order]
+        if self.schedule.objective == "span":
+            return max(end - start for start, end in spans)
+        return max(end for _, end in spans) - min(start for start, _ in spans)
+
+    def peak(self, order: list[int]) -> float:
+        """The most that a rank holds."""
+        held = accumulate((self.change[node] for node in order), initial=0.0)
+        return max((before + self.rise[node] for before, node in zip(held, order, strict=False)), default=0.0)
+
+    def reordered(self, orders: Orders) -> Schedule:
+        """The schedule with other orders, without slots."""
+        ranks = []
+        for order in orders:
+            actions = Actions()
+            for node in order:
+                for row in self.ops[node]:
+                    actions.add(*row)
+            ranks.append(actions)
+        return evolve(self.schedule, ranks=tuple(ranks), slots=None)

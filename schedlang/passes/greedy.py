@@ -1,0 +1,119 @@
+"""One execution of a schedule's ops, in which weight gradients are put where they cost least.
+
+The heuristics of Qi et al. 2024, Zero Bubble Pipeline Parallelism (arXiv 2401.10241), section 3.1: ranks keep the order
+of their forwards and backwards; what a rank does while it waits for the next one is to work off the oldest weight
+gradient that it owes, if the wait is long enough, or the memory is full.
+"""
+
+from heapq import heappop, heappush
+from math import inf
+
+from attrs import define, field, frozen
+
+from schedlang.passes.graph import ROUNDING, Graph, Orders
+from schedlang.schedule import Kind
+
+
+@frozen
+class Rules:
+    """What the paper leaves open: several are tried, and the best result is kept.
+
+    A weight gradient is put into a wait of at least `share` of its own time, and, if `even`, into any wait that would
+    make this rank the one that has waited longest. If `skips`, a backward that can run goes before a forward that
+    cannot.
+    """
+
+    share: float = 1.0
+    even: bool = True
+    skips: bool = False
+
+
+@define
+class Greedy:
+    """The execution: `orders` and `ends` are its result, once `run` says that it reached the end."""
+
+    graph: Graph
+    given: Orders
+    limit: float
+    rules: Rules
+    orders: Orders = field(init=False)
+    ends: list[float] = field(init=False)
+    #: Per rank: the forwards and the others still to come, last first, with their places in the given order.
+    queues: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]] = field(factory=list)
+    owed: Orders = field(init=False)
+    paid: list[int] = field(init=False)
+    free: list[float] = field(init=False)
+    held: list[float] = field(init=False)
+    waited: list[float] = field(init=False)
+    #: When a rank may have something to do.
+    events: list[tuple[float, int]] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        ranks = len(self.given)
+        self.orders, self.owed = [[] for _ in range(ranks)], [[] for _ in range(ranks)]
+        self.ends = [inf] * len(self.graph.ops)
+        self.paid, self.events = [0] * ranks, [(0.0, rank) for rank in range(ranks)]
+        self.free, self.held, self.waited = [0.0] * ranks, [0.0] * ranks, [0.0] * ranks
+        for order in self.given:
+            places = list(enumerate(order))[::-1]
+            forwards = [each for each in places if self.graph.is_all(each[1], Kind.F)]
+            self.queues.append((forwards, [each for each in places if not self.graph.is_all(each[1], Kind.F)]))
+
+    def run(self) -> bool:
+        """Whether all ops can run in these orders and within the limit."""
+        while self.events:
+            now, rank = heappop(self.events)
+            if self.free[rank] <= now:
+                self.decide(rank, now)
+        return inf not in self.ends
+
+    def decide(self, rank: int, now: float) -> None:
+        """Let an idle rank do what is next, or a weight gradient, or wait."""
+        until, full = inf, False
+        for queue in self.next_queues(rank):
+            node = queue[-1][1]
+            arrival = self.arrival(node)
+            if self.held[rank] + self.graph.rise[node] > self.limit + ROUNDING:
+                full = full or arrival <= now
+            elif arrival <= now:
+                queue.pop()
+                self.owed[rank] += self.graph.weights.get(node, ())
+                self.start(rank, node, now)
+                return
+            else:
+                until = min(until, arrival)
+        if self.paid[rank] < len(self.owed[rank]) and (full or self.is_worth(rank, until - now)):
+            self.paid[rank] += 1
+            self.start(rank, self.owed[rank][self.paid[rank] - 1], now)
+        elif until < inf:
+            heappush(self.events, (until, rank))
+
+    def next_queues(self, rank: int) -> list[list[tuple[int, int]]]:
+        """The queue that has the rank's next op; then the backwards, where they may skip a forward."""
+        queues = sorted((queue for queue in self.queues[rank] if queue), key=lambda queue: queue[-1][0])
+        both = self.rules.skips and queues and queues[0] is self.queues[rank][0]
+        return queues if both else queues[:1]
+
+    def arrival(self, node: int) -> float:
+        """When everything that a node waits for is there; infinite while some of it has not begun."""
+        ends = self.ends
+        return max([ends[need] + latency for need, latency in self.graph.needs[node]], default=0.0)
+
+    def is_worth(self, rank: int, wait: float) -> bool:
+        """Whether the oldest weight gradient owed is to fill a wait."""
+        if wait >= self.rules.share * self.graph.time[self.owed[rank][self.paid[rank]]] - ROUNDING:
+            return True
+        return self.rules.even and self.waited[rank] + wait > max(self.waited)
+
+    def start(self, rank: int, node: int, now: float) -> None:
+        """Let a rank do an op, and look again at the ranks that it concerns."""
+        if self.orders[rank]:
+            self.waited[rank] += now - self.free[rank]
+        self.orders[rank].append(node)
+        self.ends[node] = self.free[rank] = end = now + self.graph.time[node]
+        self.held[rank] += self.graph.change[node]
+        heappush(self.events, (end, rank))
+        for user in self.graph.users[node]:
+            other = self.graph.rank[user]
+            if self.free[other] <= now:
+                heappush(self.events, (now, other))

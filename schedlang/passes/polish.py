@@ -1,0 +1,55 @@
+"""Swaps of neighbouring ops on the critical path, while they gain."""
+
+from collections.abc import Iterator
+
+from schedlang.passes.graph import ROUNDING, Graph, Orders
+
+#: How many node visits the search may take, all its trials together.
+_MOST_VISITS = 2_000_000
+
+
+def polish(graph: Graph, given: Orders, limit: float) -> Orders:
+    """The orders after every swap that lets it, or else the average op, end earlier; no rank holds more than `limit`.
+
+    Only swaps on the critical path can change the end (van Laarhoven et al. 1992, Job Shop Scheduling by Simulated
+    Annealing). A swap is kept if it gains, and the search goes on from there.
+    """
+    orders, ends = [list(order) for order in given], graph.ends(given)
+    if not ends:
+        return given
+    trials = _MOST_VISITS // (len(graph.ops) + 1)
+    pairs = _critical_pairs(graph, orders, ends)
+    while trials and (pair := next(pairs, None)):
+        trials -= 1
+        order, index = pair
+        order[index : index + 2] = order[index + 1], order[index]
+        changed = graph.ends(orders) if graph.peak(order) <= limit + ROUNDING else []
+        if changed and _value(graph, orders, changed) < _value(graph, orders, ends):
+            ends, pairs = changed, _critical_pairs(graph, orders, changed)
+        else:
+            order[index : index + 2] = order[index + 1], order[index]
+    return orders
+
+
+def _value(graph: Graph, orders: Orders, ends: list[float]) -> tuple[float, float]:
+    """The objective; and how late ops end on the whole, so that a swap counts that only makes room for others."""
+    return round(graph.objective(orders, ends), 6), round(sum(ends), 6)
+
+
+def _critical_pairs(graph: Graph, orders: Orders, ends: list[float]) -> Iterator[tuple[list[int], int]]:
+    """Neighbours on the path that decides the end, latest first, as an order and an index in it.
+
+    Each op on this path starts when the one before it on its rank ends, or else when an input arrives.
+    """
+    before = {node: (order, index - 1) for order in orders for index, node in enumerate(order)}
+    last = max((order for order in orders if order), key=lambda order: graph.objective([order], ends))
+    node: int | None = last[-1]
+    while node is not None:
+        order, index = before[node]
+        start = ends[node] - graph.time[node]
+        if index >= 0 and ends[order[index]] >= start - ROUNDING:
+            node = order[index]
+            if all(need != node for need, _ in graph.needs[order[index + 1]]):
+                yield order, index
+        else:
+            node = next((need for need, lag in graph.needs[node] if ends[need] + lag >= start - ROUNDING), None)
