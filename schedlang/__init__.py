@@ -1,6 +1,6 @@
 """schedlang: pipeline-parallel training schedules as programs.
 
-    program.sched ─parse→ syntax tree ─expand→ schedule ─lower→ schedule with communication ─prove→ plan
+    program.sched ─load→ syntax tree ─expand→ schedule ─lower→ schedule with communication ─prove→ plan
 
 `compile` below is that line. The compiler never imports torch; `schedlang.runtime` runs plans on it.
 """
@@ -15,9 +15,9 @@ from schedlang.claims import check_claims
 from schedlang.costs import UNIT, Costs
 from schedlang.diagnostics import CompileError, Diagnostic
 from schedlang.expand import expand
+from schedlang.imports import load
 from schedlang.lowering import lower
 from schedlang.machine import Execution, prove, simulate
-from schedlang.parser import parse
 from schedlang.plan import Plan, write_plan
 from schedlang.plan_reader import read_plan
 from schedlang.schedule import Actions, Kernel, Kind, Layout, Pipeline, Schedule
@@ -44,7 +44,7 @@ def compile(
     these are not for its number of stages. What it claims of time or memory, it claims at its own costs only.
     `forward_only` makes it the inference plan of a training program, without the claims, which speak of training.
     """
-    schedule = expand(source, parse(source), params, costs)
+    schedule = expand(*load(source), params, costs)
     if schedule.stream and forward_only:
         schedule = unroll(schedule, 1)
     check_structure(unroll(schedule, 2) if schedule.stream else schedule)

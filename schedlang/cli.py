@@ -122,13 +122,12 @@ def _load(options: argparse.Namespace, costs: Any = None) -> Any:
 
 def _compile(options: argparse.Namespace) -> int:
     from schedlang import compile, read_source, simulate, write_plan
-    from schedlang.costs import UNIT
 
     plan = compile(read_source(options.file), dict(options.params), forward_only=options.forward_only)
     if options.output:
         write_plan(plan, options.output)
     idle = simulate(plan).timeline.bubble_over_makespan
-    costs = "unit costs" if plan.costs == UNIT else "the plan's costs"
+    costs = "the plan's costs" if plan.costs.gives_times else "unit costs"
     sizes = {"rank": len(plan.ranks), "stage": len(plan.placement), "microbatch": plan.microbatches,
              "action": sum(map(len, plan.ranks))}  # fmt: skip
     facts = [counted(number, noun) for noun, number in sizes.items()]

@@ -54,16 +54,14 @@ def to_text(diagnostic: Diagnostic) -> str:
     lines = [f"error[{diagnostic.code}]: {diagnostic.message}"]
     margin = 1
     if diagnostic.source and diagnostic.labels:
-        places = sorted({diagnostic.source.position(each.span.start)[0] for each in diagnostic.labels})
-        margin = len(str(places[-1]))
-        line, column = diagnostic.source.position(diagnostic.labels[0].span.start)
-        lines.append(f"{' ' * margin}--> {diagnostic.source.path}:{line}:{column}")
-        lines.append(f"{' ' * margin} |")
-        for previous, number in zip([None, *places], places, strict=False):
-            if previous is not None and number > previous + 1:
-                lines.append("...")
-            lines += _excerpt(diagnostic, number, margin)
-        lines.append(f"{' ' * margin} |")
+        margin = max(len(str(diagnostic.source.position(each.span.start)[0])) for each in diagnostic.labels)
+        files = dict.fromkeys(diagnostic.source.file(each.span.start) for each in diagnostic.labels)
+        for (path, start), arrow in zip(files, ["-->", *[":::"] * len(files)], strict=False):
+            labels = [each for each in diagnostic.labels if diagnostic.source.file(each.span.start) == (path, start)]
+            line, column = diagnostic.source.position(labels[0].span.start)
+            lines += [f"{' ' * margin}{arrow} {path}:{line}:{column}", f"{' ' * margin} |"]
+            lines += _excerpts(diagnostic, labels, margin)
+            lines.append(f"{' ' * margin} |")
     elif diagnostic.file:
         lines.append(f"{' ' * margin}--> {diagnostic.file}")
     lines += [f"{' ' * margin} = note: {note}" for note in diagnostic.notes]
@@ -72,29 +70,37 @@ def to_text(diagnostic: Diagnostic) -> str:
     return "\n".join(lines)
 
 
-def _excerpt(diagnostic: Diagnostic, number: int, margin: int) -> list[str]:
+def _excerpts(diagnostic: Diagnostic, labels: list[Label], margin: int) -> list[str]:
+    """The lines of one file that labels are in, in order."""
+    assert diagnostic.source is not None
+    lines: list[str] = []
+    by_line: dict[int, list[Label]] = {}
+    for label in labels:
+        by_line.setdefault(diagnostic.source.position(label.span.start)[0], []).append(label)
+    for previous, number in zip([None, *sorted(by_line)], sorted(by_line), strict=False):
+        if previous is not None and number > previous + 1:
+            lines.append("...")
+        lines += _excerpt(diagnostic, number, by_line[number], margin)
+    return lines
+
+
+def _excerpt(diagnostic: Diagnostic, number: int, labels: list[Label], margin: int) -> list[str]:
     """One source line, and under it a line for each label that starts there; the first label is drawn with ^."""
     source = diagnostic.source
     assert source is not None
-    text = source.line(number).replace("\t", " ")
-    here = [(label, column) for label, line, column in _places(diagnostic) if line == number]
+    columns = [source.position(each.span.start)[1] for each in labels]
+    text = source.line(labels[0].span.start).replace("\t", " ")
     # Of a very long line, what is around its first label.
-    cut = max(here[0][1] - _WIDTH // 2, 0) if len(text) > _WIDTH else 0
+    cut = max(columns[0] - _WIDTH // 2, 0) if len(text) > _WIDTH else 0
     text = text[cut : cut + _WIDTH]
     lines = [f"{number:>{margin}} | {text}"]
-    for label, column in here:
+    for label, column in zip(labels, columns, strict=True):
         start = column - 1 - cut
         if 0 <= start <= len(text):
             width = max(1, min(label.span.end - label.span.start, len(text) - start))
             mark = "^" if label is diagnostic.labels[0] else "-"
             lines.append(f"{' ' * margin} | {' ' * start}{mark * width} {label.text}".rstrip())
     return lines
-
-
-def _places(diagnostic: Diagnostic) -> list[tuple[Label, int, int]]:
-    """The labels with their lines and columns."""
-    assert diagnostic.source is not None
-    return [(label, *diagnostic.source.position(label.span.start)) for label in diagnostic.labels]
 
 
 def to_json(diagnostic: Diagnostic) -> dict[str, Any]:
@@ -106,15 +112,19 @@ def to_json(diagnostic: Diagnostic) -> dict[str, Any]:
         line, column = source.position(offset)
         return {"line": line, "column": column}
 
+    def file(label: Label) -> str:
+        assert source is not None
+        return source.file(label.span.start)[0]
+
     labels = [
-        {"start": position(each.span.start), "end": position(each.span.end), "text": each.text}
+        {"file": file(each), "start": position(each.span.start), "end": position(each.span.end), "text": each.text}
         for each in diagnostic.labels
     ]
     return {
         "code": diagnostic.code,
         "severity": "error",
         "message": diagnostic.message,
-        "file": source.path if source else diagnostic.file,
+        "file": labels[0]["file"] if labels else source.path if source else diagnostic.file,
         "start": labels[0]["start"] if labels else None,
         "end": labels[0]["end"] if labels else None,
         "labels": labels,

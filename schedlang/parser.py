@@ -26,20 +26,28 @@ _SHOWN = {"NAME": "a name", "NUMBER": "a number", "STRING": "a text in quotes", 
 _MOST_EXPECTED = 5
 #: Keywords that can be names as well: where a name is expected, they are not worth telling.
 _WORDS = frozenset(
-    {"AT", "BLOCK", "DELAY", "EVERY", "FILL", "LATEST", "PIPELINE", "RECOMPUTE", "REORDER", "RUNS", "SQUEEZE", "STASH"}
-    | {"MEMORY", "STEADY", "WARMUP", "WEIGHTS"}
+    {"AT", "BLOCK", "DELAY", "EVERY", "FILL", "IMPORT", "LATEST", "MEMORY", "OBJECTIVE", "PIPELINE", "RECOMPUTE"}
+    | {"REORDER", "RUNS", "SQUEEZE", "STASH", "STEADY", "WARMUP", "WEIGHTS", "WITHIN"}
 )
 
 
 def parse(source: Source) -> syntax.Schedule:
     """The program's syntax tree; CompileError at the first place where the text is not a program."""
+    return _parse(source, "schedule", 0)  # type: ignore[no-any-return]
+
+
+def parse_items(source: Source, start: int) -> tuple[syntax.Node, ...]:
+    """The items of the imported file whose text starts at a place of the source; CompileError as above."""
+    return _parse(source, "items", start)  # type: ignore[no-any-return]
+
+
+def _parse(source: Source, rule: str, start: int) -> Any:
     try:
-        tree = _parser().parse(source.text)
-        return _Builder().transform(tree)  # type: ignore[no-any-return]
+        return _Builder(start).transform(_parser().parse(source.text[start:], start=rule))
     except UnexpectedInput as error:
-        raise CompileError([_syntax_error(source, error)]) from None
+        raise CompileError([_syntax_error(source, error, start)]) from None
     except RecursionError:
-        place = Label(Span(0, 0))
+        place = Label(Span(start, start))
         raise CompileError([Diagnostic("nesting", "the program is nested too deeply", (place,), source)]) from None
 
 
@@ -49,7 +57,7 @@ def _parser() -> Lark:
         GRAMMAR.read_text(encoding="utf-8"),
         parser="lalr",
         lexer="basic",
-        start="schedule",
+        start=["schedule", "items"],
         propagate_positions=True,
         maybe_placeholders=True,
         cache=_cache_file() or False,
@@ -72,8 +80,13 @@ def _cache_file() -> str | None:
 class _Builder(Transformer[Token, Any]):
     """A rule makes the node class of its name; a plural rule makes a tuple; a one-token rule makes its text."""
 
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self._start = start
+
     def __default__(self, rule: Token, children: list[Any], meta: Meta) -> Any:
-        span = Span(0, 0) if meta.empty else Span(meta.start_pos, meta.end_pos)
+        place = (0, 0) if meta.empty else (meta.start_pos, meta.end_pos)
+        span = Span(self._start + place[0], self._start + place[1])
         if rule in ("items", "names", "args", "ops", "transfers", "rows", "placed_ops", "microbatches"):
             return tuple(child for child in children if child is not None)
         if rule in ("kind", "passed", "direction", "timed", "held"):
@@ -100,15 +113,15 @@ class _Builder(Transformer[Token, Any]):
         return children[0][1:-1]
 
 
-def _syntax_error(source: Source, error: UnexpectedInput) -> Diagnostic:
-    at = error.pos_in_stream if error.pos_in_stream is not None else len(source.text)
+def _syntax_error(source: Source, error: UnexpectedInput, start: int) -> Diagnostic:
+    at = len(source.text) if error.pos_in_stream is None else start + error.pos_in_stream
     if isinstance(error, UnexpectedCharacters):
         message, end = f"unexpected character `{source.text[at]}`", at + 1
     elif isinstance(error, UnexpectedToken) and error.token.type != "$END":
         message, end = f"unexpected `{error.token}`", at + len(error.token)
     else:
         at = end = len(source.text.rstrip())
-        message = "unexpected end of the file" if at else "the program is empty"
+        message = "unexpected end of the file" if at > start else "the program is empty"
     expected = _expected(error)
     return Diagnostic(
         "syntax", f"{message}{f', expected {expected}' if expected else ''}", (Label(Span(at, end)),), source

@@ -1,7 +1,8 @@
 """The plan file: one self-describing JSON document that the compiler writes and the runtime trusts.
 
 `actions` holds one line of text per rank, `sources` the place of each action as an index into `spans`, which are
-character ranges of the program text, so that any later error can name the line an action came from.
+character ranges of the program text, so that any later error can name the line an action came from. The texts of
+imported files follow the program's; `imports` has the name of each and where it starts.
 """
 
 import hashlib
@@ -9,7 +10,7 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from attrs import asdict, frozen
 
@@ -18,7 +19,6 @@ from schedlang.schedule import Kernel, Schedule
 from schedlang.stream import repeat
 
 FORMAT = "schedlang.plan/1"
-T = TypeVar("T")
 
 
 @frozen
@@ -45,6 +45,7 @@ class Plan(Schedule):
                 "file": self.source.path,
                 "sha256": hashlib.sha256(self.source.text.encode()).hexdigest(),
                 "text": self.source.text,
+                "imports": [list(file) for file in self.source.imports],
             },
             "params": self.params,
             "ranks": len(self.ranks),
@@ -68,7 +69,7 @@ class Plan(Schedule):
     def where(self, rank: int, index: int) -> str:
         """The program line that action `index` of a rank came from, as `file:line`."""
         span = self.spans[self.ranks[rank].source[index]]
-        return f"{self.source.path}:{self.source.position(span.start)[0]}"
+        return f"{self.source.file(span.start)[0]}:{self.source.position(span.start)[0]}"
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:

@@ -66,8 +66,7 @@ class _Reader:
                 help="compile the program again with this version of schedc",
             )
         program = self.field("program", dict)
-        if not all(isinstance(program.get(key), str) for key in ("name", "file", "text")):
-            self.wrong("`program` must hold the texts `name`, `file` and `text`")
+        source = self.source(program)
         placement = self.numbers(self.field("placement", list), "placement")
         ranks = self.field("ranks", int)
         if not placement or any(rank >= ranks for rank in placement):
@@ -75,14 +74,14 @@ class _Reader:
         params = self.field("params", dict)
         if not all(isinstance(value, int) for value in params.values()):
             self.wrong("`params` must be whole numbers")
-        spans = self.spans(len(program["text"]))
+        spans = self.spans(len(source.text))
         actions = self.actions(ranks, len(spans))
         return Plan(
             name=program["name"],
             params=params,
             layout=self.layout(tuple(placement)),
             ranks=actions,
-            source=Source(program["file"], program["text"]),
+            source=source,
             spans=spans,
             weights=self.weights(len(placement)),
             transport=self.field("transport", str),
@@ -143,6 +142,15 @@ class _Reader:
         if any(not start <= stop <= end for (start, stop), end in zip(pairs, ends, strict=True)):
             self.wrong("`kernels` must be places in the actions of their rank")
         return tuple(Kernel(*pair) for pair in pairs)
+
+    def source(self, program: dict[str, Any]) -> Source:
+        """The field `program`: its name and its texts."""
+        if not all(isinstance(program.get(key), str) for key in ("name", "file", "text")):
+            self.wrong("`program` must hold the texts `name`, `file` and `text`")
+        match program.get("imports"):
+            case [*files] if all(isinstance(each, list) and list(map(type, each)) == [str, int] for each in files):
+                return Source(program["file"], program["text"], tuple((path, start) for path, start in files))
+        self.wrong("`program` must hold `imports`, a list of files and where their texts start")
 
     def spans(self, length: int) -> tuple[Span, ...]:
         """The field `spans`, each within the program text."""

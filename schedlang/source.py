@@ -9,7 +9,7 @@ from schedlang.diagnostics import CompileError, Diagnostic
 
 @frozen
 class Span:
-    """Characters `start` up to `end` of a program's text."""
+    """Characters `start` up to `end` of a source's text."""
 
     start: int
     end: int
@@ -17,20 +17,29 @@ class Span:
 
 @frozen
 class Source:
-    """A program's text and the name that messages give it."""
+    """A program's text and the name that messages give it.
+
+    The texts of the files that it imports follow its own; `imports` has the name of each and where its text starts.
+    """
 
     path: str
     text: str = field(repr=False)
+    imports: tuple[tuple[str, int], ...] = ()
+
+    def file(self, offset: int) -> tuple[str, int]:
+        """The file that a character is in, and where the file's text starts."""
+        started = [each for each in self.imports if each[1] <= offset]
+        return started[-1] if started else (self.path, 0)
 
     def position(self, offset: int) -> tuple[int, int]:
-        """Line and column, both from 1, of a character."""
-        before = self.text[:offset]
-        return before.count("\n") + 1, offset - (before.rfind("\n") + 1) + 1
+        """Line and column in its file, both from 1, of a character."""
+        before = self.text[self.file(offset)[1] : offset]
+        return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
 
-    def line(self, number: int) -> str:
-        """The text of a line, counted from 1."""
-        lines = self.text.split("\n")
-        return lines[number - 1] if number <= len(lines) else ""
+    def line(self, offset: int) -> str:
+        """The text of the line that a character is in."""
+        start = max(self.text.rfind("\n", 0, offset) + 1, self.file(offset)[1])
+        return self.text[start:].partition("\n")[0]
 
 
 def read_source(path: str | Path) -> Source:

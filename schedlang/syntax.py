@@ -33,6 +33,13 @@ class Require(Node):
 
 
 @frozen
+class Import(Node):
+    """`import "file"`: the items of another file, in place of this one."""
+
+    file: str
+
+
+@frozen
 class Let(Node):
     """`let name = value`."""
 

@@ -49,7 +49,9 @@ def test_json_has_places_in_lines_and_columns() -> None:
         "file": "s.sched",
         "start": {"line": 3, "column": 24},
         "end": {"line": 3, "column": 25},
-        "labels": [{"start": {"line": 3, "column": 24}, "end": {"line": 3, "column": 25}, "text": ""}],
+        "labels": [
+            {"file": "s.sched", "start": {"line": 3, "column": 24}, "end": {"line": 3, "column": 25}, "text": ""}
+        ],
         "notes": [],
         "help": None,
     }

@@ -4,14 +4,14 @@ import pytest
 
 from schedlang import CompileError, Source, compile
 from schedlang.expand import expand
-from schedlang.parser import parse
+from schedlang.imports import load
 from schedlang.schedule import Schedule
 
 
 def schedule(body: str, head: str = "", **params: int) -> Schedule:
     text = f"schedule s {{ param ranks = 1  param microbatches = 4  {head}  rank r {{ {body} }} }}"
     source = Source("s.sched", text)
-    return expand(source, parse(source), params)
+    return expand(*load(source), params)
 
 
 def order(body: str, head: str = "", **params: int) -> str:

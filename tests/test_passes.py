@@ -169,10 +169,10 @@ def test_a_block_is_a_schedule() -> None:
 
 def test_slots_are_forgotten_only_when_squeezed() -> None:
     from schedlang.expand import expand
-    from schedlang.parser import parse
+    from schedlang.imports import load
 
     source = Source("s.sched", block("stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at 4 - 2 * s }"))
-    schedule = expand(source, parse(source), {})
+    schedule = expand(*load(source), {})
     assert schedule.slots is not None
     assert schedule.slots[0][:4] == (0, 3, 4, 6)
     assert squeeze(schedule).slots is None

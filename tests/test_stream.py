@@ -8,8 +8,8 @@ import pytest
 
 from schedlang import CompileError, Costs, Plan, Source, compile, prove, read_plan, read_source, simulate, write_plan
 from schedlang.expand import expand
+from schedlang.imports import load
 from schedlang.lowering import lower
-from schedlang.parser import parse
 from schedlang.stream import unroll
 from schedlang.versions import follow_weights
 
@@ -62,7 +62,7 @@ def test_a_plan_stands_for_any_number_of_updates(name: str, ranks: int, rounds: 
     microbatches = 1 if name.startswith("pipedream") and name != "pipedream_2bw" else ranks * rounds
     source = read_source(PROGRAMS / f"{name}.sched")
     params = {"ranks": ranks, "microbatches": microbatches}
-    plan, schedule = compile(source, params), expand(source, parse(source), params)
+    plan, schedule = compile(source, params), expand(*load(source), params)
     shown = plan.layout.updates
     for updates in (shown, shown + 1, shown + 2, shown + 7):
         longer = plan.for_updates(updates)
