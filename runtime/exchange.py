@@ -18,10 +18,11 @@ import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
 
+from schedlang.actions import is_send
+from schedlang.kinds import Kind
 from schedlang.plan import Plan
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.watchdog import GRACE, LostRank, PipelineError, Watchdog
-from schedlang.schedule import Kind, is_send
 
 #: A send that is this many messages old has long been received in any pipeline that runs, so the wait for it costs
 #: nothing; it bounds the tensors that are kept because gloo may still read them.

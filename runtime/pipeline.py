@@ -11,11 +11,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from schedlang.actions import is_send, is_transfer
+from schedlang.kinds import Kind
 from schedlang.plan import Plan
 from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.stage import LossFn, Stage
 from schedlang.runtime.watchdog import PipelineError, Watchdog, wait_until
-from schedlang.schedule import Kind, is_send, is_transfer
 from schedlang.timeline import Bar
 
 #: The message that a compute op waits for, where it comes from another rank.
@@ -198,6 +199,7 @@ def unsupported(plan: Plan) -> str | None:
         "several pipelines over the same ranks": len(plan.layout.pipelines) > 1,
         "slices of microbatches": plan.layout.slices > 1,
         "no backward": plan.is_forward_only,
+        "offload of activations": bool(plan.offloaded),
         "updates but no flush between them": plan.layout.updates > 1,
     }
     return next((f"this runtime does not run plans with {name} yet" for name, has in found.items() if has), None)

@@ -4,11 +4,11 @@ import os
 from statistics import median
 
 from schedlang.costs import Costs
+from schedlang.kinds import Kind
 from schedlang.machine import simulate
 from schedlang.plan import Plan
 from schedlang.runtime.gpt import build_gpt
 from schedlang.runtime.train import Training, tokens
-from schedlang.schedule import Kind
 from schedlang.timeline import Timeline
 from schedlang.views.terminal import draw
 

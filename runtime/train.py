@@ -9,11 +9,11 @@ import torch.distributed as dist
 from attrs import define, field
 from torch import Tensor, nn
 
+from schedlang.kinds import Kind
 from schedlang.plan import Plan
 from schedlang.runtime.corpus import draw_batch
 from schedlang.runtime.gpt import CONTEXT, build_gpt, next_byte_loss
 from schedlang.runtime.pipeline import Pipeline
-from schedlang.schedule import Kind
 from schedlang.timeline import Bar
 
 #: Rows of a microbatch.

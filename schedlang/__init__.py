@@ -11,16 +11,19 @@ from types import MappingProxyType
 from attrs import asdict, evolve
 
 from schedlang import passes
+from schedlang.actions import Actions
 from schedlang.claims import check_claims
 from schedlang.costs import UNIT, Costs
 from schedlang.diagnostics import CompileError, Diagnostic
 from schedlang.expand import expand
 from schedlang.imports import load
+from schedlang.kinds import Kind
+from schedlang.layout import Layout, Pipeline
 from schedlang.lowering import lower
 from schedlang.machine import Execution, prove, simulate
 from schedlang.plan import Plan, write_plan
 from schedlang.plan_reader import read_plan
-from schedlang.schedule import Actions, Kernel, Kind, Layout, Pipeline, Schedule
+from schedlang.schedule import Kernel, Schedule
 from schedlang.source import Source, read_source
 from schedlang.stream import lower_stream, unroll
 from schedlang.structure import check_structure

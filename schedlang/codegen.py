@@ -68,9 +68,11 @@ class Codegen:
             return f"bool({operands[0]} {operator} {operands[1]})"
         return f"({operands[0]} {_PYTHON.get(operator, operator)} {operands[1]})"
 
-    def function(self, name: str, parameter: str, body: syntax.Block) -> str:
-        """A Python function of one parameter that runs a block."""
-        return "\n".join([f"def {name}({variable(parameter)}):", *self.block(body.statements)])
+    def program(self, order: syntax.Rank | syntax.Repeated) -> str:
+        """A Python function `program`: of a rank's number, that records its ops; or of a block's microbatches."""
+        if isinstance(order, syntax.Repeated):
+            return self.building_block(order)
+        return "\n".join([f"def program({variable(order.name.text)}):", *self.block(order.body.statements)])
 
     def block(self, statements: tuple[syntax.Node, ...]) -> list[str]:
         """The indented lines of a block."""
@@ -110,7 +112,7 @@ class Codegen:
                 return [self.op("transfer", f"{direction} {passed}", args, node)]
         raise TypeError(f"not a statement: {node}")
 
-    def building_block(self, name: str, block: syntax.Repeated) -> str:
+    def building_block(self, block: syntax.Repeated) -> str:
         """A Python function of a block's microbatches that places its ops."""
         lines = []
         for row in block.rows:
@@ -123,7 +125,7 @@ class Codegen:
                 slot = self.expression(placed.slot)
                 lines.append(f"  place({placed.op.kind!r}, ({args}), {slot}, {self.place(placed.op)})")
         parameters = ", ".join(variable(each.text) for each in block.microbatches)
-        return "\n".join([f"def {name}({parameters}):", *lines, " pass"])
+        return "\n".join([f"def program({parameters}):", *lines, " pass"])
 
     def branches(self, node: syntax.If) -> list[str]:
         """An `if` with its `else if`s; these do not nest in Python either."""

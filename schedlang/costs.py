@@ -17,14 +17,14 @@ from schedlang.source import read_source
 #: The names of what can be given in a file; durations also at the command.
 NAMES = {
     "forward_times": "forward", "backward_times": "backward", "input_times": "input", "weight_times": "weight",
-    "recompute_times": "recompute", "p2p_time": "p2p",
+    "recompute_times": "recompute", "p2p_time": "p2p", "offload_times": "offload", "reload_times": "reload",
     "forward_memory": "forward_memory", "backward_memory": "backward_memory",
     "input_memory": "input_memory", "weight_memory": "weight_memory",
 }  # fmt: skip
 
 #: What depends on each other: costs that give one of these leave none of them to others.
 _TOGETHER = (
-    ("forward",), ("backward", "input", "weight"), ("recompute",), ("p2p",),
+    ("forward",), ("backward", "input", "weight"), ("recompute",), ("p2p",), ("offload",), ("reload",),
     ("forward_memory", "backward_memory", "input_memory", "weight_memory"),
 )  # fmt: skip
 
@@ -36,7 +36,8 @@ class Costs:
     """Durations and memory in any unit each: one value for all stages, or one per stage; None is not given.
 
     Durations not given are the unit costs of the pipeline papers: a forward is 1, a whole backward 2 or its halves
-    together, a half of it half of that; a recomputation is a forward; `p2p`, for any transfer between ranks, is 0.
+    together, a half of it half of that; a recomputation is a forward, and so is a copy to the host, or back; `p2p`, for
+    any transfer between ranks, is 0.
     Memory is what an op adds to what its rank holds: if not given, 1 for a forward, nothing for an input half; the last
     use, a weight half or a whole backward, gives back what there is.
     """
@@ -47,6 +48,8 @@ class Costs:
     weight: _Values = None
     recompute: _Values = None
     p2p: float | None = None
+    offload: _Values = None
+    reload: _Values = None
     forward_memory: _Values = None
     backward_memory: _Values = None
     input_memory: _Values = None
@@ -76,6 +79,7 @@ class Costs:
         half = [each / 2 for each in _spread("durations of `B`", self.backward, [2.0] * stages)]
         input = _spread("durations of `I`", self.input, half)
         weight = _spread("durations of `W`", self.weight, half)
+        offload = _spread("durations of `offload`", self.offload, forward)
         return {
             Kind.F: forward,
             Kind.B: _spread("durations of `B`", self.backward, list(map(add, input, weight))),
@@ -83,6 +87,8 @@ class Costs:
             Kind.W: weight,
             Kind.R: _spread("durations of `R`", self.recompute, forward),
             Kind.U: [0.0] * stages,
+            Kind.OFFLOAD: offload,
+            Kind.RELOAD: _spread("durations of `reload`", self.reload, offload),
         }
 
     def memory(self, stages: int) -> dict[int, list[float]]:
@@ -99,6 +105,8 @@ class Costs:
             Kind.W: _spread("memories of `W`", self.weight_memory, [-each for each in map(add, forward, input)]),
             Kind.R: forward,
             Kind.U: [0.0] * stages,
+            Kind.OFFLOAD: [-each for each in forward],
+            Kind.RELOAD: forward,
         }
 
     def to_json(self) -> dict[str, Any]:

@@ -4,7 +4,8 @@ Ops are named here by (kind, stage, microbatch), with Kind.B for the input half 
 what others need of a backward is the gradient of its input.
 """
 
-from schedlang.schedule import Kind, Schedule
+from schedlang.kinds import Kind
+from schedlang.schedule import Schedule
 
 Op = tuple[Kind, int, int]
 
@@ -17,8 +18,10 @@ def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op
         return _backward_needs(schedule, stage, microbatch)
     if kind == Kind.W:
         return [(Kind.B, stage, microbatch)]
-    if kind == Kind.R:
+    if kind in (Kind.R, Kind.OFFLOAD):
         return [(Kind.F, stage, microbatch)]
+    if kind == Kind.RELOAD:
+        return [(Kind.OFFLOAD, stage, microbatch)]
     # An optimizer step needs all gradients of its stage and update.
     update, units = max(microbatch, 0), schedule.layout.units(stage) // schedule.layout.updates
     return [(Kind.W, stage, each) for each in range(update * units, (update + 1) * units)]
@@ -31,8 +34,10 @@ def _forward_needs(schedule: Schedule, stage: int, microbatch: int) -> list[Op]:
 
 
 def _backward_needs(schedule: Schedule, stage: int, microbatch: int) -> list[Op]:
-    """The own activation, run again if it was dropped; the gradient of the stage after, and of the slice after."""
+    """The own activation, run again if it was dropped, or brought back; the gradient of the stage and slice after."""
     own = Kind.R if (stage, microbatch) in schedule.recomputed else Kind.F
+    if (stage, microbatch) in schedule.offloaded:
+        own = Kind.RELOAD
     found: list[Op] = [(own, stage, microbatch)]
     if not schedule.layout.is_last(stage):
         found.append((Kind.B, stage + 1, microbatch))
@@ -41,7 +46,8 @@ def _backward_needs(schedule: Schedule, stage: int, microbatch: int) -> list[Op]
     return found
 
 
-#: What is there once an op of a kind has ended: an activation (F), a gradient of the input (B), of the weights (W).
+#: What is there once an op of a kind has ended: an activation (F, R, RELOAD, or on the host OFFLOAD), a gradient of the
+#: input (B), of the weights (W).
 MAKES: dict[int, tuple[Kind, ...]] = {
     Kind.F: (Kind.F,),
     Kind.B: (Kind.B, Kind.W),
@@ -49,6 +55,8 @@ MAKES: dict[int, tuple[Kind, ...]] = {
     Kind.W: (Kind.W,),
     Kind.R: (Kind.R,),
     Kind.U: (),
+    Kind.OFFLOAD: (Kind.OFFLOAD,),
+    Kind.RELOAD: (Kind.RELOAD,),
 }
 
 #: The send that brings what was made to another rank; gradients of weights stay.

@@ -10,8 +10,10 @@ from heapq import heappop, heappush
 
 from attrs import define, evolve, field
 
+from schedlang.actions import Actions, counterpart, is_copy, is_transfer
 from schedlang.dependencies import MAKES, SENDS, Op, needs
-from schedlang.schedule import Actions, Kind, Schedule, counterpart, is_transfer
+from schedlang.kinds import Kind
+from schedlang.schedule import Schedule
 
 
 def lower(schedule: Schedule) -> Schedule:
@@ -102,13 +104,30 @@ class _Insertion:
         """Ops have ended: their results go to the next stages, in one moment on both ranks."""
         actions = self.schedule.ranks[rank]
         batch = actions.batch(self.position[rank])
+        self.position[rank] = batch.stop
+        self.note(actions, batch)
+        self.copy(rank)
         for index in batch:
             for made in MAKES[actions.kind[index]]:
-                self.ended.add((made, actions.stage[index], actions.microbatch[index]))
                 self.send(rank, index, made, receive=True)
-        self.position[rank] = batch.stop
         self.busy.discard(rank)
         self.woken.add(rank)
+
+    def note(self, actions: Actions, batch: range) -> None:
+        """What ops make is there."""
+        for index in batch:
+            op = actions.stage[index], actions.microbatch[index]
+            self.ended.update((made, *op) for made in MAKES[actions.kind[index]])
+
+    def copy(self, rank: int) -> None:
+        """Begin the copies that come next: the rank does not wait for them, nor they for its transfers."""
+        actions = self.schedule.ranks[rank]
+        while (index := self.position[rank]) < len(actions) and is_copy(actions.kind[index]):
+            if self.lacking(actions, index):
+                break
+            self.issue(rank, range(index, index + 1))
+            self.note(actions, range(index, index + 1))
+            self.position[rank] += 1
 
     def send(self, rank: int, index: int, made: Kind, receive: bool) -> None:
         """Issue the send of what an op has made, if it goes to another rank, and the receive there."""

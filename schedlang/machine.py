@@ -7,22 +7,27 @@ so the order in which ranks are visited does not matter, and one execution decid
 the standstill that every execution reaches. It takes time linear in the actions.
 """
 
+from array import array
 from collections import deque
+from heapq import heappop, heappush
 
-from attrs import define, frozen
+from attrs import frozen
 
+from schedlang.actions import counterpart, is_copy, is_send, is_transfer, word
 from schedlang.costs import UNIT, Costs
 from schedlang.dependencies import MAKES, SENDS, Op, needs
 from schedlang.diagnostics import CompileError
 from schedlang.findings import Finding, diagnose
-from schedlang.schedule import Kind, Schedule, counterpart, is_send, is_transfer, word
+from schedlang.kinds import Kind
+from schedlang.memory import Level
+from schedlang.schedule import Schedule
 from schedlang.standstill import explain_standstill
 from schedlang.structure import check_structure
 from schedlang.timeline import Bar, Timeline
 from schedlang.versions import follow_weights
 
 # What has happened to a microbatch on a stage, one bit each: made there, arrived there, sent from there.
-_MADE = {Kind.F: 1, Kind.B: 2, Kind.W: 4, Kind.R: 128}
+_MADE = {Kind.F: 1, Kind.B: 2, Kind.W: 4, Kind.R: 128, Kind.OFFLOAD: 256, Kind.RELOAD: 512}
 _ARRIVED = {Kind.RECV_F: 8, Kind.RECV_B: 16}
 _SENT = {Kind.SEND_F: 32, Kind.SEND_B: 64}
 _SENT_OF = {send: made for made, send in SENDS.items()}
@@ -60,18 +65,6 @@ def simulate(schedule: Schedule, costs: Costs = UNIT) -> Execution:
     return _Machine(schedule, costs.over(schedule.costs)).run()
 
 
-@define
-class _Level:
-    """What a rank holds now, and the most it has held."""
-
-    now: float = 0.0
-    peak: float = 0.0
-
-    def add(self, amount: float, stays: bool) -> None:
-        self.peak = max(self.peak, self.now + amount)
-        self.now += amount * stays
-
-
 class _Machine:
     def __init__(self, schedule: Schedule, costs: Costs) -> None:
         self.schedule, self.p2p = schedule, costs.p2p or 0.0
@@ -82,28 +75,38 @@ class _Machine:
         self.position = [0] * ranks
         self.clock = [0.0] * ranks
         self.bars: list[list[Bar]] = [[] for _ in range(ranks)]
+        self.copies: list[list[Bar]] = [[] for _ in range(ranks)]
+        #: The link to the host of each rank, and when each is free again.
+        self.links = schedule.layout.links or tuple(range(ranks))
+        self.link_free = dict.fromkeys(self.links, 0.0)
+        self.shares_links = len(self.link_free) < ranks and bool(schedule.offloaded)
         #: By stage activations, and by the program's amounts: what each op adds, and the level of each rank.
         self.memories = [
-            (each.memory(len(schedule.placement)), [_Level() for _ in range(ranks)]) for each in (UNIT, costs)
+            (each.memory(len(schedule.placement)), [Level() for _ in range(ranks)]) for each in (UNIT, costs)
         ]
         #: How much of the batch that a rank stands at is not complete.
         self.incomplete = [0] * ranks
-        self.ready = deque(range(ranks))
+        #: The ranks that can go on, by their clocks.
+        self.ready = [(0.0, rank) for rank in range(ranks)]
         #: For each ordered pair of ranks, the sends or the receives that wait for the other side, as (rank, index).
         self.channels: dict[tuple[int, int], deque[tuple[int, int]]] = {}
         #: Indexed by `slot`.
-        self.state = bytearray(slots)
+        self.state = array("H", bytes(2 * slots))
         self.ends = {kind: [0.0] * slots for kind in _MADE}
 
     def run(self) -> Execution:
         while self.ready:
-            self.advance(self.ready.popleft())
+            self.advance(heappop(self.ready)[1])
         if any(position < len(actions) for position, actions in zip(self.position, self.schedule.ranks, strict=True)):
             self.findings += explain_standstill(self.schedule, self.position, self.waiting(), bool(self.findings))
         if self.findings:
             raise CompileError(diagnose(self.schedule, self.findings))
+        for _, levels in self.memories:
+            for level in levels:
+                level.advance()
         activations, memory = ([level.peak for level in levels] for _, levels in self.memories)
-        return Execution(Timeline(tuple(map(tuple, self.bars))), tuple(map(int, activations)), tuple(memory))
+        timeline = Timeline(tuple(map(tuple, self.bars)), tuple(map(tuple, self.copies)))
+        return Execution(timeline, tuple(map(int, activations)), tuple(memory))
 
     def advance(self, rank: int) -> None:
         """Do the rank's actions up to a batch that does not complete, or the end."""
@@ -117,9 +120,15 @@ class _Machine:
                     self.offer(rank, each)
                 if self.incomplete[rank]:
                     return
+            elif is_copy(actions.kind[index]):
+                self.copy(rank, index)
             else:
                 self.compute(rank, batch)
             self.position[rank] = batch.stop
+            if self.shares_links:
+                # Copies of several ranks take their turns on a link in order of time.
+                heappush(self.ready, (self.clock[rank], rank))
+                return
 
     def compute(self, rank: int, batch: range) -> None:
         """Do a compute op, or ops that overlap: check what they need, give them their time, note what they make."""
@@ -132,19 +141,38 @@ class _Machine:
         for kind, stage, microbatch in ops:
             begin, end = end, end + self.durations[kind][stage]
             self.bars[rank].append(Bar(kind, stage, microbatch, begin, end))
+            self.hold(rank, kind, stage, microbatch, begin, end)
         self.clock[rank] = end
         for op in ops:
-            self.done(rank, *op, end)
+            self.made(*op, end)
 
-    def done(self, rank: int, kind: int, stage: int, microbatch: int, end: float) -> None:
-        """Note what an op has made, and which activations it has begun or ceased to hold."""
+    def copy(self, rank: int, index: int) -> None:
+        """Begin a copy to or from the host: it takes its turn on the rank's link, while the rank goes on."""
+        kind, stage, microbatch = op = self.schedule.ranks[rank].row(index)[:3]
+        link = self.links[rank]
+        (need,) = needs(self.schedule, *op)
+        begin = max(self.clock[rank], self.link_free[link], self.available(rank, index, need))
+        end = self.link_free[link] = begin + self.durations[kind][stage]
+        self.copies[rank].append(Bar(kind, stage, microbatch, begin, end))
+        self.hold(rank, kind, stage, microbatch, begin, end)
+        self.made(*op, end)
+
+    def made(self, kind: int, stage: int, microbatch: int, end: float) -> None:
+        """Note what an op has made."""
         for made in MAKES[kind]:
             slot = self.slot(stage, microbatch)
             self.state[slot] |= _MADE[made]
             self.ends[made][slot] = end
-        stays = self.schedule.keeps(kind, stage, microbatch)
+
+    def hold(self, rank: int, kind: int, stage: int, microbatch: int, begin: float, end: float) -> None:
+        """Note what an op begins to hold when it begins, or ceases to hold when it ends."""
         for amounts, levels in self.memories:
-            levels[rank].add(amounts[kind][stage], stays)
+            amount = amounts[kind][stage]
+            levels[rank].advance(self.clock[rank])
+            if not self.schedule.keeps(kind, stage, microbatch):
+                levels[rank].hold(begin, amount)
+            else:
+                levels[rank].change(begin if amount > 0 else end, amount)
 
     def slot(self, stage: int, microbatch: int) -> int:
         """The index of a stage's microbatch in `state` and `ends`."""
@@ -207,7 +235,7 @@ class _Machine:
         waiter = there[0]
         if not self.incomplete[waiter]:
             self.position[waiter] = self.schedule.ranks[waiter].batch(self.position[waiter]).stop
-            self.ready.append(waiter)
+            heappush(self.ready, (self.clock[waiter], waiter))
 
     def waiting(self) -> list[tuple[int, int]]:
         """The transfers that wait for their other side, as (rank, index)."""

@@ -8,7 +8,16 @@ from schedlang.scopes import Declared, Scopes, nearest
 from schedlang.source import Source
 
 #: How many arguments an op takes; a bare `W` is the oldest one owed, a bare `U` all stages of the rank.
-_OP_ARGS = {"F": (1, 2), "B": (1, 2), "BW": (1, 2), "W": (0, 2), "R": (1, 2), "U": (0, 1)}
+_OP_ARGS = {
+    "F": (1, 2),
+    "B": (1, 2),
+    "BW": (1, 2),
+    "W": (0, 2),
+    "R": (1, 2),
+    "U": (0, 1),
+    "offload": (1, 2),
+    "reload": (1, 2),
+}
 
 #: What an `objective` can be, as a figure of a timeline; a flush ends with the last op of all ranks.
 OBJECTIVES = {"flush": "makespan", "span": "span"}
@@ -55,7 +64,9 @@ class _Checker(Scopes):
             self.report("missing-part", "the schedule has no `rank` and no `block`", here, help=help)
         stages = [item for item in tree.items if isinstance(item, syntax.Stage)]
         objectives = [item for item in tree.items if isinstance(item, syntax.Objective)]
-        for parts, words in ((orders, "`rank` or `block`"), (stages, "`stage`"), (objectives, "`objective`")):
+        links = [item for item in tree.items if isinstance(item, syntax.Link)]
+        once = (orders, "`rank` or `block`"), (stages, "`stage`"), (objectives, "`objective`"), (links, "`link`")
+        for parts, words in once:
             for again in parts[1:]:
                 self.report("repeated-part", f"a schedule has one {words}", Label(again.span), Label(parts[0].span))
 
@@ -145,6 +156,8 @@ class _Checker(Scopes):
                 self.expression(value, self.inner(scope, stage) if stage else scope)
                 if word == "send" and stage:
                     self.report("wrong-arguments", "`cost send` is one for all transfers", Label(stage.span))
+            case syntax.Link(name, number):
+                self.expression(number, self.inner(scope, name))
             case syntax.Objective(name) if name.text not in OBJECTIVES:
                 help = nearest(name.text, OBJECTIVES) or f"it is {' or '.join(f'`{each}`' for each in OBJECTIVES)}"
                 self.report("unknown-name", f"no objective `{name.text}`", Label(name.span), help=help)

@@ -26,7 +26,20 @@ _SHOWN = {"NAME": "a name", "NUMBER": "a number", "STRING": "a text in quotes", 
 _MOST_EXPECTED = 5
 #: Keywords that can be names as well: where a name is expected, they are not worth telling.
 _WORDS = frozenset(
-    {"AT", "BLOCK", "DELAY", "EVERY", "FILL", "IMPORT", "LATEST", "MEMORY", "OBJECTIVE", "PIPELINE", "RECOMPUTE"}
+    {
+        "AT",
+        "BLOCK",
+        "DELAY",
+        "EVERY",
+        "FILL",
+        "IMPORT",
+        "LATEST",
+        "LINK",
+        "MEMORY",
+        "OBJECTIVE",
+        "PIPELINE",
+        "RECOMPUTE",
+    }
     | {"REORDER", "RUNS", "SQUEEZE", "STASH", "STEADY", "WARMUP", "WEIGHTS", "WITHIN"}
 )
 

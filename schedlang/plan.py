@@ -52,6 +52,7 @@ class Plan(Schedule):
             "pipelines": [asdict(pipeline) for pipeline in self.layout.pipelines],
             "slices": self.layout.slices,
             "updates": self.layout.updates,
+            "links": list(self.layout.links),
             "weights": [asdict(rule) for rule in self.weights],
             "kernels": [[kernel.start, kernel.stop] for kernel in self.kernels],
             "placement": list(self.placement),

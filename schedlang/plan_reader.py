@@ -9,20 +9,13 @@ from typing import Any, NoReturn, TypeVar
 
 from attrs import frozen
 
+from schedlang.actions import NO_MICROBATCH, OVERLAP, Actions, is_copy, is_transfer
 from schedlang.costs import Costs, costs_of
+from schedlang.kinds import Kind
+from schedlang.layout import Layout, Pipeline
 from schedlang.machine import prove
 from schedlang.plan import FORMAT, Plan, plan_error
-from schedlang.schedule import (
-    NO_MICROBATCH,
-    OVERLAP,
-    Actions,
-    Kernel,
-    Kind,
-    Layout,
-    Pipeline,
-    WeightRule,
-    is_transfer,
-)  # fmt: skip
+from schedlang.schedule import Kernel, WeightRule
 from schedlang.source import Source, Span, unreadable
 from schedlang.stream import repeat
 
@@ -94,7 +87,10 @@ class _Reader:
         pipelines, updates = self.pipelines(len(placement)), self.from_one("updates")
         if any(pipeline.microbatches % updates for pipeline in pipelines):
             self.wrong(f"the microbatches of `pipelines` must divide into {updates} `updates`")
-        return Layout(placement, pipelines, self.from_one("slices"), updates)
+        links = tuple(self.numbers(self.field("links", list), "links"))
+        if len(links) not in (0, self.field("ranks", int)):
+            self.wrong("`links` must give every rank one")
+        return Layout(placement, pipelines, self.from_one("slices"), updates, links)
 
     def costs(self, stages: int) -> Costs:
         """The field `costs`, which may be empty."""
@@ -211,7 +207,7 @@ def parse_actions(text: str, sources: list[int]) -> Actions:
         group += batched
         for each in words[1:-1].split(";") if batched else [token]:
             kind, stage, microbatch = _parse_word(each, token)
-            if batched and is_transfer(kind) == overlap:
+            if batched and (is_transfer(kind) == overlap or is_copy(kind)):
                 raise ValueError(f"`{token}`: transfers are batched alone, compute ops as {OVERLAP}")
             if len(actions) == len(sources):
                 raise ValueError("there are fewer sources than actions")

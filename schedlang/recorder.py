@@ -2,15 +2,26 @@
 
 from attrs import define, field
 
+from schedlang.actions import NO_MICROBATCH, Actions, is_copy, word
 from schedlang.faults import Fault
+from schedlang.kinds import Kind
+from schedlang.layout import Layout
 from schedlang.passes.slots import WIDTH
-from schedlang.schedule import NO_MICROBATCH, Actions, Kind, Layout, Stream, word
+from schedlang.schedule import Stream
 
 _TRANSFERS = {
     "send F": Kind.SEND_F, "recv F": Kind.RECV_F, "send B": Kind.SEND_B, "recv B": Kind.RECV_B,
 }  # fmt: skip
 
-_KINDS = {"F": Kind.F, "B": Kind.B, "BW": Kind.B, "W": Kind.W, "R": Kind.R}
+_KINDS = {
+    "F": Kind.F,
+    "B": Kind.B,
+    "BW": Kind.B,
+    "W": Kind.W,
+    "R": Kind.R,
+    "offload": Kind.OFFLOAD,
+    "reload": Kind.RELOAD,
+}
 
 
 @define
@@ -47,6 +58,8 @@ class Recorder:
             raise Fault("stream", message, place)
         stage, microbatch = self.which(word, args, place) if args else self.oldest_owed(None, place)
         kind = _KINDS[word]
+        if is_copy(kind) and self.batch:
+            raise Fault("overlap", f"`{word}` goes on beside what follows by itself: it stands alone", place)
         if word == "B" and self.splits_backward:
             kind = Kind.I
             self.owed[stage, microbatch] = None
@@ -144,20 +157,24 @@ class Recorder:
 
     def sort_by_slot(self) -> None:
         """Put the ops of a building block in the order of their slots; two in one slot are a fault."""
-        order = sorted(range(len(self.actions)), key=lambda index: self.slots[index])
+        order = sorted(range(len(self.actions)), key=lambda index: (self.slots[index], self.width(index) > 0))
         actions, slots = Actions(), [self.slots[index] for index in order]
         free = 0
         for index in order:
-            kind, _, _, place, _ = row = self.actions.row(index)
+            place = (row := self.actions.row(index))[3]
             if self.slots[index] < free:
                 message = (
                     f"`{actions.word(len(actions) - 1)}` and `{word(*row[:3])}` collide on rank {self.rank} "
                     f"in slot {self.slots[index]}"
                 )
                 raise Fault("collision", message, place)
-            free = self.slots[index] + WIDTH[Kind(kind)]
+            free = self.slots[index] + self.width(index)
             actions.add(*row)
         self.actions, self.slots = actions, slots
+
+    def width(self, index: int) -> int:
+        """How many slots an op of a building block takes."""
+        return WIDTH[Kind(self.actions.kind[index])]
 
 
 def place_op(recorders: list[Recorder], offset: int, word: str, args: tuple[int, int], slot: int, place: int) -> None:

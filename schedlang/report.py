@@ -27,6 +27,7 @@ def figures(plan: Plan, execution: Execution) -> dict[str, Any]:
         "peak_activations": list(execution.peak_activations),
         "peak_memory": list(execution.peak_memory),
         "busy": timeline.busy,
+        "copying": timeline.copying,
         "versions": list(follow_weights(plan).held),
     }
 
@@ -45,6 +46,10 @@ def figures_text(plan: Plan, execution: Execution) -> str:
     if execution.peak_memory != execution.peak_activations:
         peaks = " ".join(f"{peak:.10g}" for peak in execution.peak_memory)
         rows.append(("peak memory", peaks, "per rank, in the program's amounts"))
+    if any(timeline.copying):
+        rows.append(
+            ("copying", " ".join(f"{each:.10g}" for each in timeline.copying), "per rank, to and from the host")
+        )
     width = max(len(value) for _, value, _ in rows)
     lines = [f"{name:<22}{value:<{width}}  {meaning}" for name, value, meaning in rows]
     return "\n".join([draw(timeline), "", *lines])

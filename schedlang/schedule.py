@@ -4,125 +4,17 @@ The one intermediate form. A program expands to a schedule of compute ops; lower
 a plan is a lowered schedule that passed the checks.
 """
 
-from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import field, frozen
 
+from schedlang.actions import Actions
 from schedlang.costs import UNIT, Costs
-from schedlang.kinds import Kind as Kind
+from schedlang.kinds import Kind
+from schedlang.layout import Layout
 from schedlang.source import Source, Span
-
-NO_MICROBATCH = -1
-#: What the text of ops that overlap ends with.
-OVERLAP = "OVERLAP_F_B"
-
-
-_OTHER_END = {
-    Kind.SEND_F: (Kind.RECV_F, 1),
-    Kind.RECV_F: (Kind.SEND_F, -1),
-    Kind.SEND_B: (Kind.RECV_B, -1),
-    Kind.RECV_B: (Kind.SEND_B, 1),
-}
-
-
-def counterpart(kind: int, stage: int) -> tuple[Kind, int]:
-    """The other end of a transfer: an activation goes from stage s to s + 1, a gradient from s to s - 1."""
-    other, distance = _OTHER_END[Kind(kind)]
-    return other, stage + distance
-
-
-def is_transfer(kind: int) -> bool:
-    """Whether an action moves a tensor between ranks."""
-    return kind >= Kind.SEND_F
-
-
-def is_send(kind: int) -> bool:
-    """Whether an action sends a tensor."""
-    return kind in (Kind.SEND_F, Kind.SEND_B)
-
-
-def word(kind: int, stage: int, microbatch: int) -> str:
-    """An action in torch's spelling: `2SEND_F0`, `1B3`, `0U`."""
-    return f"{stage}{Kind(kind).name}{'' if microbatch == NO_MICROBATCH else microbatch}"
-
-
-@define
-class Actions:
-    """What one rank does, in order, as columns of integers; row i of all columns is action i.
-
-    `group` is 0 for an action issued alone; neighbours that share a number above 0 are issued as one: a batch of
-    transfers, or compute ops that overlap.
-    `source` is the index of the action's place in `Schedule.spans`.
-    """
-
-    kind: "array[int]" = field(factory=lambda: array("b"))
-    stage: "array[int]" = field(factory=lambda: array("i"))
-    microbatch: "array[int]" = field(factory=lambda: array("i"))
-    group: "array[int]" = field(factory=lambda: array("i"))
-    source: "array[int]" = field(factory=lambda: array("i"))
-
-    def add(self, kind: int, stage: int, microbatch: int, source: int, group: int = 0) -> None:
-        """Append one action."""
-        self.kind.append(kind)
-        self.stage.append(stage)
-        self.microbatch.append(microbatch)
-        self.source.append(source)
-        self.group.append(group)
-
-    def __len__(self) -> int:
-        return len(self.kind)
-
-    def row(self, index: int) -> tuple[int, int, int, int, int]:
-        """Action `index` as `add` takes it."""
-        return self.kind[index], self.stage[index], self.microbatch[index], self.source[index], self.group[index]
-
-    def word(self, index: int) -> str:
-        """Action `index` in torch's spelling."""
-        return word(self.kind[index], self.stage[index], self.microbatch[index])
-
-    def batch(self, index: int) -> range:
-        """The actions issued together with action `index`: its group, or itself alone."""
-        group, end = self.group[index], index + 1
-        if group:
-            while end < len(self) and self.group[end] == group:
-                end += 1
-        return range(index, end)
-
-    def batches(self) -> Iterator[range]:
-        """The actions in the order of issue."""
-        index = 0
-        while index < len(self):
-            batch = self.batch(index)
-            yield batch
-            index = batch.stop
-
-    def text(self) -> str:
-        """All actions in torch's spelling, separated by blanks.
-
-        A batch of transfers is `(0SEND_F4;0RECV_B1)`, ops that overlap are `(0F4;7B1)OVERLAP_F_B`.
-        """
-        return " ".join(map(self._batch_text, self.batches()))
-
-    def _batch_text(self, batch: range) -> str:
-        words = ";".join(map(self.word, batch))
-        if len(batch) == 1:
-            return words
-        return f"({words}){'' if is_transfer(self.kind[batch.start]) else OVERLAP}"
-
-    def compute(self) -> "Actions":
-        """The actions that are not transfers."""
-        return self.select(lambda kind: not is_transfer(kind))
-
-    def select(self, keeps: Callable[[int], bool]) -> "Actions":
-        """The actions of the kinds that `keeps` is true of; a batch of which some go is a batch of the others."""
-        kept = Actions()
-        for index, kind in enumerate(self.kind):
-            if keeps(kind):
-                kept.add(*self.row(index))
-        return kept
 
 
 @frozen
@@ -165,75 +57,6 @@ class Kernel:
 
 
 @frozen
-class Pipeline:
-    """One way of microbatches through the model: the stages `start` up to `stop`, in order.
-
-    Most schedules have one pipeline. Where there are two over the same ranks, the second one's stages are numbered on
-    from the first one's, and stage `start + i` of either is a replica of the same piece of the model.
-    """
-
-    name: str
-    start: int
-    stop: int
-    microbatches: int
-
-
-@frozen
-class Layout:
-    """What runs where: `placement[s]` is the rank that holds stage s; the pipelines have the stages among them.
-
-    A microbatch may be cut into `slices`, which pass through the stages one by one: an action's microbatch is then the
-    number of the slice, counted through all microbatches of its pipeline. The microbatches are those of all `updates`
-    that the schedule shows, in order; the action `U` of a stage has the number of its update for a microbatch.
-    """
-
-    placement: tuple[int, ...]
-    pipelines: tuple[Pipeline, ...]
-    slices: int = 1
-    updates: int = 1
-
-    @property
-    def microbatches(self) -> int:
-        """The microbatches of all pipelines."""
-        return sum(pipeline.microbatches for pipeline in self.pipelines)
-
-    @cached_property
-    def pipeline_of(self) -> tuple[Pipeline, ...]:
-        """The pipeline of each stage."""
-        return tuple(pipeline for pipeline in self.pipelines for _ in range(pipeline.start, pipeline.stop))
-
-    def units(self, stage: int) -> int:
-        """How many microbatches, or slices of microbatches, pass through a stage."""
-        return self.pipeline_of[stage].microbatches * self.slices
-
-    def update_of(self, stage: int, microbatch: int) -> int:
-        """The update that a microbatch, or a slice of one, adds its gradient to."""
-        return microbatch * self.updates // self.units(stage)
-
-    def is_first(self, stage: int) -> bool:
-        """Whether a stage takes the inputs."""
-        return self.pipeline_of[stage].start == stage
-
-    def is_last(self, stage: int) -> bool:
-        """Whether a stage makes the losses."""
-        return self.pipeline_of[stage].stop == stage + 1
-
-    def peer(self, kind: int, stage: int) -> int | None:
-        """The rank at the other end of a transfer of `stage`.
-
-        None where there is none to reach: past the first or last stage, or a stage of the same rank.
-        """
-        other, pipeline = counterpart(kind, stage)[1], self.pipeline_of[stage]
-        if not pipeline.start <= other < pipeline.stop or self.placement[other] == self.placement[stage]:
-            return None
-        return self.placement[other]
-
-    def stages_of(self, rank: int) -> list[int]:
-        """The stages that a rank holds, in order."""
-        return [stage for stage, holder in enumerate(self.placement) if holder == rank]
-
-
-@frozen
 class Schedule:
     """Per-rank actions with their layout and the program they come from.
 
@@ -273,11 +96,20 @@ class Schedule:
     @cached_property
     def recomputed(self) -> frozenset[tuple[int, int]]:
         """The stages and microbatches whose forward is run again before their backward."""
+        return self._with(Kind.R)
+
+    @cached_property
+    def offloaded(self) -> frozenset[tuple[int, int]]:
+        """The stages and microbatches whose activations are on the host between forward and backward."""
+        return self._with(Kind.OFFLOAD)
+
+    def _with(self, wanted: Kind) -> frozenset[tuple[int, int]]:
+        """The stages and microbatches that have an action of a kind."""
         return frozenset(
             (stage, microbatch)
             for actions in self.ranks
             for kind, stage, microbatch in zip(actions.kind, actions.stage, actions.microbatch, strict=True)
-            if kind == Kind.R
+            if kind == wanted
         )
 
     @cached_property

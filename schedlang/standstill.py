@@ -1,7 +1,9 @@
 """Why an execution stands still: transfers that are never met, or ranks that wait for each other."""
 
+from schedlang.actions import counterpart, is_send, word
 from schedlang.findings import Finding, ranks_text
-from schedlang.schedule import Kind, Schedule, counterpart, is_send, word
+from schedlang.kinds import Kind
+from schedlang.schedule import Schedule
 
 
 def explain_standstill(

@@ -10,9 +10,12 @@ from typing import TypeVar
 
 from attrs import evolve
 
+from schedlang.actions import Actions
 from schedlang.diagnostics import CompileError, Diagnostic, Label
+from schedlang.kinds import Kind
+from schedlang.layout import Layout
 from schedlang.lowering import lower
-from schedlang.schedule import Actions, Kernel, Kind, Layout, Schedule
+from schedlang.schedule import Kernel, Schedule
 from schedlang.versions import follow_weights
 
 S = TypeVar("S", bound=Schedule)

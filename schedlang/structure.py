@@ -1,17 +1,21 @@
 """Is every piece of work there, once? Every stage runs each microbatch's F, then its B, or its two halves."""
 
+from schedlang.actions import is_copy, word
 from schedlang.diagnostics import CompileError, counted
 from schedlang.findings import Finding, diagnose
-from schedlang.schedule import Kind, Schedule, word
+from schedlang.kinds import Kind
+from schedlang.schedule import Schedule
 
 # What is done for a stage and a microbatch: a whole backward does both halves.
-_FORWARD, _INPUT, _WEIGHT, _AGAIN, _UPDATE = 1, 2, 4, 8, 16
+_FORWARD, _INPUT, _WEIGHT, _AGAIN, _UPDATE, _AWAY, _BACK = 1, 2, 4, 8, 16, 32, 64
 _DOES = {
     Kind.F: _FORWARD, Kind.B: _INPUT | _WEIGHT, Kind.I: _INPUT, Kind.W: _WEIGHT, Kind.R: _AGAIN, Kind.U: _UPDATE,
+    Kind.OFFLOAD: _AWAY, Kind.RELOAD: _BACK,
 }  # fmt: skip
 _WORDS = {
     Kind.F: "the forward", Kind.B: "the backward", Kind.I: "the backward", Kind.W: "the weight gradient",
     Kind.R: "the recomputation", Kind.U: "the optimizer step",
+    Kind.OFFLOAD: "the offload", Kind.RELOAD: "the reload",
 }  # fmt: skip
 
 
@@ -39,6 +43,8 @@ def _unknown(schedule: Schedule, rank: int) -> list[Finding]:
             wrong = f"there are updates 0 to {schedule.layout.updates - 1}"
         elif microbatch >= schedule.layout.units(stage):
             wrong = f"there are microbatches 0 to {schedule.layout.units(stage) - 1}"
+        elif is_copy(kind) and actions.group[index]:
+            wrong = "a copy goes on beside what follows by itself, it stands alone"
         else:
             continue
         findings.append(
@@ -66,11 +72,11 @@ def _repeated_or_missing(schedule: Schedule) -> list[Finding]:
                 related = (first[stage, microbatch, before & does & -(before & does)], "first here")
                 again = f"again, as `{word(kind, stage, microbatch)}`"
                 findings.append(Finding("repeated-op", message, rank, place, again, (related,), _split_help(kind)))
-            for bit in (_FORWARD, _INPUT, _WEIGHT, _AGAIN, _UPDATE):
+            for bit in (_FORWARD, _INPUT, _WEIGHT, _AGAIN, _UPDATE, _AWAY, _BACK):
                 if does & bit and not before & bit:
                     first[stage, microbatch, bit] = place
             done[stage, microbatch] = before | does
-    return findings or _missing(schedule, done) or _missing_updates(schedule, done)
+    return findings or _missing(schedule, done) or _missing_updates(schedule, done) or _offloads(schedule, done)
 
 
 def _split_help(kind: int) -> str | None:
@@ -106,6 +112,23 @@ def _missing_updates(schedule: Schedule, done: dict[tuple[int, int], int]) -> li
         for stage, each in wanted
         if updates and (stage, each) not in updates
     ]
+
+
+def _offloads(schedule: Schedule, done: dict[tuple[int, int], int]) -> list[Finding]:
+    """Activations that are offloaded but not there, or never brought back."""
+    findings = []
+    for (stage, microbatch), bits in done.items():
+        of = f"the activations of microbatch {microbatch} on stage {stage}"
+        if bits & _AWAY and bits & _AGAIN:
+            message = f"{of} are offloaded, but dropped after the forward: `R` makes them again"
+        elif bits & _AWAY and not bits & _BACK:
+            message = f"{of} are offloaded, and never reloaded"
+        elif bits & _BACK and not bits & _AWAY:
+            message = f"{of} are reloaded, and never offloaded"
+        else:
+            continue
+        findings.append(Finding("offload", message, schedule.placement[stage]))
+    return findings[:1]
 
 
 def _missing_op(schedule: Schedule, kind: Kind, stage: int, microbatch: int, lacking: int) -> Finding:

@@ -199,6 +199,14 @@ class Objective(Node):
 
 
 @frozen
+class Link(Node):
+    """`link name on expr`: the link to the host that each rank's copies take."""
+
+    name: Name
+    number: Node
+
+
+@frozen
 class For(Node):
     """`for name in range { … }`."""
 

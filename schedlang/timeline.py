@@ -2,12 +2,12 @@
 
 from attrs import frozen
 
-from schedlang.schedule import word
+from schedlang.actions import word
 
 
 @frozen
 class Bar:
-    """One compute action in time."""
+    """One compute action, or one copy to or from the host, in time."""
 
     kind: int
     stage: int
@@ -21,12 +21,13 @@ class Bar:
 
 @frozen
 class Timeline:
-    """The compute actions of every rank in order of time, in the unit of the costs or in seconds.
+    """The compute actions of every rank in order of time, in the unit of the costs or in seconds; and its copies.
 
     Idle time is counted three ways in the field; each property below says which it is.
     """
 
     ranks: tuple[tuple[Bar, ...], ...]
+    copies: tuple[tuple[Bar, ...], ...] = ()
 
     @property
     def makespan(self) -> float:
@@ -38,6 +39,11 @@ class Timeline:
     def busy(self) -> list[float]:
         """For each rank, the time spent in actions."""
         return [sum((bar.end - bar.start for bar in rank), 0.0) for rank in self.ranks]
+
+    @property
+    def copying(self) -> list[float]:
+        """For each rank, the time that its copies to and from the host take, beside its actions."""
+        return [sum((bar.end - bar.start for bar in rank), 0.0) for rank in self.copies]
 
     @property
     def spans(self) -> list[float]:

@@ -10,8 +10,10 @@ from heapq import heappop, heappush
 
 from attrs import define, field, frozen
 
+from schedlang.actions import Actions, is_transfer
 from schedlang.findings import Finding
-from schedlang.schedule import Actions, Kind, Schedule, is_transfer
+from schedlang.kinds import Kind
+from schedlang.schedule import Schedule
 
 # What reads weights again after the forward, and what ends a microbatch's part in the gradient.
 _READS_AGAIN = (Kind.B, Kind.I, Kind.W, Kind.R)

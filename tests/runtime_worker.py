@@ -17,10 +17,10 @@ import torch.distributed as dist
 from torch import nn
 
 from schedlang import CompileError, Source, compile
+from schedlang.kinds import Kind
 from schedlang.plan import Plan
 from schedlang.runtime import Pipeline
 from schedlang.runtime.pipeline import unsupported
-from schedlang.schedule import Kind
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 WIDTH, ROWS = 8, 3

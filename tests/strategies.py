@@ -2,7 +2,10 @@
 
 from hypothesis import strategies as st
 
-from schedlang.schedule import Actions, Kind, Layout, Pipeline, Schedule
+from schedlang.actions import Actions
+from schedlang.kinds import Kind
+from schedlang.layout import Layout, Pipeline
+from schedlang.schedule import Schedule
 from schedlang.source import Source, Span
 
 
@@ -77,6 +80,8 @@ class _Oracle:
         self.done = [0] * len(schedule.placement)
         self.updates = Kind.U in kinds
         self.recomputed = {row[1:] for rank in self.rows for row in rank if row[0] == Kind.R}
+        self.offloads = [row[1:] for rank in self.rows for row in rank if row[0] == Kind.OFFLOAD]
+        self.reloads = [row[1:] for rank in self.rows for row in rank if row[0] == Kind.RELOAD]
 
     def run(self) -> bool:
         progress = True
@@ -93,6 +98,8 @@ class _Oracle:
         units = [(s, u) for s in range(len(self.layout.placement)) for u in range(self.layout.units(s))]
         if any(self.updates and done != self.layout.updates for done in self.done):
             return False
+        if sorted(self.offloads) != sorted(self.reloads) or self.recomputed & set(self.offloads):
+            return False
         if self.forward_only:
             held = [self.held[self.layout.placement[s]].get(("out", s, u)) for s, u in units]
             return held == [self.right_output(s, u) for s, u in units]
@@ -103,6 +110,8 @@ class _Oracle:
         batch = self.batches[rank][self.at[rank]]
         if self.rows[rank][batch.start][0] < Kind.SEND_F:
             before = dict(self.held[rank])
+            if len(batch) > 1 and any(self.rows[rank][i][0] in (Kind.OFFLOAD, Kind.RELOAD) for i in batch):
+                return None
             if not all(self.compute(rank, before, *self.rows[rank][i]) for i in batch):
                 return None
             self.at[rank] += 1
@@ -164,6 +173,12 @@ class _Oracle:
         first, last, slices = self.is_first(s), self.is_last(s), self.layout.slices
         if kind == Kind.U:
             return self.update(s, max(u, 0))
+        if kind in (Kind.OFFLOAD, Kind.RELOAD):
+            source, target = ("out", "away") if kind == Kind.OFFLOAD else ("away", "back")
+            if (source, s, u) not in held or (target, s, u) in new:
+                return False
+            new[target, s, u] = held[source, s, u]
+            return True
         if not self.reads(kind, s, u):
             return False
         if kind == Kind.F:
@@ -177,7 +192,8 @@ class _Oracle:
                 return False
             new["again", s, u] = held["out", s, u]
         elif kind in (Kind.B, Kind.I):
-            value = held.get(("again" if (s, u) in self.recomputed else "out", s, u))
+            kept = "again" if (s, u) in self.recomputed else "back" if (s, u) in self.offloads else "out"
+            value = held.get((kept, s, u))
             gradient = 1 if last else held.get(("grad_in", s, u), held.get(("grad", s + 1, u)))
             state = held.get(("grad", s, u + 1)) if (u + 1) % slices else 0
             if None in (value, gradient, state) or ("grad", s, u) in new:

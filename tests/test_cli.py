@@ -44,6 +44,7 @@ def test_compile_show_simulate(tmp_path: Path) -> None:
         "peak_activations": [2, 1],
         "peak_memory": [2, 1],
         "busy": [9.0, 9.0],
+        "copying": [0.0, 0.0],
         "versions": [1, 1],
     }
 

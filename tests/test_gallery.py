@@ -182,6 +182,7 @@ def refusal(name: str, **params: int) -> list[str]:
 LEGAL = {
     "interleaved_1f1b": lambda ranks, microbatches: microbatches >= ranks and microbatches % ranks == 0,
     "interleaved_low_memory": lambda ranks, microbatches: microbatches % ranks == 0,
+    "pipe_offload": lambda ranks, microbatches: microbatches % ranks == 0,
     "chimera": lambda ranks, microbatches: ranks % 2 == 0 and microbatches % ranks == 0,
     "bitpipe": lambda ranks, microbatches: ranks % 2 == 0 and microbatches % ranks == 0,
     "gems": lambda ranks, microbatches: microbatches % 2 == 0,

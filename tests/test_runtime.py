@@ -38,7 +38,7 @@ Run = Callable[[str, int], Outcome]
 
 #: What the runtime refuses so far: several pipelines, slices, no backward, no flush; and what has optimizer steps.
 UNSUPPORTED = {
-    "bitpipe", "chimera", "dualpipe", "gems", "seq1f1b", "terapipe", "forward_only",
+    "bitpipe", "chimera", "dualpipe", "gems", "seq1f1b", "terapipe", "forward_only", "pipe_offload",
     "pipedream", "pipedream_vertical", "pipedream_2bw", "wpipe", "gpipe_groups",
 }  # fmt: skip
 

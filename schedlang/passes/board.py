@@ -4,9 +4,9 @@ from bisect import insort
 
 from attrs import define, field
 
+from schedlang.kinds import Kind
 from schedlang.passes.graph import Graph, Orders
 from schedlang.passes.slots import fill_slots
-from schedlang.schedule import Kind
 
 
 @define

@@ -5,6 +5,8 @@ from math import inf
 
 from attrs import evolve, frozen
 
+from schedlang.actions import Actions
+from schedlang.kinds import Kind
 from schedlang.lowering import lower
 from schedlang.machine import prove
 from schedlang.passes.graph import ROUNDING, Graph, Orders
@@ -12,7 +14,7 @@ from schedlang.passes.greedy import Greedy, Rules
 from schedlang.passes.slots import WIDTH, fill_slots
 from schedlang.passes.squeeze import squeeze
 from schedlang.passes.warmup import longer_warmups
-from schedlang.schedule import Actions, Kind, Schedule
+from schedlang.schedule import Schedule
 
 _FIRST = (Rules(), Rules(skips=True))
 _SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)

@@ -2,7 +2,8 @@
 
 from attrs import evolve
 
-from schedlang.schedule import Kind, Schedule
+from schedlang.kinds import Kind
+from schedlang.schedule import Schedule
 
 _KEPT = {Kind.F, Kind.SEND_F, Kind.RECV_F}
 

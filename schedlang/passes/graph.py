@@ -6,8 +6,10 @@ from math import inf
 
 from attrs import define, evolve, field
 
+from schedlang.actions import Actions
 from schedlang.dependencies import MAKES, Op, needs
-from schedlang.schedule import Actions, Kind, Schedule
+from schedlang.kinds import Kind
+from schedlang.schedule import Schedule
 
 #: Sums of durations and amounts may differ by this much and be equal.
 ROUNDING = 1e-9

@@ -10,8 +10,8 @@ from math import inf
 
 from attrs import define, field, frozen
 
+from schedlang.kinds import Kind
 from schedlang.passes.graph import ROUNDING, Graph, Orders
-from schedlang.schedule import Kind
 
 
 @frozen

@@ -4,7 +4,9 @@ from collections.abc import Container
 
 from attrs import evolve
 
-from schedlang.schedule import Actions, Kind, Schedule
+from schedlang.actions import Actions
+from schedlang.kinds import Kind
+from schedlang.schedule import Schedule
 
 
 def recompute(schedule: Schedule, stages: Container[int]) -> Schedule:

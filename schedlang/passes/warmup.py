@@ -2,8 +2,8 @@
 
 from itertools import chain, takewhile
 
+from schedlang.kinds import Kind
 from schedlang.passes.graph import Graph, Orders
-from schedlang.schedule import Kind
 
 
 def longer_warmups(graph: Graph, given: Orders, ends: list[float], limit: float) -> list[Orders]:

@@ -3,7 +3,8 @@
 import shutil
 from math import floor
 
-from schedlang.schedule import NO_MICROBATCH, Kind
+from schedlang.actions import NO_MICROBATCH
+from schedlang.kinds import Kind
 from schedlang.timeline import Bar, Timeline
 
 _IDLE = "·"

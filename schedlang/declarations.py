@@ -1,0 +1,143 @@
+"""What a program says before its order: its parameters, values and functions, stages, weights and links."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import define, field
+
+from schedlang import syntax
+from schedlang.arithmetic import multiply, quotient, require, rest
+from schedlang.codegen import Codegen, variable
+from schedlang.faults import Fault
+from schedlang.layout import Layout, Pipeline
+from schedlang.schedule import Claim, WeightRule
+
+#: The most loop rounds and ops that a program may ask for, all ranks together.
+MOST_STEPS = 20_000_000
+
+
+@define
+class Declarations:
+    """One run of a program: the names it has bound so far, what it has laid out, the steps left."""
+
+    given: Mapping[str, int]
+    params: dict[str, int] = field(factory=dict)
+    codegen: Codegen = field(factory=Codegen)
+    names: dict[str, Any] = field(factory=dict)
+    placement: list[int] = field(factory=list)
+    pipelines: list[Pipeline] = field(factory=list)
+    claims: list[Claim] = field(factory=list)
+    rules: list[syntax.Weights] = field(factory=list)
+    links: tuple[int, ...] = ()
+    steps: int = MOST_STEPS
+
+    def __attrs_post_init__(self) -> None:
+        self.names |= {
+            "divide_quotient": quotient, "divide_rest": rest, "multiply": multiply, "require": require,
+            "count": self.count, "repeat": self.repeat, "claim": self.claim,
+        }  # fmt: skip
+
+    def item(self, item: syntax.Node) -> None:
+        """Bind a parameter, a value or a function, check a requirement, or lay out stages."""
+        match item:
+            case syntax.Param():
+                self.param(item)
+            case syntax.Stage():
+                self.pipeline("", item, self.params["microbatches"])
+            case syntax.Pipeline(name, microbatches, stage):
+                self.pipeline(name.text, stage, self.evaluate(microbatches))
+            case syntax.Weights():
+                self.rules.append(item)
+            case syntax.Link(name, number):
+                self.links = tuple(map(int, map(self.function(name, number), range(self.params["ranks"]))))
+            case _:
+                exec("\n".join(self.codegen.statement(item)), self.names)
+
+    def param(self, item: syntax.Param) -> None:
+        """Bind a parameter to the value given, or its default."""
+        name = item.name.text
+        value = self.given[name] if name in self.given else self.evaluate(item.default)
+        if name in ("ranks", "microbatches", "slices") and value < 1:
+            raise Fault("parameter", f"`{name}` is {value}, it must be 1 or more", self.codegen.place(item))
+        if abs(value) > 10**9:
+            raise Fault("parameter", f"`{name}` is {value}, it must be within ±10^9", self.codegen.place(item))
+        self.params[name] = self.names[variable(name)] = int(value)
+
+    def evaluate(self, node: syntax.Node | None) -> int:
+        """The value of an expression."""
+        assert node is not None
+        return eval(self.codegen.expression(node), self.names)  # type: ignore[no-any-return]
+
+    def function(self, parameter: syntax.Name | None, body: syntax.Node) -> Callable[..., int]:
+        """An expression as a function of a name."""
+        name = variable(parameter.text) if parameter else ""
+        return eval(f"lambda {name}: {self.codegen.expression(body)}", self.names)  # type: ignore[no-any-return]
+
+    def pipeline(self, name: str, item: syntax.Stage, microbatches: int) -> None:
+        """Lay out the stages of a pipeline; its name becomes the function that gives its stages' numbers."""
+        start, stop = self.evaluate(item.range.start), self.evaluate(item.range.stop)
+        place = self.codegen.place(item)
+        if start != 0 or stop < 1:
+            raise Fault("placement", f"the stages are {start} .. {stop}, they must start from 0", place)
+        if self.pipelines and not (name and self.pipelines[0].name):
+            raise Fault("placement", "a schedule has one `stage` line, or pipelines with one each", place)
+        if microbatches < 1:
+            raise Fault("placement", f"the pipeline runs {microbatches} microbatches, it must run 1 or more", place)
+        stages = self.count(start, stop, 1, place)
+        rank_of = self.function(item.name, item.rank)
+        first = len(self.placement)
+        for stage in stages:
+            rank = int(rank_of(stage))
+            if not 0 <= rank < self.params["ranks"]:
+                message = f"stage {stage} is on rank {rank}, there are ranks 0 to {self.params['ranks'] - 1}"
+                raise Fault("placement", message, self.codegen.place(item.rank))
+            self.placement.append(rank)
+        self.pipelines.append(Pipeline(name, first, first + stop, microbatches))
+        # Past the pipeline's own stages there are none, not those of the next pipeline.
+        self.names[variable(name)] = lambda stage: first + stage if 0 <= stage < stop else -1
+
+    def layout(self) -> Layout:
+        """What the items have laid out; by default, one stage on each rank."""
+        ranks, microbatches = self.params["ranks"], self.params["microbatches"]
+        if not self.pipelines:
+            self.placement = list(self.count(0, ranks, 1, 0))
+            self.pipelines = [Pipeline("", 0, ranks, microbatches)]
+        slices = self.params.get("slices", 1)
+        layout = Layout(tuple(self.placement), tuple(self.pipelines), slices, links=self.links)
+        if layout.microbatches != microbatches:
+            message = f"the pipelines run {layout.microbatches} microbatches, `microbatches` is {microbatches}"
+            raise Fault("placement", message, 0)
+        return layout
+
+    def weights(self, layout: Layout) -> tuple[WeightRule, ...]:
+        """The rule of every stage; a later line overrides an earlier one."""
+        rules = [WeightRule()] * len(layout.placement) if self.rules else []
+        for item in self.rules:
+            delay = self.evaluate(item.rule.updates) if item.rule.updates else 0
+            start = self.evaluate(item.stages.start) if item.stages else 0
+            stop = self.evaluate(item.stages.stop) if item.stages else len(rules)
+            if delay < 0 or not 0 <= start <= stop <= len(rules):
+                message = f"weights of stages {start} .. {stop} delayed by {delay}, there are stages 0 .. {len(rules)}"
+                raise Fault("weights", message, self.codegen.place(item))
+            rules[start:stop] = [WeightRule(item.rule.name, delay)] * (stop - start)
+        return tuple(rules)
+
+    def claim(self, holds: Callable[[], int], reason: str | None, place: int, names: list[str]) -> None:
+        """Keep a claim for when the figures among its names are known."""
+        self.claims.append(Claim(holds, reason, place, self.names, frozenset(names)))
+
+    def count(self, start: int, stop: int, weight: int, place: int) -> range:
+        """A loop's range, if it stays within the limit of steps."""
+        rounds = max(stop - start, 0)
+        self.steps -= rounds * weight
+        if self.steps < 0:
+            raise Fault("too-many-ops", f"the program has more than {MOST_STEPS:,} loop rounds and ops", place)
+        return range(start, stop)
+
+    def repeat(self, rounds: int, weight: int, place: int) -> range:
+        """The range of a `repeat`."""
+        if rounds < 0:
+            raise Fault("negative-repeat", f"`repeat` {rounds} times", place)
+        return self.count(0, rounds, weight, place)

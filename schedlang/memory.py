@@ -1,0 +1,31 @@
+"""What a rank holds over time."""
+
+from heapq import heappop, heappush
+from math import inf
+
+from attrs import define, field
+
+
+@define
+class Level:
+    """What a rank holds now, and the most it has held; amounts are taken and given back in order of time."""
+
+    now: float = 0.0
+    peak: float = 0.0
+    #: What will be taken or given back, as (time, amount); of one time, what is given back comes first.
+    _later: list[tuple[float, float]] = field(factory=list)
+
+    def change(self, time: float, amount: float) -> None:
+        """Let an amount be taken, or given back where it is negative, at a time from now on."""
+        heappush(self._later, (time, amount))
+
+    def hold(self, start: float, amount: float) -> None:
+        """Take an amount at a time, and give it back at once: it counts for the peak only."""
+        self.advance(start)
+        self.peak = max(self.peak, self.now + amount)
+
+    def advance(self, time: float = inf) -> None:
+        """Let time go on, by default to the end."""
+        while self._later and self._later[0][0] <= time:
+            self.now += heappop(self._later)[1]
+            self.peak = max(self.peak, self.now)
