@@ -258,17 +258,3 @@ def test_the_table_is_current() -> None:
     assert list(rows) == [path.stem for path in GALLERY]
     assert rows["1f1b"].endswith("| 14 | 4 x 8 | 33 | 37.5% | 27.3% | 27.3% | 4 | 1")
     assert rows["zb_h2"].endswith("| 19 | 4 x 8 | 27 | 12.5% | 11.1% | 0.0% | 7 | 1")
-
-
-PAPER = json.loads((TESTS / "cases" / "zb_paper_bubble_rates.json").read_text())["iclr_table5"]
-
-
-@pytest.mark.parametrize("row", PAPER, ids=lambda row: f"p{row['p']}-m{row['m']}")
-@pytest.mark.parametrize(("column", "name"), [("onef1b", "1f1b"), ("zb_h1", "zb_h1"), ("zb_h2", "zb_h2")])
-def test_published_bubble_rates(row: dict, column: str, name: str) -> None:
-    """Qi et al. 2024, Zero Bubble Pipeline Parallelism, table 5: (span - work) / span to 4 digits."""
-    costs = Costs(
-        forward=(row["f"],), backward=(row["b"] + row["w"],), input=(row["b"],), weight=(row["w"],), p2p=row["c"]
-    )
-    timeline = simulate(program(name, ranks=row["p"], microbatches=row["m"]), costs).timeline
-    assert round(timeline.bubble_of_span, 4) == row["bubble_rate"][column]

@@ -46,6 +46,8 @@ def rate(span: float, work: float) -> float:
 def test_published_rates_of_fixed_orders(row: dict[str, Any]) -> None:
     for program in ("1f1b", "zb_h1", "zb_h2"):
         assert rate(*measured(row, program)) == row["rates"][program]
+    if "zb_v" in row["rates"]:
+        assert rate(*measured(row, "zb_v", parts=2)) == row["rates"]["zb_v"]
 
 
 def interleaved(row: dict[str, Any], chunks: int, waits_for_all: bool) -> float:
