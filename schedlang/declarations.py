@@ -116,13 +116,19 @@ class Declarations:
         rules = [WeightRule()] * len(layout.placement) if self.rules else []
         for item in self.rules:
             delay = self.evaluate(item.rule.updates) if item.rule.updates else 0
-            start = self.evaluate(item.stages.start) if item.stages else 0
-            stop = self.evaluate(item.stages.stop) if item.stages else len(rules)
-            if delay < 0 or not 0 <= start <= stop <= len(rules):
-                message = f"weights of stages {start} .. {stop} delayed by {delay}, there are stages 0 .. {len(rules)}"
-                raise Fault("weights", message, self.codegen.place(item))
-            rules[start:stop] = [WeightRule(item.rule.name, delay)] * (stop - start)
+            if delay < 0:
+                raise Fault("weights", f"weights delayed by {delay}", self.codegen.place(item))
+            for stage in self.stages(item.stages, len(rules)) if item.stages else range(len(rules)):
+                rules[stage] = WeightRule(item.rule.name, delay)
         return tuple(rules)
+
+    def stages(self, bounds: syntax.Range, count: int) -> range:
+        """A range of stages, of which there are so many."""
+        start, stop = self.evaluate(bounds.start), self.evaluate(bounds.stop)
+        if not 0 <= start <= stop <= count:
+            message = f"the stages {start} .. {stop}, there are stages 0 .. {count}"
+            raise Fault("no-such-stage", message, self.codegen.place(bounds))
+        return range(start, stop)
 
     def claim(self, holds: Callable[[], int], reason: str | None, place: int, names: list[str]) -> None:
         """Keep a claim for when the figures among its names are known."""

@@ -132,7 +132,8 @@ class _Expansion:
         interval, place = declared.evaluate(block.interval), declared.codegen.place(block.interval)
         if interval < 1:
             raise Fault("placement", f"the block repeats every {interval} slots, it must be 1 or more", place)
-        together, microbatches = len(block.microbatches), declared.params["microbatches"]
+        together, layout = len(block.microbatches), recorders[0].layout
+        microbatches = max(pipeline.microbatches for pipeline in layout.pipelines)
         for repeat in declared.count(0, -(-microbatches // together), 1, place):
             declared.names["place"] = partial(place_op, recorders, interval * repeat)
             declared.names["program"](*range(repeat * together, (repeat + 1) * together))
@@ -144,18 +145,17 @@ class _Expansion:
         place = self.declared.codegen.place(item)
         if schedule.stream:
             raise Fault("stream", "a pass changes the order of one update: `steady` has none", place)
-        if schedule.offloaded and item != syntax.Pass("squeeze", span=item.span):
-            message = "a pass changes the order of ops, not of copies: a program with `offload` has none"
-            raise Fault("offload", message, place)
-        match item:
-            case syntax.Pass(name):
-                return {"squeeze": squeeze, "reorder": reorder}[name](schedule)
-            case syntax.Recompute(_, bounds):
-                start, stop = self.declared.evaluate(bounds.start), self.declared.evaluate(bounds.stop)
-                return recompute(schedule, self.declared.count(start, stop, 1, place))
-            case syntax.Fill(limit) if limit is not None:
-                return _filled_within(schedule, self.declared.evaluate(limit), place)
-        return fill_weights(schedule)
+        try:
+            match item:
+                case syntax.Pass(name):
+                    return {"squeeze": squeeze, "reorder": reorder}[name](schedule)
+                case syntax.Recompute(_, bounds):
+                    return recompute(schedule, self.declared.stages(bounds, len(schedule.placement)))
+                case syntax.Fill(limit) if limit is not None:
+                    return _filled_within(schedule, self.declared.evaluate(limit), place)
+            return fill_weights(schedule)
+        except ValueError as error:
+            raise Fault("pass", f"the ops cannot be moved: {error}", place) from None
 
     def diagnostics(self) -> list[Diagnostic]:
         """The faults of all ranks; one mistake met on several ranks is one diagnostic."""

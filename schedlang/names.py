@@ -169,8 +169,14 @@ class _Checker(Scopes):
         for placed in row.ops:
             self.statement(placed.op, inner, functions)
             self.expression(placed.slot, inner)
-            if len(placed.op.args) < 2:
-                help = f"write `{placed.op.kind}(s, m) at …`"
+            if placed.op.kind == "U":
+                help = "without it, the optimizer steps come after all backwards"
+                self.report(
+                    "update", "a block has the ops of microbatches, `U` is of none", Label(placed.op.span), help=help
+                )
+            elif len(placed.op.args) < (3 if self.has_slices else 2):
+                form = "(s, m, k)" if self.has_slices else "(s, m)"
+                help = f"write `{placed.op.kind}{form} at …`"
                 self.report("wrong-arguments", "an op of a block names its stage", Label(placed.op.span), help=help)
 
     def op(

@@ -177,17 +177,19 @@ class Recorder:
         return WIDTH[Kind(self.actions.kind[index])]
 
 
-def place_op(recorders: list[Recorder], offset: int, word: str, args: tuple[int, int], slot: int, place: int) -> None:
+def place_op(recorders: list[Recorder], offset: int, word: str, args: tuple[int, ...], slot: int, place: int) -> None:
     """Record an op of a building block on the rank of its stage, at its slot in the block plus the block's offset.
 
-    In the last repeat of a block of several microbatches, those beyond the last one have no ops.
+    In the last repeats of a block, microbatches beyond the last one of a pipeline have no ops.
     """
     layout = recorders[0].layout
-    stage, microbatch = args
+    stage, microbatch = args[:2]
+    if slot < 0:
+        raise Fault("placement", f"`{word}` at slot {slot}, a block's slots count from 0", place)
     if not 0 <= stage < len(layout.placement):
         message = f"`{word}` of stage {stage}, there are stages 0 to {len(layout.placement) - 1}"
         raise Fault("no-such-stage", message, place)
-    if microbatch < layout.microbatches:
+    if microbatch < layout.pipeline_of[stage].microbatches:
         recorder = recorders[layout.placement[stage]]
         recorder.op(word, args, place)
         recorder.slots.append(slot + offset)

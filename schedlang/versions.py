@@ -2,8 +2,8 @@
 
 Version v of a stage's weights is what they are after v of its updates. The microbatches of update k (counted from 0)
 add up to the gradient that makes version k + 1 from version k. All that is asked here is answered by each rank's own
-order, without time (rules W1-W11 of the notes on weight versions: PipeDream, arXiv 1806.03377; PipeDream-2BW,
-arXiv 2006.09503; WPipe, ICLR 2022).
+order, without time. The rules are those of PipeDream (arXiv 1806.03377), PipeDream-2BW (arXiv 2006.09503) and WPipe
+(ICLR 2022).
 """
 
 from heapq import heappop, heappush

@@ -52,6 +52,27 @@ def test_recorded_building_blocks(case: dict[str, float]) -> None:
         assert max(execution.peak_activations) <= case[f"peak_{way}"]
 
 
+def test_blocks_of_several_pipelines_and_of_slices() -> None:
+    """Each pipeline's microbatches are counted from its first; a slice is named after its microbatch."""
+    head = "schedule s { param ranks = 2 param microbatches = 4"
+    both = "pipeline down runs 2 stage s in 0 .. 2 on s pipeline up runs 2 stage s in 0 .. 2 on 1 - s"
+    ops = "F(down(s), m) at s B(down(s), m) at 5 - s F(up(s), m) at 6 + s B(up(s), m) at 11 - s"
+    block = f"block m every 12 {{ stage s in 0 .. ranks {{ {ops} }} }}"
+    plan = compile(Source("s.sched", f"{head} {both} {block} squeeze }}"))
+    assert plan.ranks[0].compute().text() == "0F0 0B0 3F0 3B0 0F1 0B1 3F1 3B1"
+    ops = "F(s, m, 0) at s F(s, m, 1) at s + 1 B(s, m, 1) at 5 - 2 * s B(s, m, 0) at 7 - 2 * s"
+    block = f"block m every 12 {{ stage s in 0 .. ranks {{ {ops} }} }}"
+    plan = compile(Source("s.sched", f"{head} param slices = 2 {block} squeeze }}"))
+    assert plan.ranks[0].compute().text().startswith("0F0 0F1 0B1 0B0 0F2 0F3")
+
+
+def test_recompute_comes_before_ops_that_overlap() -> None:
+    ops = "F(0) for m in 1 .. 3 { overlap { F(m) B(m - 1) } } B(2)"
+    head = "schedule s { param ranks = 1 param microbatches = 3"
+    plan = compile(Source("s.sched", f"{head} rank r {{ {ops} }} recompute s in 0 .. 1 }}"))
+    assert plan.ranks[0].text() == "0F0 0R0 (0F1;0B0)OVERLAP_F_B 0R1 (0F2;0B1)OVERLAP_F_B 0R2 0B2"
+
+
 def test_better_than_published_searches() -> None:
     """Bubbles in slots against the published search's at equal peak (see the programs' comments)."""
     for program, ranks, microbatches, bubble, peak in [

@@ -150,4 +150,4 @@ def test_what_a_stream_must_not_write() -> None:
         "stream"
     ]
     assert refusal(stream("F(0)", "weights delay 0 - 1")) == ["weights"]
-    assert refusal(stream("F(0)", "weights stash on 0 .. 5")) == ["weights"]
+    assert refusal(stream("F(0)", "weights stash on 0 .. 5")) == ["no-such-stage"]

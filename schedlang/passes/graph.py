@@ -6,7 +6,7 @@ from math import inf
 
 from attrs import define, evolve, field
 
-from schedlang.actions import Actions
+from schedlang.actions import Actions, is_copy, is_transfer
 from schedlang.dependencies import MAKES, Op, needs
 from schedlang.kinds import Kind
 from schedlang.schedule import Schedule
@@ -24,7 +24,7 @@ class Graph:
     """A node is an op, or ops that overlap, of a schedule that can run; nodes are numbers, which index these lists.
 
     `order` is the schedule's own. A weight gradient is always a node of its own; `weights[n]` are those that node n
-    leaves owed.
+    leaves owed. ValueError for a schedule with communication or copies.
     """
 
     schedule: Schedule
@@ -41,6 +41,11 @@ class Graph:
     weights: dict[int, list[int]] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
+        kinds = {kind for actions in self.schedule.ranks for kind in actions.kind}
+        if any(map(is_transfer, kinds)):
+            raise ValueError("the communication is written out: only its own order fits it")
+        if any(map(is_copy, kinds)):
+            raise ValueError("copies to the host are written out: only their own order fits them")
         for rank, actions in enumerate(self.schedule.ranks):
             self.order.append([])
             for batch in actions.batches():

@@ -14,11 +14,12 @@ def recompute(schedule: Schedule, stages: Container[int]) -> Schedule:
     ranks = []
     for actions in schedule.ranks:
         changed = Actions()
-        for index in range(len(actions)):
-            kind, stage, microbatch, place, group = actions.row(index)
-            backward = kind in (Kind.B, Kind.I) and stage in stages
-            if backward and (stage, microbatch) not in schedule.recomputed:
-                changed.add(Kind.R, stage, microbatch, place)
-            changed.add(kind, stage, microbatch, place, group)
+        for batch in actions.batches():
+            for kind, stage, microbatch, place, _ in map(actions.row, batch):
+                backward = kind in (Kind.B, Kind.I) and stage in stages
+                if backward and (stage, microbatch) not in schedule.recomputed:
+                    changed.add(Kind.R, stage, microbatch, place)
+            for row in map(actions.row, batch):
+                changed.add(*row)
         ranks.append(changed)
     return evolve(schedule, ranks=tuple(ranks), slots=None)
