@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,14 @@ def _parser() -> argparse.ArgumentParser:
     compile.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write")
     compile.add_argument("--forward-only", action="store_true", help="keep only the forwards: the inference plan")
     compile.add_argument("--format", choices=("text", "json"), default="text", help="the form of diagnostics")
+
+    compile.add_argument("--transport", default="portable", metavar="NAME", help="what the plan is proved for")
+
+    check = _command(commands, "check", _check, "prove a program for transports or sizes", "--for ranks=2..8")
+    check.add_argument("--transport", default="portable", metavar="NAME", help="a transport, or `all` for a table")
+    check.add_argument("--for", dest="ranges", action="append", default=[], type=_range, metavar="NAME=A..B",
+                       help="every value of a parameter from A to B")  # fmt: skip
+    check.add_argument("--json", action="store_true", help="the verdicts, for machines")
 
     show = _command(commands, "show", _show, "print what each rank does", "--compute")
     show.add_argument("--ranks", action="store_true", help="only the actions, one line per rank")
@@ -105,6 +114,18 @@ def _param(text: str) -> tuple[str, int]:
         raise argparse.ArgumentTypeError(f"`{text}` is not NAME=VALUE with a whole number") from None
 
 
+def _range(text: str) -> tuple[str, range]:
+    name, _, values = text.partition("=")
+    start, _, stop = values.partition("..")
+    try:
+        found = range(int(start), int(stop) + 1)
+    except ValueError:
+        found = range(0)
+    if not name or not found:
+        raise argparse.ArgumentTypeError(f"`{text}` is not NAME=A..B with whole numbers")
+    return name, found
+
+
 def _load(options: argparse.Namespace, costs: Any = None) -> Any:
     """The plan in the file, or the plan of the program in it for some costs.
 
@@ -123,7 +144,10 @@ def _load(options: argparse.Namespace, costs: Any = None) -> Any:
 def _compile(options: argparse.Namespace) -> int:
     from schedlang import compile, read_source, simulate, write_plan
 
-    plan = compile(read_source(options.file), dict(options.params), forward_only=options.forward_only)
+    _known(options.transport)
+    plan = compile(
+        read_source(options.file), dict(options.params), forward_only=options.forward_only, transport=options.transport
+    )
     if options.output:
         write_plan(plan, options.output)
     idle = simulate(plan).timeline.bubble_over_makespan
@@ -135,6 +159,46 @@ def _compile(options: argparse.Namespace) -> int:
     if options.output:
         print(f"wrote {options.output}")
     return 0
+
+
+def _known(transport: str) -> None:
+    from schedlang.transports import transports
+
+    try:
+        transports(transport)
+    except ValueError as error:
+        raise _UsageError(str(error)) from None
+
+
+def _check(options: argparse.Namespace) -> int:
+    from schedlang import read_plan, read_source
+    from schedlang.compiler import check, check_range, check_schedule
+    from schedlang.transports import NAMES
+    from schedlang.verdicts import count_instances, verdicts_json, verdicts_text
+
+    source, ranges = read_source(options.file), dict(options.ranges)
+    is_plan = source.text.lstrip().startswith("{")
+    if options.transport != "all":
+        _known(options.transport)
+    if is_plan and (options.params or ranges):
+        raise _UsageError(f"-p and --for are for the parameters of a program, `{options.file}` is a plan")
+    if ranges:
+        if options.transport == "all" or options.json:
+            raise _UsageError("--for checks many sizes for one transport, and prints one line")
+        instances = check_range(source, dict(options.params), ranges, options.transport)
+        print(count_instances(instances, prod(map(len, ranges.values()))))
+        return 0
+    names = NAMES if options.transport == "all" else (options.transport,)
+    found = check_schedule(read_plan(options.file), names) if is_plan else check(source, dict(options.params), names)
+    if options.json:
+        print(json.dumps({"file": options.file, "verdicts": verdicts_json(found)}, indent=1))
+    elif len(found) > 1:
+        print(verdicts_text(found))
+    elif any(found.values()):
+        raise CompileError(found[options.transport])
+    else:
+        print(f"proved for {options.transport}")
+    return int(any(found.values()))
 
 
 def _show(options: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 
 if TYPE_CHECKING:
     from schedlang.source import Source, Span
@@ -36,6 +36,10 @@ class Diagnostic:
     notes: tuple[str, ...] = ()
     help: str | None = None
     file: str | None = None
+
+    def with_note(self, note: str) -> Diagnostic:
+        """The diagnostic with one more note."""
+        return evolve(self, notes=(*self.notes, note))
 
 
 class CompileError(Exception):

@@ -1,14 +1,12 @@
 """Runs a schedule without data: order, transfers, deadlock, memory and time in one execution.
 
-Every rank does its actions in order. A send and its receive complete together, once both their ranks stand there:
-sends are completed only by their receives, which is the strictest thing a transport can do (`blocking`). A batch is
-issued as one, and its rank goes on when all of it is complete. Whatever a rank waits for stays there once it is there,
-so the order in which ranks are visited does not matter, and one execution decides (Kahn 1974): it reaches the end, or
-the standstill that every execution reaches. It takes time linear in the actions.
+Every rank does its actions in order; its transfers go their way on the network, by the rules of the transport. Whatever
+a rank or a transfer waits for stays there once it is there, so the order in which ranks are visited does not matter,
+and one execution decides (Kahn 1974): it reaches the end, or the standstill that every execution reaches. It takes time
+linear in the actions.
 """
 
 from array import array
-from collections import deque
 from heapq import heappop, heappush
 
 from attrs import frozen
@@ -18,12 +16,15 @@ from schedlang.costs import UNIT, Costs
 from schedlang.dependencies import MAKES, SENDS, Op, needs
 from schedlang.diagnostics import CompileError
 from schedlang.findings import Finding, diagnose
+from schedlang.first_use import check_first_use
 from schedlang.kinds import Kind
 from schedlang.memory import Level
+from schedlang.network import Network
 from schedlang.schedule import Schedule
-from schedlang.standstill import explain_standstill
+from schedlang.standstill import Standstill
 from schedlang.structure import check_structure
 from schedlang.timeline import Bar, Timeline
+from schedlang.transports import Transport, transports
 from schedlang.versions import follow_weights
 
 # What has happened to a microbatch on a stage, one bit each: made there, arrived there, sent from there.
@@ -60,14 +61,23 @@ def simulate(schedule: Schedule, costs: Costs = UNIT) -> Execution:
     """The execution with durations: an op starts when its rank is free and what it needs is there.
 
     What crosses ranks takes `costs.p2p` from the end of the op that made it. What `costs` leave open is as the program
-    gave it. ValueError for a wrong number of costs; CompileError for a schedule that does not run.
+    gave it. ValueError for a wrong number of costs; CompileError for a schedule that does not run on its transport.
     """
-    return _Machine(schedule, costs.over(schedule.costs)).run()
+    first, *others = transports(schedule.transport)
+    execution = _Machine(schedule, costs.over(schedule.costs), first).run()
+    for transport in others:
+        # Without batches, streams allow whatever ranks that block allow.
+        if any(any(actions.group) for actions in schedule.ranks):
+            _Machine(schedule, costs.over(schedule.costs), transport).run()
+    if first.first_use:
+        check_first_use(schedule)
+    return execution
 
 
 class _Machine:
-    def __init__(self, schedule: Schedule, costs: Costs) -> None:
+    def __init__(self, schedule: Schedule, costs: Costs, transport: Transport) -> None:
         self.schedule, self.p2p = schedule, costs.p2p or 0.0
+        self.transport, self.network = transport, Network(schedule, transport)
         self.durations = costs.durations(len(schedule.placement))
         self.findings: list[Finding] = []
         self.stride = max(map(schedule.layout.units, range(len(schedule.placement))))
@@ -84,12 +94,11 @@ class _Machine:
         self.memories = [
             (each.memory(len(schedule.placement)), [Level() for _ in range(ranks)]) for each in (UNIT, costs)
         ]
-        #: How much of the batch that a rank stands at is not complete.
-        self.incomplete = [0] * ranks
         #: The ranks that can go on, by their clocks.
         self.ready = [(0.0, rank) for rank in range(ranks)]
-        #: For each ordered pair of ranks, the sends or the receives that wait for the other side, as (rank, index).
-        self.channels: dict[tuple[int, int], deque[tuple[int, int]]] = {}
+        #: Where ranks do not block: the receives issued, and the one that a rank waits for before an op.
+        self.posted: dict[tuple[int, int, int], int] = {}
+        self.awaited: dict[int, int] = {}
         #: Indexed by `slot`.
         self.state = array("H", bytes(2 * slots))
         self.ends = {kind: [0.0] * slots for kind in _MADE}
@@ -97,8 +106,11 @@ class _Machine:
     def run(self) -> Execution:
         while self.ready:
             self.advance(heappop(self.ready)[1])
-        if any(position < len(actions) for position, actions in zip(self.position, self.schedule.ranks, strict=True)):
-            self.findings += explain_standstill(self.schedule, self.position, self.waiting(), bool(self.findings))
+        self.findings += self.network.findings
+        waiting = self.network.waiting()
+        if waiting or any(map(self.held_at, range(len(self.position)))):
+            standstill = Standstill(self.schedule, self.network, [self.held_at(r) for r in range(len(self.position))])
+            self.findings += standstill.explain(waiting, bool(self.findings))
         if self.findings:
             raise CompileError(diagnose(self.schedule, self.findings))
         for _, levels in self.memories:
@@ -108,20 +120,26 @@ class _Machine:
         timeline = Timeline(tuple(map(tuple, self.bars)), tuple(map(tuple, self.copies)))
         return Execution(timeline, tuple(map(int, activations)), tuple(memory))
 
+    def held_at(self, rank: int) -> int | None:
+        """The transfer that keeps a rank from going on, if it has not come to its end."""
+        if self.position[rank] == len(self.schedule.ranks[rank]):
+            return None
+        return self.position[rank] if self.transport.blocks else self.awaited[rank]
+
     def advance(self, rank: int) -> None:
-        """Do the rank's actions up to a batch that does not complete, or the end."""
+        """Do the rank's actions up to where it has to wait, or the end."""
         actions = self.schedule.ranks[rank]
         while self.position[rank] < len(actions):
             index = self.position[rank]
             batch = actions.batch(index)
             if is_transfer(actions.kind[index]):
-                self.incomplete[rank] = len(batch)
-                for each in batch:
-                    self.offer(rank, each)
-                if self.incomplete[rank]:
+                self.post(rank, batch)
+                if self.transport.blocks and self.position[rank] == index:
                     return
             elif is_copy(actions.kind[index]):
                 self.copy(rank, index)
+            elif self.posted and self.must_wait(rank, batch):
+                return
             else:
                 self.compute(rank, batch)
             self.position[rank] = batch.stop
@@ -129,6 +147,19 @@ class _Machine:
                 # Copies of several ranks take their turns on a link in order of time.
                 heappush(self.ready, (self.clock[rank], rank))
                 return
+
+    def must_wait(self, rank: int, batch: range) -> bool:
+        """Whether ops need what a receive will bring that is on its way."""
+        actions = self.schedule.ranks[rank]
+        for index in batch:
+            for kind, stage, microbatch in needs(self.schedule, *actions.row(index)[:3]):
+                if self.schedule.placement[stage] != rank:
+                    receive, receiver = counterpart(SENDS[kind], stage)
+                    posted = self.posted.get((receive, receiver, microbatch))
+                    if posted is not None and not self.state[self.slot(receiver, microbatch)] & _ARRIVED[receive]:
+                        self.awaited[rank] = posted
+                        return True
+        return False
 
     def compute(self, rank: int, batch: range) -> None:
         """Do a compute op, or ops that overlap: check what they need, give them their time, note what they make."""
@@ -192,54 +223,36 @@ class _Machine:
             self.too_early(rank, index, word(receive, receiver, microbatch), help)
         return self.ends[kind][slot] + self.p2p
 
-    def offer(self, rank: int, index: int) -> None:
-        """Put a transfer on its channel, where it meets the other side or waits for it."""
+    def post(self, rank: int, batch: range) -> None:
+        """Issue transfers: check what they send, and note what has come to an end."""
         actions = self.schedule.ranks[rank]
-        kind, stage, microbatch = Kind(actions.kind[index]), actions.stage[index], actions.microbatch[index]
-        peer = self.schedule.peer(kind, stage)
-        if peer is None:
-            self.find("transfer", f"`{actions.word(index)}` has no other rank to reach", rank, index)
-            self.incomplete[rank] -= 1
-            return
-        if is_send(kind):
+        for index in batch:
+            kind, stage, microbatch = Kind(actions.kind[index]), actions.stage[index], actions.microbatch[index]
             slot = self.slot(stage, microbatch)
-            if not self.state[slot] & _MADE[_SENT_OF[kind]]:
+            if not is_send(kind):
+                if not self.transport.blocks:
+                    self.posted[kind, stage, microbatch] = index
+            elif not self.state[slot] & _MADE[_SENT_OF[kind]]:
                 self.too_early(rank, index, word(_SENT_OF[kind], stage, microbatch))
             elif self.state[slot] & _SENT[kind]:
                 self.find("repeated-send", f"`{actions.word(index)}` is sent twice", rank, index)
-            self.state[slot] |= _SENT[kind]
-        channel = self.channels.setdefault((rank, peer) if is_send(kind) else (peer, rank), deque())
-        if channel and channel[0][0] != rank:
-            self.meet((rank, index), channel.popleft())
-        else:
-            channel.append((rank, index))
+            if is_send(kind):
+                self.state[slot] |= _SENT[kind]
+        self.network.post(rank, batch)
+        while self.network.completed:
+            self.arrive(*self.network.completed.popleft(), poster=rank)
 
-    def meet(self, here: tuple[int, int], there: tuple[int, int]) -> None:
-        """A send and a receive complete; the rank that waited goes on when its batch is complete."""
-        sent, received = (here, there) if is_send(self.schedule.ranks[here[0]].kind[here[1]]) else (there, here)
-        actions, index = self.schedule.ranks[sent[0]], sent[1]
-        kind = Kind(actions.kind[index])
-        expected = word(*counterpart(kind, actions.stage[index]), actions.microbatch[index])
-        receiver, at = self.schedule.ranks[received[0]], received[1]
-        if receiver.word(at) != expected:
-            message = (
-                f"rank {received[0]} receives `{receiver.word(at)}` where rank {sent[0]} sends `{actions.word(index)}`"
-            )
-            place = (actions.source[index], f"`{actions.word(index)}` is next on this channel")
-            help = "messages between two ranks arrive in the order of their sends"
-            self.find("mismatched-transfer", message, received[0], at, (place,), help)
-        slot = self.slot(receiver.stage[at], receiver.microbatch[at])
-        self.state[slot] |= _ARRIVED[Kind(receiver.kind[at])]
-        for rank in (here[0], there[0]):
-            self.incomplete[rank] -= 1
-        waiter = there[0]
-        if not self.incomplete[waiter]:
-            self.position[waiter] = self.schedule.ranks[waiter].batch(self.position[waiter]).stop
-            heappush(self.ready, (self.clock[waiter], waiter))
-
-    def waiting(self) -> list[tuple[int, int]]:
-        """The transfers that wait for their other side, as (rank, index)."""
-        return sorted(each for channel in self.channels.values() for each in channel)
+    def arrive(self, rank: int, batch: range, poster: int) -> None:
+        """Transfers are complete: what they bring is there, and the rank may go on."""
+        actions = self.schedule.ranks[rank]
+        for index in batch:
+            if not is_send(actions.kind[index]):
+                slot = self.slot(actions.stage[index], actions.microbatch[index])
+                self.state[slot] |= _ARRIVED[Kind(actions.kind[index])]
+        if self.transport.blocks:
+            self.position[rank] = batch.stop
+        if rank != poster and (self.transport.blocks or self.awaited.get(rank) in batch):
+            heappush(self.ready, (self.clock[rank], rank))
 
     def too_early(self, rank: int, index: int, need: str, help: str | None = None) -> None:
         """Report an action that runs before what it needs."""

@@ -23,9 +23,8 @@ FORMAT = "schedlang.plan/1"
 
 @frozen
 class Plan(Schedule):
-    """A schedule with its communication, proved for `transport`: a runtime may run it as it stands."""
+    """A schedule with its communication, proved for its transport: a runtime may run it as it stands."""
 
-    transport: str = "blocking"
     #: For a schedule without a flush: the part of every rank that repeats once per update, or else nothing.
     kernels: tuple[Kernel, ...] = ()
 

@@ -18,6 +18,7 @@ from schedlang.plan import FORMAT, Plan, plan_error
 from schedlang.schedule import Kernel, WeightRule
 from schedlang.source import Source, Span, unreadable
 from schedlang.stream import repeat
+from schedlang.transports import transports
 
 T = TypeVar("T")
 _WORD = re.compile(rf"(\d{{1,9}})({'|'.join(sorted(Kind.__members__, key=len, reverse=True))})(\d{{1,9}})?")
@@ -77,7 +78,7 @@ class _Reader:
             source=source,
             spans=spans,
             weights=self.weights(len(placement)),
-            transport=self.field("transport", str),
+            transport=self.transport(),
             costs=self.costs(len(placement)),
             kernels=self.kernels(actions),
         )
@@ -138,6 +139,15 @@ class _Reader:
         if any(not start <= stop <= end for (start, stop), end in zip(pairs, ends, strict=True)):
             self.wrong("`kernels` must be places in the actions of their rank")
         return tuple(Kernel(*pair) for pair in pairs)
+
+    def transport(self) -> str:
+        """The field `transport`: one that there are rules for."""
+        name = self.field("transport", str)
+        try:
+            transports(name)
+        except ValueError as error:
+            self.wrong(f"`transport`: {error}")
+        return name
 
     def source(self, program: dict[str, Any]) -> Source:
         """The field `program`: its name and its texts."""

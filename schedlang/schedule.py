@@ -15,6 +15,7 @@ from schedlang.costs import UNIT, Costs
 from schedlang.kinds import Kind
 from schedlang.layout import Layout
 from schedlang.source import Source, Span
+from schedlang.transports import PORTABLE
 
 
 @frozen
@@ -63,7 +64,8 @@ class Schedule:
     `ranks[r]` is what rank r does. `spans[0]` is the schedule's name; `claims` are the program's, checked by `compile`.
     `weights` has the rule of each stage, or none where all read the latest.
     Ops that were drawn at time slots have them in `slots`, per rank and action, until the schedule is squeezed.
-    `costs` are those that the program or its user gave; passes minimise the `objective`, a property of a timeline.
+    It is to run on a `transport`. `costs` are those that the program or its user gave; passes minimise the `objective`,
+    a property of a timeline.
     """
 
     name: str
@@ -77,6 +79,7 @@ class Schedule:
     stream: Stream | None = None
     claims: tuple[Claim, ...] = field(default=(), eq=False, repr=False)
     costs: Costs = UNIT
+    transport: str = PORTABLE
     objective: str = "makespan"
 
     @property

@@ -1,82 +1,115 @@
 """Why an execution stands still: transfers that are never met, or ranks that wait for each other."""
 
+from attrs import frozen
+
 from schedlang.actions import counterpart, is_send, word
 from schedlang.findings import Finding, ranks_text
 from schedlang.kinds import Kind
+from schedlang.network import Network, Place, Progress
 from schedlang.schedule import Schedule
 
 
-def explain_standstill(
-    schedule: Schedule, position: list[int], waiting: list[tuple[int, int]], other_findings: bool
-) -> list[Finding]:
-    """What keeps ranks from going on, given where each stands and which transfers wait for their other side.
+@frozen
+class Standstill:
+    """Where an execution has come to rest: how far each transfer is, and the transfer that holds each rank."""
 
-    A transfer that is never met explains all that waits behind it, and so may other findings; only a standstill that
-    nothing else explains is reported as a deadlock.
-    """
-    releases = [_release(schedule, position, rank, index) for rank, index in waiting]
-    findings = [
-        _never_met(schedule, rank, index)
-        for (rank, index), release in zip(waiting, releases, strict=True)
-        if release is None
-    ]
-    if findings or other_findings:
-        return findings
-    return [_deadlock(schedule, dict(zip(waiting, releases, strict=True)))]
+    schedule: Schedule
+    network: Network
+    held_at: list[int | None]
 
+    def explain(self, waiting: list[Place], other_findings: bool) -> list[Finding]:
+        """What keeps ranks from going on, given the transfers that wait for their other side.
 
-def _other_end(schedule: Schedule, rank: int, index: int) -> tuple[int, Kind, int, int]:
-    """The other side of a transfer: its rank, kind, stage and microbatch."""
-    actions = schedule.ranks[rank]
-    peer = schedule.peer(actions.kind[index], actions.stage[index])
-    assert peer is not None
-    return peer, *counterpart(actions.kind[index], actions.stage[index]), actions.microbatch[index]
+        A transfer that is never met explains all that waits behind it, and so may other findings; only a standstill
+        that nothing else explains is reported as a deadlock.
+        """
+        findings = [self.never_met(place) for place in waiting if self.release(place) is None]
+        return findings if findings or other_findings else [self.deadlock(waiting)]
 
+    def release(self, place: Place) -> Place | None:
+        """The action that would meet a waiting transfer."""
+        peer, *wanted = self.other_end(place)
+        actions = self.schedule.ranks[peer]
+        for later in range(len(actions)):
+            meets = [actions.kind[later], actions.stage[later], actions.microbatch[later]] == wanted
+            if meets and self.network.progress((peer, later)) < Progress.STARTED:
+                return peer, later
+        return None
 
-def _release(schedule: Schedule, position: list[int], rank: int, index: int) -> tuple[int, int] | None:
-    """The later action, as (rank, index), that would meet a waiting transfer."""
-    peer, *wanted = _other_end(schedule, rank, index)
-    actions = schedule.ranks[peer]
-    for later in range(position[peer], len(actions)):
-        if [actions.kind[later], actions.stage[later], actions.microbatch[later]] == wanted:
-            return peer, later
-    return None
+    def other_end(self, place: Place) -> tuple[int, Kind, int, int]:
+        """The other side of a transfer: its rank, kind, stage and microbatch."""
+        actions, index = self.schedule.ranks[place[0]], place[1]
+        peer = self.schedule.peer(actions.kind[index], actions.stage[index])
+        assert peer is not None
+        return peer, *counterpart(actions.kind[index], actions.stage[index]), actions.microbatch[index]
 
+    def word(self, place: Place) -> str:
+        """An action in a message."""
+        return f"`{self.schedule.ranks[place[0]].word(place[1])}`"
 
-def _never_met(schedule: Schedule, rank: int, index: int) -> Finding:
-    actions = schedule.ranks[rank]
-    peer, kind, stage, microbatch = _other_end(schedule, rank, index)
-    sent = is_send(actions.kind[index])
-    message = (
-        f"`{actions.word(index)}` on rank {rank} is never {'received' if sent else 'sent'}: "
-        f"rank {peer} has no `{word(kind, stage, microbatch)}` left"
-    )
-    return Finding(f"unmatched-{'send' if sent else 'receive'}", message, rank, actions.source[index])
+    def source(self, place: Place) -> int:
+        """The place of an action in the program."""
+        return self.schedule.ranks[place[0]].source[place[1]]
 
+    def never_met(self, place: Place) -> Finding:
+        """A transfer whose other side does not come."""
+        peer, *wanted = self.other_end(place)
+        sent = is_send(self.schedule.ranks[place[0]].kind[place[1]])
+        done = "received" if sent else "sent"
+        message = f"{self.word(place)} on rank {place[0]} is never {done}: rank {peer} has no `{word(*wanted)}` left"
+        help = None
+        if self.stands_there(place):
+            message = f"{self.word(place)} on rank {place[0]} and `{word(*wanted)}` on rank {peer} never meet"
+            help = "one is issued in a batch and one alone, which take different ways: issue both alike"
+        return Finding(f"unmatched-{'send' if sent else 'receive'}", message, place[0], self.source(place), help=help)
 
-def _deadlock(schedule: Schedule, releases: dict[tuple[int, int], tuple[int, int] | None]) -> Finding:
-    """The ranks that wait for each other: from any that waits, follow who it waits for until a rank comes again."""
-    waits = {rank: (index, release) for (rank, index), release in reversed(releases.items())}
-    order = [min(waits)]
-    while True:
-        release = waits[order[-1]][1]
-        assert release is not None
-        if release[0] in order:
-            break
-        order.append(release[0])
-    cycle = order[order.index(release[0]) :]
-    related = []
-    for rank in cycle:
-        index, release = waits[rank]
-        assert release is not None
-        actions, peer = schedule.ranks[rank], schedule.ranks[release[0]]
-        related.append((actions.source[index], f"rank {rank} waits here, at `{actions.word(index)}`"))
-        needs = f"until rank {release[0]} comes here, to `{peer.word(release[1])}`"
-        related.append((peer.source[release[1]], needs))
-    (place, label), *rest = related
-    message = f"{ranks_text(sorted(cycle))} wait for each other"
-    if schedule.source.text.startswith(("send", "recv"), schedule.spans[place].start if schedule.spans else 0):
-        help = "issue transfers that cross as one batch, `exchange { … }`, or in one order on both ranks"
-    else:
-        help = "these ops cannot run in this order, whatever the communication: change the order of one rank"
-    return Finding("deadlock", message, cycle[0], place, label, tuple(rest), help)
+    def stands_there(self, place: Place) -> bool:
+        """Whether the other side of a transfer waits as well, on another channel."""
+        peer, *wanted = self.other_end(place)
+        actions, waiting = self.schedule.ranks[peer], self.network.waiting()
+        return any([*actions.row(index)[:3]] == wanted for rank, index in waiting if rank == peer)
+
+    def deadlock(self, waiting: list[Place]) -> Finding:
+        """The ranks that wait for each other: from any that waits, follow what it waits for until that comes again."""
+        order = [min(place for place in waiting if self.network.progress(place) == Progress.STARTED)]
+        while (following := self.waits_for(order[-1])) not in order:
+            order.append(following)
+        cycle = order[order.index(following) :]
+        # Begin where a rank comes first that waits for another one.
+        crossings = [(a, b) for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True) if a[0] != b[0]]
+        labels: list[tuple[int, str]] = []
+        for waiter, release in crossings:
+            labels.append((self.source(waiter), f"rank {waiter[0]} waits here, at {self.word(waiter)}"))
+            labels.append((self.source(release), f"until rank {release[0]} comes here, to {self.word(release)}"))
+        (place, label), *rest = labels
+        ranks = sorted({place[0] for place, _ in crossings})
+        spans, text = self.schedule.spans, self.schedule.source.text
+        if text.startswith(("send", "recv"), spans[place].start if spans else 0):
+            help = "issue transfers that cross as one batch, `exchange { … }`, or in one order on both ranks"
+        else:
+            help = "these ops cannot run in this order, whatever the communication: change the order of one rank"
+        message = f"{ranks_text(ranks)} wait for each other"
+        return Finding("deadlock", message, crossings[0][0][0], place, label, tuple(rest), help)
+
+    def waits_for(self, place: Place) -> Place:
+        """What a transfer waits for: its other side, or one before it on its own rank, or one that goes with it."""
+        rank = place[0]
+        progress = self.network.progress(place)
+        if progress == Progress.AHEAD:
+            held = self.held_at[rank]
+            assert held is not None
+            return self.unmet(rank, self.network.batch((rank, held)))
+        if progress == Progress.POSTED:
+            return self.unmet(rank, self.network.head(place))
+        if progress == Progress.STARTED:
+            release = self.release(place)
+            assert release is not None
+            return release
+        lagging = self.network.lagging(place)
+        assert lagging is not None
+        return self.unmet(*lagging)
+
+    def unmet(self, rank: int, batch: range) -> Place:
+        """A transfer of a batch that keeps it from completing: one that is not met, if there is one."""
+        waiting = [index for index in batch if self.network.progress((rank, index)) < Progress.MET]
+        return rank, (waiting or batch)[0]

@@ -178,3 +178,31 @@ def test_a_home_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     environment = dict(os.environ, XDG_CACHE_HOME=str(tmp_path / "file"))
     subprocess.run([sys.executable, "-m", "schedlang", "compile", ONE_F_ONE_B], env=environment, check=True, timeout=60,
                    stdout=subprocess.DEVNULL)  # fmt: skip
+
+
+def test_check(tmp_path: Path) -> None:
+    explicit = str(PROGRAMS / "1f1b_explicit.sched")
+    table = schedc("check", explicit, "-p", "microbatches=2", "--transport", "all")
+    assert table.returncode == 1
+    verdicts = [line.split(maxsplit=1) for line in table.stdout.splitlines()]
+    assert [verdict for name, verdict in verdicts if name != "nccl"] == ["proved"] * 6
+    assert "error[first-use]: rank 2 waits at its first batch for rank 0" in dict(verdicts)["nccl"]
+    plan = str(tmp_path / "plan.json")
+    assert schedc("compile", explicit, "-p", "microbatches=2", "-o", plan).returncode == 0
+    assert schedc("check", plan, "--transport", "all").stdout == table.stdout
+    found = json.loads(schedc("check", plan, "--transport", "nccl", "--json").stdout)
+    assert [each["code"] for verdict in found["verdicts"] for each in verdict["diagnostics"]] == ["first-use"]
+    assert schedc("compile", explicit, "-p", "microbatches=2", "--transport", "nccl").returncode == 1
+    assert schedc("check", explicit).stdout == "proved for portable\n"
+
+
+def test_check_of_many_sizes() -> None:
+    sizes = ["--for", "ranks=2..4", "--for", "microbatches=1..6"]
+    assert schedc("check", ONE_F_ONE_B, *sizes).stdout == "18 sizes proved, 0 refused by the program's own `require`\n"
+    dualpipe = schedc("check", str(PROGRAMS / "dualpipe.sched"), *sizes).stdout
+    assert dualpipe.endswith("refused by the program's own `require`\n")
+    wrong = schedc("check", str(PROGRAMS / "1f1b_explicit.sched"), *sizes, "--transport", "nccl")
+    assert wrong.returncode == 1
+    assert "note: the smallest size where this is so: ranks = 3, microbatches = 2\n" in wrong.stderr
+    for arguments in (["--for", "ranks"], ["--for", "ranks=4..2"], [*sizes, "--json"], ["--transport", "mpi"]):
+        assert schedc("check", ONE_F_ONE_B, *arguments).returncode == 2

@@ -1,14 +1,12 @@
 """The proof against an oracle that executes plans, on random schedules and on every kind of damage to them."""
 
-import json
 import random
-import re
 from pathlib import Path
 
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
-from strategies import make_schedule, oracle, schedules
+from strategies import oracle, schedules
 
 from schedlang import Actions, CompileError, Costs, Kind, Schedule, compile, prove, read_source, simulate
 from schedlang.lowering import lower
@@ -96,7 +94,7 @@ def test_mutated_plans_are_judged_as_by_the_oracle(path: Path) -> None:
     rng = random.Random(path.stem)
     verdicts = {True: 0, False: 0}
     for ranks, microbatches in SIZES.get(path.stem, [(2, 2), (2, 4), (3, 3), (4, 4)]):
-        plan = compile(read_source(path), {"ranks": ranks, "microbatches": microbatches})
+        plan = compile(read_source(path), {"ranks": ranks, "microbatches": microbatches}, transport="blocking")
         for _ in range(150):
             mutant = mutate(plan, rng)
             if rng.random() < 0.3:
@@ -105,27 +103,6 @@ def test_mutated_plans_are_judged_as_by_the_oracle(path: Path) -> None:
             assert verdict == oracle(mutant), [each.text() for each in mutant.ranks]
             verdicts[verdict] += 1
     assert min(verdicts.values()) > 10  # some damage is harmless: the test sees both verdicts
-
-
-CASES = json.loads((TESTS / "cases" / "deadlock_blocking.json").read_text())
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_recorded_deadlocks(name: str) -> None:
-    """Plans with their verdict where sends block, from an independent checker (see the file's own note)."""
-    case = CASES[name]
-    ranks = []
-    for text in case["ranks"]:
-        actions = Actions()
-        for group, token in enumerate(text.split(), start=1):
-            words = token.strip("()").split(";")
-            for word in words:
-                match = re.fullmatch(r"(\d+)([A-Z_]+?)(\d+)", word)
-                assert match
-                actions.add(Kind[match[2]], int(match[1]), int(match[3]), 0, group if len(words) > 1 else 0)
-        ranks.append(actions)
-    schedule = make_schedule(tuple(case["placement"]), case["microbatches"], tuple(ranks))
-    assert proved(schedule) == (case["verdict"] == "ok")
 
 
 def test_cost_of_a_proof_grows_with_the_actions_only() -> None:

@@ -79,6 +79,7 @@ Damage = Callable[[Any], Any]
         (lambda d: d | {"spans": [[1]]}, "`spans` must be pairs of places"),
         (lambda d: d | {"spans": []}, "not an index of `spans`"),
         (lambda d: d | {"transport": None}, "`transport` must be text"),
+        (lambda d: d | {"transport": "mpi"}, "`transport`: there is no transport `mpi`"),
         (lambda d: d | {"costs": None}, "costs: it must be an object"),
         (lambda d: d | {"costs": {"forward_times": [-1]}}, "costs: `forward_times` must be numbers from 0"),
         (lambda d: d | {"costs": {"input_memory": [1, 2, 3]}}, "3 memories of `I` are given, there are 2 stages"),

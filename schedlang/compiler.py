@@ -1,0 +1,110 @@
+"""The line from a program to its plan, and the verdicts on it for one size or many."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from itertools import product
+from math import prod
+from types import MappingProxyType
+
+from attrs import asdict, evolve, frozen
+
+from schedlang import passes
+from schedlang.claims import check_claims
+from schedlang.costs import UNIT, Costs
+from schedlang.diagnostics import CompileError, Diagnostic
+from schedlang.expand import expand
+from schedlang.imports import load
+from schedlang.lowering import lower
+from schedlang.machine import prove
+from schedlang.plan import Plan
+from schedlang.schedule import Kernel, Schedule
+from schedlang.source import Source
+from schedlang.stream import lower_stream, unroll
+from schedlang.structure import check_structure
+from schedlang.transports import PORTABLE, transports
+
+NO_PARAMS: Mapping[str, int] = MappingProxyType({})
+
+
+def compile(
+    source: Source,
+    params: Mapping[str, int] = NO_PARAMS,
+    costs: Costs = UNIT,
+    forward_only: bool = False,
+    transport: str = PORTABLE,
+) -> Plan:
+    """The plan of a program for some parameters, proved; CompileError with everything that is wrong with it.
+
+    It is proved for a transport (`schedlang.transports`; ValueError for an unknown one), by default for all. Its passes
+    choose the order that is best for its own costs, or where they are given, for `costs`; ValueError if these are not
+    for its number of stages. What it claims of time or memory, it claims at its own costs only. `forward_only` makes it
+    the inference plan of a training program, without the claims, which speak of training.
+    """
+    transports(transport)
+    schedule, kernels = _lowered(source, params, costs, forward_only)
+    schedule = evolve(schedule, transport=transport)
+    check_claims(schedule, prove(schedule), costs)
+    return Plan(**asdict(evolve(schedule, claims=()), recurse=False), kernels=kernels)
+
+
+def _lowered(
+    source: Source, params: Mapping[str, int], costs: Costs, forward_only: bool
+) -> tuple[Schedule, tuple[Kernel, ...]]:
+    """The schedule of a program with its communication, and what of it repeats."""
+    schedule = expand(*load(source), params, costs)
+    if schedule.stream and forward_only:
+        schedule = unroll(schedule, 1)
+    check_structure(unroll(schedule, 2) if schedule.stream else schedule)
+    if forward_only:
+        schedule = evolve(passes.forward_only(schedule), claims=())
+    return lower_stream(schedule) if schedule.stream else (lower(schedule), ())
+
+
+def check(source: Source, params: Mapping[str, int], names: Iterable[str]) -> dict[str, list[Diagnostic]]:
+    """For each of some transports, what is wrong with a program there; CompileError for what is wrong on all."""
+    schedule, _ = _lowered(source, params, UNIT, False)
+    return check_schedule(schedule, names)
+
+
+def check_schedule(schedule: Schedule, names: Iterable[str]) -> dict[str, list[Diagnostic]]:
+    """For each of some transports, what is wrong with a schedule with communication there."""
+    found: dict[str, list[Diagnostic]] = {}
+    for name in names:
+        try:
+            check_claims(schedule, prove(evolve(schedule, transport=name)))
+            found[name] = []
+        except CompileError as error:
+            found[name] = error.diagnostics
+    return found
+
+
+@frozen
+class Instance:
+    """A program at one size: what is wrong with it there, or nothing; and whether its own `require` refuses it."""
+
+    params: dict[str, int]
+    refused: bool
+    diagnostics: list[Diagnostic]
+
+
+def check_range(
+    source: Source, params: Mapping[str, int], ranges: Mapping[str, range], transport: str
+) -> Iterator[Instance]:
+    """Every size in some ranges of parameters, the smallest first, worked on by all cores."""
+    sizes = [{**params, **dict(zip(ranges, values, strict=True))} for values in product(*ranges.values())]
+    sizes.sort(key=lambda size: (prod(max(size[name], 1) for name in ranges), list(size.values())))
+    with ProcessPoolExecutor() as pool:
+        try:
+            yield from pool.map(partial(_instance, source, transport), sizes, chunksize=4)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _instance(source: Source, transport: str, params: dict[str, int]) -> Instance:
+    try:
+        compile(source, params, transport=transport)
+    except CompileError as error:
+        refused = all(each.code == "require" for each in error.diagnostics)
+        return Instance(params, refused, [] if refused else error.diagnostics)
+    return Instance(params, False, [])

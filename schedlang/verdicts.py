@@ -1,0 +1,41 @@
+"""What `schedc check` prints: a verdict for each transport, or for each size."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from schedlang.compiler import Instance
+from schedlang.diagnostics import CompileError, Diagnostic, counted, to_json
+
+
+def verdicts_text(found: Mapping[str, list[Diagnostic]]) -> str:
+    """A line for each transport: proved, or the first thing that is wrong there."""
+    width = max(map(len, found))
+    verdicts = {
+        name: f"error[{wrong[0].code}]: {wrong[0].message}" if wrong else "proved" for name, wrong in found.items()
+    }
+    return "\n".join(f"{name:<{width}}  {verdict}" for name, verdict in verdicts.items())
+
+
+def verdicts_json(found: Mapping[str, list[Diagnostic]]) -> list[dict[str, Any]]:
+    """The verdicts for machines."""
+    return [
+        {"transport": name, "proved": not wrong, "diagnostics": list(map(to_json, wrong))}
+        for name, wrong in found.items()
+    ]
+
+
+def count_instances(instances: Iterator[Instance], total: int) -> str:
+    """How many sizes are proved and refused; CompileError for the first one that is wrong, which is the smallest."""
+    proved = refused = 0
+    for instance in instances:
+        if instance.diagnostics:
+            size = ", ".join(f"{name} = {value}" for name, value in instance.params.items())
+            first, *others = instance.diagnostics
+            note = f"the smallest size where this is so: {size}"
+            raise CompileError([first.with_note(note), *others])
+        proved, refused = proved + (not instance.refused), refused + instance.refused
+        if sys.stderr.isatty():
+            end = "\n" if proved + refused == total else ""
+            print(f"\r{proved + refused} of {counted(total, 'size')}", end=end, file=sys.stderr, flush=True)
+    return f"{counted(proved, 'size')} proved, {refused} refused by the program's own `require`"
