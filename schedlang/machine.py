@@ -198,7 +198,8 @@ class _Machine:
         kind, stage, microbatch = Kind(actions.kind[index]), actions.stage[index], actions.microbatch[index]
         peer = self.schedule.peer(kind, stage)
         if peer is None:
-            self.find("transfer", f"`{actions.word(index)}` has no other rank to reach", rank, index)
+            message = f"`{actions.word(index)}` has no other rank to reach"
+            self.find("unmatched-send" if is_send(kind) else "unmatched-receive", message, rank, index)
             self.incomplete[rank] -= 1
             return
         if is_send(kind):

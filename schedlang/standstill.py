@@ -51,7 +51,7 @@ def _never_met(schedule: Schedule, rank: int, index: int) -> Finding:
         f"`{actions.word(index)}` on rank {rank} is never {'received' if sent else 'sent'}: "
         f"rank {peer} has no `{word(kind, stage, microbatch)}` left"
     )
-    return Finding(f"unmatched-{'send' if sent else 'receive'}", message, rank, actions.source[index])
+    return Finding("unmatched-send" if sent else "unmatched-receive", message, rank, actions.source[index])
 
 
 def _deadlock(schedule: Schedule, releases: dict[tuple[int, int], tuple[int, int] | None]) -> Finding:
