@@ -42,10 +42,10 @@ def check_claims(schedule: Schedule, execution: Execution, given: Costs = UNIT) 
             if claim.holds():
                 continue
             message = f"the schedule claims: {claim.reason}" if claim.reason else "a claim does not hold"
+            finding = Finding("assert", message, 0, claim.place, help=f"the figures are {', '.join(texts)}")
         except Fault as fault:
-            message = fault.message
+            finding = Finding(fault.code, fault.message, 0, claim.place, help=fault.help)
         # A claim in a rank block is made once per rank, and told once.
-        finding = Finding("assert", message, 0, claim.place, help=f"the figures are {', '.join(texts)}")
         findings.setdefault(claim.place, finding)
     if findings:
         raise CompileError(diagnose(schedule, list(findings.values())))
@@ -67,5 +67,5 @@ def _of_rank(name: str, values: Sequence[float], rank: int | None = None) -> flo
     if rank is None:
         return max(values)
     if not 0 <= rank < len(values):
-        raise Fault("assert", f"`{name}({rank})`, there are ranks 0 to {len(values) - 1}", 0)
+        raise Fault("no-such-rank", f"`{name}({rank})`, there are ranks 0 to {len(values) - 1}", 0)
     return values[rank]

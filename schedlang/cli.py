@@ -11,11 +11,12 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from difflib import get_close_matches
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from schedlang.diagnostics import CompileError, counted, to_json, to_text
+from schedlang.diagnostics import CompileError, counted, to_github, to_json, to_text
 
 _EXAMPLE = "programs/1f1b.sched"
 
@@ -44,10 +45,13 @@ class _UsageError(Exception):
 def _report(error: CompileError, format: str) -> None:
     if format == "json":
         print(json.dumps({"diagnostics": [to_json(each) for each in error.diagnostics]}, indent=1), file=sys.stderr)
-        return
-    print("\n\n".join(map(to_text, error.diagnostics)), file=sys.stderr)
-    if len(error.diagnostics) > 1:
-        print(f"\n{len(error.diagnostics)} errors", file=sys.stderr)
+    elif format == "github":
+        print("\n".join(map(to_github, error.diagnostics)), file=sys.stderr)
+    else:
+        count = f"{len(error.diagnostics)} errors; " if len(error.diagnostics) > 1 else ""
+        codes = dict.fromkeys(each.code for each in error.diagnostics)
+        texts = [*map(to_text, error.diagnostics), f"{count}see: schedc explain {' '.join(codes)}"]
+        print("\n\n".join(texts), file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,8 +61,8 @@ def _parser() -> argparse.ArgumentParser:
     compile = _command(commands, "compile", _compile, "prove a program and write its plan", "-p ranks=8 -o plan.json")
     compile.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write")
     compile.add_argument("--forward-only", action="store_true", help="keep only the forwards: the inference plan")
-    compile.add_argument("--format", choices=("text", "json"), default="text", help="the form of diagnostics")
-
+    compile.add_argument("--format", choices=("text", "json", "github"), default="text",
+                         help="the form of diagnostics: for people, programs, GitHub's annotations")  # fmt: skip
     compile.add_argument("--transport", default="portable", metavar="NAME", help="what the plan is proved for")
 
     check = _command(commands, "check", _check, "prove a program for transports or sizes", "--for ranks=2..8")
@@ -83,6 +87,12 @@ def _parser() -> argparse.ArgumentParser:
     run = _command(commands, "run", _run, "train a small GPT with it on this machine", "--steps 5 --check")
     run.add_argument("--steps", type=int, help="how many updates")
     run.add_argument("--check", action="store_true", help="compare with the same training in one process")
+
+    help = "say what error codes mean, and how such programs are put right"
+    explain = commands.add_parser("explain", help=help, description=f"{help[0].upper()}{help[1:]}.",
+                                  epilog="example: schedc explain deadlock")  # fmt: skip
+    explain.add_argument("codes", metavar="CODE", nargs="*", help="what stands in `error[…]`; without, all are listed")
+    explain.set_defaults(run=_explain)
     return parser
 
 
@@ -252,3 +262,19 @@ def _run(options: argparse.Namespace) -> int:
         launch += ["--steps", str(options.steps)] if options.steps is not None else []
         launch += ["--check"] if options.check else []
         return subprocess.run(launch, env={"OMP_NUM_THREADS": "1"} | dict(os.environ)).returncode
+
+
+def _explain(options: argparse.Namespace) -> int:
+    from schedlang.explain import codes, page, summary
+
+    known = codes()
+    for code in options.codes:
+        if code not in known:
+            close = ", ".join(f"`{each}`" for each in get_close_matches(code, known))
+            raise _UsageError(f"there is no code `{code}`; {f'near it: {close}' if close else 'all: `schedc explain`'}")
+    if options.codes:
+        print("\n".join(map(page, options.codes)), end="")
+    else:
+        width = max(map(len, known))
+        print("\n".join(f"{code:{width}}  {summary(code)}" for code in known))
+    return 0

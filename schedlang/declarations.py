@@ -82,9 +82,9 @@ class Declarations:
         if start != 0 or stop < 1:
             raise Fault("placement", f"the stages are {start} .. {stop}, they must start from 0", place)
         if self.pipelines and not (name and self.pipelines[0].name):
-            raise Fault("placement", "a schedule has one `stage` line, or pipelines with one each", place)
+            raise Fault("repeated-part", "a schedule has one `stage` line, or pipelines with one each", place)
         if microbatches < 1:
-            raise Fault("placement", f"the pipeline runs {microbatches} microbatches, it must run 1 or more", place)
+            raise Fault("pipelines", f"the pipeline runs {microbatches} microbatches, it must run 1 or more", place)
         stages = self.count(start, stop, 1, place)
         rank_of = self.function(item.name, item.rank)
         first = len(self.placement)
@@ -92,7 +92,7 @@ class Declarations:
             rank = int(rank_of(stage))
             if not 0 <= rank < self.params["ranks"]:
                 message = f"stage {stage} is on rank {rank}, there are ranks 0 to {self.params['ranks'] - 1}"
-                raise Fault("placement", message, self.codegen.place(item.rank))
+                raise Fault("no-such-rank", message, self.codegen.place(item.rank))
             self.placement.append(rank)
         self.pipelines.append(Pipeline(name, first, first + stop, microbatches))
         # Past the pipeline's own stages there are none, not those of the next pipeline.
@@ -108,7 +108,7 @@ class Declarations:
         layout = Layout(tuple(self.placement), tuple(self.pipelines), slices, links=self.links)
         if layout.microbatches != microbatches:
             message = f"the pipelines run {layout.microbatches} microbatches, `microbatches` is {microbatches}"
-            raise Fault("placement", message, 0)
+            raise Fault("pipelines", message, 0)
         return layout
 
     def weights(self, layout: Layout) -> tuple[WeightRule, ...]:
@@ -117,7 +117,8 @@ class Declarations:
         for item in self.rules:
             delay = self.evaluate(item.rule.updates) if item.rule.updates else 0
             if delay < 0:
-                raise Fault("weights", f"weights delayed by {delay}", self.codegen.place(item))
+                message = f"weights delayed by {delay} updates, it must be 0 or more"
+                raise Fault("weight-version", message, self.codegen.place(item))
             for stage in self.stages(item.stages, len(rules)) if item.stages else range(len(rules)):
                 rules[stage] = WeightRule(item.rule.name, delay)
         return tuple(rules)

@@ -1,4 +1,4 @@
-"""What is wrong with a program or a plan, as data; and its two renderings, text and JSON."""
+"""What is wrong with a program or a plan, as data; and its renderings: text, JSON, GitHub's annotations."""
 
 from __future__ import annotations
 
@@ -135,6 +135,26 @@ def to_json(diagnostic: Diagnostic) -> dict[str, Any]:
         "notes": list(diagnostic.notes),
         "help": diagnostic.help,
     }
+
+
+def to_github(diagnostic: Diagnostic) -> str:
+    """The diagnostic as a GitHub workflow shows it beside the changed line: one `::error` command."""
+    shown = to_json(diagnostic)
+    properties = {"file": shown["file"]}
+    if shown["start"]:
+        start, end = shown["start"], shown["end"]
+        properties |= {"line": start["line"], "col": start["column"]}
+        properties |= {"endLine": end["line"], "endColumn": end["column"]}
+    properties["title"] = diagnostic.code
+    text = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in properties.items())
+    helps = [f"help: {diagnostic.help}"] if diagnostic.help else []
+    message = "\n".join([diagnostic.message, *diagnostic.notes, *helps])
+    return f"::error {text}::{_escaped(message)}"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    """A text in a workflow command: what would end it, or a property of it, by its number."""
+    return "".join(f"%{ord(each):02X}" if each in "%\r\n" + more else each for each in text)
 
 
 def counted(number: int, noun: str) -> str:

@@ -131,7 +131,7 @@ class _Expansion:
         declared = self.declared
         interval, place = declared.evaluate(block.interval), declared.codegen.place(block.interval)
         if interval < 1:
-            raise Fault("placement", f"the block repeats every {interval} slots, it must be 1 or more", place)
+            raise Fault("block", f"the block repeats every {interval} slots, it must be 1 or more", place)
         together, layout = len(block.microbatches), recorders[0].layout
         microbatches = max(pipeline.microbatches for pipeline in layout.pipelines)
         for repeat in declared.count(0, -(-microbatches // together), 1, place):
@@ -144,7 +144,7 @@ class _Expansion:
         """Apply a pass."""
         place = self.declared.codegen.place(item)
         if schedule.stream:
-            raise Fault("stream", "a pass changes the order of one update: `steady` has none", place)
+            raise Fault("pass", "a pass changes the order of one update: `steady` has none", place)
         try:
             match item:
                 case syntax.Pass(name):

@@ -172,7 +172,7 @@ class _Checker(Scopes):
             if placed.op.kind == "U":
                 help = "without it, the optimizer steps come after all backwards"
                 self.report(
-                    "update", "a block has the ops of microbatches, `U` is of none", Label(placed.op.span), help=help
+                    "block", "a block has the ops of microbatches, `U` is of none", Label(placed.op.span), help=help
                 )
             elif len(placed.op.args) < (3 if self.has_slices else 2):
                 form = "(s, m, k)" if self.has_slices else "(s, m)"

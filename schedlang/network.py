@@ -100,12 +100,14 @@ class Network:
         """Put a transfer on its channel, where it meets the other side or waits for it."""
         rank, index = place
         actions = self.schedule.ranks[rank]
+        sends = is_send(actions.kind[index])
         if peer is None:
             message = f"`{actions.word(index)}` has no other rank to reach"
-            self.findings.append(Finding("transfer", message, rank, actions.source[index]))
+            self.findings.append(
+                Finding("unmatched-send" if sends else "unmatched-receive", message, rank, actions.source[index])
+            )
             self._met(place)
             return
-        sends = is_send(actions.kind[index])
         key: tuple[int, ...] = (rank, peer) if sends else (peer, rank)
         if self.transport.apart:
             key = (*key, _BATCHED if len(self._batch[place]) > 1 else _ALONE)

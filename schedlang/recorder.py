@@ -55,7 +55,7 @@ class Recorder:
             return
         if self.part and (not args or args[-1] is None):
             message = f"`{word}` does not name its microbatch: in `{self.part}` it is counted from the update's first"
-            raise Fault("stream", message, place)
+            raise Fault("which-microbatch", message, place, f"write `{word}(m)`, or `{word}(s, m)`")
         stage, microbatch = self.which(word, args, place) if args else self.oldest_owed(None, place)
         kind = _KINDS[word]
         if is_copy(kind) and self.batch:
@@ -75,7 +75,7 @@ class Recorder:
     def begin_part(self, part: str, place: int) -> bool:
         """The ops from here on stand before the first update, or once in every update."""
         if part in self.parts:
-            raise Fault("stream", f"a rank has one `{part}`", place)
+            raise Fault("repeated-part", f"a rank has one `{part}`", place)
         self.part, self.parts[part] = part, Actions()
         self.actions, self.parts[""] = self.parts[part], self.actions
         return True
@@ -185,7 +185,7 @@ def place_op(recorders: list[Recorder], offset: int, word: str, args: tuple[int,
     layout = recorders[0].layout
     stage, microbatch = args[:2]
     if slot < 0:
-        raise Fault("placement", f"`{word}` at slot {slot}, a block's slots count from 0", place)
+        raise Fault("block", f"`{word}` at slot {slot}, a block's slots count from 0", place)
     if not 0 <= stage < len(layout.placement):
         message = f"`{word}` of stage {stage}, there are stages 0 to {len(layout.placement) - 1}"
         raise Fault("no-such-stage", message, place)
@@ -201,10 +201,10 @@ def make_stream(recorders: list[Recorder]) -> Stream | None:
         return None
     for recorder in recorders:
         if "steady" not in recorder.parts:
-            raise Fault("stream", f"rank {recorder.rank} has no `steady`, which other ranks have", 0)
+            raise Fault("missing-part", f"rank {recorder.rank} has no `steady`, which other ranks have", 0)
         if len(recorder.actions):
             message = f"`{recorder.actions.word(0)}` stands outside of `warmup` and `steady`"
-            raise Fault("stream", message, recorder.actions.source[0])
+            raise Fault("steady", message, recorder.actions.source[0])
     nothing = Actions()
     return Stream(
         tuple(recorder.parts.get("warmup", nothing) for recorder in recorders),

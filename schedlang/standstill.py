@@ -61,7 +61,9 @@ class Standstill:
         if self.stands_there(place):
             message = f"{self.word(place)} on rank {place[0]} and `{word(*wanted)}` on rank {peer} never meet"
             help = "one is issued in a batch and one alone, which take different ways: issue both alike"
-        return Finding(f"unmatched-{'send' if sent else 'receive'}", message, place[0], self.source(place), help=help)
+        return Finding(
+            "unmatched-send" if sent else "unmatched-receive", message, place[0], self.source(place), help=help
+        )
 
     def stands_there(self, place: Place) -> bool:
         """Whether the other side of a transfer waits as well, on another channel."""

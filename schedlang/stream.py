@@ -56,7 +56,7 @@ def lower_stream(schedule: Schedule) -> tuple[Schedule, tuple[Kernel, ...]]:
             return large, found
     place = Label(schedule.spans[0])
     message = f"the schedule does not repeat itself within {_MOST_UPDATES} updates"
-    raise CompileError([Diagnostic("stream", message, (place,), schedule.source)])
+    raise CompileError([Diagnostic("steady", message, (place,), schedule.source)])
 
 
 def repeat(schedule: S, kernels: tuple[Kernel, ...], times: int) -> S:

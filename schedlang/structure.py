@@ -30,26 +30,26 @@ def check_structure(schedule: Schedule) -> None:
 
 def _unknown(schedule: Schedule, rank: int) -> list[Finding]:
     """Actions of stages and microbatches that do not exist or belong to another rank."""
-    findings = []
+    findings: list[Finding] = []
     actions, placement = schedule.ranks[rank], schedule.placement
+
+    def find(code: str, index: int, wrong: str) -> None:
+        message = f"`{actions.word(index)}` on rank {rank}: {wrong}"
+        findings.append(Finding(code, message, rank, actions.source[index]))
+
     for index, (kind, stage, microbatch) in enumerate(
         zip(actions.kind, actions.stage, actions.microbatch, strict=True)
     ):
         if stage >= len(placement):
-            wrong = f"there are stages 0 to {len(placement) - 1}"
+            find("no-such-stage", index, f"there are stages 0 to {len(placement) - 1}")
         elif placement[stage] != rank:
-            wrong = f"stage {stage} is on rank {placement[stage]}"
+            find("not-on-this-rank", index, f"stage {stage} is on rank {placement[stage]}")
         elif kind == Kind.U and microbatch >= schedule.layout.updates:
-            wrong = f"there are updates 0 to {schedule.layout.updates - 1}"
+            find("update", index, f"there are updates 0 to {schedule.layout.updates - 1}")
         elif microbatch >= schedule.layout.units(stage):
-            wrong = f"there are microbatches 0 to {schedule.layout.units(stage) - 1}"
+            find("no-such-microbatch", index, f"there are microbatches 0 to {schedule.layout.units(stage) - 1}")
         elif is_copy(kind) and actions.group[index]:
-            wrong = "a copy goes on beside what follows by itself, it stands alone"
-        else:
-            continue
-        findings.append(
-            Finding("unknown-action", f"`{actions.word(index)}` on rank {rank}: {wrong}", rank, actions.source[index])
-        )
+            find("overlap", index, "a copy goes on beside what follows by itself, it stands alone")
     return findings
 
 

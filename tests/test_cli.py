@@ -86,6 +86,8 @@ def test_costs(tmp_path: Path) -> None:
         (["simulate", ONE_F_ONE_B, "--p2p-time", "-1"], "`p2p_time` must be numbers from 0"),
         (["simulate", ONE_F_ONE_B, "--p2p-time", "nan"], "`p2p_time` must be numbers from 0"),
         (["simulate", ONE_F_ONE_B, "--p2p-time", "1", "--costs", "x"], "as options or as a file, not both"),
+        (["explain", "deadlok"], "there is no code `deadlok`; near it: `deadlock`"),
+        (["explain", "deadlock", "zzz"], "there is no code `zzz`; all: `schedc explain`"),
     ],
 )
 def test_wrong_usage_is_2(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,13 +105,17 @@ def test_diagnostics_are_1_and_on_stderr(tmp_path: Path, capsys: pytest.CaptureF
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("error[unknown-name]") == 2
-    assert captured.err.endswith("2 errors\n")
+    assert captured.err.endswith("\n\n2 errors; see: schedc explain unknown-name\n")
     assert not plan.exists()
 
     assert main(["compile", str(bad), "--format", "json"]) == 1
     diagnostics = json.loads(capsys.readouterr().err)["diagnostics"]
     assert [each["code"] for each in diagnostics] == ["unknown-name", "unknown-name"]
     assert diagnostics[0]["start"] == {"line": 1, "column": 66}
+
+    assert main(["compile", str(bad), "--format", "github"]) == 1
+    place = f"file={bad},line=1,col=66,endLine=1,endColumn=67,title=unknown-name"
+    assert capsys.readouterr().err.splitlines()[0] == f"::error {place}::no name `x` in scope"
 
 
 @pytest.mark.parametrize("command", ["compile", "show", "simulate", "run"])

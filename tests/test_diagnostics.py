@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from schedlang import CompileError, Source, compile, read_source
-from schedlang.diagnostics import to_json
+from schedlang.diagnostics import Diagnostic, Label, to_github, to_json
+from schedlang.source import Span
 
 DIRECTORY = Path(__file__).parent / "diagnostics"
 PROGRAMS = sorted(DIRECTORY.glob("*.sched"))
@@ -55,6 +56,18 @@ def test_json_has_places_in_lines_and_columns() -> None:
         "notes": [],
         "help": None,
     }
+
+
+def test_github_annotations_escape_what_would_end_them() -> None:
+    source = Source("100%, a:b\r.sched", "one\ntwo three\n")
+    place = Label(Span(8, 13), "not shown")
+    shown = to_github(Diagnostic("order", "50%: `a::b`,\r\nnext", (place,), source, ("a note",), help="a, b"))
+    assert shown == (
+        "::error file=100%25%2C a%3Ab%0D.sched,line=2,col=5,endLine=2,endColumn=10,title=order"
+        "::50%25: `a::b`,%0D%0Anext%0Aa note%0Ahelp: a, b"
+    )
+    whole_file = to_github(Diagnostic("plan", "cut off", file="plan.json"))
+    assert whole_file == "::error file=plan.json,title=plan::cut off"
 
 
 def test_unreadable_files(tmp_path: Path) -> None:

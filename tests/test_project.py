@@ -53,7 +53,7 @@ def test_the_wheel_is_whole(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"schedlang"}
-    for path in [*MODULES, *ROOT.glob("grammars/*.lark"), *ROOT.glob("programs/*.sched")]:
+    for path in [*MODULES, *ROOT.glob("grammars/*.lark"), *ROOT.glob("programs/*.sched"), *ROOT.glob("docs/**/*.md")]:
         inside = path.relative_to(ROOT).as_posix()
         assert (inside if inside.startswith("schedlang/") else f"schedlang/{inside}") in names
     assert "schedlang/py.typed" in names

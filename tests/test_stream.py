@@ -140,14 +140,14 @@ def test_updates_that_are_missing_early_or_doubled() -> None:
 
 
 def test_what_a_stream_must_not_write() -> None:
-    assert refusal(stream("F(next)")) == ["stream"] * 1
-    assert refusal(stream("for m in 0 .. 4 { F(m + ahead) B(m) W } U")) == ["stream"]
-    assert refusal(stream("} steady { U")) == ["stream"]
+    assert refusal(stream("F(next)")) == ["which-microbatch"]
+    assert refusal(stream("for m in 0 .. 4 { F(m + ahead) B(m) W } U")) == ["which-microbatch"]
+    assert refusal(stream("} steady { U")) == ["repeated-part"]
     assert refusal("schedule s { param ranks = 2 param microbatches = 1 rank r { steady { F(0) B(0) U } F(0) } }") == [
-        "stream"
+        "steady"
     ]
     assert refusal("schedule s { param ranks = 2 param microbatches = 1 rank r { if r > 5 { } warmup { } } }") == [
-        "stream"
+        "missing-part"
     ]
-    assert refusal(stream("F(0)", "weights delay 0 - 1")) == ["weights"]
+    assert refusal(stream("F(0)", "weights delay 0 - 1")) == ["weight-version"]
     assert refusal(stream("F(0)", "weights stash on 0 .. 5")) == ["no-such-stage"]
