@@ -16,7 +16,9 @@ from typing import Any
 
 from schedlang.diagnostics import CompileError, counted, to_json, to_text
 
-_EXAMPLE = "programs/1f1b.sched"
+_EXAMPLE, _TABLE = "programs/1f1b.sched", "table.csv"
+#: The most errors that are shown as text: in a table, one mistake can make every cell behind it wrong.
+_MOST_ERRORS = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -44,9 +46,10 @@ def _report(error: CompileError, format: str) -> None:
     if format == "json":
         print(json.dumps({"diagnostics": [to_json(each) for each in error.diagnostics]}, indent=1), file=sys.stderr)
         return
-    print("\n\n".join(map(to_text, error.diagnostics)), file=sys.stderr)
+    print("\n\n".join(map(to_text, error.diagnostics[:_MOST_ERRORS])), file=sys.stderr)
     if len(error.diagnostics) > 1:
-        print(f"\n{len(error.diagnostics)} errors", file=sys.stderr)
+        shown = f", the first {_MOST_ERRORS} are shown" if len(error.diagnostics) > _MOST_ERRORS else ""
+        print(f"\n{len(error.diagnostics)} errors{shown}", file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -71,6 +74,14 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_argument("--updates", type=int, metavar="N", help="of a schedule without a flush, how many to show")
     simulate.add_argument("--json", action="store_true", help="the figures, for machines")
 
+    export = _command(commands, "export", _export, "write it as an action table of torch", "--to torch-csv")
+    export.add_argument("--to", required=True, choices=("torch-csv", "torch-csv-compute"), help="with communication, "
+                        "or compute ops only, the form that torchtitan loads")  # fmt: skip
+    export.add_argument("-o", "--output", metavar="TABLE", help="the file to write, instead of stdout")
+
+    table = _command(commands, "import", _import, "prove an action table of torch and write its plan", "-o plan.json")
+    table.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write")
+
     run = _command(commands, "run", _run, "train a small GPT with it on this machine", "--steps 5 --check")
     run.add_argument("--steps", type=int, help="how many updates")
     run.add_argument("--check", action="store_true", help="compare with the same training in one process")
@@ -83,16 +94,18 @@ _OPS = {
 
 
 def _command(commands: Any, name: str, run: Any, help: str, example: str) -> argparse.ArgumentParser:
-    """A command that takes a program or a plan, and parameters for a program."""
+    """A command that takes a program or a plan, and parameters for a program; or a table."""
     command: argparse.ArgumentParser = commands.add_parser(
         name,
         help=help,
         description=f"{help[0].upper()}{help[1:]}.",
-        epilog=f"example: schedc {name} {_EXAMPLE} {example}",
+        epilog=f"example: schedc {name} {_TABLE if name == 'import' else _EXAMPLE} {example}",
     )
-    command.add_argument("file", metavar="FILE", help="a program" if name == "compile" else "a program or a plan")
-    command.add_argument("-p", dest="params", action="append", default=[], type=_param, metavar="NAME=VALUE",
-                         help="set a parameter of the program")  # fmt: skip
+    what = {"compile": "a program", "import": "a table"}
+    command.add_argument("file", metavar="FILE", help=what.get(name, "a program or a plan"))
+    if name != "import":
+        command.add_argument("-p", dest="params", action="append", default=[], type=_param, metavar="NAME=VALUE",
+                             help="set a parameter of the program")  # fmt: skip
     command.set_defaults(run=run)
     return command
 
@@ -121,19 +134,51 @@ def _load(options: argparse.Namespace, costs: Any = None) -> Any:
 
 
 def _compile(options: argparse.Namespace) -> int:
-    from schedlang import compile, read_source, simulate, write_plan
+    from schedlang import compile, read_source
 
     plan = compile(read_source(options.file), dict(options.params), forward_only=options.forward_only)
+    return _write(plan, options.output)
+
+
+def _import(options: argparse.Namespace) -> int:
+    from schedlang import read_source
+    from schedlang.torch_tables import plan_of, read_table
+
+    table = read_table(read_source(options.file))
+    plan = plan_of(table)
+    if table.has_communication and not table.reduces_gradients:
+        print(f"warning: `{options.file}` has no REDUCE_GRAD: torch runs it without scaling gradients; "
+              "plans always scale them", file=sys.stderr)  # fmt: skip
+    return _write(plan, options.output)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from schedlang.plan import write_text
+    from schedlang.torch_tables import export_table
+
+    table = export_table(_load(options), options.to)
     if options.output:
-        write_plan(plan, options.output)
+        write_text(table, options.output)
+        print(f"wrote {options.output}")
+    else:
+        print(table, end="")
+    return 0
+
+
+def _write(plan: Any, output: str | None) -> int:
+    """Write a plan, if to a file, and say in a line what it is."""
+    from schedlang import simulate, write_plan
+
+    if output:
+        write_plan(plan, output)
     idle = simulate(plan).timeline.bubble_over_makespan
     costs = "the plan's costs" if plan.costs.gives_times else "unit costs"
     sizes = {"rank": len(plan.ranks), "stage": len(plan.placement), "microbatch": plan.microbatches,
              "action": sum(map(len, plan.ranks))}  # fmt: skip
     facts = [counted(number, noun) for noun, number in sizes.items()]
     print(f"{plan.name}: {', '.join(facts)}; no deadlock; {idle:.1%} idle at {costs}")
-    if options.output:
-        print(f"wrote {options.output}")
+    if output:
+        print(f"wrote {output}")
     return 0
 
 
