@@ -41,7 +41,7 @@ def check_markers(schedule: Schedule, markers: list[Marker]) -> None:
         findings.append(Finding("unknown-action", f"{marker}: {wrong}", marker.rank, marker.place))
     reduced = any(marker.what == "REDUCE_GRAD" for marker in markers)
     for stage, its in of.items():
-        findings += _shards(schedule, stage, [each for each in its if each.what != "REDUCE_GRAD"])
+        findings += _shards(schedule, stage, [each for each in its if each.what != "REDUCE_GRAD"], reduced)
         if reduced:
             findings += _reductions(schedule, stage, [each for each in its if each.what == "REDUCE_GRAD"])
     if findings:
@@ -70,8 +70,8 @@ def _reductions(schedule: Schedule, stage: int, markers: list[Marker]) -> Iterat
             yield Finding("reduce-grad", message, rank, marker.place, related=(later,))
 
 
-def _shards(schedule: Schedule, stage: int, markers: list[Marker]) -> Iterator[Finding]:
-    """If a stage's weights are gathered at all, they are there for all its ops, and dropped in the end."""
+def _shards(schedule: Schedule, stage: int, markers: list[Marker], dropped: bool) -> Iterator[Finding]:
+    """If a stage's weights are gathered at all, they are there for all its ops, and in the end perhaps dropped."""
     rank, there = schedule.placement[stage], False
     events: list[tuple[int, Marker | None]] = [(marker.place, marker) for marker in markers]
     if markers:
@@ -88,6 +88,7 @@ def _shards(schedule: Schedule, stage: int, markers: list[Marker]) -> Iterator[F
             yield Finding("unshard", f"{marker}: the weights of the stage are {state} already", rank, place)
             return
         there = not there
-    if there:
+    # What torch dumped before it had REDUCE_GRAD has no RESHARD in the end either.
+    if there and dropped:
         yield Finding("unshard", f"the weights of stage {stage} are never dropped", rank, markers[-1].place,
                       help=f"`{stage}RESHARD` belongs at the end")  # fmt: skip
