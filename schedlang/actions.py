@@ -101,9 +101,10 @@ class Actions:
 
         A batch of transfers is `(0SEND_F4;0RECV_B1)`, ops that overlap are `(0F4;7B1)OVERLAP_F_B`.
         """
-        return " ".join(map(self._batch_text, self.batches()))
+        return " ".join(map(self.batch_text, self.batches()))
 
-    def _batch_text(self, batch: range) -> str:
+    def batch_text(self, batch: range) -> str:
+        """Actions that are issued together, as `text` has them."""
         words = ";".join(map(self.word, batch))
         if len(batch) == 1:
             return words

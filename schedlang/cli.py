@@ -4,21 +4,18 @@ Exit code 0, 1 for diagnostics, 2 for wrong usage.
 """
 
 import argparse
-import importlib.util
 import json
 import os
-import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from difflib import get_close_matches
-from math import prod
-from pathlib import Path
 from typing import Any
 
-from schedlang.diagnostics import CompileError, counted, to_github, to_json, to_text
+from schedlang import commands
+from schedlang.diagnostics import CompileError, to_github, to_json, to_text
 
-_EXAMPLE = "programs/1f1b.sched"
+_EXAMPLE, _TABLE = "programs/1f1b.sched", "table.csv"
+#: The most errors that are shown as text: in a table, one mistake can make every cell behind it wrong.
+_MOST_ERRORS = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -30,16 +27,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CompileError as error:
         _report(error, getattr(options, "format", "text"))
         return 1
-    except _UsageError as error:
+    except commands.UsageError as error:
         parser.error(str(error))
     except BrokenPipeError:
         # The reader of our output has seen enough; Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-
-
-class _UsageError(Exception):
-    """The options do not go together."""
 
 
 def _report(error: CompileError, format: str) -> None:
@@ -48,34 +41,60 @@ def _report(error: CompileError, format: str) -> None:
     elif format == "github":
         print("\n".join(map(to_github, error.diagnostics)), file=sys.stderr)
     else:
+        shown = error.diagnostics[:_MOST_ERRORS]
         count = f"{len(error.diagnostics)} errors; " if len(error.diagnostics) > 1 else ""
+        if len(shown) < len(error.diagnostics):
+            count = f"{len(error.diagnostics)} errors, the first {_MOST_ERRORS} are shown; "
         codes = dict.fromkeys(each.code for each in error.diagnostics)
-        texts = [*map(to_text, error.diagnostics), f"{count}see: schedc explain {' '.join(codes)}"]
+        texts = [*map(to_text, shown), f"{count}see: schedc explain {' '.join(codes)}"]
         print("\n\n".join(texts), file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="schedc", description="Compile pipeline-parallel training schedules.")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    parsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    _proving(parsers)
+    _looking(parsers)
+    _exchanging(parsers)
 
-    compile = _command(commands, "compile", _compile, "prove a program and write its plan", "-p ranks=8 -o plan.json")
+    run = _command(parsers, "run", commands.run, "train a small GPT with it on this machine", "--steps 5 --check")
+    run.add_argument("--steps", type=int, help="how many updates")
+    run.add_argument("--check", action="store_true", help="compare with the same training in one process")
+
+    help = "say what error codes mean, and how such programs are put right"
+    explain = parsers.add_parser("explain", help=help, description=f"{help[0].upper()}{help[1:]}.",
+                                 epilog="example: schedc explain deadlock")  # fmt: skip
+    explain.add_argument("codes", metavar="CODE", nargs="*", help="what stands in `error[…]`; without, all are listed")
+    explain.set_defaults(run=commands.explain)
+    return parser
+
+
+def _proving(parsers: Any) -> None:
+    """The commands that say whether a program is right."""
+    help = "prove a program and write its plan"
+    compile = _command(parsers, "compile", commands.compile_program, help, "-p ranks=8 -o plan.json")
     compile.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write")
     compile.add_argument("--forward-only", action="store_true", help="keep only the forwards: the inference plan")
     compile.add_argument("--format", choices=("text", "json", "github"), default="text",
                          help="the form of diagnostics: for people, programs, GitHub's annotations")  # fmt: skip
-    compile.add_argument("--transport", default="portable", metavar="NAME", help="what the plan is proved for")
+    compile.add_argument("--transport", type=_transport, default="portable", metavar="NAME",
+                         help="what the plan is proved for")  # fmt: skip
 
-    check = _command(commands, "check", _check, "prove a program for transports or sizes", "--for ranks=2..8")
-    check.add_argument("--transport", default="portable", metavar="NAME", help="a transport, or `all` for a table")
+    check = _command(parsers, "check", commands.check, "prove a program for transports or sizes", "--for ranks=2..8")
+    check.add_argument("--transport", type=_transports, default="portable", metavar="NAME",
+                       help="a transport, or `all` for a table")  # fmt: skip
     check.add_argument("--for", dest="ranges", action="append", default=[], type=_range, metavar="NAME=A..B",
                        help="every value of a parameter from A to B")  # fmt: skip
     check.add_argument("--json", action="store_true", help="the verdicts, for machines")
 
-    show = _command(commands, "show", _show, "print what each rank does", "--compute")
+
+def _looking(parsers: Any) -> None:
+    """The commands that show what a plan does."""
+    show = _command(parsers, "show", commands.show, "print what each rank does", "--compute")
     show.add_argument("--ranks", action="store_true", help="only the actions, one line per rank")
     show.add_argument("--compute", action="store_true", help="without sends and receives")
 
-    simulate = _command(commands, "simulate", _simulate, "predict time, bubble and memory", "--p2p-time 0.1")
+    simulate = _command(parsers, "simulate", commands.simulate, "predict time, bubble and memory", "--p2p-time 0.1")
     for name in ("forward", "backward", "input", "weight"):
         simulate.add_argument(f"--{name}-times", nargs="+", type=float, metavar="T",
                               help=f"durations of {_OPS[name]}, one for all stages or one per stage")  # fmt: skip
@@ -84,16 +103,19 @@ def _parser() -> argparse.ArgumentParser:
     simulate.add_argument("--updates", type=int, metavar="N", help="of a schedule without a flush, how many to show")
     simulate.add_argument("--json", action="store_true", help="the figures, for machines")
 
-    run = _command(commands, "run", _run, "train a small GPT with it on this machine", "--steps 5 --check")
-    run.add_argument("--steps", type=int, help="how many updates")
-    run.add_argument("--check", action="store_true", help="compare with the same training in one process")
 
-    help = "say what error codes mean, and how such programs are put right"
-    explain = commands.add_parser("explain", help=help, description=f"{help[0].upper()}{help[1:]}.",
-                                  epilog="example: schedc explain deadlock")  # fmt: skip
-    explain.add_argument("codes", metavar="CODE", nargs="*", help="what stands in `error[…]`; without, all are listed")
-    explain.set_defaults(run=_explain)
-    return parser
+def _exchanging(parsers: Any) -> None:
+    """The commands for torch's action tables."""
+    export = _command(parsers, "export", commands.export, "write it as an action table of torch", "--to torch-csv")
+    export.add_argument("--to", required=True, choices=("torch-csv", "torch-csv-compute"), help="with communication, "
+                        "or compute ops only, the form that torchtitan loads")  # fmt: skip
+    export.add_argument("-o", "--output", metavar="TABLE", help="the file to write, instead of stdout")
+
+    help = "prove an action table of torch and write its plan"
+    table = _command(parsers, "import", commands.import_table, help, "-o plan.json")
+    table.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write")
+    table.add_argument("--transport", type=_transport, default="portable", metavar="NAME",
+                       help="what the plan is proved for")  # fmt: skip
 
 
 _OPS = {
@@ -101,17 +123,19 @@ _OPS = {
 }  # fmt: skip
 
 
-def _command(commands: Any, name: str, run: Any, help: str, example: str) -> argparse.ArgumentParser:
-    """A command that takes a program or a plan, and parameters for a program."""
-    command: argparse.ArgumentParser = commands.add_parser(
+def _command(parsers: Any, name: str, run: Any, help: str, example: str) -> argparse.ArgumentParser:
+    """A command that takes a program or a plan, and parameters for a program; or a table."""
+    command: argparse.ArgumentParser = parsers.add_parser(
         name,
         help=help,
         description=f"{help[0].upper()}{help[1:]}.",
-        epilog=f"example: schedc {name} {_EXAMPLE} {example}",
+        epilog=f"example: schedc {name} {_TABLE if name == 'import' else _EXAMPLE} {example}",
     )
-    command.add_argument("file", metavar="FILE", help="a program" if name == "compile" else "a program or a plan")
-    command.add_argument("-p", dest="params", action="append", default=[], type=_param, metavar="NAME=VALUE",
-                         help="set a parameter of the program")  # fmt: skip
+    what = {"compile": "a program", "import": "a table"}
+    command.add_argument("file", metavar="FILE", help=what.get(name, "a program or a plan"))
+    if name != "import":
+        command.add_argument("-p", dest="params", action="append", default=[], type=_param, metavar="NAME=VALUE",
+                             help="set a parameter of the program")  # fmt: skip
     command.set_defaults(run=run)
     return command
 
@@ -124,6 +148,20 @@ def _param(text: str) -> tuple[str, int]:
         raise argparse.ArgumentTypeError(f"`{text}` is not NAME=VALUE with a whole number") from None
 
 
+def _transport(text: str) -> str:
+    from schedlang.transports import transports
+
+    try:
+        transports(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def _transports(text: str) -> str:
+    return text if text == "all" else _transport(text)
+
+
 def _range(text: str) -> tuple[str, range]:
     name, _, values = text.partition("=")
     start, _, stop = values.partition("..")
@@ -134,147 +172,3 @@ def _range(text: str) -> tuple[str, range]:
     if not name or not found:
         raise argparse.ArgumentTypeError(f"`{text}` is not NAME=A..B with whole numbers")
     return name, found
-
-
-def _load(options: argparse.Namespace, costs: Any = None) -> Any:
-    """The plan in the file, or the plan of the program in it for some costs.
-
-    A plan begins with `{`, a program never does.
-    """
-    from schedlang import compile, read_plan, read_source
-
-    source = read_source(options.file)
-    if not source.text.lstrip().startswith("{"):
-        return compile(source, dict(options.params), *([costs] if costs else []))
-    if options.params:
-        raise _UsageError(f"-p sets parameters of a program, `{options.file}` is a plan")
-    return read_plan(options.file)
-
-
-def _compile(options: argparse.Namespace) -> int:
-    from schedlang import compile, read_source, simulate, write_plan
-
-    _known(options.transport)
-    plan = compile(
-        read_source(options.file), dict(options.params), forward_only=options.forward_only, transport=options.transport
-    )
-    if options.output:
-        write_plan(plan, options.output)
-    idle = simulate(plan).timeline.bubble_over_makespan
-    costs = "the plan's costs" if plan.costs.gives_times else "unit costs"
-    sizes = {"rank": len(plan.ranks), "stage": len(plan.placement), "microbatch": plan.microbatches,
-             "action": sum(map(len, plan.ranks))}  # fmt: skip
-    facts = [counted(number, noun) for noun, number in sizes.items()]
-    print(f"{plan.name}: {', '.join(facts)}; no deadlock; {idle:.1%} idle at {costs}")
-    if options.output:
-        print(f"wrote {options.output}")
-    return 0
-
-
-def _known(transport: str) -> None:
-    from schedlang.transports import transports
-
-    try:
-        transports(transport)
-    except ValueError as error:
-        raise _UsageError(str(error)) from None
-
-
-def _check(options: argparse.Namespace) -> int:
-    from schedlang import read_plan, read_source
-    from schedlang.compiler import check, check_range, check_schedule
-    from schedlang.transports import NAMES
-    from schedlang.verdicts import count_instances, verdicts_json, verdicts_text
-
-    source, ranges = read_source(options.file), dict(options.ranges)
-    is_plan = source.text.lstrip().startswith("{")
-    if options.transport != "all":
-        _known(options.transport)
-    if is_plan and (options.params or ranges):
-        raise _UsageError(f"-p and --for are for the parameters of a program, `{options.file}` is a plan")
-    if ranges:
-        if options.transport == "all" or options.json:
-            raise _UsageError("--for checks many sizes for one transport, and prints one line")
-        instances = check_range(source, dict(options.params), ranges, options.transport)
-        print(count_instances(instances, prod(map(len, ranges.values()))))
-        return 0
-    names = NAMES if options.transport == "all" else (options.transport,)
-    found = check_schedule(read_plan(options.file), names) if is_plan else check(source, dict(options.params), names)
-    if options.json:
-        print(json.dumps({"file": options.file, "verdicts": verdicts_json(found)}, indent=1))
-    elif len(found) > 1:
-        print(verdicts_text(found))
-    elif any(found.values()):
-        raise CompileError(found[options.transport])
-    else:
-        print(f"proved for {options.transport}")
-    return int(any(found.values()))
-
-
-def _show(options: argparse.Namespace) -> int:
-    plan = _load(options)
-    texts = [(actions.compute() if options.compute else actions).text() for actions in plan.ranks]
-    if options.ranks:
-        print("\n".join(texts))
-        return 0
-    params = ", ".join(f"{name} = {value}" for name, value in plan.params.items())
-    print(f"{plan.name} ({params}), from {plan.source.path}, proved for transport {plan.transport}")
-    for rank, text in enumerate(texts):
-        stages = ", ".join(map(str, plan.stages_of(rank)))
-        print(f"\nrank {rank}, stage{'s' if ',' in stages else ''} {stages}\n  {text}")
-    return 0
-
-
-def _simulate(options: argparse.Namespace) -> int:
-    from schedlang import simulate
-    from schedlang.costs import NAMES, make_costs, read_costs
-    from schedlang.report import figures, figures_text
-
-    given = {name: getattr(options, name) for name in NAMES if getattr(options, name, None) is not None}
-    if options.costs and given:
-        raise _UsageError("give costs as options or as a file, not both")
-    try:
-        costs = read_costs(options.costs) if options.costs else make_costs(
-            {name: times if isinstance(times, list) else [times] for name, times in given.items()}
-        )  # fmt: skip
-        plan = _load(options, costs)
-        if options.updates is not None:
-            plan = plan.for_updates(options.updates)
-        execution = simulate(plan, costs)
-    except ValueError as error:
-        raise _UsageError(str(error)) from None
-    print(json.dumps(figures(plan, execution)) if options.json else figures_text(plan, execution))
-    return 0
-
-
-def _run(options: argparse.Namespace) -> int:
-    from schedlang import write_plan
-
-    plan = _load(options)
-    if importlib.util.find_spec("torch") is None:
-        print("schedc run needs torch: pip install 'schedlang[runtime]'", file=sys.stderr)
-        return 1
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "plan.json"
-        write_plan(plan, path)
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone",
-                  "--nproc-per-node", str(len(plan.ranks)), "-m", "schedlang.runtime", str(path)]  # fmt: skip
-        launch += ["--steps", str(options.steps)] if options.steps is not None else []
-        launch += ["--check"] if options.check else []
-        return subprocess.run(launch, env={"OMP_NUM_THREADS": "1"} | dict(os.environ)).returncode
-
-
-def _explain(options: argparse.Namespace) -> int:
-    from schedlang.explain import codes, page, summary
-
-    known = codes()
-    for code in options.codes:
-        if code not in known:
-            close = ", ".join(f"`{each}`" for each in get_close_matches(code, known))
-            raise _UsageError(f"there is no code `{code}`; {f'near it: {close}' if close else 'all: `schedc explain`'}")
-    if options.codes:
-        print("\n".join(map(page, options.codes)), end="")
-    else:
-        width = max(map(len, known))
-        print("\n".join(f"{code:{width}}  {summary(code)}" for code in known))
-    return 0

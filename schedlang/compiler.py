@@ -61,7 +61,7 @@ def _lowered(
     return lower_stream(schedule) if schedule.stream else (lower(schedule), ())
 
 
-def check(source: Source, params: Mapping[str, int], names: Iterable[str]) -> dict[str, list[Diagnostic]]:
+def check_program(source: Source, params: Mapping[str, int], names: Iterable[str]) -> dict[str, list[Diagnostic]]:
     """For each of some transports, what is wrong with a program there; CompileError for what is wrong on all."""
     schedule, _ = _lowered(source, params, UNIT, False)
     return check_schedule(schedule, names)

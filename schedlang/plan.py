@@ -73,14 +73,18 @@ class Plan(Schedule):
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
-    """Write a plan file; the file appears whole or not at all. CompileError when it cannot be written."""
+    """Write a plan file; CompileError when it cannot be written."""
+    write_text(json.dumps(plan.to_json(), indent=1) + "\n", path)
+
+
+def write_text(text: str, path: str | Path) -> None:
+    """Write a file; it appears whole or not at all. CompileError when it cannot be written."""
     path = Path(path)
     temporary = None
     try:
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=path.name, delete=False) as file:
+        with tempfile.NamedTemporaryFile("w", newline="", dir=path.parent, prefix=path.name, delete=False) as file:
             temporary = file.name
-            json.dump(plan.to_json(), file, indent=1)
-            file.write("\n")
+            file.write(text)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:

@@ -147,14 +147,17 @@ def test_costs_files_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert complaint in capsys.readouterr().err
 
 
-def test_every_command_has_an_example_that_works(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("compile", "show", "simulate", "run"):
+def test_every_command_has_an_example_that_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("compile", "show", "simulate", "export", "import", "run"):
         with pytest.raises(SystemExit):
             main([command, "--help"])
         example = capsys.readouterr().out.split("example: schedc ")[1].split()
         assert example[0] == command
         if command == "run":
             continue  # test_runtime runs it
+        if command == "import":
+            (tmp_path / "table.csv").write_text("0F0,0B0")
+            example[1] = str(tmp_path / "table.csv")
         arguments = [argument for argument in example if argument not in ("-o", "plan.json")]
         arguments[1] = str(PROGRAMS.parent / arguments[1])
         assert main(arguments) == 0
@@ -164,9 +167,10 @@ def test_every_command_has_an_example_that_works(capsys: pytest.CaptureFixture[s
 def test_the_compiler_never_imports_torch(tmp_path: Path) -> None:
     """Every command but `run`, with a torch that fails when it is imported."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
-    plan = str(tmp_path / "plan.json")
+    plan, table = str(tmp_path / "plan.json"), str(tmp_path / "table.csv")
     environment = dict(os.environ, PYTHONPATH=str(tmp_path))
-    for arguments in (["compile", ONE_F_ONE_B, "-o", plan], ["show", plan], ["simulate", plan]):
+    for arguments in (["compile", ONE_F_ONE_B, "-o", plan], ["show", plan], ["simulate", plan],
+                      ["export", plan, "--to", "torch-csv", "-o", table], ["import", table]):  # fmt: skip
         subprocess.run([sys.executable, "-m", "schedlang", *arguments], env=environment, check=True, timeout=60,
                        stdout=subprocess.DEVNULL)  # fmt: skip
     lines = "import schedlang, sys; assert not {'torch', 'numpy'} & set(sys.modules)"

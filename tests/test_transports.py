@@ -13,7 +13,7 @@ from strategies import make_schedule
 
 from schedlang import Actions, CompileError, Kind, Schedule, compile, prove, read_source
 from schedlang.actions import is_transfer
-from schedlang.compiler import check
+from schedlang.compiler import check_program
 from schedlang.transports import NAMES, transports
 
 TESTS = Path(__file__).parent
@@ -112,7 +112,7 @@ def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(n
 def test_exchanges_hang_at_the_first_use_of_nccl(ranks: int, microbatches: int) -> None:
     """1F1B with exchanges: where 2 <= M < P, a rank without a steady state never makes a batch."""
     source, params = read_source(PROGRAMS / "1f1b_explicit.sched"), {"ranks": ranks, "microbatches": microbatches}
-    found = check(source, params, NAMES)
+    found = check_program(source, params, NAMES)
     wrong = {name: diagnostics[0].code for name, diagnostics in found.items() if diagnostics}
     assert wrong == ({"nccl": "first-use"} if 2 <= microbatches < ranks else {})
 
@@ -120,7 +120,7 @@ def test_exchanges_hang_at_the_first_use_of_nccl(ranks: int, microbatches: int) 
 @pytest.mark.parametrize("path", sorted(PROGRAMS.glob("*.sched")), ids=lambda path: path.stem)
 def test_programs_that_leave_communication_to_the_compiler_run_everywhere(path: Path) -> None:
     if path.stem != "1f1b_explicit":
-        assert not any(check(read_source(path), {}, NAMES).values())
+        assert not any(check_program(read_source(path), {}, NAMES).values())
 
 
 def test_transports_are_known_by_name() -> None:
