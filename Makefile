@@ -12,7 +12,7 @@ test: .venv/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadscope
 
 # The table of the programs and their figures; a test holds it current.
 gallery: .venv/installed

@@ -12,7 +12,7 @@ NO_MICROBATCH = -1
 OVERLAP = "OVERLAP_F_B"
 
 
-_OTHER_END = {
+_OTHER_END: dict[int, tuple[Kind, int]] = {
     Kind.SEND_F: (Kind.RECV_F, 1),
     Kind.RECV_F: (Kind.SEND_F, -1),
     Kind.SEND_B: (Kind.RECV_B, -1),
@@ -22,7 +22,7 @@ _OTHER_END = {
 
 def counterpart(kind: int, stage: int) -> tuple[Kind, int]:
     """The other end of a transfer: an activation goes from stage s to s + 1, a gradient from s to s - 1."""
-    other, distance = _OTHER_END[Kind(kind)]
+    other, distance = _OTHER_END[kind]
     return other, stage + distance
 
 

@@ -28,10 +28,10 @@ from schedlang.transports import Transport, transports
 from schedlang.versions import follow_weights
 
 # What has happened to a microbatch on a stage, one bit each: made there, arrived there, sent from there.
-_MADE = {Kind.F: 1, Kind.B: 2, Kind.W: 4, Kind.R: 128, Kind.OFFLOAD: 256, Kind.RELOAD: 512}
-_ARRIVED = {Kind.RECV_F: 8, Kind.RECV_B: 16}
-_SENT = {Kind.SEND_F: 32, Kind.SEND_B: 64}
-_SENT_OF = {send: made for made, send in SENDS.items()}
+_MADE: dict[int, int] = {Kind.F: 1, Kind.B: 2, Kind.W: 4, Kind.R: 128, Kind.OFFLOAD: 256, Kind.RELOAD: 512}
+_ARRIVED: dict[int, int] = {Kind.RECV_F: 8, Kind.RECV_B: 16}
+_SENT: dict[int, int] = {Kind.SEND_F: 32, Kind.SEND_B: 64}
+_SENT_OF: dict[int, Kind] = {send: made for made, send in SENDS.items()}
 
 
 @frozen
@@ -63,12 +63,12 @@ def simulate(schedule: Schedule, costs: Costs = UNIT) -> Execution:
     What crosses ranks takes `costs.p2p` from the end of the op that made it. What `costs` leave open is as the program
     gave it. ValueError for a wrong number of costs; CompileError for a schedule that does not run on its transport.
     """
-    first, *others = transports(schedule.transport)
-    execution = _Machine(schedule, costs.over(schedule.costs), first).run()
+    costs = costs.over(schedule.costs)
+    batches = any(any(actions.group) for actions in schedule.ranks)
+    first, *others = transports(schedule.transport, batches)
+    execution = _Machine(schedule, costs, first).run()
     for transport in others:
-        # Without batches, streams allow whatever ranks that block allow.
-        if any(any(actions.group) for actions in schedule.ranks):
-            _Machine(schedule, costs.over(schedule.costs), transport).run()
+        _Machine(schedule, costs, transport).run()
     if first.first_use:
         check_first_use(schedule)
     return execution
@@ -227,7 +227,7 @@ class _Machine:
         """Issue transfers: check what they send, and note what has come to an end."""
         actions = self.schedule.ranks[rank]
         for index in batch:
-            kind, stage, microbatch = Kind(actions.kind[index]), actions.stage[index], actions.microbatch[index]
+            kind, stage, microbatch, *_ = actions.row(index)
             slot = self.slot(stage, microbatch)
             if not is_send(kind):
                 if not self.transport.blocks:
@@ -248,7 +248,7 @@ class _Machine:
         for index in batch:
             if not is_send(actions.kind[index]):
                 slot = self.slot(actions.stage[index], actions.microbatch[index])
-                self.state[slot] |= _ARRIVED[Kind(actions.kind[index])]
+                self.state[slot] |= _ARRIVED[actions.kind[index]]
         if self.transport.blocks:
             self.position[rank] = batch.stop
         if rank != poster and (self.transport.blocks or self.awaited.get(rank) in batch):

@@ -132,7 +132,7 @@ class Network:
         if not sends and self.transport.capacity and len(channel) >= self.transport.capacity:
             self._met(channel[int(self.transport.capacity) - 1])
         for each in (place, other):
-            if self.progress(each) == Progress.STARTED:
+            if self._progress[each[0]][each[1]] == Progress.STARTED:
                 self._met(each)
 
     def _compare(self, sent: Place, received: Place) -> None:

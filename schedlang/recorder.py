@@ -174,7 +174,7 @@ class Recorder:
 
     def width(self, index: int) -> int:
         """How many slots an op of a building block takes."""
-        return WIDTH[Kind(self.actions.kind[index])]
+        return WIDTH[self.actions.kind[index]]
 
 
 def place_op(recorders: list[Recorder], offset: int, word: str, args: tuple[int, ...], slot: int, place: int) -> None:

@@ -8,11 +8,11 @@ from schedlang.schedule import Schedule
 
 # What is done for a stage and a microbatch: a whole backward does both halves.
 _FORWARD, _INPUT, _WEIGHT, _AGAIN, _UPDATE, _AWAY, _BACK = 1, 2, 4, 8, 16, 32, 64
-_DOES = {
+_DOES: dict[int, int] = {
     Kind.F: _FORWARD, Kind.B: _INPUT | _WEIGHT, Kind.I: _INPUT, Kind.W: _WEIGHT, Kind.R: _AGAIN, Kind.U: _UPDATE,
     Kind.OFFLOAD: _AWAY, Kind.RELOAD: _BACK,
 }  # fmt: skip
-_WORDS = {
+_WORDS: dict[int, str] = {
     Kind.F: "the forward", Kind.B: "the backward", Kind.I: "the backward", Kind.W: "the weight gradient",
     Kind.R: "the recomputation", Kind.U: "the optimizer step",
     Kind.OFFLOAD: "the offload", Kind.RELOAD: "the reload",
@@ -65,10 +65,10 @@ def _repeated_or_missing(schedule: Schedule) -> list[Finding]:
                 continue
             # The only update of a schedule needs no number.
             microbatch = max(microbatch, 0)
-            does, before = _DOES[Kind(kind)], done.get((stage, microbatch), 0)
+            does, before = _DOES[kind], done.get((stage, microbatch), 0)
             if before & does:
                 which = f"update {microbatch}" if kind == Kind.U else f"microbatch {microbatch}"
-                message = f"{_WORDS[Kind(kind)]} of {which} on stage {stage} runs twice"
+                message = f"{_WORDS[kind]} of {which} on stage {stage} runs twice"
                 related = (first[stage, microbatch, before & does & -(before & does)], "first here")
                 again = f"again, as `{word(kind, stage, microbatch)}`"
                 findings.append(Finding("repeated-op", message, rank, place, again, (related,), _split_help(kind)))

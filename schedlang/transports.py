@@ -43,14 +43,14 @@ PORTABLE = "portable"
 NAMES = (PORTABLE, *_BY_NAME, "buffered", "buffered:1")
 
 
-def transports(name: str) -> tuple[Transport, ...]:
+def transports(name: str, batches: bool = True) -> tuple[Transport, ...]:
     """The rules that a plan for a transport must satisfy, each set for itself; ValueError for an unknown name.
 
-    `portable` asks for the strictest ones, which allow what all the others allow: ranks that block with batches that
-    are atomic, and the streams of `nccl`.
+    `portable` asks for the strictest ones, which allow only what all the others allow: ranks that block; and for a plan
+    with batches, that these are atomic, and go over communicators of their own as on `nccl`.
     """
     if name == PORTABLE:
-        return ATOMIC, WARM_NCCL
+        return (ATOMIC, WARM_NCCL) if batches else (BLOCKING,)
     if name == "buffered":
         return (Transport(name, blocks=True, capacity=inf),)
     kind, _, capacity = name.partition(":")

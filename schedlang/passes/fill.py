@@ -37,7 +37,7 @@ def _fill_drawn(actions: Actions, slots: Sequence[int]) -> tuple[Actions, tuple[
     """One rank's actions and slots with its weight gradients in free slots."""
     rows = [(slot, actions.row(index)) for index, slot in enumerate(slots) if actions.kind[index] != Kind.W]
     filled = fill_slots(
-        (slot, WIDTH[Kind(row[0])], row, [(Kind.W, *row[1:4], 0)] if row[0] == Kind.I else []) for slot, row in rows
+        (slot, WIDTH[row[0]], row, [(Kind.W, *row[1:4], 0)] if row[0] == Kind.I else []) for slot, row in rows
     )
     changed = Actions()
     for _, row in filled:

@@ -7,7 +7,16 @@ from typing import TypeVar
 from schedlang.kinds import Kind
 
 #: How many slots an op takes: the unit costs; what takes none comes first in its slot.
-WIDTH = {Kind.F: 1, Kind.B: 2, Kind.I: 1, Kind.W: 1, Kind.R: 1, Kind.U: 0, Kind.OFFLOAD: 0, Kind.RELOAD: 0}
+WIDTH: dict[int, int] = {
+    Kind.F: 1,
+    Kind.B: 2,
+    Kind.I: 1,
+    Kind.W: 1,
+    Kind.R: 1,
+    Kind.U: 0,
+    Kind.OFFLOAD: 0,
+    Kind.RELOAD: 0,
+}
 
 Item = TypeVar("Item")
 
