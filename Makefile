@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test gallery
+.PHONY: demo test explore gallery
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -13,6 +13,10 @@ test: .venv/installed
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist loadscope
+
+# The verifier against the oracle and against every interleaving, on many more damaged plans: about an hour.
+explore: .venv/installed
+	$(BIN)/pytest -n 2 tests/test_machine.py tests/test_transports.py --explore 20
 
 # The table of the programs and their figures; a test holds it current.
 gallery: .venv/installed

@@ -1,6 +1,6 @@
 """The `schedc` command: data on stdout, diagnostics on stderr.
 
-Exit code 0, 1 for diagnostics, 2 for wrong usage.
+Exit code 0, 1 for diagnostics, 2 for wrong usage, 130 for Ctrl-C.
 """
 
 import argparse
@@ -29,6 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except commands.UsageError as error:
         parser.error(str(error))
+    except KeyboardInterrupt:
+        return 130
     except BrokenPipeError:
         # The reader of our output has seen enough; Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -5,6 +5,7 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
 from math import prod
+from signal import SIG_IGN, SIGINT, signal
 from types import MappingProxyType
 
 from attrs import asdict, evolve, frozen
@@ -94,7 +95,8 @@ def check_range(
     """Every size in some ranges of parameters, the smallest first, worked on by all cores."""
     sizes = [{**params, **dict(zip(ranges, values, strict=True))} for values in product(*ranges.values())]
     sizes.sort(key=lambda size: (prod(max(size[name], 1) for name in ranges), list(size.values())))
-    with ProcessPoolExecutor() as pool:
+    # Ctrl-C is for this process, which ends the others.
+    with ProcessPoolExecutor(initializer=signal, initargs=(SIGINT, SIG_IGN)) as pool:
         try:
             yield from pool.map(partial(_instance, source, transport), sizes, chunksize=4)
         finally:

@@ -1,4 +1,4 @@
-"""Golden files: `pytest --update-golden` writes what the others are compared with."""
+"""Golden files, `pytest --update-golden` writes them; and how long to explore, `make explore`."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +11,13 @@ PROGRAMS = TESTS.parent / "programs"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
+    parser.addoption("--explore", type=int, default=1, metavar="N", help="try N times as many damaged plans")
+
+
+@pytest.fixture
+def times(request: pytest.FixtureRequest) -> int:
+    """How many times as many damaged plans are tried as in the default run."""
+    return int(request.config.getoption("--explore"))
 
 
 @pytest.fixture

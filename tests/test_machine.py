@@ -90,12 +90,12 @@ SIZES = {
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
-def test_mutated_plans_are_judged_as_by_the_oracle(path: Path) -> None:
+def test_mutated_plans_are_judged_as_by_the_oracle(path: Path, times: int) -> None:
     rng = random.Random(path.stem)
     verdicts = {True: 0, False: 0}
     for ranks, microbatches in SIZES.get(path.stem, [(2, 2), (2, 4), (3, 3), (4, 4)]):
         plan = compile(read_source(path), {"ranks": ranks, "microbatches": microbatches}, transport="blocking")
-        for _ in range(150):
+        for _ in range(150 * times):
             mutant = mutate(plan, rng)
             if rng.random() < 0.3:
                 mutant = mutate(mutant, rng)

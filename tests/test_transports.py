@@ -79,9 +79,9 @@ def mutants(name: str, sizes: list[tuple[int, int]], count: int) -> Iterator[Sch
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_verdicts_are_those_of_every_interleaving(name: str) -> None:
+def test_verdicts_are_those_of_every_interleaving(name: str, times: int) -> None:
     verdicts = set()
-    for mutant in mutants(name, SIZES, PLAIN[name]):
+    for mutant in mutants(name, SIZES, PLAIN[name] * times):
         for transport in [*TRANSPORTS, "portable"]:
             parts = ["atomic", "nccl-warm"] if transport == "portable" else [transport]
             right = all(Explorer(mutant, part).is_right() for part in parts)
@@ -91,7 +91,7 @@ def test_verdicts_are_those_of_every_interleaving(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["1f1b_explicit", "zb_h1", "interleaved_1f1b", "v_half"])
-def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(name: str) -> None:
+def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(name: str, times: int) -> None:
     """`nccl` itself asks for more than `portable`, the order of first uses."""
     weaker = {
         "portable": ["blocking", "gloo", "nccl-eager", "buffered:1", "buffered"],
@@ -99,7 +99,7 @@ def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(n
         "buffered:1": ["buffered:2"], "buffered:2": ["buffered"],
     }  # fmt: skip
     seen = set()
-    for mutant in mutants(name, [(3, 4), (4, 4)], 60):
+    for mutant in mutants(name, [(3, 4), (4, 4)], 60 * times):
         right = {transport: verdict(mutant, transport) for transport in [*TRANSPORTS, "portable"]}
         for transport, others in weaker.items():
             if right[transport]:
