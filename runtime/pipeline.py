@@ -18,6 +18,7 @@ from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.stage import LossFn, Stage
 from schedlang.runtime.watchdog import PipelineError, Watchdog, wait_until
 from schedlang.timeline import Bar
+from schedlang.transports import BLOCKING, PORTABLE
 
 #: The message that a compute op waits for, where it comes from another rank.
 _NEEDS = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind.RECV_B}
@@ -200,6 +201,8 @@ def unsupported(plan: Plan) -> str | None:
         "slices of microbatches": plan.layout.slices > 1,
         "no backward": plan.is_forward_only,
         "offload of activations": bool(plan.offloaded),
+        # Receives wait for the first header of their stage, so ranks may block.
+        f"a proof for `{plan.transport}` alone": plan.transport not in (PORTABLE, BLOCKING.name),
         "updates but no flush between them": plan.layout.updates > 1,
     }
     return next((f"this runtime does not run plans with {name} yet" for name, has in found.items() if has), None)

@@ -187,7 +187,8 @@ class Network:
         """A batch is over: the next one in its lane starts."""
         for index in batch:
             self._progress[rank][index] = Progress.COMPLETE
-        lane = self._lanes[self._lane(rank, batch)]
+        key = self._lane(rank, batch)
+        lane = self._lanes[key]
         lane.popleft()
         for index in batch:
             del self._batch[rank, index]
@@ -196,3 +197,5 @@ class Network:
         self.completed.append((rank, batch))
         if lane:
             self._starting.append((rank, lane[0]))
+        else:
+            del self._lanes[key]

@@ -168,7 +168,7 @@ class _Oracle:
     def compute(self, rank: int, held: dict[tuple[str, int, int], int], kind: int, s: int, u: int) -> bool:
         """Carry out one op on the values a rank held before; False when one is missing, or the op comes twice."""
         new = self.held[rank]
-        if self.layout.placement[s] != rank:
+        if self.layout.placement[s] != rank or u >= self.layout.units(s):
             return False
         first, last, slices = self.is_first(s), self.is_last(s), self.layout.slices
         if kind == Kind.U:

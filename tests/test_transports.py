@@ -14,6 +14,7 @@ from strategies import make_schedule
 from schedlang import Actions, CompileError, Kind, Schedule, compile, prove, read_source
 from schedlang.actions import is_transfer
 from schedlang.compiler import check_program
+from schedlang.runtime.pipeline import unsupported
 from schedlang.transports import NAMES, transports
 
 TESTS = Path(__file__).parent
@@ -153,3 +154,10 @@ def test_recorded_verdicts(name: str) -> None:
     for model, recorded in case["verdicts"].items():
         if model != "pair_fifo" or not batches:
             assert verdict(schedule, MODELS.get(model, model)) == (recorded == "ok"), model
+
+
+def test_the_runtime_runs_what_is_proved_where_ranks_block() -> None:
+    source = read_source(PROGRAMS / "1f1b.sched")
+    for name in NAMES:
+        refused = unsupported(compile(source, transport=name))
+        assert (refused is None) == (name in ("portable", "blocking")), refused
