@@ -14,7 +14,7 @@ test: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist loadscope
 
-# The verifier against the oracle and against every interleaving, on many more damaged plans: about an hour.
+# The verifier against the oracle and against every interleaving, on many more damaged plans than `make test` tries.
 explore: .venv/installed
 	$(BIN)/pytest -n 2 tests/test_machine.py tests/test_transports.py --explore 20
 

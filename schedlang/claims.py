@@ -22,11 +22,10 @@ def check_claims(schedule: Schedule, execution: Execution, given: Costs = UNIT) 
     A program's claims are about its own costs: where a user has `given` others, those that these enter are not checked.
 
     `peak(r)` is the peak of rank r in the program's amounts of memory, by default stage activations, `peak()` the
-    highest of all ranks; `makespan` goes
-    from the first start to the last end, `work` is what the busiest rank works, `bubble` = makespan - work is the idle
-    time of a synchronous flush; `span` is the longest time from a rank's own first start to its own last end, and
-    `span_bubble` = span - work. `versions(r)` is the most versions of a stage's weights that rank r holds, `staleness`
-    the most updates by which any are behind.
+    highest of all ranks; `makespan` goes from the first start to the last end, `work` is what the busiest rank works,
+    `bubble` = makespan - work is the idle time of a synchronous flush; `span` is the longest time from a rank's own
+    first start to its own last end, and `span_bubble` = span - work. `versions(r)` is the most versions of a stage's
+    weights that rank r holds, `staleness` the most updates by which any are behind.
     """
     figures, per_rank = _figures(schedule, execution)
     texts = [f"{name} {value:.10g}" for name, value in figures.items()]

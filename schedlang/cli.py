@@ -173,4 +173,7 @@ def _range(text: str) -> tuple[str, range]:
         found = range(0)
     if not name or not found:
         raise argparse.ArgumentTypeError(f"`{text}` is not NAME=A..B with whole numbers")
+    # Also because Python counts no longer ranges.
+    if found[-1] - found[0] >= commands.MOST_SIZES:
+        raise argparse.ArgumentTypeError(f"`{text}` is more than {commands.MOST_SIZES:,} sizes")
     return name, found

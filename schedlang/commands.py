@@ -17,6 +17,9 @@ from typing import Any
 
 from schedlang.diagnostics import CompileError, counted
 
+#: The most sizes that one `schedc check --for` looks at.
+MOST_SIZES = 1_000_000
+
 
 class UsageError(Exception):
     """The options do not go together."""
@@ -106,8 +109,12 @@ def check(options: argparse.Namespace) -> int:
     if ranges:
         if options.transport == "all" or options.json:
             raise UsageError("--for checks many sizes for one transport, and prints one line")
-        instances = check_range(source, dict(options.params), ranges, options.transport)
-        print(count_instances(instances, prod(map(len, ranges.values()))))
+        if len(ranges) < len(options.ranges):
+            raise UsageError("a parameter has one --for")
+        sizes = prod(map(len, ranges.values()))
+        if sizes > MOST_SIZES:
+            raise UsageError(f"--for asks for {sizes:,} sizes, at most {MOST_SIZES:,} are looked at")
+        print(count_instances(check_range(source, dict(options.params), ranges, options.transport), sizes))
         return 0
     names = NAMES if options.transport == "all" else (options.transport,)
     if is_plan:

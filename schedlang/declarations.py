@@ -51,7 +51,8 @@ class Declarations:
             case syntax.Weights():
                 self.rules.append(item)
             case syntax.Link(name, number):
-                self.links = tuple(map(int, map(self.function(name, number), range(self.params["ranks"]))))
+                ranks = self.count(0, self.params["ranks"], 1, self.codegen.place(item))
+                self.links = tuple(map(int, map(self.function(name, number), ranks)))
             case _:
                 exec("\n".join(self.codegen.statement(item)), self.names)
 

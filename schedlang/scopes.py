@@ -10,8 +10,10 @@ from schedlang.diagnostics import Diagnostic, Label, counted
 from schedlang.expressions import calls, children
 from schedlang.source import Source, Span
 
+#: The most arguments of a function that takes any number of them.
+_ANY = 255
 #: Functions that every program has, with the least and most arguments they take.
-BUILTINS = {"min": (1, 255), "max": (1, 255), "abs": (1, 1)}
+BUILTINS = {"min": (1, _ANY), "max": (1, _ANY), "abs": (1, 1)}
 
 #: Numbers of a program stay within plus and minus this.
 LARGEST = 10**18
@@ -114,9 +116,12 @@ class Scopes:
             self.report("unknown-name", f"no function `{name.text}` in scope", Label(name.span), help=help)
             return
         if not least <= count <= most:
-            takes = f"it takes {counted(least, 'argument')}{'' if least == most else ' or more'}"
+            takes = f"{least} to {most} arguments" if least < most < _ANY else counted(least, "argument")
+            takes += " or more" if least < most == _ANY else ""
             self.report(
-                "wrong-arguments", f"`{name.text}` with {counted(count, 'argument')}, {takes}", Label(node.span)
+                "wrong-arguments",
+                f"`{name.text}` with {counted(count, 'argument')}, it takes {takes}",
+                Label(node.span),
             )
 
 

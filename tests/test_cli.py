@@ -216,3 +216,8 @@ def test_check_of_many_sizes() -> None:
     assert "note: the smallest size where this is so: ranks = 3, microbatches = 2\n" in wrong.stderr
     for arguments in (["--for", "ranks"], ["--for", "ranks=4..2"], [*sizes, "--json"], ["--transport", "mpi"]):
         assert schedc("check", ONE_F_ONE_B, *arguments).returncode == 2
+    large = ["--for", "ranks=1..1000000", "--for", "microbatches=1..2"]
+    for arguments in (["--for", f"ranks=1..{10**20}"], large, [*sizes, *sizes]):
+        refused = schedc("check", ONE_F_ONE_B, *arguments)
+        assert refused.returncode == 2
+        assert "Traceback" not in refused.stderr

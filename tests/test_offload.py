@@ -80,6 +80,11 @@ def test_what_is_wrong(ops: str, message: str) -> None:
         compile(program(ops))
 
 
+def test_links_of_too_many_ranks_are_refused_before_they_are_counted() -> None:
+    with pytest.raises(CompileError, match=r"error\[too-many-ops\]"):
+        compile(program("F(0) B(0)", "link r on r / 2", ranks=10**9))
+
+
 def test_passes_do_not_move_copies() -> None:
     ops = "F(0) offload(0) F(1) reload(0) B(0) B(1)"
     for item in ("reorder", "fill W"):
