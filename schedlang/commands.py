@@ -34,7 +34,7 @@ def _load(options: argparse.Namespace, costs: Any = None) -> Any:
 
     source = read_source(options.file)
     if not source.text.lstrip().startswith("{"):
-        return compile(source, dict(options.params), *([costs] if costs else []))
+        return compile(source, dict(options.params), costs) if costs else _compile(source, dict(options.params))
     if options.params:
         raise UsageError(f"-p sets parameters of a program, `{options.file}` is a plan")
     return read_plan(options.file)
@@ -42,12 +42,21 @@ def _load(options: argparse.Namespace, costs: Any = None) -> Any:
 
 def compile_program(options: argparse.Namespace) -> int:
     """Prove a program and write its plan."""
-    from schedlang import compile, read_source
+    from schedlang import read_source
 
-    plan = compile(
-        read_source(options.file), dict(options.params), forward_only=options.forward_only, transport=options.transport
-    )
+    plan = _compile(read_source(options.file), dict(options.params), options.forward_only, options.transport)
     return _write(plan, options.output)
+
+
+def _compile(source: Any, params: dict[str, int], forward_only: bool = False, transport: str = "portable") -> Any:
+    """The plan of a program; CompileError with advice."""
+    from schedlang import compile
+    from schedlang.advice import advise
+
+    try:
+        return compile(source, params, forward_only=forward_only, transport=transport)
+    except CompileError as error:
+        raise advise(error, source, params, forward_only, transport) from None
 
 
 def import_table(options: argparse.Namespace) -> int:
@@ -98,6 +107,7 @@ def _write(plan: Any, output: str | None) -> int:
 def check(options: argparse.Namespace) -> int:
     """Prove a program or a plan: for a transport, for all, or at many sizes."""
     from schedlang import read_plan, read_source
+    from schedlang.advice import advise
     from schedlang.compiler import check_program, check_range, check_schedule
     from schedlang.transports import NAMES
     from schedlang.verdicts import count_instances, verdicts_json, verdicts_text
@@ -126,7 +136,8 @@ def check(options: argparse.Namespace) -> int:
     elif len(found) > 1:
         print(verdicts_text(found))
     elif any(found.values()):
-        raise CompileError(found[options.transport])
+        error = CompileError(found[options.transport])
+        raise error if is_plan else advise(error, source, dict(options.params), transport=options.transport)
     else:
         print(f"proved for {options.transport}")
     return int(any(found.values()))
