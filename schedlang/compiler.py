@@ -16,6 +16,7 @@ from schedlang.costs import UNIT, Costs
 from schedlang.diagnostics import CompileError, Diagnostic
 from schedlang.expand import expand
 from schedlang.imports import load
+from schedlang.lints import lint
 from schedlang.lowering import lower
 from schedlang.machine import prove
 from schedlang.plan import Plan
@@ -75,18 +76,19 @@ def _lowered(
 
 
 def check_program(source: Source, params: Mapping[str, int], names: Iterable[str]) -> dict[str, list[Diagnostic]]:
-    """For each of some transports, what is wrong with a program there; CompileError for what is wrong on all."""
+    """`check_schedule` of a program; CompileError for what is wrong on all transports."""
     schedule, _ = _lowered(*load(source), params, UNIT, False)
     return check_schedule(schedule, names)
 
 
 def check_schedule(schedule: Schedule, names: Iterable[str]) -> dict[str, list[Diagnostic]]:
-    """For each of some transports, what is wrong with a schedule with communication there."""
+    """For each of some transports, what is wrong with a schedule with communication there; if nothing, warnings."""
     found: dict[str, list[Diagnostic]] = {}
     for name in names:
+        asked = evolve(schedule, transport=name)
         try:
-            check_claims(schedule, prove(evolve(schedule, transport=name)))
-            found[name] = []
+            check_claims(asked, prove(asked))
+            found[name] = lint(asked)
         except CompileError as error:
             found[name] = error.diagnostics
     return found

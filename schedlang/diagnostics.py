@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 
 #: The most columns of a source line that are shown.
 _WIDTH = 160
+
+#: The most diagnostics that are shown as text: in a table, one mistake can make every cell behind it wrong.
+_MOST = 20
 
 
 @frozen
@@ -58,6 +62,20 @@ class CompileError(Exception):
 
     def __str__(self) -> str:
         return "\n\n".join(map(to_text, self.diagnostics))
+
+
+def render(diagnostics: list[Diagnostic], format: str) -> str:
+    """Diagnostics as one `text` with the way to their pages, as one `json` document, or for `github`."""
+    if format == "json":
+        return json.dumps({"diagnostics": [to_json(each) for each in diagnostics]}, indent=1)
+    if format == "github":
+        return "\n".join(map(to_github, diagnostics))
+    shown, noun = diagnostics[:_MOST], diagnostics[0].severity
+    count = f"{counted(len(diagnostics), noun)}; " if len(diagnostics) > 1 else ""
+    if len(shown) < len(diagnostics):
+        count = f"{counted(len(diagnostics), noun)}, the first {_MOST} are shown; "
+    codes = dict.fromkeys(each.code for each in diagnostics)
+    return "\n\n".join([*map(to_text, shown), f"{count}see: schedc explain {' '.join(codes)}"])
 
 
 def to_text(diagnostic: Diagnostic) -> str:

@@ -16,6 +16,7 @@ from schedlang.actions import is_transfer
 from schedlang.compiler import check_program
 from schedlang.runtime.pipeline import unsupported
 from schedlang.transports import NAMES, transports
+from schedlang.verdicts import errors
 
 TESTS = Path(__file__).parent
 PROGRAMS = TESTS.parent / "programs"
@@ -114,7 +115,7 @@ def test_exchanges_hang_at_the_first_use_of_nccl(ranks: int, microbatches: int) 
     """1F1B with exchanges: where 2 <= M < P, a rank without a steady state never makes a batch."""
     source, params = read_source(PROGRAMS / "1f1b_explicit.sched"), {"ranks": ranks, "microbatches": microbatches}
     found = check_program(source, params, NAMES)
-    wrong = {name: diagnostics[0].code for name, diagnostics in found.items() if diagnostics}
+    wrong = {name: errors(diagnostics)[0].code for name, diagnostics in found.items() if errors(diagnostics)}
     assert wrong == ({"nccl": "first-use"} if 2 <= microbatches < ranks else {})
 
 
