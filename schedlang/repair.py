@@ -1,12 +1,12 @@
 """Changes to a program that might end a standstill. What is shown to a user is proved first, see `schedlang.advice`."""
 
 from collections.abc import Iterator
-from itertools import chain, pairwise
+from itertools import chain, pairwise, product
 from typing import Any, TypeVar
 
 from attrs import frozen
 
-from schedlang import syntax
+from schedlang import expressions, syntax
 from schedlang.diagnostics import Diagnostic
 from schedlang.source import Source, Span
 from schedlang.waits import Wait
@@ -62,11 +62,14 @@ def candidates(source: Source, tree: syntax.Schedule, diagnostic: Diagnostic) ->
         stands = _stands(diagnostic.waits)
         yield from program.exchanges(stands)
         yield from program.moves(stands)
+        yield from program.mirrored()
     if diagnostic.code == "first-use":
         for transport, what in _FIRST_USES.items():
             yield Repair(f"{what} and compile with `--transport {transport}`", transport=transport)
     yield from program.without_batches()
     yield from program.without_transfers()
+    for first, second in product(program.mirrored(), program.without_transfers()):
+        yield Repair(f"{first.text}; and {second.text}", first.edits + second.edits)
 
 
 def _stands(waits: tuple[Wait, ...]) -> list[tuple[Span, Span]]:
@@ -115,6 +118,21 @@ class _Program:
             words = ", and ".join(f"{self.quoted(until)} before {self.quoted(at)}" for at, until in chosen)
             yield Repair(f"put {words}", tuple(edits))
 
+    def mirrored(self) -> Iterator[Repair]:
+        """Count a rank's own figure, such as its warm-up, from the other end of the pipeline."""
+        for rank in self.own(syntax.Rank):
+            for let in (node for node in syntax.walk(rank.body) if isinstance(node, syntax.Let)):
+                uses = [
+                    node.span
+                    for node in syntax.walk(let.value)
+                    if isinstance(node, expressions.Reference) and node.name == rank.name.text
+                ]
+                other = f"ranks - 1 - {rank.name.text}"
+                edits = tuple(Edit(span, other if span == let.value.span else f"({other})") for span in uses)
+                if edits:
+                    text = f"count `{let.name.text}` (line {self.line(let.span)}) from the other end: `{other}`"
+                    yield Repair(f"{text} for `{rank.name.text}`", edits)
+
     def without_batches(self) -> Iterator[Repair]:
         """Issue all transfers alone."""
         edits = []
@@ -157,7 +175,11 @@ class _Program:
         text = self.source.text[span.start : span.end]
         if len(text) > _WIDTH or "\n" in text:
             text = f"{text.partition('{')[0].partition(chr(10))[0].strip()} {{ … }}"
-        return f"`{text}` (line {self.source.position(span.start)[0]})"
+        return f"`{text}` (line {self.line(span)})"
+
+    def line(self, span: Span) -> int:
+        """The line of a place."""
+        return self.source.position(span.start)[0]
 
 
 def _all(pairs: list[tuple[Span, Span]]) -> list[list[tuple[Span, Span]]]:
