@@ -49,27 +49,29 @@ class _Asked:
 
     def advise(self, diagnostic: Diagnostic) -> Diagnostic:
         """The diagnostic with the smallest size and a repair, where they are found."""
-        small = smallest(self.params, lambda params: diagnostic.code in self.codes(self.loaded, self.tree, params))
+        loaded = self.loaded, self.tree
+        small = smallest(self.params, lambda params: diagnostic.code in self.codes(*loaded, params, self.transport))
         if small:
             diagnostic = diagnostic.with_note(f"the smallest size that shows it: `{self.command(small)}`")
         sizes = [small, self.params] if small else [self.params]
         tried = candidates(self.source, self.tree, diagnostic)
         return evolve(diagnostic, repair=next((each for each in tried if self.proves(each, sizes)), None))
 
-    def codes(
-        self, source: Source, tree: syntax.Schedule, params: Mapping[str, int], transport: str | None = None
-    ) -> set[str]:
+    def codes(self, source: Source, tree: syntax.Schedule, params: Mapping[str, int], transport: str) -> set[str]:
         """What is wrong with a program at a size."""
         try:
-            compile_tree(source, tree, params, forward_only=self.forward_only, transport=transport or self.transport)
+            compile_tree(source, tree, params, forward_only=self.forward_only, transport=transport)
         except CompileError as error:
             return {each.code for each in error.diagnostics}
         return set()
 
     def proves(self, repair: Repair, sizes: Iterable[Mapping[str, int]]) -> bool:
         """Whether the program with a repair is proved at all of some sizes."""
-        source, tree = load(repair.apply(self.source))
-        return not any(self.codes(source, tree, params, repair.transport) for params in sizes)
+        try:
+            loaded = load(repair.apply(self.source))
+        except CompileError:
+            return False
+        return not any(self.codes(*loaded, params, repair.transport or self.transport) for params in sizes)
 
     def command(self, params: Mapping[str, int]) -> str:
         """The command that compiles the program at a size."""

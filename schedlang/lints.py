@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from attrs import evolve
 
-from schedlang.actions import counterpart, is_send, is_transfer, word
+from schedlang.actions import Actions, counterpart, is_send, is_transfer, word
 from schedlang.diagnostics import Diagnostic
 from schedlang.findings import Finding, diagnose
 from schedlang.schedule import Schedule
@@ -24,12 +24,19 @@ def lint(schedule: Schedule) -> list[Diagnostic]:
     findings: list[Finding] = []
     if schedule.transport == "gloo":
         findings += _needs_tags(schedule)
-    elif any(any(actions.group) for actions in schedule.ranks):
+    elif any(map(_has_batches, schedule.ranks)):
         if schedule.transport in ("nccl", "nccl-eager"):
             findings += _asymmetric(schedule)
         if schedule.transport in ("nccl", PORTABLE):
             findings += _mixed(schedule)
     return [evolve(each, severity="warning") for each in diagnose(schedule, findings)]
+
+
+def _has_batches(actions: Actions) -> bool:
+    """Whether a rank issues transfers as one, and not only ops that overlap."""
+    return any(actions.group) and any(
+        group and is_transfer(kind) for kind, group in zip(actions.kind, actions.group, strict=True)
+    )
 
 
 def _asymmetric(schedule: Schedule) -> Iterator[Finding]:

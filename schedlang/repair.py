@@ -136,7 +136,7 @@ class _Program:
     def without_batches(self) -> Iterator[Repair]:
         """Issue all transfers alone."""
         edits = []
-        for node in self.own(syntax.Exchange):
+        for node in filter(lambda node: node.transfers, self.own(syntax.Exchange)):
             first, last = node.transfers[0].span, node.transfers[-1].span
             edits += [Edit(Span(node.span.start, first.start), ""), Edit(Span(last.end, node.span.end), "")]
         if edits:

@@ -292,3 +292,36 @@ def test_the_command_prints_advice_and_its_command_shows_the_same(
     assert json.loads(capsys.readouterr().err)["diagnostics"][0]["repair"]["edits"][0] == {
         "start": {"line": 5, "column": 26}, "end": {"line": 5, "column": 26}, "text": "F(1)  ",
     }  # fmt: skip
+
+
+def test_an_empty_exchange_is_no_obstacle() -> None:
+    text = """schedule s {
+    param ranks = 2
+    param microbatches = 1
+    rank r { recv F(0)  F(0)  exchange { }  if r == 1 { send F(0) }  recv B(0)  B(0)  send B(0) }
+}
+"""
+    found = advice(Source("s.sched", text), {})
+    assert found
+    assert found["code"] == "unmatched-receive"
+    assert not codes(edited(Source("s.sched", text), found["repair"]["edits"]), {}, "portable")
+
+
+def test_the_smallest_size_keeps_to_what_the_program_requires() -> None:
+    """Microbatch 5 is needed, and a multiple of the ranks; the cost of an op is not."""
+    text = """schedule s {
+    param ranks = 4
+    param microbatches = 32
+    param hidden = 4096
+    require microbatches % ranks == 0
+    cost F = hidden
+    rank r {
+        for m in 0 .. microbatches { if m == 5 and r == 0 { B(5) }  F(m) }
+        for m in 0 .. microbatches { if m != 5 or r != 0 { B(m) } }
+    }
+}
+"""
+    found = advice(Source("s.sched", text), {})
+    assert found
+    command = "schedc compile s.sched -p ranks=2 -p microbatches=6 -p hidden=1"
+    assert found["notes"] == [f"the smallest size that shows it: `{command}`"]
