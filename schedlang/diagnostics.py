@@ -184,7 +184,9 @@ def to_github(diagnostic: Diagnostic) -> str:
     helps = [f"help: {diagnostic.help}"] if diagnostic.help else []
     if diagnostic.repair:
         helps = [f"repair: {diagnostic.repair.text}: proved at this size"]
-    message = "\n".join([diagnostic.message, *diagnostic.notes, *helps])
+    # The annotation stands beside one line of the program only.
+    stands = [f"line {each['start']['line']}: {each['text']}" for each in shown["labels"] if diagnostic.waits]
+    message = "\n".join([diagnostic.message, *stands, *diagnostic.notes, *helps])
     return f"::{diagnostic.severity} {text}::{_escaped(message)}"
 
 
