@@ -51,11 +51,12 @@ def compile_program(options: argparse.Namespace) -> int:
 def _compile(source: Any, params: dict[str, int], forward_only: bool = False, transport: str = "portable") -> Any:
     """The plan of a program; CompileError with advice."""
     from schedlang import compile
-    from schedlang.advice import advise
 
     try:
         return compile(source, params, forward_only=forward_only, transport=transport)
     except CompileError as error:
+        from schedlang.advice import advise
+
         raise advise(error, source, params, forward_only, transport) from None
 
 
