@@ -179,7 +179,7 @@ def simulate(options: argparse.Namespace) -> int:
         costs = read_costs(options.costs) if options.costs else make_costs(
             {name: times if isinstance(times, list) else [times] for name, times in given.items()}
         )  # fmt: skip
-        plan = _load(options, costs)
+        plan = _load(options, costs if given or options.costs else None)
         if options.updates is not None:
             plan = plan.for_updates(options.updates)
         execution = execute(plan, costs)
