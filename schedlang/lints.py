@@ -11,7 +11,6 @@ from schedlang.actions import Actions, counterpart, is_send, is_transfer, word
 from schedlang.diagnostics import Diagnostic
 from schedlang.findings import Finding, diagnose
 from schedlang.schedule import Schedule
-from schedlang.transports import PORTABLE
 
 #: A rank and another one.
 Pair = tuple[int, int]
@@ -27,7 +26,7 @@ def lint(schedule: Schedule) -> list[Diagnostic]:
     elif any(map(_has_batches, schedule.ranks)):
         if schedule.transport in ("nccl", "nccl-eager"):
             findings += _asymmetric(schedule)
-        if schedule.transport in ("nccl", PORTABLE):
+        if schedule.transport == "nccl":
             findings += _mixed(schedule)
     return [evolve(each, severity="warning") for each in diagnose(schedule, findings)]
 

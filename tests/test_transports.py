@@ -123,8 +123,7 @@ def test_warnings_are_of_what_other_transports_refuse(times: int) -> None:
         if "gloo" in right and "needs-tags" in warned["gloo"]:
             assert right == {"gloo"}
         seen |= {(name, code) for name in right for code in warned[name]}
-    mixed = {(name, "mixed-transfers") for name in ("portable", "nccl")}
-    assert seen == mixed | {("nccl-eager", "asymmetric-batch"), ("gloo", "needs-tags")}
+    assert seen == {("nccl", "mixed-transfers"), ("nccl-eager", "asymmetric-batch"), ("gloo", "needs-tags")}
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(2, 1), (3, 2), (4, 2), (4, 3), (4, 4), (4, 8), (8, 7)])
