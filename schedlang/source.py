@@ -36,6 +36,10 @@ class Source:
         before = self.text[self.file(offset)[1] : offset]
         return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
 
+    def where(self, offset: int) -> str:
+        """The line that a character is in, as `file:line`."""
+        return f"{self.file(offset)[0]}:{self.position(offset)[0]}"
+
     def line(self, offset: int) -> str:
         """The text of the line that a character is in."""
         start = max(self.text.rfind("\n", 0, offset) + 1, self.file(offset)[1])
