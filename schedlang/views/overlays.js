@@ -91,11 +91,13 @@ Object.assign(Timeline.prototype, {
     const x = this.x(this.end[from[arrow]]), y = this.middle(from[arrow]);
     const goal = this.x(this.start[to[arrow]]), floor = this.middle(to[arrow]);
     const bend = Math.max(Math.min((goal - x) / 2, 60), 10);
+    // On its own rank it goes below the boxes between.
+    const sag = y === floor ? this.barHeight : 0;
     paint.strokeStyle = paint.fillStyle = colour;
     paint.lineWidth = width;
     paint.beginPath();
     paint.moveTo(x, y);
-    paint.bezierCurveTo(x + bend, y, goal - bend, floor, goal, floor);
+    paint.bezierCurveTo(x + bend, y + sag, goal - bend, floor + sag, goal, floor);
     paint.stroke();
     paint.beginPath();
     paint.moveTo(goal, floor);

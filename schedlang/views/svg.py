@@ -9,6 +9,7 @@ from math import ceil, floor, log10
 
 from attrs import frozen
 
+from schedlang.actions import is_copy
 from schedlang.kinds import Kind
 from schedlang.views import palette
 from schedlang.views.picture import Box, Picture
@@ -99,7 +100,7 @@ def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
 def _shape(frame: _Frame, box: Box, below: int = 0) -> str:
     """The rectangle of a box, or what is below some height of it."""
     x, end, y, height = frame.x(box.bar.start), frame.x(box.bar.end), frame.y(box.rank), _ROW
-    if box.bar.kind in (Kind.OFFLOAD, Kind.RELOAD):
+    if is_copy(box.bar.kind):
         y, height = y + _ROW + 2, _LANE
     if x == end:
         # An optimizer step without a cost is a mark.
@@ -140,8 +141,8 @@ def _outline(x: float, y: float, end: float) -> str:
 def _axis(picture: Picture, frame: _Frame) -> Iterator[str]:
     """Time, with round numbers at its ticks, counted from the first start."""
     y, span = frame.bottom + 6, frame.end - frame.origin
-    yield _rect(frame.x(frame.origin), y, frame.x(frame.end), 0, "none", f' stroke="{palette.INK}"')
-    step = _round_step(span, max(int(span * frame.scale / 80), 1))
+    yield f'<path d="M{_LEFT} {y}H{_n(frame.x(frame.end))}" stroke="{palette.INK}"/>'
+    step = _round_step(span, max(int(span * frame.scale / 60), 2))
     for tick in range(int(span / step) + 1) if span else [0]:
         x = frame.x(frame.origin + tick * step)
         yield f'<path d="M{_n(x)} {y}v4" stroke="{palette.INK}"/>'
@@ -173,24 +174,21 @@ def _legend(picture: Picture, frame: _Frame) -> tuple[list[str], int]:
 
 def _entries(picture: Picture) -> Iterator[tuple[list[str], str]]:
     """Each entry of the legend: its swatches, to be placed, and what they stand for."""
-    square = '<rect x="{{x}}" y="{{y}}" width="14" height="12" fill="{}" {}/>'
-    chunks = range(picture.chunks)
+    square = '<rect x="{{x}}" y="{{y}}" width="14" height="12" fill="{}"{}/>'
     for kind in picture.kinds:
-        marks = kind in (Kind.U, Kind.OFFLOAD, Kind.RELOAD)
-        shown = chunks[:1] if marks else chunks
-        fills = [
+        fills = dict.fromkeys(
             f"url(#hatch{chunk})" if kind in palette.HATCHED else palette.fill(kind, chunk, picture.chunks)
-            for chunk in shown
-        ]
+            for chunk in range(picture.chunks)
+        )
         yield [square.format(fill, "") for fill in fills], palette.NAMES[kind]
     if picture.chunks > 1:
         yield [], f"(light to dark: chunk 0 to {picture.chunks - 1})"
     if any(box.overlap for row in picture.ops for box in row):
-        yield [square.format("none", f'stroke="{palette.INK}" stroke-width="1.5"')], "run as one"
+        yield [square.format("none", f' stroke="{palette.INK}" stroke-width="1.5"')], "run as one"
     if picture.has_versions:
-        shades = [square.format(shade, f'stroke="{_GRID}"') for shade in palette.VERSIONS]
+        shades = [square.format(shade, f' stroke="{_GRID}"') for shade in palette.VERSIONS]
         yield shades, f"strip: version of the weights, modulo {len(shades)}"
-    yield [square.format(palette.PAPER, f'stroke="{_GRID}"')], "idle"
+    yield [square.format(palette.PAPER, f' stroke="{_GRID}"')], "idle"
 
 
 def _hatches(picture: Picture) -> Iterator[str]:
