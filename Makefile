@@ -14,7 +14,8 @@ test: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/pytest -n 2 --dist loadscope
 
-# The page of `schedc view` in a real Chromium, which must be on this machine; prints the times to first paint.
+# The page of `schedc view`, and its trace in Perfetto, in a real Chromium, which must be on this machine. It prints the
+# times to first paint.
 test-browser: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	$(BIN)/pytest -m browser -rP

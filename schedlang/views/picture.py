@@ -3,6 +3,8 @@
 A picture has no colours and no sizes: time in the unit of the costs from left to right, one row per rank.
 """
 
+from functools import cached_property
+
 from attrs import frozen
 
 from schedlang.actions import is_transfer
@@ -61,32 +63,32 @@ class Picture:
     places: tuple[Place, ...]
     memory: tuple[Steps, ...]
 
-    @property
+    @cached_property
     def boxes(self) -> list[Box]:
         """The ops of rank 0, 1, …, then the copies of rank 0, 1, …"""
         return [box for rows in (self.ops, self.copies) for row in rows for box in row]
 
-    @property
+    @cached_property
     def title(self) -> str:
         """The schedule's name with its parameters."""
         return f"{self.name} ({', '.join(f'{name} = {value}' for name, value in self.params.items())})"
 
-    @property
+    @cached_property
     def chunks(self) -> int:
         """The most stages that a rank holds."""
         return max(len(self.layout.stages_of(rank)) for rank in range(len(self.ops)))
 
-    @property
+    @cached_property
     def kinds(self) -> list[Kind]:
         """The kinds of action that there are."""
         return [kind for kind in Kind if kind in {box.bar.kind for box in self.boxes}]
 
-    @property
+    @cached_property
     def has_versions(self) -> bool:
         """Whether ops read different versions of the weights."""
         return any(box.version for box in self.boxes)
 
-    @property
+    @cached_property
     def has_copies(self) -> bool:
         """Whether there are copies to or from the host."""
         return any(self.copies)

@@ -85,5 +85,6 @@ def _flows(picture: Picture) -> Iterator[_Event]:
 
 def _memory(picture: Picture) -> Iterator[_Event]:
     for rank, steps in enumerate(picture.memory):
-        for time, amount in steps:
+        # The last of the steps at one time: viewers draw the others as dents.
+        for time, amount in dict(steps).items():
             yield {"ph": "C", "name": "memory", "pid": rank + 1, "ts": time * _MICROSECONDS, "args": {"held": amount}}
