@@ -31,7 +31,7 @@ gallery: .venv/installed
 # The pictures in the README; a test holds them current.
 pictures: .venv/installed
 	for name in gpipe 1f1b interleaved_1f1b zb_h1 zb_v dualpipe; do \
-		$(BIN)/schedc view programs/$$name.sched -o docs/pictures/$$name.svg; \
+		$(BIN)/schedc view programs/$$name.sched -o docs/pictures/$$name.svg || exit 1; \
 	done
 
 .venv/installed: pyproject.toml constraints.txt

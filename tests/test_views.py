@@ -20,6 +20,7 @@ from schedlang.cli import main
 from schedlang.costs import UNIT
 from schedlang.dependencies import needs
 from schedlang.lowering import lower
+from schedlang.torch_tables import export_table, plan_of, read_table
 from schedlang.views import Picture, lay_out, palette, write_view
 from schedlang.views.html import page
 from schedlang.views.svg import svg
@@ -294,3 +295,25 @@ def test_the_pictures_in_the_readme_are_current() -> None:
     assert sorted(path.stem for path in (ROOT / "docs" / "pictures").iterdir()) == sorted(names)
     for name in names:
         assert (ROOT / "docs" / "pictures" / f"{name}.svg").read_text() == svg(drawn(name)), "run `make pictures`"
+
+
+def test_nothing_takes_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Costs of 0, as when only the order matters."""
+    program = str(ROOT / "programs" / "1f1b.sched")
+    zero = ["--forward-times", "0", "--backward-times", "0"]
+    for ending in ("svg", "png", "html", "json"):
+        assert main(["view", program, *zero, "-o", str(tmp_path / f"view.{ending}")]) == 0
+    capsys.readouterr()
+    assert main(["view", program, *zero]) == 0
+    assert "makespan 0, 0.0% idle\n\nrank 0 ││   0% idle\n" in capsys.readouterr().out
+
+
+def test_a_table_of_torch(tmp_path: Path) -> None:
+    """A table has an op in each cell; a picture keeps its rows once, and not all of a long one."""
+    plan, _ = run("1f1b", microbatches=64)
+    table = tmp_path / "table.csv"
+    table.write_text(export_table(plan, "torch-csv-compute"))
+    imported = plan_of(read_table(read_source(table)), "portable")
+    places = lay_out(imported, simulate(imported)).places
+    assert [place.where for place in places] == [f"{table}:{line}" for line in (1, 2, 3, 4)]
+    assert [len(place.text) for place in places] == [120] * 4

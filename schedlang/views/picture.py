@@ -17,6 +17,8 @@ from schedlang.timeline import Bar, Timeline
 from schedlang.versions import follow_weights
 
 Steps = tuple[tuple[float, float], ...]
+#: The most of a program line that is kept: a row of a table can be as long as the training.
+_LONGEST = 120
 
 
 @frozen
@@ -102,7 +104,7 @@ def lay_out(plan: Plan, execution: Execution) -> Picture:
     copies = tuple(scribe.row(rank, bars) for rank, bars in enumerate(timeline.copies))
     boxes = [box.bar for rows in (ops, copies) for row in rows for box in row]
     return Picture(
-        plan.name, plan.params, plan.layout, timeline, ops, copies, _arrows(plan, boxes), scribe.places(),
+        plan.name, plan.params, plan.layout, timeline, ops, copies, _arrows(plan, boxes), tuple(scribe.lines),
         execution.memory,
     )  # fmt: skip
 
@@ -140,7 +142,9 @@ class _Scribe:
             }
             for actions in plan.ranks
         ]
-        self.used: dict[int, int] = {}
+        #: The lines that have boxes, and for each place in the program the number of its line.
+        self.lines: dict[Place, int] = {}
+        self.line_of: dict[int, int] = {}
 
     def row(self, rank: int, bars: tuple[Bar, ...]) -> tuple[Box, ...]:
         return tuple(self.box(rank, bar) for bar in bars)
@@ -148,7 +152,7 @@ class _Scribe:
     def box(self, rank: int, bar: Bar) -> Box:
         actions = self.plan.ranks[rank]
         index = self.index[rank][bar.kind, bar.stage, bar.microbatch]
-        place = self.used.setdefault(actions.source[index], len(self.used))
+        place = self.place(actions.source[index])
         version = self.versions.get((bar.stage, bar.microbatch), 0)
         return Box(rank, bar, self.label(bar), self.chunk[bar.stage], version, actions.group[index], place)
 
@@ -158,7 +162,9 @@ class _Scribe:
         microbatch, slice = divmod(bar.microbatch, self.plan.layout.slices)
         return f"{microbatch}.{slice}" if self.plan.layout.slices > 1 else str(microbatch)
 
-    def places(self) -> tuple[Place, ...]:
-        """The lines of all actions that have boxes."""
-        source, starts = self.plan.source, [self.plan.spans[each].start for each in self.used]
-        return tuple(Place(source.where(start), source.line(start).strip()) for start in starts)
+    def place(self, span: int) -> int:
+        if span not in self.line_of:
+            source, start = self.plan.source, self.plan.spans[span].start
+            line = Place(source.where(start), source.line(start).strip()[:_LONGEST])
+            self.line_of[span] = self.lines.setdefault(line, len(self.lines))
+        return self.line_of[span]

@@ -86,7 +86,9 @@ def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
         y = frame.y(rank)
         yield f'<text x="{_LEFT - 8}" y="{y + _ROW / 2 + 4:g}" text-anchor="end">rank {rank}</text>'
         yield _rect(frame.x(frame.origin), y, frame.x(frame.end), _ROW, "none", f' stroke="{_GRID}"')
-    fills = ((_fill(picture, box), _shape(frame, box)) for box in picture.boxes)
+    # Marks come last, so that no neighbour covers them.
+    boxes = sorted(picture.boxes, key=lambda box: box.bar.end == box.bar.start)
+    fills = ((_fill(picture, box), _shape(frame, box)) for box in boxes)
     yield from _grouped(fills, f'stroke="{palette.PAPER}" stroke-width="0.75"')
     if picture.has_versions:
         ops = (box for row in picture.ops for box in row if box.bar.kind != Kind.U)

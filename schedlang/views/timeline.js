@@ -183,7 +183,11 @@ class Timeline {
     const { first, stop } = this.visible(row);
     this.seen += stop - first;
     if (stop - first > (this.width - LEFT - RIGHT) / 3) this.drawMixed(first, stop, y, height);
-    else for (let box = first; box < stop; box++) this.drawBox(box, y, height);
+    else {
+      for (let box = first; box < stop; box++) if (this.length[box]) this.drawBox(box, y, height);
+      // Marks without a length come last, so that no neighbour covers them.
+      for (let box = first; box < stop; box++) if (!this.length[box]) this.drawBox(box, y, height);
+    }
     this.drawOverlaps(first, stop, y, height);
   }
 
