@@ -3,17 +3,26 @@
 `lay_out` (schedlang/views/picture.py) says what stands where; each view draws that in its own way.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from schedlang.machine import Execution
 from schedlang.plan import Plan, write_bytes
+from schedlang.views.html import page
 from schedlang.views.picture import Picture, lay_out
+from schedlang.views.png import png
+from schedlang.views.svg import svg
+from schedlang.views.trace import trace
 
-#: What a view's file can end in.
-ENDINGS = (".svg", ".png", ".html", ".json")
+__all__ = ["Picture", "check_path", "lay_out", "write_pictures", "write_view"]
 
-__all__ = ["ENDINGS", "Picture", "check_path", "lay_out", "write_pictures", "write_view"]
+#: What a view's file can end in, and what is then in it.
+_FORMATS: dict[str, Callable[[Sequence[Picture]], bytes]] = {
+    ".svg": lambda pictures: svg(pictures[0]).encode(),
+    ".png": lambda pictures: png(pictures[0]),
+    ".html": lambda pictures: page(pictures).encode(),
+    ".json": lambda pictures: trace(pictures[0]).encode(),
+}
 
 
 def write_view(plan: Plan, execution: Execution, path: str | Path) -> None:
@@ -28,29 +37,14 @@ def write_view(plan: Plan, execution: Execution, path: str | Path) -> None:
 
 def check_path(path: str | Path, pictures: int) -> None:
     """Raise ValueError if so many pictures cannot be written there."""
-    ending = Path(path).suffix
-    if ending not in ENDINGS:
-        raise ValueError(f"`{path}` must end in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}")
-    if pictures > 1 and ending != ".html":
+    *endings, last = _FORMATS
+    if Path(path).suffix not in _FORMATS:
+        raise ValueError(f"`{path}` must end in {', '.join(endings)} or {last}")
+    if pictures > 1 and Path(path).suffix != ".html":
         raise ValueError(f"two schedules stand side by side on a page, NAME.html, not in `{path}`")
 
 
 def write_pictures(pictures: Sequence[Picture], path: str | Path) -> None:
     """Write one picture as `write_view` does, or several side by side on a page."""
     check_path(path, len(pictures))
-    write_bytes(_content(pictures, Path(path).suffix), path)
-
-
-def _content(pictures: Sequence[Picture], ending: str) -> bytes:
-    if ending == ".png":
-        from schedlang.views.png import png
-
-        return png(pictures[0])
-    if ending == ".html":
-        from schedlang.views.html import page
-
-        return page(pictures).encode()
-    from schedlang.views.svg import svg
-    from schedlang.views.trace import trace
-
-    return (svg if ending == ".svg" else trace)(pictures[0]).encode()
+    write_bytes(_FORMATS[Path(path).suffix](pictures), path)

@@ -83,7 +83,7 @@ class Picture:
     @cached_property
     def kinds(self) -> list[Kind]:
         """The kinds of action that there are."""
-        return [kind for kind in Kind if kind in {box.bar.kind for box in self.boxes}]
+        return [Kind(kind) for kind in sorted({box.bar.kind for box in self.boxes})]
 
     @cached_property
     def has_versions(self) -> bool:
