@@ -4,18 +4,15 @@ Exit code 0, 1 for diagnostics, 2 for wrong usage, 130 for Ctrl-C.
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from schedlang import commands
-from schedlang.diagnostics import CompileError, to_github, to_json, to_text
+from schedlang.diagnostics import CompileError, render
 
 _EXAMPLE, _TABLE = "programs/1f1b.sched", "table.csv"
-#: The most errors that are shown as text: in a table, one mistake can make every cell behind it wrong.
-_MOST_ERRORS = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return options.run(options)  # type: ignore[no-any-return]
     except CompileError as error:
-        _report(error, getattr(options, "format", "text"))
+        print(render(error.diagnostics, getattr(options, "format", "text")), file=sys.stderr)
         return 1
     except commands.UsageError as error:
         parser.error(str(error))
@@ -35,21 +32,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has seen enough; Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-
-
-def _report(error: CompileError, format: str) -> None:
-    if format == "json":
-        print(json.dumps({"diagnostics": [to_json(each) for each in error.diagnostics]}, indent=1), file=sys.stderr)
-    elif format == "github":
-        print("\n".join(map(to_github, error.diagnostics)), file=sys.stderr)
-    else:
-        shown = error.diagnostics[:_MOST_ERRORS]
-        count = f"{len(error.diagnostics)} errors; " if len(error.diagnostics) > 1 else ""
-        if len(shown) < len(error.diagnostics):
-            count = f"{len(error.diagnostics)} errors, the first {_MOST_ERRORS} are shown; "
-        codes = dict.fromkeys(each.code for each in error.diagnostics)
-        texts = [*map(to_text, shown), f"{count}see: schedc explain {' '.join(codes)}"]
-        print("\n\n".join(texts), file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:

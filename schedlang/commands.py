@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from schedlang.diagnostics import CompileError, counted
+from schedlang.diagnostics import CompileError, Diagnostic, counted, render
 
 #: The most sizes that one `schedc check --for` looks at.
 MOST_SIZES = 1_000_000
@@ -35,7 +35,7 @@ def _load(options: argparse.Namespace, costs: Any = None, file: str | None = Non
     file = file or options.file
     source = read_source(file)
     if not source.text.lstrip().startswith("{"):
-        return compile(source, dict(options.params), *([costs] if costs else []))
+        return compile(source, dict(options.params), costs) if costs else _compile(source, dict(options.params))
     if options.params:
         raise UsageError(f"-p sets parameters of a program, `{file}` is a plan")
     return read_plan(file)
@@ -43,12 +43,22 @@ def _load(options: argparse.Namespace, costs: Any = None, file: str | None = Non
 
 def compile_program(options: argparse.Namespace) -> int:
     """Prove a program and write its plan."""
-    from schedlang import compile, read_source
+    from schedlang import read_source
 
-    plan = compile(
-        read_source(options.file), dict(options.params), forward_only=options.forward_only, transport=options.transport
-    )
-    return _write(plan, options.output)
+    plan = _compile(read_source(options.file), dict(options.params), options.forward_only, options.transport)
+    return _write(plan, options.output, options.format)
+
+
+def _compile(source: Any, params: dict[str, int], forward_only: bool = False, transport: str = "portable") -> Any:
+    """The plan of a program; CompileError with advice."""
+    from schedlang import compile
+
+    try:
+        return compile(source, params, forward_only=forward_only, transport=transport)
+    except CompileError as error:
+        from schedlang.advice import advise
+
+        raise advise(error, source, params, forward_only, transport) from None
 
 
 def import_table(options: argparse.Namespace) -> int:
@@ -78,10 +88,11 @@ def export(options: argparse.Namespace) -> int:
     return 0
 
 
-def _write(plan: Any, output: str | None) -> int:
-    """Write a plan, if to a file, and say in a line what it is."""
+def _write(plan: Any, output: str | None, format: str = "text") -> int:
+    """Write a plan, if to a file, and say in a line what it is, and what to beware of."""
     from schedlang import simulate as execute
     from schedlang import write_plan
+    from schedlang.lints import lint
 
     if output:
         write_plan(plan, output)
@@ -93,15 +104,17 @@ def _write(plan: Any, output: str | None) -> int:
     print(f"{plan.name}: {', '.join(facts)}; no deadlock; {idle:.1%} idle at {costs}")
     if output:
         print(f"wrote {output}")
+    _warn(lint(plan), format)
     return 0
 
 
 def check(options: argparse.Namespace) -> int:
     """Prove a program or a plan: for a transport, for all, or at many sizes."""
     from schedlang import read_plan, read_source
+    from schedlang.advice import advise
     from schedlang.compiler import check_program, check_range, check_schedule
     from schedlang.transports import NAMES
-    from schedlang.verdicts import count_instances, verdicts_json, verdicts_text
+    from schedlang.verdicts import count_instances, errors, verdicts_json, verdicts_text, warnings
 
     source, ranges = read_source(options.file), dict(options.ranges)
     is_plan = source.text.lstrip().startswith("{")
@@ -122,15 +135,21 @@ def check(options: argparse.Namespace) -> int:
         found = check_schedule(read_plan(options.file), names)
     else:
         found = check_program(source, dict(options.params), names)
+    wrong = any(map(errors, found.values()))
     if options.json:
         print(json.dumps({"file": options.file, "verdicts": verdicts_json(found)}, indent=1))
-    elif len(found) > 1:
-        print(verdicts_text(found))
-    elif any(found.values()):
-        raise CompileError(found[options.transport])
-    else:
-        print(f"proved for {options.transport}")
-    return int(any(found.values()))
+        return int(wrong)
+    if len(found) == 1 and wrong:
+        error = CompileError(found[options.transport])
+        raise error if is_plan else advise(error, source, dict(options.params), transport=options.transport)
+    print(verdicts_text(found) if len(found) > 1 else f"proved for {options.transport}")
+    _warn(warnings(each for diagnostics in found.values() for each in diagnostics))
+    return int(wrong)
+
+
+def _warn(warnings: list[Diagnostic], format: str = "text") -> None:
+    if warnings:
+        print(render(warnings, format), file=sys.stderr)
 
 
 def show(options: argparse.Namespace) -> int:
@@ -195,7 +214,7 @@ def _execute(options: argparse.Namespace, file: str) -> tuple[Any, Any]:
         costs = read_costs(options.costs) if options.costs else make_costs(
             {name: times if isinstance(times, list) else [times] for name, times in given.items()}
         )  # fmt: skip
-        plan = _load(options, costs, file)
+        plan = _load(options, costs if given or options.costs else None, file)
         if options.updates is not None:
             plan = plan.for_updates(options.updates)
         return plan, execute(plan, costs)

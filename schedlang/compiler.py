@@ -10,12 +10,13 @@ from types import MappingProxyType
 
 from attrs import asdict, evolve, frozen
 
-from schedlang import passes
+from schedlang import passes, syntax
 from schedlang.claims import check_claims
 from schedlang.costs import UNIT, Costs
 from schedlang.diagnostics import CompileError, Diagnostic
 from schedlang.expand import expand
 from schedlang.imports import load
+from schedlang.lints import lint
 from schedlang.lowering import lower
 from schedlang.machine import prove
 from schedlang.plan import Plan
@@ -42,18 +43,30 @@ def compile(
     for its number of stages. What it claims of time or memory, it claims at its own costs only. `forward_only` makes it
     the inference plan of a training program, without the claims, which speak of training.
     """
+    return compile_tree(*load(source), params, costs, forward_only, transport)
+
+
+def compile_tree(
+    source: Source,
+    tree: syntax.Schedule,
+    params: Mapping[str, int],
+    costs: Costs = UNIT,
+    forward_only: bool = False,
+    transport: str = PORTABLE,
+) -> Plan:
+    """`compile` of a program that is loaded already."""
     transports(transport)
-    schedule, kernels = _lowered(source, params, costs, forward_only)
+    schedule, kernels = _lowered(source, tree, params, costs, forward_only)
     schedule = evolve(schedule, transport=transport)
     check_claims(schedule, prove(schedule), costs)
-    return Plan(**asdict(evolve(schedule, claims=()), recurse=False), kernels=kernels)
+    return Plan(**asdict(evolve(schedule, claims=(), recall=None), recurse=False), kernels=kernels)
 
 
 def _lowered(
-    source: Source, params: Mapping[str, int], costs: Costs, forward_only: bool
+    source: Source, tree: syntax.Schedule, params: Mapping[str, int], costs: Costs, forward_only: bool
 ) -> tuple[Schedule, tuple[Kernel, ...]]:
     """The schedule of a program with its communication, and what of it repeats."""
-    schedule = expand(*load(source), params, costs)
+    schedule = expand(source, tree, params, costs)
     if schedule.stream and forward_only:
         schedule = unroll(schedule, 1)
     check_structure(unroll(schedule, 2) if schedule.stream else schedule)
@@ -63,18 +76,19 @@ def _lowered(
 
 
 def check_program(source: Source, params: Mapping[str, int], names: Iterable[str]) -> dict[str, list[Diagnostic]]:
-    """For each of some transports, what is wrong with a program there; CompileError for what is wrong on all."""
-    schedule, _ = _lowered(source, params, UNIT, False)
+    """`check_schedule` of a program; CompileError for what is wrong on all transports."""
+    schedule, _ = _lowered(*load(source), params, UNIT, False)
     return check_schedule(schedule, names)
 
 
 def check_schedule(schedule: Schedule, names: Iterable[str]) -> dict[str, list[Diagnostic]]:
-    """For each of some transports, what is wrong with a schedule with communication there."""
+    """For each of some transports, what is wrong with a schedule with communication there; if nothing, warnings."""
     found: dict[str, list[Diagnostic]] = {}
     for name in names:
+        asked = evolve(schedule, transport=name)
         try:
-            check_claims(schedule, prove(evolve(schedule, transport=name)))
-            found[name] = []
+            check_claims(asked, prove(asked))
+            found[name] = lint(asked)
         except CompileError as error:
             found[name] = error.diagnostics
     return found

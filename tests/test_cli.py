@@ -221,3 +221,24 @@ def test_check_of_many_sizes() -> None:
         refused = schedc("check", ONE_F_ONE_B, *arguments)
         assert refused.returncode == 2
         assert "Traceback" not in refused.stderr
+
+
+def test_warnings_stand_beside_a_verdict() -> None:
+    explicit = str(PROGRAMS / "1f1b_explicit.sched")
+    for options, expected in [
+        ([], "warning[mixed-transfers]: ranks 0 and 1 exchange batches as well as single transfers\n"),
+        (["--format", "github"], "::warning file="),
+        (["--format", "json"], '"severity": "warning"'),
+    ]:
+        done = schedc("compile", explicit, *options)
+        assert done.returncode == 0
+        assert expected in done.stderr
+        assert "no deadlock" in done.stdout
+    assert schedc("compile", explicit, "--transport", "gloo").stderr == ""
+    table = schedc("check", explicit, "--transport", "all")
+    assert table.returncode == 0
+    assert {line.split(maxsplit=1)[1] for line in table.stdout.splitlines()} == {"proved"}
+    # The same warning for several transports is printed once.
+    assert table.stderr.count("warning[") == 1
+    verdicts = json.loads(schedc("check", explicit, "--transport", "all", "--json").stdout)["verdicts"]
+    assert {each["transport"] for each in verdicts if each["warnings"]} == {"portable", "nccl"}
