@@ -79,13 +79,24 @@ def _looking(parsers: Any) -> None:
     show.add_argument("--compute", action="store_true", help="without sends and receives")
 
     simulate = _command(parsers, "simulate", commands.simulate, "predict time, bubble and memory", "--p2p-time 0.1")
-    for name in ("forward", "backward", "input", "weight"):
-        simulate.add_argument(f"--{name}-times", nargs="+", type=float, metavar="T",
-                              help=f"durations of {_OPS[name]}, one for all stages or one per stage")  # fmt: skip
-    simulate.add_argument("--p2p-time", type=float, metavar="T", help="duration of a transfer between ranks")
-    simulate.add_argument("--costs", metavar="FILE", help="a JSON file with the above, by their names")
-    simulate.add_argument("--updates", type=int, metavar="N", help="of a schedule without a flush, how many to show")
+    _execution(simulate)
     simulate.add_argument("--json", action="store_true", help="the figures, for machines")
+
+    view = _command(parsers, "view", commands.view, "draw when each op runs", "-o 1f1b.html")
+    view.add_argument("other", metavar="FILE", nargs="?", help="another one, side by side with it on a page")
+    _execution(view)
+    view.add_argument("-o", "--output", metavar="VIEW", help="the file to write, instead of the terminal: NAME.svg or "
+                      ".png for papers, .html to zoom and hover, .json a trace for Perfetto and Chrome")  # fmt: skip
+
+
+def _execution(command: argparse.ArgumentParser) -> None:
+    """The options of a command that executes a plan."""
+    for name in ("forward", "backward", "input", "weight"):
+        command.add_argument(f"--{name}-times", nargs="+", type=float, metavar="T",
+                             help=f"durations of {_OPS[name]}, one for all stages or one per stage")  # fmt: skip
+    command.add_argument("--p2p-time", type=float, metavar="T", help="duration of a transfer between ranks")
+    command.add_argument("--costs", metavar="FILE", help="a JSON file with the above, by their names")
+    command.add_argument("--updates", type=int, metavar="N", help="of a schedule without a flush, how many to show")
 
 
 def _exchanging(parsers: Any) -> None:

@@ -25,19 +25,20 @@ class UsageError(Exception):
     """The options do not go together."""
 
 
-def _load(options: argparse.Namespace, costs: Any = None) -> Any:
+def _load(options: argparse.Namespace, costs: Any = None, file: str | None = None) -> Any:
     """The plan in the file, or the plan of the program in it for some costs.
 
     A plan begins with `{`, a program never does.
     """
     from schedlang import compile, read_plan, read_source
 
-    source = read_source(options.file)
+    file = file or options.file
+    source = read_source(file)
     if not source.text.lstrip().startswith("{"):
         return compile(source, dict(options.params), costs) if costs else _compile(source, dict(options.params))
     if options.params:
-        raise UsageError(f"-p sets parameters of a program, `{options.file}` is a plan")
-    return read_plan(options.file)
+        raise UsageError(f"-p sets parameters of a program, `{file}` is a plan")
+    return read_plan(file)
 
 
 def compile_program(options: argparse.Namespace) -> int:
@@ -168,9 +169,43 @@ def show(options: argparse.Namespace) -> int:
 
 def simulate(options: argparse.Namespace) -> int:
     """Print the figures of an execution."""
+    from schedlang.report import figures, figures_text
+
+    plan, execution = _execute(options, options.file)
+    print(json.dumps(figures(plan, execution)) if options.json else figures_text(plan, execution))
+    return 0
+
+
+def view(options: argparse.Namespace) -> int:
+    """Draw executions: one in the terminal, or one or two in a file."""
+    from schedlang.views import check_path, lay_out, write_pictures
+    from schedlang.views.terminal import view as draw
+
+    files = [options.file, *([options.other] if options.other else [])]
+    if len(files) > 1 and not options.output:
+        raise UsageError("two schedules stand side by side on a page: -o NAME.html")
+    try:
+        if options.output:
+            check_path(options.output, len(files))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    pictures = [lay_out(*_execute(options, file)) for file in files]
+    if not options.output:
+        print(draw(pictures[0], colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")))
+        return 0
+    try:
+        write_pictures(pictures, options.output)
+    except ImportError as error:
+        print(f"schedc view: {error}", file=sys.stderr)
+        return 1
+    print(f"wrote {options.output}")
+    return 0
+
+
+def _execute(options: argparse.Namespace, file: str) -> tuple[Any, Any]:
+    """The plan of a file, and its execution at the costs in the options."""
     from schedlang import simulate as execute
     from schedlang.costs import NAMES, make_costs, read_costs
-    from schedlang.report import figures, figures_text
 
     given = {name: getattr(options, name) for name in NAMES if getattr(options, name, None) is not None}
     if options.costs and given:
@@ -179,14 +214,12 @@ def simulate(options: argparse.Namespace) -> int:
         costs = read_costs(options.costs) if options.costs else make_costs(
             {name: times if isinstance(times, list) else [times] for name, times in given.items()}
         )  # fmt: skip
-        plan = _load(options, costs if given or options.costs else None)
+        plan = _load(options, costs if given or options.costs else None, file)
         if options.updates is not None:
             plan = plan.for_updates(options.updates)
-        execution = execute(plan, costs)
+        return plan, execute(plan, costs)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    print(json.dumps(figures(plan, execution)) if options.json else figures_text(plan, execution))
-    return 0
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ linear in the actions.
 from array import array
 from heapq import heappop, heappush
 
-from attrs import frozen
+from attrs import field, frozen
 
 from schedlang.actions import counterpart, is_copy, is_send, is_transfer, word
 from schedlang.costs import UNIT, Costs
@@ -39,12 +39,14 @@ class Execution:
     """What an execution shows of a schedule that runs to its end.
 
     `peak_activations[r]` counts stage activations, one per stage and microbatch, held from the forward to the last
-    use: the whole backward, or the weight half. `peak_memory[r]` is the same in the program's amounts.
+    use: the whole backward, or the weight half. `peak_memory[r]` is the same in the program's amounts, and
+    `memory[r]` is what the rank holds over time, in steps: (time, amount from then on).
     """
 
     timeline: Timeline
     peak_activations: tuple[int, ...]
     peak_memory: tuple[float, ...]
+    memory: tuple[tuple[tuple[float, float], ...], ...] = field(repr=False)
 
 
 def prove(schedule: Schedule) -> Execution:
@@ -118,7 +120,8 @@ class _Machine:
                 level.advance()
         activations, memory = ([level.peak for level in levels] for _, levels in self.memories)
         timeline = Timeline(tuple(map(tuple, self.bars)), tuple(map(tuple, self.copies)))
-        return Execution(timeline, tuple(map(int, activations)), tuple(memory))
+        steps = tuple(tuple(level.steps) for level in self.memories[1][1])
+        return Execution(timeline, tuple(map(int, activations)), tuple(memory), steps)
 
     def held_at(self, rank: int) -> int | None:
         """The transfer that keeps a rank from going on, if it has not come to its end."""

@@ -118,7 +118,7 @@ def test_diagnostics_are_1_and_on_stderr(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().err.splitlines()[0] == f"::error {place}::no name `x` in scope"
 
 
-@pytest.mark.parametrize("command", ["compile", "show", "simulate", "run"])
+@pytest.mark.parametrize("command", ["compile", "show", "simulate", "view", "run"])
 def test_files_that_are_no_program(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content, complaint in [
         ("empty.sched", b"", "the program is empty"),
