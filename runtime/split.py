@@ -1,0 +1,229 @@
+"""A backward in two halves: B passes the gradient on to the input, W adds up the gradients of the weights.
+
+Autograd alone splits a backward only by walking its graph twice. Here the forward gives every layer a graph of its
+own, of which B runs the half that leads to the input and W the one that leads to the weights, both with torch's own
+kernels: together they are one whole backward, to the bit. B leaves what W needs, the layers' inputs and the gradients
+of their outputs; it is the idea of the zero-bubble authors' weight gradient store (arXiv 2401.10241, section 4).
+
+Layers are calls of functions, whatever modules make them, with any `nn.Parameter`; so tied weights, functional calls
+and weights put in by `torch.func.functional_call` are split too. Other weights (of other functions, of own autograd
+functions, of compiled blocks) get their gradients in B, at the cost of a whole backward, and keep them until W.
+"""
+
+import warnings
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from attrs import frozen
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+
+#: Functions whose gradients, of the input and of the weights, both come from that of the output in one step.
+_LAYERS: frozenset[Callable[..., Any]] = frozenset(
+    {
+        F.linear, F.bilinear, F.embedding, F.embedding_bag,
+        F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
+        F.layer_norm, F.rms_norm, F.group_norm, F.batch_norm, F.instance_norm,
+        torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.einsum,
+        Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.addmm, Tensor.baddbmm, Tensor.__matmul__,
+    }
+)  # fmt: skip
+
+
+def _without_dispatch(function: Any) -> Callable[..., Any]:
+    """A Python function of torch without its first lines, which hand the call to a mode as a whole."""
+    names = function.__globals__ | {"has_torch_function": lambda _: False}
+    body = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
+
+
+#: Functions that are not layers, but call some; the backward does where a checkpoint is inside another.
+_BODIES = {each: _without_dispatch(each) for each in (F.multi_head_attention_forward, torch.autograd.backward)}
+
+
+class Split(TorchFunctionMode):
+    """The backward of one microbatch on one stage; the forward runs under it, as under a mode of torch.
+
+    A reentrant checkpoint (`use_reentrant=True`) adds the gradients of other weights than layers' up in B.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Ties layers into the graph, even where their input needs no gradient.
+        self.anchor = torch.zeros((), requires_grad=True)
+        #: What B owes to the weights of layers, and the gradients that it has found of other weights.
+        self.owed: list[_Owed] = []
+        self.others: list[tuple[Tensor, Tensor]] = []
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in _LAYERS and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            call = _Call(function, args, kwargs)
+            weights = call.weights()
+            if weights:
+                return _Layer.apply(self, call, weights, self.anchor, *call.inputs())  # type: ignore[no-untyped-call]
+        if function in _BODIES and not torch.compiler.is_compiling():
+            with self:
+                return _BODIES[function](*args, **kwargs)
+        return function(*args, **kwargs)
+
+    def backward_input(self, output: Tensor, gradient: Tensor, input: Tensor) -> Tensor | None:
+        """B: the gradient of the input, if it needs one and the output depends on it."""
+        self.owed.clear()  # by a backward inside the forward
+        root = get_gradient_edge(output)
+        leaves, reentrant = _leaves(root.node)
+        others = [leaf for leaf in leaves if leaf is not self.anchor and leaf is not input]
+        asked = [self.anchor, *others, *([input] if input.requires_grad else [])]
+        with self:  # for checkpoints, which run the forward again
+            if reentrant:
+                torch.autograd.backward(root, gradient)
+                found, input.grad = input.grad, None
+                return found
+            # Edges: a call with tensors would leave this mode.
+            edges = [get_gradient_edge(each) for each in asked]
+            gradients = torch.autograd.grad(root, edges, gradient, allow_unused=True)
+        self.others = [(leaf, found) for leaf, found in zip(others, gradients[1:], strict=False) if found is not None]
+        return gradients[-1] if input.requires_grad else None
+
+    def backward_weight(self) -> None:
+        """W: the gradients of the weights, which add up in `.grad`; hooks see each weight's once."""
+        weights = [weight for each in self.owed for weight in each.weights] + [leaf for leaf, _ in self.others]
+        roots = [each.output for each in self.owed] + [get_gradient_edge(leaf) for leaf, _ in self.others]
+        gradients = [each.gradient for each in self.owed] + [found for _, found in self.others]
+        if roots:
+            torch.autograd.backward(roots, gradients, inputs=weights)
+
+
+def warn_of(weights: Iterable[Tensor], module: nn.Module, stage: int) -> None:
+    """Warn that the gradients of some weights of a stage are not put off to W."""
+    ids = {id(weight) for weight in weights}
+    names = [
+        f"`{name}` ({type(part).__name__})" if name else type(part).__name__
+        for name, part in module.named_modules()
+        if any(id(weight) in ids for weight in part.parameters(recurse=False))
+    ]
+    where = ", ".join(names) or "tensors that are no weights of its module"
+    warnings.warn(
+        f"stage {stage} computes weight gradients in B and not in W, those of {where}: only linear layers, "
+        "convolutions, embeddings and norms are split, and nothing inside torch.compile",
+        stacklevel=2,
+    )
+
+
+@frozen
+class _Owed:
+    """What B owes to a layer's weights: where its graph ends, the gradient there, and what the graph has saved."""
+
+    output: GradientEdge
+    gradient: Tensor
+    weights: list[Tensor]
+    saved: list[Tensor]
+
+
+@frozen
+class _Call:
+    """A call of a function of torch."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def weights(self) -> list[Tensor]:
+        """The arguments that get their gradients in W."""
+        found = map(_weight, (*self.args, *self.kwargs.values()))
+        return [weight for weight in found if weight is not None and weight.requires_grad]
+
+    def inputs(self) -> list[Tensor]:
+        """The arguments that get their gradients in B."""
+        return [each for each in (*self.args, *self.kwargs.values()) if _is_input(each)]
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        """The call, with other inputs."""
+        new = iter(inputs)
+        args = [next(new) if _is_input(each) else each for each in self.args]
+        kwargs = {name: next(new) if _is_input(each) else each for name, each in self.kwargs.items()}
+        return self.function(*args, **kwargs)
+
+
+def _weight(value: object) -> Tensor | None:
+    """The weight that an argument is, or is a view of, as in `x @ weight.T`."""
+    if isinstance(value, nn.Parameter):
+        return value
+    base = value._base if isinstance(value, Tensor) else None
+    return base if isinstance(base, nn.Parameter) else None
+
+
+def _is_input(value: object) -> bool:
+    return isinstance(value, Tensor) and value.requires_grad and _weight(value) is None
+
+
+class _Layer(torch.autograd.Function):
+    """A call in the forward; in the backward, the gradients of its inputs, and what it owes to its weights.
+
+    What the layer's own graph saves, this node saves in its place: a checkpoint then drops it, and makes all of it
+    again once, in B.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, split: Split, call: _Call, weights: list[Tensor], anchor: Tensor, *inputs: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.split, ctx.weights, ctx.saved = split, weights, []
+        with torch.enable_grad(), saved_tensors_hooks(partial(_keep, ctx.saved), ctx.saved.__getitem__):
+            starts = _Start.apply(anchor, inputs)  # type: ignore[no-untyped-call]
+            output: Tensor = call(*starts)
+        ctx.save_for_backward(*ctx.saved)
+        ctx.saved.clear()
+        ctx.starts, ctx.end = [get_gradient_edge(each) for each in starts], get_gradient_edge(output)
+        return output.detach()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        found: Iterable[Tensor | None] = [None] * len(ctx.starts)
+        if gradient is not None:
+            ctx.saved[:] = ctx.saved_tensors
+            ctx.split.owed.append(_Owed(ctx.end, gradient, ctx.weights, ctx.saved))
+            if ctx.starts:
+                found = torch.autograd.grad(ctx.end, ctx.starts, gradient, retain_graph=True)
+        return None, None, None, None, *found
+
+
+class _Start(torch.autograd.Function):
+    """Where the graph of a layer starts: not at leaves, which would hold the inputs even if a checkpoint drops them."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
+        return tuple(each.detach() for each in inputs)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> None:
+        raise AssertionError("no backward goes on from here")
+
+
+def _keep(saved: list[Tensor], tensor: Tensor) -> int:
+    saved.append(tensor)
+    return len(saved) - 1
+
+
+def _leaves(root: Node) -> tuple[list[Tensor], bool]:
+    """The leaves of a graph, and whether there is a reentrant checkpoint in it."""
+    leaves, reentrant = [], False
+    seen, ahead = {root}, [root]
+    while ahead:
+        node = ahead.pop()
+        if hasattr(node, "variable"):
+            leaves.append(node.variable)
+        reentrant = reentrant or node.name() == "CheckpointFunctionBackward"
+        new = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= new
+        ahead += new
+    return leaves, reentrant
