@@ -31,7 +31,8 @@ _LAYERS: frozenset[Callable[..., Any]] = frozenset(
         F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
         F.layer_norm, F.rms_norm, F.group_norm, F.batch_norm, F.instance_norm,
         torch.matmul, torch.mm, torch.bmm, torch.addmm, torch.baddbmm, torch.einsum,
-        Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.addmm, Tensor.baddbmm, Tensor.__matmul__,
+        Tensor.matmul, Tensor.mm, Tensor.bmm, Tensor.addmm, Tensor.baddbmm,
+        torch.add, torch.mul, Tensor.add, Tensor.mul,
     }
 )  # fmt: skip
 
@@ -48,6 +49,11 @@ def _without_dispatch(function: Any) -> Callable[..., Any]:
 _BODIES = {each: _without_dispatch(each) for each in (F.multi_head_attention_forward, torch.autograd.backward)}
 
 
+#: Ties layers into the graph, even where their inputs need no gradient.
+_ANCHOR = torch.zeros((), requires_grad=True)
+_ANCHOR_EDGE = get_gradient_edge(_ANCHOR)
+
+
 class Split(TorchFunctionMode):
     """The backward of one microbatch on one stage; the forward runs under it, as under a mode of torch.
 
@@ -56,8 +62,6 @@ class Split(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        #: Ties layers into the graph, even where their input needs no gradient.
-        self.anchor = torch.zeros((), requires_grad=True)
         #: What B owes to the weights of layers, and the gradients that it has found of other weights.
         self.owed: list[_Owed] = []
         self.others: list[tuple[Tensor, Tensor]] = []
@@ -70,7 +74,7 @@ class Split(TorchFunctionMode):
             call = _Call(function, args, kwargs)
             weights = call.weights()
             if weights:
-                return _Layer.apply(self, call, weights, self.anchor, *call.inputs())  # type: ignore[no-untyped-call]
+                return _Layer.apply(self, call, weights, _ANCHOR, *call.inputs())  # type: ignore[no-untyped-call]
         if function in _BODIES and not torch.compiler.is_compiling():
             with self:
                 return _BODIES[function](*args, **kwargs)
@@ -81,18 +85,19 @@ class Split(TorchFunctionMode):
         self.owed.clear()  # by a backward inside the forward
         root = get_gradient_edge(output)
         leaves, reentrant = _leaves(root.node)
-        others = [leaf for leaf in leaves if leaf is not self.anchor and leaf is not input]
-        asked = [self.anchor, *others, *([input] if input.requires_grad else [])]
+        others = [leaf for leaf in leaves if leaf is not _ANCHOR and leaf is not input]
+        asked = [*others, input] if input.requires_grad else others
         with self:  # for checkpoints, which run the forward again
             if reentrant:
                 torch.autograd.backward(root, gradient)
                 found, input.grad = input.grad, None
                 return found
             # Edges: a call with tensors would leave this mode.
-            edges = [get_gradient_edge(each) for each in asked]
-            gradients = torch.autograd.grad(root, edges, gradient, allow_unused=True)
-        self.others = [(leaf, found) for leaf, found in zip(others, gradients[1:], strict=False) if found is not None]
-        return gradients[-1] if input.requires_grad else None
+            edges = [_ANCHOR_EDGE, *map(get_gradient_edge, asked)]
+            _, *gradients = torch.autograd.grad(root, edges, gradient, allow_unused=True)
+        found = gradients.pop() if input.requires_grad else None
+        self.others = [(leaf, each) for leaf, each in zip(others, gradients, strict=True) if each is not None]
+        return found
 
     def backward_weight(self) -> None:
         """W: the gradients of the weights, which add up in `.grad`; hooks see each weight's once."""
@@ -174,11 +179,11 @@ class _Layer(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, split: Split, call: _Call, weights: list[Tensor], anchor: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, split: Split, call: _Call, weights: list[Tensor], _: Tensor, *inputs: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.split, ctx.weights, ctx.saved = split, weights, []
         with torch.enable_grad(), saved_tensors_hooks(partial(_keep, ctx.saved), ctx.saved.__getitem__):
-            starts = _Start.apply(anchor, inputs)  # type: ignore[no-untyped-call]
+            starts = _Start.apply(_ANCHOR, inputs)  # type: ignore[no-untyped-call]
             output: Tensor = call(*starts)
         ctx.save_for_backward(*ctx.saved)
         ctx.saved.clear()
@@ -201,7 +206,7 @@ class _Start(torch.autograd.Function):
     """Where the graph of a layer starts: not at leaves, which would hold the inputs even if a checkpoint drops them."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, _: Tensor, inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
         return tuple(each.detach() for each in inputs)
 
     @staticmethod
