@@ -11,6 +11,7 @@ functions, of compiled blocks) get their gradients in B, at the cost of a whole 
 """
 
 import warnings
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import FunctionType
@@ -63,19 +64,18 @@ class Split(TorchFunctionMode):
 
     def __init__(self) -> None:
         super().__init__()
-        #: What B owes to the weights of layers, and the gradients that it has found of other weights.
+        #: What B has left to W; and the weights of which only the sum is left.
         self.owed: list[_Owed] = []
-        self.others: list[tuple[Tensor, Tensor]] = []
+        self.others: list[Tensor] = []
 
     def __torch_function__(
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         if function in _LAYERS and torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            call = _Call(function, args, kwargs)
-            weights = call.weights()
-            if weights:
-                return _Layer.apply(self, call, weights, _ANCHOR, *call.inputs())  # type: ignore[no-untyped-call]
+            call = _Call(function, [*args, *kwargs.values()], tuple(kwargs))
+            if call.weights:
+                return _Layer.apply(self, call, _ANCHOR, *call.inputs())  # type: ignore[no-untyped-call]
         if function in _BODIES and not torch.compiler.is_compiling():
             with self:
                 return _BODIES[function](*args, **kwargs)
@@ -97,16 +97,25 @@ class Split(TorchFunctionMode):
             edges = [_ANCHOR_EDGE, *map(get_gradient_edge, asked)]
             _, *gradients = torch.autograd.grad(root, edges, gradient, allow_unused=True)
         found = gradients.pop() if input.requires_grad else None
-        self.others = [(leaf, each) for leaf, each in zip(others, gradients, strict=True) if each is not None]
+        for leaf, each in zip(others, gradients, strict=True):
+            if each is not None:
+                self.others.append(leaf)
+                self.owed.append(_Owed(get_gradient_edge(leaf), each, [leaf], []))
         return found
 
     def backward_weight(self) -> None:
         """W: the gradients of the weights, which add up in `.grad`; hooks see each weight's once."""
-        weights = [weight for each in self.owed for weight in each.weights] + [leaf for leaf, _ in self.others]
-        roots = [each.output for each in self.owed] + [get_gradient_edge(leaf) for leaf, _ in self.others]
-        gradients = [each.gradient for each in self.owed] + [found for _, found in self.others]
-        if roots:
-            torch.autograd.backward(roots, gradients, inputs=weights)
+        uses = Counter(id(weight) for each in self.owed for weight in each.weights)
+        tied: list[_Owed] = []
+        alone: deque[_Owed] = deque()
+        for each in self.owed:
+            (tied if any(uses[id(weight)] > 1 for weight in each.weights) else alone).append(each)
+        self.owed = []
+        # One by one: what a layer has held goes before the next needs memory.
+        while alone:
+            _accumulate([alone.popleft()])
+        if tied:
+            _accumulate(tied)
 
 
 def warn_of(weights: Iterable[Tensor], module: nn.Module, stage: int) -> None:
@@ -135,41 +144,42 @@ class _Owed:
     saved: list[Tensor]
 
 
-@frozen
+def _accumulate(owed: list[_Owed]) -> None:
+    """Add up the gradients of some layers' weights."""
+    ends, gradients = tuple(each.output for each in owed), tuple(each.gradient for each in owed)
+    weights = tuple(weight for each in owed for weight in each.weights)
+    _ENGINE.run_backward(ends, gradients, False, False, weights, True, True)
+    for each in owed:
+        each.saved.clear()
+
+
 class _Call:
-    """A call of a function of torch."""
+    """A call of a function of torch; its weights, and the places of its inputs, are the arguments with gradients."""
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-
-    def weights(self) -> list[Tensor]:
-        """The arguments that get their gradients in W."""
-        found = map(_weight, (*self.args, *self.kwargs.values()))
-        return [weight for weight in found if weight is not None and weight.requires_grad]
+    def __init__(self, function: Callable[..., Any], values: list[Any], names: tuple[str, ...]) -> None:
+        self.function, self.values, self.names = function, values, names
+        self.weights: list[Tensor] = []
+        self.places: list[int] = []
+        for place, value in enumerate(values):
+            if isinstance(value, Tensor) and value.requires_grad:
+                # A view of a weight is as good, as in `x @ weight.T`.
+                weight = value if value._base is None else value._base
+                if isinstance(weight, nn.Parameter):
+                    self.weights.append(weight)
+                else:
+                    self.places.append(place)
 
     def inputs(self) -> list[Tensor]:
-        """The arguments that get their gradients in B."""
-        return [each for each in (*self.args, *self.kwargs.values()) if _is_input(each)]
+        """What gets its gradient in B."""
+        return [self.values[place] for place in self.places]
 
-    def __call__(self, *inputs: Tensor) -> Any:
-        """The call, with other inputs."""
-        new = iter(inputs)
-        args = [next(new) if _is_input(each) else each for each in self.args]
-        kwargs = {name: next(new) if _is_input(each) else each for name, each in self.kwargs.items()}
-        return self.function(*args, **kwargs)
-
-
-def _weight(value: object) -> Tensor | None:
-    """The weight that an argument is, or is a view of, as in `x @ weight.T`."""
-    if isinstance(value, nn.Parameter):
-        return value
-    base = value._base if isinstance(value, Tensor) else None
-    return base if isinstance(base, nn.Parameter) else None
-
-
-def _is_input(value: object) -> bool:
-    return isinstance(value, Tensor) and value.requires_grad and _weight(value) is None
+    def with_inputs(self, inputs: Iterable[Tensor]) -> Any:
+        """The call's result with other inputs."""
+        values = self.values.copy()
+        for place, input in zip(self.places, inputs, strict=True):
+            values[place] = input
+        positional = len(values) - len(self.names)
+        return self.function(*values[:positional], **dict(zip(self.names, values[positional:], strict=True)))
 
 
 class _Layer(torch.autograd.Function):
@@ -180,12 +190,12 @@ class _Layer(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, split: Split, call: _Call, weights: list[Tensor], _: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, split: Split, call: _Call, _: Tensor, *inputs: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.split, ctx.weights, ctx.saved = split, weights, []
+        ctx.split, ctx.weights, ctx.saved = split, call.weights, []
         with torch.enable_grad(), saved_tensors_hooks(partial(_keep, ctx.saved), ctx.saved.__getitem__):
             starts = _Start.apply(_ANCHOR, inputs)  # type: ignore[no-untyped-call]
-            output: Tensor = call(*starts)
+            output: Tensor = call.with_inputs(starts)
         ctx.save_for_backward(*ctx.saved)
         ctx.saved.clear()
         ctx.starts, ctx.end = tuple(map(get_gradient_edge, starts)), get_gradient_edge(output)
@@ -201,7 +211,7 @@ class _Layer(torch.autograd.Function):
             if ctx.starts:
                 # What `torch.autograd.grad(…, retain_graph=True)` calls, which takes as long again as a small layer.
                 found = _ENGINE.run_backward((ctx.end,), (gradient,), True, False, ctx.starts, False, False)
-        return None, None, None, None, *found
+        return None, None, None, *found
 
 
 class _Start(torch.autograd.Function):

@@ -114,7 +114,7 @@ class Stage:
             self._pass_back(microbatch, input, found)
         if split.others and not self._warned:
             self._warned = True
-            warn_of([weight for weight, _ in split.others], self.module, self.number)
+            warn_of(split.others, self.module, self.number)
 
     def backward_weight(self, microbatch: int) -> None:
         """W: the gradients of the weights, which add up."""
