@@ -1,7 +1,9 @@
 """One stage: what F, B, I, W, R and U mean on a torch module."""
 
+import sys
 from collections.abc import Callable, Container
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 
@@ -53,6 +55,7 @@ class Stage:
         #: The halves of a backward, from F (or R) to W.
         self._splits: dict[int, Split] = {}
         self._warned = False
+        self._sharded = _fsdp_modules(module)
         #: Input, targets and random state, from F to R.
         self._again: dict[int, tuple[Tensor, Tensor | None, Tensor]] = {}
 
@@ -118,7 +121,13 @@ class Stage:
 
     def backward_weight(self, microbatch: int) -> None:
         """W: the gradients of the weights, which add up."""
+        for each in self._sharded:
+            each.unshard()
         self._splits.pop(microbatch).backward_weight()
+        # FSDP reduces gradients at the end of a backward, and has not seen this one.
+        for state in (each._get_fsdp_state() for each in self._sharded):
+            if state._is_root:
+                state._root_post_backward_final_callback()
 
     def update(self) -> None:
         """U: the optimizer's step, and gradients start anew."""
@@ -148,6 +157,12 @@ class Stage:
                 f"the {what} of stage {self.number} ({value.dtype}) does not require grad, so it has no backward"
             )
         return value
+
+
+def _fsdp_modules(module: nn.Module) -> list[Any]:
+    """The parts of a module that `fully_shard` has sharded; the import for it alone would take a second."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return [] if fsdp is None else [each for each in module.modules() if isinstance(each, fsdp.FSDPModule)]
 
 
 def _random_state(device: torch.device) -> Tensor:

@@ -216,6 +216,27 @@ def data_parallel() -> None:
     )
 
 
+def sharded() -> None:
+    """FSDP in a stage averages the gradients among its shards in W, whatever comes between its B and its W."""
+    from torch.distributed.fsdp import fully_shard
+
+    rank = dist.get_rank()
+    module, reference = nn.Sequential(*modules(2)), nn.Sequential(*modules(2))
+    inputs, gradients = torch.randn(2, 2, 2, ROWS, WIDTH, dtype=torch.float64).unbind()
+    mesh = dist.init_device_mesh("cpu", (2,))
+    fully_shard(module[1], mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    stage = Stage(1, module, None, None, 1.0, split=range(2))
+    stage.inputs.update(enumerate(inputs[rank].clone()))
+    stage.gradients.update(enumerate(gradients[rank]))
+    for op in (stage.forward, stage.backward_input, stage.backward_weight):
+        for microbatch in range(2):
+            op(microbatch)
+    torch.autograd.backward(reference(inputs), gradients / 2)
+    weights = zip(module.parameters(), reference.parameters(), strict=True)
+    report(f"found{rank}", max(difference(ours.grad.full_tensor(), whole.grad) for ours, whole in weights))
+
+
 class Strided(nn.Module):
     """Its output and its input's gradient are not contiguous."""
 
@@ -381,6 +402,7 @@ SCENARIOS = {
     "resizes": resizes,
     "strided": strided,
     "data_parallel": data_parallel,
+    "sharded": sharded,
     "ignores_input": ignores_input,
     "throws": lambda: fails(throw),
     "throws_at_the_store": lambda: fails(throw, stage=0),
