@@ -49,7 +49,6 @@ def _without_dispatch(function: Any) -> Callable[..., Any]:
 #: Functions that are not layers, but call some; the backward does where a checkpoint is inside another.
 _BODIES = {each: _without_dispatch(each) for each in (F.multi_head_attention_forward, torch.autograd.backward)}
 
-
 #: Ties layers into the graph, even where their inputs need no gradient.
 _ANCHOR = torch.zeros((), requires_grad=True)
 _ANCHOR_EDGE = get_gradient_edge(_ANCHOR)
@@ -59,12 +58,13 @@ _ENGINE = torch.autograd.Variable._execution_engine
 class Split(TorchFunctionMode):
     """The backward of one microbatch on one stage; the forward runs under it, as under a mode of torch.
 
-    A reentrant checkpoint (`use_reentrant=True`) adds the gradients of other weights than layers' up in B.
+    Where the forward has a reentrant checkpoint, which is a backward inside the backward, the gradients of other
+    weights than layers' add up in B.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        #: What B has left to W; and the weights of which only the sum is left.
+        #: What B leaves to W; and the weights whose gradients it leaves ready.
         self.owed: list[_Owed] = []
         self.others: list[Tensor] = []
 
@@ -72,11 +72,11 @@ class Split(TorchFunctionMode):
         self, function: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if function in _LAYERS and torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        if function in _LAYERS and _is_plain() and torch.is_grad_enabled():
             call = _Call(function, [*args, *kwargs.values()], tuple(kwargs))
             if call.weights:
                 return _Layer.apply(self, call, _ANCHOR, *call.inputs())  # type: ignore[no-untyped-call]
-        if function in _BODIES and not torch.compiler.is_compiling():
+        if function in _BODIES and _is_plain():
             with self:
                 return _BODIES[function](*args, **kwargs)
         return function(*args, **kwargs)
@@ -118,18 +118,24 @@ class Split(TorchFunctionMode):
             _accumulate(tied)
 
 
+def _is_plain() -> bool:
+    """Whether a call is what it seems, and not traced by `torch.compile` or transformed by `torch.func`."""
+    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+
+
 def warn_of(weights: Iterable[Tensor], module: nn.Module, stage: int) -> None:
-    """Warn that the gradients of some weights of a stage are not put off to W."""
+    """Warn that the gradients of some weights of a stage are not left to W, with the modules that have them."""
     ids = {id(weight) for weight in weights}
     names = [
         f"`{name}` ({type(part).__name__})" if name else type(part).__name__
         for name, part in module.named_modules()
         if any(id(weight) in ids for weight in part.parameters(recurse=False))
     ]
-    where = ", ".join(names) or "tensors that are no weights of its module"
+    shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    where = shown or "tensors that are no weights of its module"
     warnings.warn(
         f"stage {stage} computes weight gradients in B and not in W, those of {where}: only linear layers, "
-        "convolutions, embeddings and norms are split, and nothing inside torch.compile",
+        "convolutions, embeddings and norms are split, and nothing inside torch.compile or torch.func",
         stacklevel=2,
     )
 
@@ -240,7 +246,8 @@ def _leaves(root: Node) -> tuple[list[Tensor], bool]:
         if hasattr(node, "variable"):
             leaves.append(node.variable)
         reentrant = reentrant or node.name() == "CheckpointFunctionBackward"
-        new = {each for each, _ in node.next_functions if each is not None} - seen
-        seen |= new
-        ahead += new
+        for each, _ in node.next_functions:
+            if each is not None and each not in seen:
+                seen.add(each)
+                ahead.append(each)
     return leaves, reentrant

@@ -85,7 +85,9 @@ class Stage:
 
     def _run_for_backward(self, microbatch: int, input: Tensor, targets: Tensor | None) -> Tensor:
         """The output with its graph, which waits for the backward."""
-        with self._splits.setdefault(microbatch, Split()) if microbatch in self.split else nullcontext():
+        if microbatch in self.split:
+            self._splits[microbatch] = Split()
+        with self._splits.get(microbatch, nullcontext()):
             output = self._differentiable(self._run(input, targets))
         self._live[microbatch] = input, output
         return output

@@ -111,7 +111,11 @@ OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "own weight": (lambda: nn.Sequential(linear(), Does(lambda s, x: x / s.scale, scale=weight(WIDTH))), "`1` (Does)"),
     "recurrent": (lambda: Does(lambda s, x: s.part(x)[0], part=nn.LSTM(WIDTH, WIDTH)), "`part` (LSTM)"),
     "parametrized": (lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(linear())), "`0.parametrizations"),
-    "compiled": (lambda: nn.Sequential(linear(), torch.compile(encoder(), backend="aot_eager")), "_orig_mod.linear1`"),
+    "compiled": (
+        lambda: nn.Sequential(linear(), torch.compile(encoder(), backend="aot_eager")),
+        "`1._orig_mod.linear1` (Linear) and 3 more",
+    ),
+    "transformed": (lambda: Does(lambda s, x: torch.vmap(s.part)(x), part=linear()), "`part` (Linear)"),
     "both uses": (
         lambda: Does(lambda s, x: s.part(x) + x * s.part.weight.sum(), part=linear()),
         "`part` (Linear)",
@@ -204,6 +208,16 @@ def test_other_weights_get_their_gradients_all_the_same(name: str) -> None:
     with pytest.warns(UserWarning, match=message) as warned:
         compare(make())
     assert len(warned) == 1
+
+
+def test_a_compiled_block_is_compiled_once() -> None:
+    """Not once per microbatch."""
+    graphs = []
+    block = torch.compile(linear(), backend=lambda graph, _: graphs.append(graph) or graph)
+    ours = stage(block, split=True)
+    for microbatch in range(3):
+        forward(ours, microbatch, activations())
+    assert len(graphs) == 1
 
 
 def test_other_weights_in_a_reentrant_checkpoint_get_their_gradients_in_b() -> None:
