@@ -170,8 +170,9 @@ class Pipeline:
         stages = {}
         for number, module in modules.items():
             recomputed = {microbatch for stage, microbatch in self._plan.recomputed if stage == number}
+            split = {microbatch for stage, microbatch in self._plan.split if stage == number}
             loss = loss_fn if number == last else None
-            stages[number] = Stage(number, module, optimizers.get(number), loss, loss_scale, recomputed)
+            stages[number] = Stage(number, module, optimizers.get(number), loss, loss_scale, recomputed, split)
         for number, stage in stages.items():
             if number + 1 in stages:
                 following = stages[number + 1]

@@ -1,6 +1,9 @@
 """One stage: what F, B, I, W, R and U mean on a torch module."""
 
+import sys
 from collections.abc import Callable, Container
+from contextlib import nullcontext
+from typing import Any
 
 import torch
 
@@ -10,6 +13,7 @@ import torch.fx.experimental.symbolic_shapes
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from schedlang.runtime.split import Split, warn_of
 from schedlang.runtime.watchdog import PipelineError
 
 #: Loss of one microbatch: a scalar, from the last stage's output and the targets.
@@ -24,7 +28,8 @@ class Stage:
     same rank, its box and this one's are the same dictionary.
 
     The last stage has a `loss_fn`: its output is then the loss, detached, whose gradient is `loss_scale`. Of the
-    `recomputed` microbatches, F keeps only the input, and R makes the rest again before the backward.
+    `recomputed` microbatches, F keeps only the input, and R makes the rest again before the backward. The `split`
+    ones have their backward in two halves.
     """
 
     def __init__(
@@ -35,9 +40,11 @@ class Stage:
         loss_fn: LossFn | None,
         loss_scale: float,
         recomputed: Container[int] = (),
+        split: Container[int] = (),
     ) -> None:
         self.number, self.module, self.optimizer = number, module, optimizer
-        self.loss_fn, self.loss_scale, self.recomputed = loss_fn, loss_scale, recomputed
+        self.loss_fn, self.loss_scale = loss_fn, loss_scale
+        self.recomputed, self.split = recomputed, split
         self.inputs: dict[int, Tensor] = {}
         self.outputs: dict[int, Tensor] = {}
         self.gradients: dict[int, Tensor] = {}
@@ -45,6 +52,10 @@ class Stage:
         self.targets: dict[int, Tensor] = {}
         #: Input and output with its graph, from F (or R) to the last use of either.
         self._live: dict[int, tuple[Tensor, Tensor]] = {}
+        #: The halves of a backward, from F (or R) to W.
+        self._splits: dict[int, Split] = {}
+        self._warned = False
+        self._sharded = _fsdp_modules(module)
         #: Input, targets and random state, from F to R.
         self._again: dict[int, tuple[Tensor, Tensor | None, Tensor]] = {}
 
@@ -60,8 +71,7 @@ class Stage:
             # What is to be known of the output until R: its shape and type.
             self._live[microbatch] = input, torch.empty_like(output, device="meta")
         else:
-            output = self._differentiable(self._run(input, targets))
-            self._live[microbatch] = input, output
+            output = self._run_for_backward(microbatch, input, targets)
         if self.loss_fn is not None:
             self.gradients[microbatch] = torch.full_like(output, self.loss_scale)
         self.outputs[microbatch] = output.detach()
@@ -71,7 +81,16 @@ class Stage:
         input, targets, state = self._again.pop(microbatch)
         with torch.random.fork_rng([input.device] if input.device.type == "cuda" else []):
             _set_random_state(input.device, state)
-            self._live[microbatch] = input, self._differentiable(self._run(input, targets))
+            self._run_for_backward(microbatch, input, targets)
+
+    def _run_for_backward(self, microbatch: int, input: Tensor, targets: Tensor | None) -> Tensor:
+        """The output with its graph, which waits for the backward."""
+        if microbatch in self.split:
+            self._splits[microbatch] = Split()
+        with self._splits.get(microbatch, nullcontext()):
+            output = self._differentiable(self._run(input, targets))
+        self._live[microbatch] = input, output
+        return output
 
     def _run(self, input: Tensor, targets: Tensor | None) -> Tensor:
         """The module's output, or on the last stage its loss."""
@@ -92,20 +111,25 @@ class Stage:
             self._pass_back(microbatch, input, input.grad)
 
     def backward_input(self, microbatch: int) -> None:
-        """I: the gradient of the input alone; nothing on the first stage, whose input has none."""
+        """I: the gradient of the input."""
+        input, output = self._live.pop(microbatch)
+        split = self._splits[microbatch]
+        found = split.backward_input(output, self.gradients.pop(microbatch), input)
         if self.number:
-            input, output = self._live[microbatch]
-            gradient = self.gradients[microbatch]
-            (found,) = torch.autograd.grad(output, input, gradient, retain_graph=True, allow_unused=True)
             self._pass_back(microbatch, input, found)
+        if split.others and not self._warned:
+            self._warned = True
+            warn_of(split.others, self.module, self.number)
 
     def backward_weight(self, microbatch: int) -> None:
         """W: the gradients of the weights, which add up."""
-        _, output = self._live.pop(microbatch)
-        gradient = self.gradients.pop(microbatch)
-        weights = [each for each in self.module.parameters() if each.requires_grad]
-        if weights:
-            torch.autograd.backward(output, gradient, inputs=weights)
+        for each in self._sharded:
+            each.unshard()
+        self._splits.pop(microbatch).backward_weight()
+        # FSDP reduces gradients at the end of a backward, and has not seen this one.
+        for state in (each._get_fsdp_state() for each in self._sharded):
+            if state._is_root:
+                state._root_post_backward_final_callback()
 
     def update(self) -> None:
         """U: the optimizer's step, and gradients start anew."""
@@ -135,6 +159,12 @@ class Stage:
                 f"the {what} of stage {self.number} ({value.dtype}) does not require grad, so it has no backward"
             )
         return value
+
+
+def _fsdp_modules(module: nn.Module) -> list[Any]:
+    """The parts of a module that `fully_shard` has sharded; the import for it alone would take a second."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return [] if fsdp is None else [each for each in module.modules() if isinstance(each, fsdp.FSDPModule)]
 
 
 def _random_state(device: torch.device) -> Tensor:

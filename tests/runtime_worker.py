@@ -10,17 +10,20 @@ import signal
 import sys
 import time
 import traceback
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from schedlang import CompileError, Source, compile
 from schedlang.kinds import Kind
 from schedlang.plan import Plan
 from schedlang.runtime import Pipeline
 from schedlang.runtime.pipeline import unsupported
+from schedlang.runtime.stage import Stage
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 WIDTH, ROWS = 8, 3
@@ -192,6 +195,48 @@ def resizes() -> None:
     report(f"found{dist.get_rank()}", None if losses is None else len(losses))
 
 
+def data_parallel() -> None:
+    """DDP around a stage averages the gradients among its replicas in W, and not before."""
+    rank = dist.get_rank()
+    module, reference = modules(1)[0], modules(1)[0]
+    inputs, gradients = torch.randn(2, 2, 2, ROWS, WIDTH, dtype=torch.float64).unbind()
+    stage = Stage(1, DistributedDataParallel(module), None, None, 1.0, split=range(2))
+    for microbatch in range(2):
+        with nullcontext() if microbatch else stage.module.no_sync():
+            stage.inputs[microbatch] = inputs[rank, microbatch].clone()
+            stage.forward(microbatch)
+        stage.gradients[microbatch] = gradients[rank, microbatch]
+        before = [None if each.grad is None else each.grad.clone() for each in module.parameters()]
+        stage.backward_input(microbatch)
+        torch.testing.assert_close([each.grad for each in module.parameters()], before, rtol=0, atol=0)
+        stage.backward_weight(microbatch)
+    torch.autograd.backward(reference(inputs), gradients / 2)
+    report(
+        f"found{rank}", max(map(lambda a, b: difference(a.grad, b.grad), module.parameters(), reference.parameters()))
+    )
+
+
+def sharded() -> None:
+    """FSDP in a stage averages the gradients among its shards in W, whatever comes between its B and its W."""
+    from torch.distributed.fsdp import fully_shard
+
+    rank = dist.get_rank()
+    module, reference = nn.Sequential(*modules(2)), nn.Sequential(*modules(2))
+    inputs, gradients = torch.randn(2, 2, 2, ROWS, WIDTH, dtype=torch.float64).unbind()
+    mesh = dist.init_device_mesh("cpu", (2,))
+    fully_shard(module[1], mesh=mesh)
+    fully_shard(module, mesh=mesh)
+    stage = Stage(1, module, None, None, 1.0, split=range(2))
+    stage.inputs.update(enumerate(inputs[rank].clone()))
+    stage.gradients.update(enumerate(gradients[rank]))
+    for op in (stage.forward, stage.backward_input, stage.backward_weight):
+        for microbatch in range(2):
+            op(microbatch)
+    torch.autograd.backward(reference(inputs), gradients / 2)
+    weights = zip(module.parameters(), reference.parameters(), strict=True)
+    report(f"found{rank}", max(difference(ours.grad.full_tensor(), whole.grad) for ours, whole in weights))
+
+
 class Strided(nn.Module):
     """Its output and its input's gradient are not contiguous."""
 
@@ -356,6 +401,8 @@ SCENARIOS = {
     "records": records,
     "resizes": resizes,
     "strided": strided,
+    "data_parallel": data_parallel,
+    "sharded": sharded,
     "ignores_input": ignores_input,
     "throws": lambda: fails(throw),
     "throws_at_the_store": lambda: fails(throw, stage=0),

@@ -112,6 +112,11 @@ def test_tensors_need_not_be_contiguous(run: Run) -> None:
     assert run("strided", 3).found() == [None, None, 2]
 
 
+@pytest.mark.parametrize("scenario", ["data_parallel", "sharded"])
+def test_replicas_of_a_split_stage_get_the_mean_gradient(run: Run, scenario: str) -> None:
+    assert max(run(scenario, 2).found()) < 1e-12
+
+
 def test_a_stage_that_ignores_its_input_passes_zeros_back(run: Run) -> None:
     assert run("ignores_input", 3).codes == [0, 0, 0]
 
