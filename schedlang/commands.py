@@ -84,7 +84,7 @@ def _write(plan: Any, output: str | None) -> int:
 
     if output:
         write_plan(plan, output)
-    idle = execute(plan).timeline.bubble_over_makespan
+    idle = execute(plan, ideal=True).timeline.bubble_over_makespan
     costs = "the plan's costs" if plan.costs.gives_times else "unit costs"
     sizes = {"rank": len(plan.ranks), "stage": len(plan.placement), "microbatch": plan.microbatches,
              "action": sum(map(len, plan.ranks))}  # fmt: skip

@@ -85,10 +85,8 @@ class _Insertion:
                 self.issue(rank, batch)
                 self.busy.add(rank)
                 end = now + sum(costs[actions.kind[index]][actions.stage[index]] for index in batch)
-                # Of ops that end together, the one further on its way hands over first, so that a rank sends its
-                # result before it receives its next input.
-                stage = actions.stage[batch.start]
-                heappush(self.running, (end, -stage if actions.kind[batch.start] == Kind.F else stage, rank))
+                # Of ops that end together, those hand over first whose ranks have done less.
+                heappush(self.running, (end, batch.start, rank))
 
     def lacking(self, actions: Actions, index: int) -> list[Op]:
         """What an op needs that has not ended."""
