@@ -25,8 +25,8 @@ class UsageError(Exception):
     """The options do not go together."""
 
 
-def _load(options: argparse.Namespace, costs: Any = None) -> Any:
-    """The plan in the file, or the plan of the program in it for some costs.
+def _load(options: argparse.Namespace, **choices: Any) -> Any:
+    """The plan in the file, or the plan of the program in it, with some choices of `compile`.
 
     A plan begins with `{`, a program never does.
     """
@@ -34,7 +34,7 @@ def _load(options: argparse.Namespace, costs: Any = None) -> Any:
 
     source = read_source(options.file)
     if not source.text.lstrip().startswith("{"):
-        return compile(source, dict(options.params), *([costs] if costs else []))
+        return compile(source, dict(options.params), **choices)
     if options.params:
         raise UsageError(f"-p sets parameters of a program, `{options.file}` is a plan")
     return read_plan(options.file)
@@ -47,7 +47,12 @@ def compile_program(options: argparse.Namespace) -> int:
     plan = compile(
         read_source(options.file), dict(options.params), forward_only=options.forward_only, transport=options.transport
     )
-    return _write(plan, options.output)
+    status = _write(plan, options.output)
+    if options.verbose:
+        from schedlang.report import lowering_text
+
+        print(lowering_text(plan))
+    return status
 
 
 def import_table(options: argparse.Namespace) -> int:
@@ -149,6 +154,8 @@ def show(options: argparse.Namespace) -> int:
 
 def simulate(options: argparse.Namespace) -> int:
     """Print the figures of an execution."""
+    from attrs import evolve
+
     from schedlang import simulate as execute
     from schedlang.costs import NAMES, make_costs, read_costs
     from schedlang.report import figures, figures_text
@@ -160,13 +167,20 @@ def simulate(options: argparse.Namespace) -> int:
         costs = read_costs(options.costs) if options.costs else make_costs(
             {name: times if isinstance(times, list) else [times] for name, times in given.items()}
         )  # fmt: skip
-        plan = _load(options, costs)
+        plan = _load(options, costs=costs, **({"transport": options.transport} if options.transport else {}))
+        if options.transport:
+            plan = evolve(plan, transport=options.transport)
         if options.updates is not None:
             plan = plan.for_updates(options.updates)
-        execution = execute(plan, costs)
+        execution = execute(plan, costs, options.ideal)
+        ideal = execution if options.ideal else execute(plan, costs, ideal=True)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    print(json.dumps(figures(plan, execution)) if options.json else figures_text(plan, execution))
+    makespan = ideal.timeline.makespan
+    if options.json:
+        print(json.dumps(figures(plan, execution) | {"ideal_makespan": makespan}))
+    else:
+        print(figures_text(plan, execution, makespan))
     return 0
 
 

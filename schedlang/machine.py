@@ -41,19 +41,26 @@ _SENT_OF: dict[int, Kind] = {send: made for made, send in SENDS.items()}
 class Execution:
     """What an execution shows of a schedule that runs to its end.
 
-    `peak_activations[r]` counts stage activations, one per stage and microbatch, held from the forward to the last
-    use: the whole backward, or the weight half. `peak_memory[r]` is the same in the program's amounts.
+    `transport` is the one that its times are of, or `ideal`. `peak_activations[r]` counts stage activations, one per
+    stage and microbatch, held from the forward to the last use: the whole backward, or the weight half.
+    `peak_memory[r]` is the same in the program's amounts.
     """
 
+    transport: str
     timeline: Timeline
     peak_activations: tuple[int, ...]
     peak_memory: tuple[float, ...]
 
 
 def prove(schedule: Schedule) -> Execution:
-    """Check a schedule with communication in every way; CompileError with all that is wrong with it."""
+    """Check a schedule with communication in every way; CompileError with all that is wrong with it.
+
+    The execution is the ideal one, see `simulate`.
+    """
     check_structure(schedule)
-    execution = simulate(schedule, ideal=True)
+    batches = any(any(actions.group) for actions in schedule.ranks)
+    rules = transports(schedule.transport, batches)
+    execution, *_ = [_run(schedule, schedule.costs, each, ideal=True) for each in rules]
     findings = follow_weights(schedule).findings
     if findings:
         raise CompileError(diagnose(schedule, list(findings)))
@@ -63,21 +70,20 @@ def prove(schedule: Schedule) -> Execution:
 def simulate(schedule: Schedule, costs: Costs = UNIT, ideal: bool = False) -> Execution:
     """The execution with durations: an op starts when its rank is free and what it needs is there.
 
-    Transfers go by the rules of the schedule's transport (docs/transports.md, "How long transfers take"), those of a
-    portable plan by gloo's. In the `ideal` execution ranks never wait to send, and receives are always posted: what
+    Transfers go by the rules of the schedule's transport, those of a portable plan by gloo's (docs/transports.md, "How
+    long transfers take"). In the `ideal` execution no transfer waits for another, nor a rank for its sends: what
     crosses ranks is there `costs.latency` after the end of the op that made it. What `costs` leave open is as the
-    program gave it. ValueError for a wrong number of costs; CompileError for a schedule that does not run on its
-    transport.
+    program gave it. ValueError for a wrong number of costs; CompileError for a schedule that does not run there.
     """
-    costs = costs.over(schedule.costs)
-    batches = any(any(actions.group) for actions in schedule.ranks)
-    rules = transports(schedule.transport, batches)
-    if schedule.transport == PORTABLE and not ideal:
-        rules = (*rules, TIMED)
-    executions = [_Machine(schedule, costs, each, ideal).run() for each in rules]
-    if rules[0].first_use:
+    rules = TIMED if schedule.transport == PORTABLE else transports(schedule.transport)[0]
+    return _run(schedule, costs.over(schedule.costs), rules, ideal)
+
+
+def _run(schedule: Schedule, costs: Costs, transport: Transport, ideal: bool) -> Execution:
+    execution = _Machine(schedule, costs, transport, ideal).run()
+    if transport.first_use:
         check_first_use(schedule)
-    return executions[-1]
+    return execution
 
 
 class _Machine:
@@ -125,7 +131,9 @@ class _Machine:
                 level.advance()
         activations, memory = ([level.peak for level in levels] for _, levels in self.memories)
         timeline = Timeline(tuple(map(tuple, self.bars)), tuple(map(tuple, self.copies)))
-        return Execution(timeline, tuple(map(int, activations)), tuple(memory))
+        return Execution(
+            "ideal" if self.ideal else self.transport.name, timeline, tuple(map(int, activations)), tuple(memory)
+        )
 
     def held_at(self, rank: int) -> int | None:
         """The transfer that keeps a rank from going on, if it has not come to its end."""
