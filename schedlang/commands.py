@@ -156,6 +156,7 @@ def simulate(options: argparse.Namespace) -> int:
     """Print the figures of an execution."""
     from attrs import evolve
 
+    from schedlang import prove
     from schedlang import simulate as execute
     from schedlang.costs import NAMES, make_costs, read_costs
     from schedlang.report import figures, figures_text
@@ -168,8 +169,9 @@ def simulate(options: argparse.Namespace) -> int:
             {name: times if isinstance(times, list) else [times] for name, times in given.items()}
         )  # fmt: skip
         plan = _load(options, costs=costs, **({"transport": options.transport} if options.transport else {}))
-        if options.transport:
+        if options.transport and options.transport != plan.transport:
             plan = evolve(plan, transport=options.transport)
+            prove(plan)
         if options.updates is not None:
             plan = plan.for_updates(options.updates)
         execution = execute(plan, costs, options.ideal)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
+from explorer import Explorer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay import Replay
@@ -178,6 +179,15 @@ def test_every_lowering_is_the_best_of_some_program() -> None:
     }
     known = {CO_ISSUED, OWN, *(name for transport in TRANSPORTS for name in alternatives(transport))}
     assert chosen == known
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager_1f1b", "zb_h1"])
+def test_verdicts_on_all_lowerings_are_those_of_every_interleaving(name: str) -> None:
+    plain = program(name, ranks=2, microbatches=2)
+    for transport in ("nccl", "nccl-eager", "blocking", "buffered:1"):
+        for lowering, change in alternatives(transport).items():
+            changed = change(plain)
+            assert verdict(changed, transport) == Explorer(changed, transport).is_right(), (lowering, transport)
 
 
 @settings(max_examples=60, deadline=None)
