@@ -4,18 +4,15 @@ Exit code 0, 1 for diagnostics, 2 for wrong usage, 130 for Ctrl-C.
 """
 
 import argparse
-import json
 import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from schedlang import commands
-from schedlang.diagnostics import CompileError, to_github, to_json, to_text
+from schedlang.diagnostics import CompileError, render
 
 _EXAMPLE, _TABLE = "programs/1f1b.sched", "table.csv"
-#: The most errors that are shown as text: in a table, one mistake can make every cell behind it wrong.
-_MOST_ERRORS = 20
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return options.run(options)  # type: ignore[no-any-return]
     except CompileError as error:
-        _report(error, getattr(options, "format", "text"))
+        print(render(error.diagnostics, getattr(options, "format", "text")), file=sys.stderr)
         return 1
     except commands.UsageError as error:
         parser.error(str(error))
@@ -35,21 +32,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader of our output has seen enough; Python would complain again when it closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-
-
-def _report(error: CompileError, format: str) -> None:
-    if format == "json":
-        print(json.dumps({"diagnostics": [to_json(each) for each in error.diagnostics]}, indent=1), file=sys.stderr)
-    elif format == "github":
-        print("\n".join(map(to_github, error.diagnostics)), file=sys.stderr)
-    else:
-        shown = error.diagnostics[:_MOST_ERRORS]
-        count = f"{len(error.diagnostics)} errors; " if len(error.diagnostics) > 1 else ""
-        if len(shown) < len(error.diagnostics):
-            count = f"{len(error.diagnostics)} errors, the first {_MOST_ERRORS} are shown; "
-        codes = dict.fromkeys(each.code for each in error.diagnostics)
-        texts = [*map(to_text, shown), f"{count}see: schedc explain {' '.join(codes)}"]
-        print("\n\n".join(texts), file=sys.stderr)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,16 +81,27 @@ def _looking(parsers: Any) -> None:
     show.add_argument("--compute", action="store_true", help="without sends and receives")
 
     simulate = _command(parsers, "simulate", commands.simulate, "predict time, bubble and memory", "--p2p-time 0.1")
-    for name in ("forward", "backward", "input", "weight"):
-        simulate.add_argument(f"--{name}-times", nargs="+", type=float, metavar="T",
-                              help=f"durations of {_OPS[name]}, one for all stages or one per stage")  # fmt: skip
-    simulate.add_argument("--p2p-time", type=float, metavar="T", help="duration of a transfer between ranks")
-    simulate.add_argument("--costs", metavar="FILE", help="a JSON file with the above, by their names")
-    simulate.add_argument("--transport", type=_transport, metavar="NAME",
-                          help="what it communicates by; without, as the plan says, or gloo")  # fmt: skip
-    simulate.add_argument("--ideal", action="store_true", help="no transfer waits for another: only latency counts")
-    simulate.add_argument("--updates", type=int, metavar="N", help="of a schedule without a flush, how many to show")
+    _execution(simulate)
     simulate.add_argument("--json", action="store_true", help="the figures, for machines")
+
+    view = _command(parsers, "view", commands.view, "draw when each op runs", "-o 1f1b.html")
+    view.add_argument("other", metavar="FILE", nargs="?", help="another one, side by side with it on a page")
+    _execution(view)
+    view.add_argument("-o", "--output", metavar="VIEW", help="the file to write, instead of the terminal: NAME.svg or "
+                      ".png for papers, .html to zoom and hover, .json a trace for Perfetto and Chrome")  # fmt: skip
+
+
+def _execution(command: argparse.ArgumentParser) -> None:
+    """The options of a command that executes a plan."""
+    for name in ("forward", "backward", "input", "weight"):
+        command.add_argument(f"--{name}-times", nargs="+", type=float, metavar="T",
+                             help=f"durations of {_OPS[name]}, one for all stages or one per stage")  # fmt: skip
+    command.add_argument("--p2p-time", type=float, metavar="T", help="duration of a transfer between ranks")
+    command.add_argument("--costs", metavar="FILE", help="a JSON file with the above, by their names")
+    command.add_argument("--transport", type=_transport, metavar="NAME",
+                         help="what it communicates by; without, as the plan says, or gloo")  # fmt: skip
+    command.add_argument("--ideal", action="store_true", help="no transfer waits for another: only latency counts")
+    command.add_argument("--updates", type=int, metavar="N", help="of a schedule without a flush, how many to show")
 
 
 def _exchanging(parsers: Any) -> None:

@@ -15,7 +15,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from schedlang.diagnostics import CompileError, counted
+from schedlang.diagnostics import CompileError, Diagnostic, counted, render
 
 #: The most sizes that one `schedc check --for` looks at.
 MOST_SIZES = 1_000_000
@@ -25,34 +25,47 @@ class UsageError(Exception):
     """The options do not go together."""
 
 
-def _load(options: argparse.Namespace, **choices: Any) -> Any:
-    """The plan in the file, or the plan of the program in it, with some choices of `compile`.
+def _load(options: argparse.Namespace, costs: Any = None, file: str | None = None, transport: str | None = None) -> Any:
+    """The plan in the file, or the plan of the program in it for some costs and a transport.
 
     A plan begins with `{`, a program never does.
     """
     from schedlang import compile, read_plan, read_source
 
-    source = read_source(options.file)
+    file, transport = file or options.file, transport or "portable"
+    source = read_source(file)
     if not source.text.lstrip().startswith("{"):
-        return compile(source, dict(options.params), **choices)
+        if costs:
+            return compile(source, dict(options.params), costs, transport=transport)
+        return _compile(source, dict(options.params), transport=transport)
     if options.params:
-        raise UsageError(f"-p sets parameters of a program, `{options.file}` is a plan")
-    return read_plan(options.file)
+        raise UsageError(f"-p sets parameters of a program, `{file}` is a plan")
+    return read_plan(file)
 
 
 def compile_program(options: argparse.Namespace) -> int:
     """Prove a program and write its plan."""
-    from schedlang import compile, read_source
+    from schedlang import read_source
 
-    plan = compile(
-        read_source(options.file), dict(options.params), forward_only=options.forward_only, transport=options.transport
-    )
-    status = _write(plan, options.output)
+    plan = _compile(read_source(options.file), dict(options.params), options.forward_only, options.transport)
+    status = _write(plan, options.output, options.format)
     if options.verbose:
         from schedlang.report import lowering_text
 
         print(lowering_text(plan))
     return status
+
+
+def _compile(source: Any, params: dict[str, int], forward_only: bool = False, transport: str = "portable") -> Any:
+    """The plan of a program; CompileError with advice."""
+    from schedlang import compile
+
+    try:
+        return compile(source, params, forward_only=forward_only, transport=transport)
+    except CompileError as error:
+        from schedlang.advice import advise
+
+        raise advise(error, source, params, forward_only, transport) from None
 
 
 def import_table(options: argparse.Namespace) -> int:
@@ -82,10 +95,11 @@ def export(options: argparse.Namespace) -> int:
     return 0
 
 
-def _write(plan: Any, output: str | None) -> int:
-    """Write a plan, if to a file, and say in a line what it is."""
+def _write(plan: Any, output: str | None, format: str = "text") -> int:
+    """Write a plan, if to a file, and say in a line what it is, and what to beware of."""
     from schedlang import simulate as execute
     from schedlang import write_plan
+    from schedlang.lints import lint
 
     if output:
         write_plan(plan, output)
@@ -97,15 +111,17 @@ def _write(plan: Any, output: str | None) -> int:
     print(f"{plan.name}: {', '.join(facts)}; no deadlock; {idle:.1%} idle at {costs}")
     if output:
         print(f"wrote {output}")
+    _warn(lint(plan), format)
     return 0
 
 
 def check(options: argparse.Namespace) -> int:
     """Prove a program or a plan: for a transport, for all, or at many sizes."""
     from schedlang import read_plan, read_source
+    from schedlang.advice import advise
     from schedlang.compiler import check_program, check_range, check_schedule
     from schedlang.transports import NAMES
-    from schedlang.verdicts import count_instances, verdicts_json, verdicts_text
+    from schedlang.verdicts import count_instances, errors, verdicts_json, verdicts_text, warnings
 
     source, ranges = read_source(options.file), dict(options.ranges)
     is_plan = source.text.lstrip().startswith("{")
@@ -126,15 +142,21 @@ def check(options: argparse.Namespace) -> int:
         found = check_schedule(read_plan(options.file), names)
     else:
         found = check_program(source, dict(options.params), names)
+    wrong = any(map(errors, found.values()))
     if options.json:
         print(json.dumps({"file": options.file, "verdicts": verdicts_json(found)}, indent=1))
-    elif len(found) > 1:
-        print(verdicts_text(found))
-    elif any(found.values()):
-        raise CompileError(found[options.transport])
-    else:
-        print(f"proved for {options.transport}")
-    return int(any(found.values()))
+        return int(wrong)
+    if len(found) == 1 and wrong:
+        error = CompileError(found[options.transport])
+        raise error if is_plan else advise(error, source, dict(options.params), transport=options.transport)
+    print(verdicts_text(found) if len(found) > 1 else f"proved for {options.transport}")
+    _warn(warnings(each for diagnostics in found.values() for each in diagnostics))
+    return int(wrong)
+
+
+def _warn(warnings: list[Diagnostic], format: str = "text") -> None:
+    if warnings:
+        print(render(warnings, format), file=sys.stderr)
 
 
 def show(options: argparse.Namespace) -> int:
@@ -154,12 +176,51 @@ def show(options: argparse.Namespace) -> int:
 
 def simulate(options: argparse.Namespace) -> int:
     """Print the figures of an execution."""
+    from schedlang import simulate as execute
+    from schedlang.report import figures, figures_text
+
+    plan, costs, execution = _execute(options, options.file)
+    ideal = execution if options.ideal else execute(plan, costs, ideal=True)
+    if options.json:
+        print(json.dumps(figures(plan, execution) | {"ideal_makespan": ideal.timeline.makespan}))
+    else:
+        print(figures_text(plan, execution, ideal.timeline.makespan))
+    return 0
+
+
+def view(options: argparse.Namespace) -> int:
+    """Draw executions: one in the terminal, or one or two in a file."""
+    from schedlang.views import check_path, lay_out, write_pictures
+    from schedlang.views.terminal import view as draw
+
+    files = [options.file, *([options.other] if options.other else [])]
+    if len(files) > 1 and not options.output:
+        raise UsageError("two schedules stand side by side on a page: -o NAME.html")
+    try:
+        if options.output:
+            check_path(options.output, len(files))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    pictures = [lay_out(plan, execution) for plan, _, execution in (_execute(options, file) for file in files)]
+    if not options.output:
+        print(draw(pictures[0], colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")))
+        return 0
+    try:
+        write_pictures(pictures, options.output)
+    except ImportError as error:
+        print(f"schedc view: {error}", file=sys.stderr)
+        return 1
+    print(f"wrote {options.output}")
+    return 0
+
+
+def _execute(options: argparse.Namespace, file: str) -> tuple[Any, Any, Any]:
+    """The plan of a file, the costs in the options, and its execution at these."""
     from attrs import evolve
 
     from schedlang import prove
     from schedlang import simulate as execute
     from schedlang.costs import NAMES, make_costs, read_costs
-    from schedlang.report import figures, figures_text
 
     given = {name: getattr(options, name) for name in NAMES if getattr(options, name, None) is not None}
     if options.costs and given:
@@ -168,22 +229,15 @@ def simulate(options: argparse.Namespace) -> int:
         costs = read_costs(options.costs) if options.costs else make_costs(
             {name: times if isinstance(times, list) else [times] for name, times in given.items()}
         )  # fmt: skip
-        plan = _load(options, costs=costs, **({"transport": options.transport} if options.transport else {}))
+        plan = _load(options, costs if given or options.costs else None, file, options.transport)
         if options.transport and options.transport != plan.transport:
             plan = evolve(plan, transport=options.transport)
             prove(plan)
         if options.updates is not None:
             plan = plan.for_updates(options.updates)
-        execution = execute(plan, costs, options.ideal)
-        ideal = execution if options.ideal else execute(plan, costs, ideal=True)
+        return plan, costs, execute(plan, costs, options.ideal)
     except ValueError as error:
         raise UsageError(str(error)) from None
-    makespan = ideal.timeline.makespan
-    if options.json:
-        print(json.dumps(figures(plan, execution) | {"ideal_makespan": makespan}))
-    else:
-        print(figures_text(plan, execution, makespan))
-    return 0
 
 
 def run(options: argparse.Namespace) -> int:

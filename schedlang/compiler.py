@@ -10,13 +10,14 @@ from types import MappingProxyType
 
 from attrs import asdict, evolve, frozen
 
-from schedlang import passes
+from schedlang import passes, syntax
 from schedlang.choice import choose_lowering
 from schedlang.claims import check_claims
 from schedlang.costs import UNIT, Costs
 from schedlang.diagnostics import CompileError, Diagnostic
 from schedlang.expand import expand
 from schedlang.imports import load
+from schedlang.lints import lint
 from schedlang.machine import prove
 from schedlang.plan import Plan
 from schedlang.schedule import Schedule
@@ -43,17 +44,31 @@ def compile(
     at its own costs only. `forward_only` makes it the inference plan of a training program, without the claims, which
     speak of training.
     """
+    return compile_tree(*load(source), params, costs, forward_only, transport)
+
+
+def compile_tree(
+    source: Source,
+    tree: syntax.Schedule,
+    params: Mapping[str, int],
+    costs: Costs = UNIT,
+    forward_only: bool = False,
+    transport: str = PORTABLE,
+) -> Plan:
+    """`compile` of a program that is loaded already."""
     transports(transport)
-    schedule = evolve(_ops(source, params, costs, forward_only), transport=transport)
+    schedule = evolve(_ops(source, tree, params, costs, forward_only), transport=transport)
     choice = choose_lowering(schedule, costs)
     check_claims(choice.schedule, prove(choice.schedule), costs)
-    parts = asdict(evolve(choice.schedule, claims=()), recurse=False)
+    parts = asdict(evolve(choice.schedule, claims=(), recall=None), recurse=False)
     return Plan(**parts, kernels=choice.kernels, lowering=choice.name, trials=choice.trials)
 
 
-def _ops(source: Source, params: Mapping[str, int], costs: Costs, forward_only: bool) -> Schedule:
+def _ops(
+    source: Source, tree: syntax.Schedule, params: Mapping[str, int], costs: Costs, forward_only: bool
+) -> Schedule:
     """The schedule of a program as it is written: without communication, unless it has its own."""
-    schedule = expand(*load(source), params, costs)
+    schedule = expand(source, tree, params, costs)
     if schedule.stream and forward_only:
         schedule = unroll(schedule, 1)
     check_structure(unroll(schedule, 2) if schedule.stream else schedule)
@@ -61,17 +76,19 @@ def _ops(source: Source, params: Mapping[str, int], costs: Costs, forward_only: 
 
 
 def check_program(source: Source, params: Mapping[str, int], names: Iterable[str]) -> dict[str, list[Diagnostic]]:
-    """For each of some transports, what is wrong with a program there; CompileError for what is wrong on all."""
-    return check_schedule(choose_lowering(_ops(source, params, UNIT, False), UNIT).schedule, names)
+    """`check_schedule` of a program; CompileError for what is wrong on all transports."""
+    schedule = _ops(*load(source), params, UNIT, False)
+    return check_schedule(choose_lowering(schedule, UNIT).schedule, names)
 
 
 def check_schedule(schedule: Schedule, names: Iterable[str]) -> dict[str, list[Diagnostic]]:
-    """For each of some transports, what is wrong with a schedule with communication there."""
+    """For each of some transports, what is wrong with a schedule with communication there; if nothing, warnings."""
     found: dict[str, list[Diagnostic]] = {}
     for name in names:
+        asked = evolve(schedule, transport=name)
         try:
-            check_claims(schedule, prove(evolve(schedule, transport=name)))
-            found[name] = []
+            check_claims(asked, prove(asked))
+            found[name] = lint(asked)
         except CompileError as error:
             found[name] = error.diagnostics
     return found

@@ -32,6 +32,8 @@ class Declarations:
     rules: list[syntax.Weights] = field(factory=list)
     links: tuple[int, ...] = ()
     steps: int = MOST_STEPS
+    #: The place where the last pipeline says how many microbatches it runs.
+    share: int = 0
 
     def __attrs_post_init__(self) -> None:
         self.names |= {
@@ -47,6 +49,7 @@ class Declarations:
             case syntax.Stage():
                 self.pipeline("", item, self.params["microbatches"])
             case syntax.Pipeline(name, microbatches, stage):
+                self.share = self.codegen.place(microbatches)
                 self.pipeline(name.text, stage, self.evaluate(microbatches))
             case syntax.Weights():
                 self.rules.append(item)
@@ -109,7 +112,7 @@ class Declarations:
         layout = Layout(tuple(self.placement), tuple(self.pipelines), slices, links=self.links)
         if layout.microbatches != microbatches:
             message = f"the pipelines run {layout.microbatches} microbatches, `microbatches` is {microbatches}"
-            raise Fault("pipelines", message, 0)
+            raise Fault("pipelines", message, self.share)
         return layout
 
     def weights(self, layout: Layout) -> tuple[WeightRule, ...]:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, field, frozen
 
 if TYPE_CHECKING:
+    from schedlang.repair import Repair
     from schedlang.source import Source, Span
+    from schedlang.waits import Wait
 
 
 #: The most columns of a source line that are shown.
 _WIDTH = 160
+
+#: The most diagnostics that are shown as text: in a table, one mistake can make every cell behind it wrong.
+_MOST = 20
 
 
 @frozen
@@ -26,7 +32,9 @@ class Label:
 class Diagnostic:
     """One mistake: a code word, a message that stands alone, the places it concerns, and the way out.
 
-    The first label is the place of the mistake; without labels the mistake concerns `file` as a whole.
+    The first label is the place of the mistake; without labels the mistake concerns `file` as a whole. `waits` says
+    which ranks wait, and for whom. A `repair` is proved, and takes the place of the help. A warning does not make a
+    program wrong.
     """
 
     code: str
@@ -36,6 +44,9 @@ class Diagnostic:
     notes: tuple[str, ...] = ()
     help: str | None = None
     file: str | None = None
+    waits: tuple[Wait, ...] = ()
+    severity: str = "error"
+    repair: Repair | None = None
 
     def with_note(self, note: str) -> Diagnostic:
         """The diagnostic with one more note."""
@@ -53,9 +64,23 @@ class CompileError(Exception):
         return "\n\n".join(map(to_text, self.diagnostics))
 
 
+def render(diagnostics: list[Diagnostic], format: str) -> str:
+    """Diagnostics as one `text` with the way to their pages, as one `json` document, or for `github`."""
+    if format == "json":
+        return json.dumps({"diagnostics": [to_json(each) for each in diagnostics]}, indent=1)
+    if format == "github":
+        return "\n".join(map(to_github, diagnostics))
+    shown, noun = diagnostics[:_MOST], diagnostics[0].severity
+    count = f"{counted(len(diagnostics), noun)}; " if len(diagnostics) > 1 else ""
+    if len(shown) < len(diagnostics):
+        count = f"{counted(len(diagnostics), noun)}, the first {_MOST} are shown; "
+    codes = dict.fromkeys(each.code for each in diagnostics)
+    return "\n\n".join([*map(to_text, shown), f"{count}see: schedc explain {' '.join(codes)}"])
+
+
 def to_text(diagnostic: Diagnostic) -> str:
     """The diagnostic as people read it: message, source lines with the places underlined, notes, help."""
-    lines = [f"error[{diagnostic.code}]: {diagnostic.message}"]
+    lines = [f"{diagnostic.severity}[{diagnostic.code}]: {diagnostic.message}"]
     margin = 1
     if diagnostic.source and diagnostic.labels:
         margin = max(len(str(diagnostic.source.position(each.span.start)[0])) for each in diagnostic.labels)
@@ -69,7 +94,9 @@ def to_text(diagnostic: Diagnostic) -> str:
     elif diagnostic.file:
         lines.append(f"{' ' * margin}--> {diagnostic.file}")
     lines += [f"{' ' * margin} = note: {note}" for note in diagnostic.notes]
-    if diagnostic.help:
+    if diagnostic.repair:
+        lines.append(f"{' ' * margin} = repair: {diagnostic.repair.text}: proved at this size")
+    elif diagnostic.help:
         lines.append(f"{' ' * margin} = help: {diagnostic.help}")
     return "\n".join(lines)
 
@@ -89,22 +116,27 @@ def _excerpts(diagnostic: Diagnostic, labels: list[Label], margin: int) -> list[
 
 
 def _excerpt(diagnostic: Diagnostic, number: int, labels: list[Label], margin: int) -> list[str]:
-    """One source line, and under it a line for each label that starts there; the first label is drawn with ^."""
+    """One source line, and under it a line for each label that starts there; the first label is drawn with ^.
+
+    Of a very long line, what is around its first label; and again for labels further away.
+    """
     source = diagnostic.source
     assert source is not None
     columns = [source.position(each.span.start)[1] for each in labels]
     text = source.line(labels[0].span.start).replace("\t", " ")
-    # Of a very long line, what is around its first label.
     cut = max(columns[0] - _WIDTH // 2, 0) if len(text) > _WIDTH else 0
     text = text[cut : cut + _WIDTH]
     lines = [f"{number:>{margin}} | {text}"]
+    far: list[Label] = []
     for label, column in zip(labels, columns, strict=True):
         start = column - 1 - cut
-        if 0 <= start <= len(text):
-            width = max(1, min(label.span.end - label.span.start, len(text) - start))
-            mark = "^" if label is diagnostic.labels[0] else "-"
-            lines.append(f"{' ' * margin} | {' ' * start}{mark * width} {label.text}".rstrip())
-    return lines
+        if not 0 <= start <= len(text):
+            far.append(label)
+            continue
+        width = max(1, min(label.span.end - label.span.start, len(text) - start))
+        mark = "^" if label is diagnostic.labels[0] else "-"
+        lines.append(f"{' ' * margin} | {' ' * start}{mark * width} {label.text}".rstrip())
+    return [*lines, *_excerpt(diagnostic, number, far, margin)] if far else lines
 
 
 def to_json(diagnostic: Diagnostic) -> dict[str, Any]:
@@ -126,7 +158,7 @@ def to_json(diagnostic: Diagnostic) -> dict[str, Any]:
     ]
     return {
         "code": diagnostic.code,
-        "severity": "error",
+        "severity": diagnostic.severity,
         "message": diagnostic.message,
         "file": labels[0]["file"] if labels else source.path if source else diagnostic.file,
         "start": labels[0]["start"] if labels else None,
@@ -134,11 +166,13 @@ def to_json(diagnostic: Diagnostic) -> dict[str, Any]:
         "labels": labels,
         "notes": list(diagnostic.notes),
         "help": diagnostic.help,
+        "repair": diagnostic.repair.to_json(source) if source and diagnostic.repair else None,
+        "waits": [each.to_json(source) for each in diagnostic.waits] if source else [],
     }
 
 
 def to_github(diagnostic: Diagnostic) -> str:
-    """The diagnostic as a GitHub workflow shows it beside the changed line: one `::error` command."""
+    """The diagnostic as a GitHub workflow shows it beside the changed line: one `::error` command, or `::warning`."""
     shown = to_json(diagnostic)
     properties = {"file": shown["file"]}
     if shown["start"]:
@@ -148,8 +182,12 @@ def to_github(diagnostic: Diagnostic) -> str:
     properties["title"] = diagnostic.code
     text = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in properties.items())
     helps = [f"help: {diagnostic.help}"] if diagnostic.help else []
-    message = "\n".join([diagnostic.message, *diagnostic.notes, *helps])
-    return f"::error {text}::{_escaped(message)}"
+    if diagnostic.repair:
+        helps = [f"repair: {diagnostic.repair.text}: proved at this size"]
+    # The annotation stands beside one line of the program only.
+    stands = [f"line {each['start']['line']}: {each['text']}" for each in shown["labels"] if diagnostic.waits]
+    message = "\n".join([diagnostic.message, *stands, *diagnostic.notes, *helps])
+    return f"::{diagnostic.severity} {text}::{_escaped(message)}"
 
 
 def _escaped(text: str, more: str = "") -> str:

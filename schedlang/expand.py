@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial, reduce
 
 from attrs import define, field
@@ -18,9 +18,10 @@ from schedlang.names import check_names
 from schedlang.passes import fill_weights, fill_within, recompute, reorder, squeeze
 from schedlang.pricing import program_costs, program_objective
 from schedlang.recorder import Recorder, make_stream, place_op
-from schedlang.schedule import Schedule
+from schedlang.schedule import Recorded, Schedule, Values
 from schedlang.scopes import nearest
 from schedlang.source import Source
+from schedlang.variables import Notes, NotingRecorder
 
 _ORDERS = syntax.Rank | syntax.Repeated
 _PASSES = syntax.Pass | syntax.Fill | syntax.Recompute
@@ -40,6 +41,16 @@ def expand(source: Source, tree: syntax.Schedule, params: Mapping[str, int], cos
     except (RecursionError, MemoryError, SyntaxError):
         place = Label(tree.name.span)
         raise CompileError([Diagnostic("nesting", "the program is nested too deeply", (place,), source)]) from None
+
+
+def _recall(
+    source: Source, tree: syntax.Schedule, params: Mapping[str, int], wanted: frozenset[Recorded]
+) -> dict[Recorded, list[Values]]:
+    """The loop variables at some ops, from another run of the program."""
+    declared = Declarations(params)
+    notes = Notes(tree, declared.codegen.spans, wanted)
+    _Expansion(source, tree, declared, UNIT, partial(NotingRecorder, notes=notes)).recorders()
+    return notes.values
 
 
 def _check_params(source: Source, tree: syntax.Schedule, params: Mapping[str, int]) -> list[Diagnostic]:
@@ -64,19 +75,35 @@ class _Expansion:
     tree: syntax.Schedule
     declared: Declarations
     costs: Costs
+    make_recorder: Callable[[int, Layout, bool, bool], Recorder] = Recorder
     faults: list[Met] = field(factory=list)
 
-    def schedule(self) -> Schedule:
+    def recorders(self) -> tuple[Layout, list[Recorder]]:
         """Run the items in order, then the rank block for every rank."""
         declared = self.declared
         declared.codegen.place(self.tree.name)  # the first place stands for the schedule as a whole
+        for item in self.tree.items:
+            if not isinstance(item, _ORDERS | _PASSES | _COSTS):
+                declared.item(item)
+        layout = declared.layout()
+        return layout, self.record(self.order, layout)
+
+    @property
+    def order(self) -> syntax.Rank | syntax.Repeated:
+        """The item that says what ranks do."""
+        (order,) = (item for item in self.tree.items if isinstance(item, _ORDERS))
+        return order
+
+    @property
+    def is_block(self) -> bool:
+        """Whether ops are drawn at time slots."""
+        return isinstance(self.order, syntax.Repeated)
+
+    def schedule(self) -> Schedule:
+        """The schedule with what the program says of it, after the program's passes."""
+        declared = self.declared
         try:
-            for item in self.tree.items:
-                if not isinstance(item, _ORDERS | _PASSES | _COSTS):
-                    declared.item(item)
-            layout = declared.layout()
-            (order,) = (item for item in self.tree.items if isinstance(item, _ORDERS))
-            recorders = self.record(order, layout)
+            layout, recorders = self.recorders()
             own_costs = program_costs(self.tree.items, declared, recorders[0].splits_backward)
             schedule = Schedule(
                 name=self.tree.name.text,
@@ -86,11 +113,14 @@ class _Expansion:
                 source=self.source,
                 spans=tuple(declared.codegen.spans),
                 weights=declared.weights(layout),
-                slots=tuple(tuple(each.slots) for each in recorders) if isinstance(order, syntax.Repeated) else None,
+                slots=tuple(tuple(each.slots) for each in recorders)
+                if isinstance(self.order, syntax.Repeated)
+                else None,
                 stream=make_stream(recorders),
                 claims=tuple(declared.claims),
                 costs=self.costs.over(own_costs),
                 objective=program_objective(self.tree.items),
+                recall=partial(_recall, self.source, self.tree, dict(declared.given)),
             )
             return reduce(self.apply, (item for item in self.tree.items if isinstance(item, _PASSES)), schedule)
         except Fault as fault:
@@ -102,7 +132,7 @@ class _Expansion:
         text = codegen.program(order)
         splits = "W" in codegen.words or any(isinstance(item, syntax.Fill) for item in self.tree.items)
         ranks = declared.count(0, declared.params["ranks"], 1, codegen.place(order))
-        recorders = [Recorder(rank, layout, splits, "slices" in declared.params) for rank in ranks]
+        recorders = [self.make_recorder(rank, layout, splits, "slices" in declared.params) for rank in ranks]
         exec(compile(text, "<schedule>", "exec"), declared.names)
         if isinstance(order, syntax.Repeated):
             self.run_block(order, recorders)

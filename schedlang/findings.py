@@ -4,11 +4,15 @@ from attrs import frozen
 
 from schedlang.diagnostics import Diagnostic, Label
 from schedlang.schedule import Schedule
+from schedlang.waits import Wait
 
 
 @frozen
 class Finding:
-    """Something wrong with one action of one rank; places are indices into the schedule's spans."""
+    """Something wrong with one action of one rank; places are indices into the schedule's spans.
+
+    What is wrong with ranks that wait is said by their `waits`, in place of the label and the related ones.
+    """
 
     code: str
     message: str
@@ -17,6 +21,7 @@ class Finding:
     label: str = ""
     related: tuple[tuple[int, str], ...] = ()
     help: str | None = None
+    waits: tuple[Wait, ...] = ()
 
 
 def diagnose(schedule: Schedule, findings: list[Finding]) -> list[Diagnostic]:
@@ -29,18 +34,20 @@ def diagnose(schedule: Schedule, findings: list[Finding]) -> list[Diagnostic]:
 
 def _diagnostic(schedule: Schedule, group: list[Finding]) -> Diagnostic:
     first = group[0]
-    labels = ((first.place, first.label), *first.related)
+    places = ((first.place, first.label), *first.related)
+    labels = [Label(schedule.spans[place], text) for place, text in places if place < len(schedule.spans)]
     notes: tuple[str, ...] = ()
     if len(group) > 1:
         notes = (f"and {len(group) - 1} more, on {ranks_text(sorted({each.rank for each in group}))}",)
     return Diagnostic(
         first.code,
         first.message,
-        tuple(Label(schedule.spans[place], text) for place, text in labels if place < len(schedule.spans)),
+        tuple([label for wait in first.waits for label in wait.labels()] or labels),
         schedule.source,
         notes,
         first.help,
         schedule.source.path,
+        first.waits,
     )
 
 

@@ -2,8 +2,9 @@
 
 from schedlang.actions import is_transfer
 from schedlang.diagnostics import CompileError
-from schedlang.findings import Finding, diagnose
+from schedlang.findings import Finding, diagnose, ranks_text
 from schedlang.schedule import Schedule
+from schedlang.waits import Edge, describe
 
 #: A communicator: its ranks, and whether it is for batches. Two ranks that are all have one for each.
 Communicator = tuple[tuple[int, ...], bool]
@@ -46,19 +47,30 @@ def _stands_at(uses: Uses, position: list[int], rank: int) -> Communicator | Non
 
 
 def _finding(schedule: Schedule, uses: Uses, position: list[int], rank: int) -> Finding:
-    """A rank that waits, and one that it waits for."""
+    """From a rank that stands still, follow whom each waits for: to one that never comes, or that came before."""
+    edges: dict[int, Edge] = {}
+    while rank not in edges:
+        edges[rank], missing = _edge(uses, position, rank)
+        if edges[rank].until is None:
+            edges = {rank: edges[rank]}
+            message = f"rank {rank} waits at its first {edges[rank].what} for rank {missing}, which never comes to one"
+            break
+        rank = missing
+    else:
+        edges = dict(list(edges.items())[list(edges).index(rank) :])
+        message = f"{ranks_text(sorted(edges))} wait for each other, each at the first use of a communicator"
+    help = "let all ranks use all communicators once before the step, or open them with `device_id` (nccl-eager)"
+    place = schedule.ranks[rank].source[edges[rank].at[1]]
+    return Finding("first-use", message, rank, place, help=help, waits=describe(schedule, list(edges.values())))
+
+
+def _edge(uses: Uses, position: list[int], rank: int) -> tuple[Edge, int]:
+    """What a rank waits for, and a rank that has not come; one that never does, if there is one."""
     communicator, index = uses[rank][position[rank]]
     members, batched = communicator
-    missing = next(each for each in members if _stands_at(uses, position, each) != communicator)
-    what = "first batch" if batched else f"first transfer alone with rank {missing}"
-    related: tuple[tuple[int, str], ...] = ()
-    if _stands_at(uses, position, missing):
-        why = "waits at the first use of another communicator"
-        other = uses[missing][position[missing]][1]
-        related = ((schedule.ranks[missing].source[other], f"rank {missing} waits here"),)
-    else:
-        why = "never comes to one"
-    message = f"rank {rank} waits at its {what} for rank {missing}, which {why}"
-    help = "let all ranks use all communicators once before the step, or open them with `device_id` (nccl-eager)"
-    place = schedule.ranks[rank].source[index]
-    return Finding("first-use", message, rank, place, f"rank {rank} waits here", related, help)
+    missing = [each for each in members if _stands_at(uses, position, each) != communicator]
+    comes = {each: dict(uses[each]).get(communicator) for each in missing}
+    chosen = next((each for each in missing if comes[each] is None), missing[0])
+    later = comes[chosen]
+    what = "batch" if batched else f"transfer alone with rank {chosen}"
+    return Edge((rank, index), "first use", None if later is None else (chosen, later), what=what), chosen

@@ -12,7 +12,7 @@ for, and what that is follows from the plan alone. Only copies on a link that ra
 from array import array
 from heapq import heappop, heappush
 
-from attrs import frozen
+from attrs import field, frozen
 
 from schedlang.actions import counterpart, is_copy, is_send, is_transfer, word
 from schedlang.costs import UNIT, Costs
@@ -43,13 +43,15 @@ class Execution:
 
     `transport` is the one that its times are of, or `ideal`. `peak_activations[r]` counts stage activations, one per
     stage and microbatch, held from the forward to the last use: the whole backward, or the weight half.
-    `peak_memory[r]` is the same in the program's amounts.
+    `peak_memory[r]` is the same in the program's amounts, and `memory[r]` is what the rank holds over time, in steps:
+    (time, amount from then on).
     """
 
     transport: str
     timeline: Timeline
     peak_activations: tuple[int, ...]
     peak_memory: tuple[float, ...]
+    memory: tuple[tuple[tuple[float, float], ...], ...] = field(repr=False)
 
 
 def prove(schedule: Schedule) -> Execution:
@@ -131,9 +133,9 @@ class _Machine:
                 level.advance()
         activations, memory = ([level.peak for level in levels] for _, levels in self.memories)
         timeline = Timeline(tuple(map(tuple, self.bars)), tuple(map(tuple, self.copies)))
-        return Execution(
-            "ideal" if self.ideal else self.transport.name, timeline, tuple(map(int, activations)), tuple(memory)
-        )
+        steps = tuple(tuple(level.steps) for level in self.memories[1][1])
+        name = "ideal" if self.ideal else self.transport.name
+        return Execution(name, timeline, tuple(map(int, activations)), tuple(memory), steps)
 
     def held_at(self, rank: int) -> int | None:
         """The transfer that keeps a rank from going on, if it has not come to its end."""

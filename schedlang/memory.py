@@ -8,10 +8,14 @@ from attrs import define, field
 
 @define
 class Level:
-    """What a rank holds now, and the most it has held; amounts are taken and given back in order of time."""
+    """What a rank holds now, and the most it has held; amounts are taken and given back in order of time.
+
+    `steps` has what it holds from each time on when that changes, in order of time.
+    """
 
     now: float = 0.0
     peak: float = 0.0
+    steps: list[tuple[float, float]] = field(factory=list)
     #: What will be taken or given back, as (time, amount); of one time, what is given back comes first.
     _later: list[tuple[float, float]] = field(factory=list)
 
@@ -23,9 +27,12 @@ class Level:
         """Take an amount at a time, and give it back at once: it counts for the peak only."""
         self.advance(start)
         self.peak = max(self.peak, self.now + amount)
+        self.steps += (start, self.now + amount), (start, self.now)
 
     def advance(self, time: float = inf) -> None:
         """Let time go on, by default to the end."""
         while self._later and self._later[0][0] <= time:
-            self.now += heappop(self._later)[1]
+            at, amount = heappop(self._later)
+            self.now += amount
             self.peak = max(self.peak, self.now)
+            self.steps.append((at, self.now))

@@ -72,8 +72,7 @@ class Plan(Schedule):
 
     def where(self, rank: int, index: int) -> str:
         """The program line that action `index` of a rank came from, as `file:line`."""
-        span = self.spans[self.ranks[rank].source[index]]
-        return f"{self.source.file(span.start)[0]}:{self.source.position(span.start)[0]}"
+        return self.source.where(self.spans[self.ranks[rank].source[index]].start)
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
@@ -82,13 +81,18 @@ def write_plan(plan: Plan, path: str | Path) -> None:
 
 
 def write_text(text: str, path: str | Path) -> None:
+    """Write a text file, as `write_bytes`."""
+    write_bytes(text.encode(), path)
+
+
+def write_bytes(content: bytes, path: str | Path) -> None:
     """Write a file; it appears whole or not at all. CompileError when it cannot be written."""
     path = Path(path)
     temporary = None
     try:
-        with tempfile.NamedTemporaryFile("w", newline="", dir=path.parent, prefix=path.name, delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
             temporary = file.name
-            file.write(text)
+            file.write(content)
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:

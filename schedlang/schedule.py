@@ -17,6 +17,11 @@ from schedlang.layout import Layout
 from schedlang.source import Source, Span
 from schedlang.transports import PORTABLE
 
+#: An op as a program recorded it: its place in the program, its stage, its microbatch.
+Recorded = tuple[int, int, int]
+#: Loop variables and their values, the outermost loop first.
+Values = tuple[tuple[str, int], ...]
+
 
 @frozen
 class Claim:
@@ -81,6 +86,10 @@ class Schedule:
     costs: Costs = UNIT
     transport: str = PORTABLE
     objective: str = "makespan"
+    #: Of a program: the loop variables at some of its ops, each time that one is recorded; it is run again for them.
+    recall: Callable[[frozenset[Recorded]], dict[Recorded, list[Values]]] | None = field(
+        default=None, eq=False, repr=False
+    )
 
     @property
     def placement(self) -> tuple[int, ...]:

@@ -1,5 +1,7 @@
 """Program text and places in it."""
 
+from bisect import bisect_left
+from functools import cached_property
 from pathlib import Path
 
 from attrs import field, frozen
@@ -33,13 +35,23 @@ class Source:
 
     def position(self, offset: int) -> tuple[int, int]:
         """Line and column in its file, both from 1, of a character."""
-        before = self.text[self.file(offset)[1] : offset]
-        return before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+        start = self.file(offset)[1]
+        first, behind = bisect_left(self._newlines, start), bisect_left(self._newlines, offset)
+        return behind - first + 1, offset - (self._newlines[behind - 1] if behind > first else start - 1)
+
+    def where(self, offset: int) -> str:
+        """The line that a character is in, as `file:line`."""
+        return f"{self.file(offset)[0]}:{self.position(offset)[0]}"
 
     def line(self, offset: int) -> str:
         """The text of the line that a character is in."""
         start = max(self.text.rfind("\n", 0, offset) + 1, self.file(offset)[1])
         return self.text[start:].partition("\n")[0]
+
+    @cached_property
+    def _newlines(self) -> list[int]:
+        """Where lines end: tables of torch's have many lines, and an op in each of their cells."""
+        return [index for index, character in enumerate(self.text) if character == "\n"]
 
 
 def read_source(path: str | Path) -> Source:

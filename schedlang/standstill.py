@@ -7,6 +7,7 @@ from schedlang.findings import Finding, ranks_text
 from schedlang.kinds import Kind
 from schedlang.network import Network, Place, Progress
 from schedlang.schedule import Schedule
+from schedlang.waits import Edge, Wait, describe
 
 
 @frozen
@@ -23,7 +24,12 @@ class Standstill:
         A transfer that is never met explains all that waits behind it, and so may other findings; only a standstill
         that nothing else explains is reported as a deadlock.
         """
-        findings = [self.never_met(place) for place in waiting if self.release(place) is None]
+        never = [place for place in waiting if self.release(place) is None]
+        # One for each place of the program is shown.
+        first = list({self.source(place): place for place in reversed(never)}.values())
+        edges = [Edge(place, "never matched", alone=self.is_alone(place)) for place in first]
+        waits = dict(zip(first, describe(self.schedule, edges), strict=True))
+        findings = [self.never_met(place, waits.get(place)) for place in never]
         return findings if findings or other_findings else [self.deadlock(waiting)]
 
     def release(self, place: Place) -> Place | None:
@@ -51,7 +57,7 @@ class Standstill:
         """The place of an action in the program."""
         return self.schedule.ranks[place[0]].source[place[1]]
 
-    def never_met(self, place: Place) -> Finding:
+    def never_met(self, place: Place, wait: Wait | None) -> Finding:
         """A transfer whose other side does not come."""
         peer, *wanted = self.other_end(place)
         sent = is_send(self.schedule.ranks[place[0]].kind[place[1]])
@@ -61,8 +67,16 @@ class Standstill:
         if self.stands_there(place):
             message = f"{self.word(place)} on rank {place[0]} and `{word(*wanted)}` on rank {peer} never meet"
             help = "one is issued in a batch and one alone, which take different ways: issue both alike"
+        waits = (wait,) if wait else ()
         return Finding(
-            "unmatched-send" if sent else "unmatched-receive", message, place[0], self.source(place), help=help
+            "unmatched-send" if sent else "unmatched-receive",
+            message,
+            place[0],
+            self.source(place),
+            "",
+            (),
+            help,
+            waits,
         )
 
     def stands_there(self, place: Place) -> bool:
@@ -79,19 +93,28 @@ class Standstill:
         cycle = order[order.index(following) :]
         # Begin where a rank comes first that waits for another one.
         crossings = [(a, b) for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True) if a[0] != b[0]]
-        labels: list[tuple[int, str]] = []
-        for waiter, release in crossings:
-            labels.append((self.source(waiter), f"rank {waiter[0]} waits here, at {self.word(waiter)}"))
-            labels.append((self.source(release), f"until rank {release[0]} comes here, to {self.word(release)}"))
-        (place, label), *rest = labels
-        ranks = sorted({place[0] for place, _ in crossings})
+        waits = describe(self.schedule, [self.edge(waiter, until) for waiter, until in crossings])
+        rank, place = crossings[0][0][0], self.source(crossings[0][0])
         spans, text = self.schedule.spans, self.schedule.source.text
         if text.startswith(("send", "recv"), spans[place].start if spans else 0):
             help = "issue transfers that cross as one batch, `exchange { … }`, or in one order on both ranks"
         else:
             help = "these ops cannot run in this order, whatever the communication: change the order of one rank"
-        message = f"{ranks_text(ranks)} wait for each other"
-        return Finding("deadlock", message, crossings[0][0][0], place, label, tuple(rest), help)
+        message = f"{ranks_text(sorted({waiter[0] for waiter, _ in crossings}))} wait for each other"
+        return Finding("deadlock", message, rank, place, help=help, waits=waits)
+
+    def edge(self, waiter: Place, until: Place) -> Edge:
+        """A wait for another rank, and why that has not come there: it stands elsewhere, or one of its streams does."""
+        if self.network.progress(waiter) == Progress.MET:
+            reason = "batch"
+        else:
+            reason = "stream" if self.network.progress(until) == Progress.POSTED else "partner"
+        return Edge(waiter, reason, until, self.is_alone(waiter))
+
+    def is_alone(self, place: Place) -> bool:
+        """Whether a transfer does not hold its rank, only what comes behind it in its lane."""
+        held = self.held_at[place[0]]
+        return held is None or place[1] not in self.network.batch((place[0], held))
 
     def waits_for(self, place: Place) -> Place:
         """What a transfer waits for: its other side, or one before it on its own rank, or one that goes with it."""

@@ -1,5 +1,9 @@
 """Is every piece of work there, once? Every stage runs each microbatch's F, then its B, or its two halves."""
 
+from functools import cached_property
+
+from attrs import frozen
+
 from schedlang.actions import is_copy, word
 from schedlang.diagnostics import CompileError, counted
 from schedlang.findings import Finding, diagnose
@@ -76,7 +80,32 @@ def _repeated_or_missing(schedule: Schedule) -> list[Finding]:
                 if does & bit and not before & bit:
                     first[stage, microbatch, bit] = place
             done[stage, microbatch] = before | does
-    return findings or _missing(schedule, done) or _missing_updates(schedule, done) or _offloads(schedule, done)
+    places = _Places(first)
+    return (
+        findings
+        or _missing(schedule, done, places)
+        or _missing_updates(schedule, done, places)
+        or _offloads(schedule, done, places)
+    )
+
+
+@frozen
+class _Places:
+    """Where work stands in the program, by stage, microbatch and bit; and where others stand near work that is not."""
+
+    first: dict[tuple[int, int, int], int]
+
+    @cached_property
+    def of_work(self) -> dict[tuple[int, int], int]:
+        """A place of each work of each stage."""
+        return {(stage, bit): place for (stage, _, bit), place in self.first.items()}
+
+    def near(self, stage: int, bit: int) -> tuple[int, str]:
+        """The place of the same work for another microbatch, or of other work of the stage, and what it is."""
+        if (stage, bit) in self.of_work:
+            return self.of_work[stage, bit], "others run here"
+        own = [place for (at, _), place in self.of_work.items() if at == stage]
+        return (own[-1], f"stage {stage} runs here") if own else (0, "")
 
 
 def _split_help(kind: int) -> str | None:
@@ -85,7 +114,7 @@ def _split_help(kind: int) -> str | None:
     return None
 
 
-def _missing(schedule: Schedule, done: dict[tuple[int, int], int]) -> list[Finding]:
+def _missing(schedule: Schedule, done: dict[tuple[int, int], int], places: _Places) -> list[Finding]:
     """The first piece of work missing on each stage, per kind: there may be millions."""
     wanted = [(_FORWARD, Kind.F), (_INPUT, Kind.B), (_WEIGHT, Kind.W)]
     findings: list[Finding] = []
@@ -97,24 +126,31 @@ def _missing(schedule: Schedule, done: dict[tuple[int, int], int]) -> list[Findi
             lacking = schedule.layout.units(stage) - count
             if lacking:
                 absent = (unit for unit in range(schedule.layout.units(stage)) if not done.get((stage, unit), 0) & bit)
-                findings.append(_missing_op(schedule, kind, stage, next(absent), lacking))
+                findings.append(_missing_op(schedule, kind, stage, next(absent), lacking, places.near(stage, bit)))
         if findings:
             break
     return findings
 
 
-def _missing_updates(schedule: Schedule, done: dict[tuple[int, int], int]) -> list[Finding]:
+def _missing_updates(schedule: Schedule, done: dict[tuple[int, int], int], places: _Places) -> list[Finding]:
     """Updates that some stages make and others do not."""
+    made = next((place for (_, _, bit), place in places.first.items() if bit == _UPDATE), 0)
     updates = {op for op, bits in done.items() if bits & _UPDATE}
     wanted = [(stage, each) for each in range(schedule.layout.updates) for stage in range(len(schedule.placement))]
     return [
-        Finding("missing-op", f"stage {stage} never makes update {each}, others do", schedule.placement[stage])
+        Finding(
+            "missing-op",
+            f"stage {stage} never makes update {each}, others do",
+            schedule.placement[stage],
+            made,
+            "others run here",
+        )
         for stage, each in wanted
         if updates and (stage, each) not in updates
     ]
 
 
-def _offloads(schedule: Schedule, done: dict[tuple[int, int], int]) -> list[Finding]:
+def _offloads(schedule: Schedule, done: dict[tuple[int, int], int], places: _Places) -> list[Finding]:
     """Activations that are offloaded but not there, or never brought back."""
     findings = []
     for (stage, microbatch), bits in done.items():
@@ -127,13 +163,16 @@ def _offloads(schedule: Schedule, done: dict[tuple[int, int], int]) -> list[Find
             message = f"{of} are reloaded, and never offloaded"
         else:
             continue
-        findings.append(Finding("offload", message, schedule.placement[stage]))
+        place = places.first[stage, microbatch, _AWAY if bits & _AWAY else _BACK]
+        findings.append(Finding("offload", message, schedule.placement[stage], place))
     return findings[:1]
 
 
-def _missing_op(schedule: Schedule, kind: Kind, stage: int, microbatch: int, lacking: int) -> Finding:
+def _missing_op(
+    schedule: Schedule, kind: Kind, stage: int, microbatch: int, lacking: int, near: tuple[int, str]
+) -> Finding:
     message = f"{_WORDS[kind]} of microbatch {microbatch} never runs on stage {stage}"
     if lacking > 1:
         message += f", nor that of {counted(lacking - 1, 'other microbatch')}"
     help = "every `B` of a schedule with `W` needs its `W`; write `BW` for a whole backward" if kind == Kind.W else None
-    return Finding("missing-op", message, schedule.placement[stage], help=help)
+    return Finding("missing-op", message, schedule.placement[stage], *near, help=help)

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from collections.abc import Iterator
+
+from attrs import fields, frozen
 
 from schedlang.expressions import Name as Name
 from schedlang.expressions import Node as Node
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """A node and all within it; what stands around others comes first."""
+    yield node
+    for each in fields(type(node)):
+        value = getattr(node, each.name)
+        for child in value if isinstance(value, tuple) else (value,):
+            if isinstance(child, Node):
+                yield from walk(child)
 
 
 @frozen

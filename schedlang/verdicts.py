@@ -1,27 +1,43 @@
 """What `schedc check` prints: a verdict for each transport, or for each size."""
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from schedlang.compiler import Instance
 from schedlang.diagnostics import CompileError, Diagnostic, counted, to_json
 
 
+def errors(diagnostics: list[Diagnostic]) -> list[Diagnostic]:
+    """Those that are not warnings."""
+    return [each for each in diagnostics if each.severity == "error"]
+
+
+def warnings(diagnostics: Iterable[Diagnostic]) -> list[Diagnostic]:
+    """Those that are warnings, each once."""
+    return list({(each.code, each.message): each for each in diagnostics if each.severity == "warning"}.values())
+
+
 def verdicts_text(found: Mapping[str, list[Diagnostic]]) -> str:
     """A line for each transport: proved, or the first thing that is wrong there."""
     width = max(map(len, found))
-    verdicts = {
-        name: f"error[{wrong[0].code}]: {wrong[0].message}" if wrong else "proved" for name, wrong in found.items()
-    }
-    return "\n".join(f"{name:<{width}}  {verdict}" for name, verdict in verdicts.items())
+    lines = []
+    for name, diagnostics in found.items():
+        wrong = errors(diagnostics)
+        lines.append(f"{name:<{width}}  {f'error[{wrong[0].code}]: {wrong[0].message}' if wrong else 'proved'}")
+    return "\n".join(lines)
 
 
 def verdicts_json(found: Mapping[str, list[Diagnostic]]) -> list[dict[str, Any]]:
     """The verdicts for machines."""
     return [
-        {"transport": name, "proved": not wrong, "diagnostics": list(map(to_json, wrong))}
-        for name, wrong in found.items()
+        {
+            "transport": name,
+            "proved": not errors(diagnostics),
+            "diagnostics": list(map(to_json, errors(diagnostics))),
+            "warnings": list(map(to_json, warnings(diagnostics))),
+        }
+        for name, diagnostics in found.items()
     ]
 
 

@@ -25,11 +25,13 @@ class Versions:
     """What the ranks hold and how late their gradients are.
 
     `held[r]` is the most versions of one stage's weights that rank r holds at once; `staleness` is the most updates
-    by which a forward's weights are behind: 0 for a synchronous schedule.
+    by which a forward's weights are behind: 0 for a synchronous schedule. `read[stage, microbatch]` is the version
+    that the forward reads, and the backward again.
     """
 
     held: tuple[int, ...]
     staleness: int
+    read: dict[tuple[int, int], int]
     findings: tuple[Finding, ...]
 
 
@@ -44,6 +46,7 @@ def follow_weights(schedule: Schedule) -> Versions:
     return Versions(
         tuple(rank.most_held() for rank in ranks),
         max(rank.staleness for rank in ranks),
+        {op: version for rank in ranks for op, version in rank.read.items()},
         tuple(updates or findings),
     )
 

@@ -156,7 +156,7 @@ def test_diagnostics_are_1_and_on_stderr(tmp_path: Path, capsys: pytest.CaptureF
     assert capsys.readouterr().err.splitlines()[0] == f"::error {place}::no name `x` in scope"
 
 
-@pytest.mark.parametrize("command", ["compile", "show", "simulate", "run"])
+@pytest.mark.parametrize("command", ["compile", "show", "simulate", "view", "run"])
 def test_files_that_are_no_program(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name, content, complaint in [
         ("empty.sched", b"", "the program is empty"),
@@ -259,3 +259,23 @@ def test_check_of_many_sizes() -> None:
         refused = schedc("check", ONE_F_ONE_B, *arguments)
         assert refused.returncode == 2
         assert "Traceback" not in refused.stderr
+
+
+def test_warnings_stand_beside_a_verdict() -> None:
+    explicit = str(PROGRAMS / "1f1b_explicit.sched")
+    for options, expected in [
+        ([], "warning[mixed-transfers]: ranks 0 and 1 exchange batches as well as single transfers\n"),
+        (["--format", "github"], "::warning file="),
+        (["--format", "json"], '"severity": "warning"'),
+    ]:
+        done = schedc("compile", explicit, "--transport", "nccl", *options)
+        assert done.returncode == 0
+        assert expected in done.stderr
+        assert "no deadlock" in done.stdout
+    assert schedc("compile", explicit).stderr == ""
+    table = schedc("check", explicit, "--transport", "all")
+    assert table.returncode == 0
+    assert {line.split(maxsplit=1)[1] for line in table.stdout.splitlines()} == {"proved"}
+    assert table.stderr.count("warning[") == 1
+    verdicts = json.loads(schedc("check", explicit, "--transport", "all", "--json").stdout)["verdicts"]
+    assert {each["transport"] for each in verdicts if each["warnings"]} == {"nccl"}

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from schedlang import CompileError, Source, compile, read_source
+from schedlang.advice import advise
 from schedlang.diagnostics import Diagnostic, Label, to_github, to_json
 from schedlang.source import Span
 
@@ -16,7 +17,7 @@ PROGRAMS = sorted(DIRECTORY.glob("*.sched"))
 def message(source: Source, **params: int) -> str:
     with pytest.raises(CompileError) as caught:
         compile(source, params)
-    return str(caught.value)
+    return str(advise(caught.value, source, params))
 
 
 @pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
@@ -55,6 +56,8 @@ def test_json_has_places_in_lines_and_columns() -> None:
         ],
         "notes": [],
         "help": None,
+        "repair": None,
+        "waits": [],
     }
 
 

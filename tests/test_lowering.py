@@ -17,8 +17,9 @@ from test_transports import mutants, verdict
 from schedlang import Actions, CompileError, Costs, Kind, Plan, Schedule, compile, prove, read_source, simulate
 from schedlang.actions import counterpart, is_send, is_transfer
 from schedlang.choice import choose_lowering
-from schedlang.compiler import _ops
 from schedlang.dependencies import MAKES, SENDS, needs
+from schedlang.expand import expand
+from schedlang.imports import load
 from schedlang.lowering import CO_ISSUED, OWN, alternatives, lower
 from schedlang.lowering.defer import defer
 from schedlang.lowering.fuse import fuse
@@ -251,9 +252,8 @@ def test_a_program_that_cannot_run_is_refused_for_its_own_sake() -> None:
     assert error.value.diagnostics[0].code == "deadlock"
 
 
-def test_ops_are_never_lowered_twice() -> None:
-    """A program's own communication stays as it is, on every transport."""
-    own = _ops(read_source(PROGRAMS / "1f1b_explicit.sched"), {}, Costs(), False)
+def test_own_communication_stays_as_it_is() -> None:
+    own = expand(*load(read_source(PROGRAMS / "1f1b_explicit.sched")), {}, Costs())
     for transport in TRANSPORTS:
         choice = choose_lowering(evolve(own, transport=transport), Costs(p2p=1.0))
         assert (choice.name, choice.trials) == (OWN, ())

@@ -1,6 +1,7 @@
 """What holds of the project as a whole: the grammar, the package, the limits of its style."""
 
 import ast
+import os
 import subprocess
 import sys
 import zipfile
@@ -17,7 +18,13 @@ def test_the_grammar_has_no_conflict_and_no_colliding_terminals() -> None:
     Lark(grammar, parser="lalr", lexer="basic", start="schedule", strict=True)
 
 
+#: What the page of `schedc view` is made of.
+PAGE = sorted(path for ending in ("html", "css", "js") for path in (ROOT / "schedlang" / "views").glob(f"*.{ending}"))
+
+
 def test_files_and_functions_are_short() -> None:
+    for path in PAGE:
+        assert path.read_text().count("\n") <= 300, path
     for path in MODULES:
         text = path.read_text()
         assert text.count("\n") <= 300, path
@@ -53,7 +60,15 @@ def test_the_wheel_is_whole(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"schedlang"}
-    for path in [*MODULES, *ROOT.glob("grammars/*.lark"), *ROOT.glob("programs/*.sched"), *ROOT.glob("docs/**/*.md")]:
+    data = [path for glob in ("grammars/*.lark", "programs/*.sched", "docs/**/*.md") for path in ROOT.glob(glob)]
+    for path in [*MODULES, *PAGE, *data]:
         inside = path.relative_to(ROOT).as_posix()
         assert (inside if inside.startswith("schedlang/") else f"schedlang/{inside}") in names
     assert "schedlang/py.typed" in names
+    assert not any("pictures" in name for name in names)
+    # Nothing in it needs the checkout.
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    command = [sys.executable, "-m", "schedlang", "view", str(ROOT / "programs" / "1f1b.sched"), "-o", "view.html"]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    subprocess.run(command, check=True, timeout=60, cwd=tmp_path, env=environment)
+    assert "class Timeline" in (tmp_path / "view.html").read_text(encoding="utf-8")

@@ -14,8 +14,10 @@ from strategies import make_schedule
 from schedlang import Actions, CompileError, Kind, Schedule, compile, prove, read_source
 from schedlang.actions import is_transfer
 from schedlang.compiler import check_program
+from schedlang.lints import lint
 from schedlang.runtime.pipeline import unsupported
 from schedlang.transports import NAMES, transports
+from schedlang.verdicts import errors
 
 TESTS = Path(__file__).parent
 PROGRAMS = TESTS.parent / "programs"
@@ -109,12 +111,27 @@ def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(n
     assert len(seen) > 2
 
 
+def test_warnings_are_of_what_other_transports_refuse(times: int) -> None:
+    """Batches whose other side is none are not portable; receives in another order are right on gloo only."""
+    seen = set()
+    for mutant in mutants("1f1b_explicit", [(2, 2), (3, 4)], 150 * times):
+        right = {transport for transport in [*TRANSPORTS, "portable"] if verdict(mutant, transport)}
+        warned = {name: {each.code for each in lint(evolve(mutant, transport=name))} for name in right}
+        asymmetric = [name for name in right if "asymmetric-batch" in warned[name]]
+        assert not ("portable" in right and asymmetric)
+        assert set(asymmetric) <= {"nccl", "nccl-eager"}
+        if "gloo" in right and "needs-tags" in warned["gloo"]:
+            assert right == {"gloo"}
+        seen |= {(name, code) for name in right for code in warned[name]}
+    assert seen == {("nccl", "mixed-transfers"), ("nccl-eager", "asymmetric-batch"), ("gloo", "needs-tags")}
+
+
 @pytest.mark.parametrize(("ranks", "microbatches"), [(2, 1), (3, 2), (4, 2), (4, 3), (4, 4), (4, 8), (8, 7)])
 def test_exchanges_hang_at_the_first_use_of_nccl(ranks: int, microbatches: int) -> None:
     """1F1B with exchanges: where 2 <= M < P, a rank without a steady state never makes a batch."""
     source, params = read_source(PROGRAMS / "1f1b_explicit.sched"), {"ranks": ranks, "microbatches": microbatches}
     found = check_program(source, params, NAMES)
-    wrong = {name: diagnostics[0].code for name, diagnostics in found.items() if diagnostics}
+    wrong = {name: errors(diagnostics)[0].code for name, diagnostics in found.items() if errors(diagnostics)}
     assert wrong == ({"nccl": "first-use"} if 2 <= microbatches < ranks else {})
 
 

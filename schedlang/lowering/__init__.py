@@ -53,11 +53,12 @@ def alternatives(transport: str) -> dict[str, Lowering]:
     rules = transports(transport)[0]
     if transport == PORTABLE or rules.lane == "none":
         return {}
-    found: dict[str, Lowering] = {"fused": fuse, "deferred": defer}
     if rules.blocks:
-        found["deferred and fused"] = lambda lowered: fuse(defer(lowered))
-    else:
-        found["posted early"] = post_early
-        found["posted early in order"] = lambda lowered: post_early(lowered, in_order=True)
-        found["fused and posted early"] = lambda lowered: post_early(fuse(lowered))
-    return found
+        return {"fused": fuse, "deferred": defer, "deferred and fused": lambda lowered: fuse(defer(lowered))}
+    return {
+        "posted early": post_early,
+        "posted early in order": lambda lowered: post_early(lowered, in_order=True),
+        "fused": fuse,
+        "fused and posted early": lambda lowered: post_early(fuse(lowered)),
+        "deferred": defer,
+    }
