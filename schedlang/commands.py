@@ -25,17 +25,19 @@ class UsageError(Exception):
     """The options do not go together."""
 
 
-def _load(options: argparse.Namespace, costs: Any = None, file: str | None = None) -> Any:
-    """The plan in the file, or the plan of the program in it for some costs.
+def _load(options: argparse.Namespace, costs: Any = None, file: str | None = None, transport: str | None = None) -> Any:
+    """The plan in the file, or the plan of the program in it for some costs and a transport.
 
     A plan begins with `{`, a program never does.
     """
     from schedlang import compile, read_plan, read_source
 
-    file = file or options.file
+    file, transport = file or options.file, transport or "portable"
     source = read_source(file)
     if not source.text.lstrip().startswith("{"):
-        return compile(source, dict(options.params), costs) if costs else _compile(source, dict(options.params))
+        if costs:
+            return compile(source, dict(options.params), costs, transport=transport)
+        return _compile(source, dict(options.params), transport=transport)
     if options.params:
         raise UsageError(f"-p sets parameters of a program, `{file}` is a plan")
     return read_plan(file)
@@ -46,7 +48,12 @@ def compile_program(options: argparse.Namespace) -> int:
     from schedlang import read_source
 
     plan = _compile(read_source(options.file), dict(options.params), options.forward_only, options.transport)
-    return _write(plan, options.output, options.format)
+    status = _write(plan, options.output, options.format)
+    if options.verbose:
+        from schedlang.report import lowering_text
+
+        print(lowering_text(plan))
+    return status
 
 
 def _compile(source: Any, params: dict[str, int], forward_only: bool = False, transport: str = "portable") -> Any:
@@ -96,7 +103,7 @@ def _write(plan: Any, output: str | None, format: str = "text") -> int:
 
     if output:
         write_plan(plan, output)
-    idle = execute(plan).timeline.bubble_over_makespan
+    idle = execute(plan, ideal=True).timeline.bubble_over_makespan
     costs = "the plan's costs" if plan.costs.gives_times else "unit costs"
     sizes = {"rank": len(plan.ranks), "stage": len(plan.placement), "microbatch": plan.microbatches,
              "action": sum(map(len, plan.ranks))}  # fmt: skip
@@ -169,10 +176,15 @@ def show(options: argparse.Namespace) -> int:
 
 def simulate(options: argparse.Namespace) -> int:
     """Print the figures of an execution."""
+    from schedlang import simulate as execute
     from schedlang.report import figures, figures_text
 
-    plan, execution = _execute(options, options.file)
-    print(json.dumps(figures(plan, execution)) if options.json else figures_text(plan, execution))
+    plan, costs, execution = _execute(options, options.file)
+    ideal = execution if options.ideal else execute(plan, costs, ideal=True)
+    if options.json:
+        print(json.dumps(figures(plan, execution) | {"ideal_makespan": ideal.timeline.makespan}))
+    else:
+        print(figures_text(plan, execution, ideal.timeline.makespan))
     return 0
 
 
@@ -189,7 +201,7 @@ def view(options: argparse.Namespace) -> int:
             check_path(options.output, len(files))
     except ValueError as error:
         raise UsageError(str(error)) from None
-    pictures = [lay_out(*_execute(options, file)) for file in files]
+    pictures = [lay_out(plan, execution) for plan, _, execution in (_execute(options, file) for file in files)]
     if not options.output:
         print(draw(pictures[0], colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")))
         return 0
@@ -202,8 +214,11 @@ def view(options: argparse.Namespace) -> int:
     return 0
 
 
-def _execute(options: argparse.Namespace, file: str) -> tuple[Any, Any]:
-    """The plan of a file, and its execution at the costs in the options."""
+def _execute(options: argparse.Namespace, file: str) -> tuple[Any, Any, Any]:
+    """The plan of a file, the costs in the options, and its execution at these."""
+    from attrs import evolve
+
+    from schedlang import prove
     from schedlang import simulate as execute
     from schedlang.costs import NAMES, make_costs, read_costs
 
@@ -214,10 +229,13 @@ def _execute(options: argparse.Namespace, file: str) -> tuple[Any, Any]:
         costs = read_costs(options.costs) if options.costs else make_costs(
             {name: times if isinstance(times, list) else [times] for name, times in given.items()}
         )  # fmt: skip
-        plan = _load(options, costs if given or options.costs else None, file)
+        plan = _load(options, costs if given or options.costs else None, file, options.transport)
+        if options.transport and options.transport != plan.transport:
+            plan = evolve(plan, transport=options.transport)
+            prove(plan)
         if options.updates is not None:
             plan = plan.for_updates(options.updates)
-        return plan, execute(plan, costs)
+        return plan, costs, execute(plan, costs, options.ideal)
     except ValueError as error:
         raise UsageError(str(error)) from None
 

@@ -73,6 +73,10 @@ class Costs:
         """Whether any amount of memory is given."""
         return any(getattr(self, field) is not None for name, field in NAMES.items() if "memory" in name)
 
+    def latency(self, sender: int, receiver: int) -> float:
+        """How long a message is on its way from one rank to another."""
+        return self.p2p or 0.0
+
     def durations(self, stages: int) -> dict[int, list[float]]:
         """For each kind of compute action, its duration on each stage; ValueError for a wrong number of values."""
         forward = _spread("durations of `F`", self.forward, [1.0] * stages)

@@ -1,6 +1,7 @@
 """Warnings beside a verdict: what is proved for its transport, and yet a trap on the way to another or to its start.
 
-Only a program's own communication can have them: what the compiler places has no batches, and is received in order.
+What the compiler places is received in order, and its batches have their mirror images; so it can only mix batches with
+single transfers, where that is fastest. A program's own communication can have any of them.
 """
 
 from collections.abc import Iterator

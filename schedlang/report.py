@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from schedlang.machine import Execution
+from schedlang.machine import Execution, simulate
 from schedlang.plan import Plan
 from schedlang.versions import follow_weights
 from schedlang.views.terminal import draw
@@ -17,6 +17,7 @@ def figures(plan: Plan, execution: Execution) -> dict[str, Any]:
         "ranks": len(plan.ranks),
         "microbatches": plan.microbatches,
         "actions": sum(map(len, plan.ranks)),
+        "transport": execution.transport,
         "makespan": timeline.makespan,
         "bubble": {
             "over_ideal": timeline.bubble_over_ideal,
@@ -32,8 +33,8 @@ def figures(plan: Plan, execution: Execution) -> dict[str, Any]:
     }
 
 
-def figures_text(plan: Plan, execution: Execution) -> str:
-    """The figures with their definitions, and the picture of the timeline."""
+def figures_text(plan: Plan, execution: Execution, ideal: float) -> str:
+    """The figures with their definitions, and the picture of the timeline; `ideal` is the ideal makespan."""
     timeline = execution.timeline
     rows = [
         ("makespan", f"{timeline.makespan:.10g}", "from the first start to the last end, over all ranks"),
@@ -50,6 +51,26 @@ def figures_text(plan: Plan, execution: Execution) -> str:
         rows.append(
             ("copying", " ".join(f"{each:.10g}" for each in timeline.copying), "per rank, to and from the host")
         )
+    if f"{timeline.makespan:.10g}" != f"{ideal:.10g}":
+        rows.insert(1, _exposed(execution, ideal))
     width = max(len(value) for _, value, _ in rows)
     lines = [f"{name:<22}{value:<{width}}  {meaning}" for name, value, meaning in rows]
     return "\n".join([draw(timeline), "", *lines])
+
+
+def _exposed(execution: Execution, ideal: float) -> tuple[str, str, str]:
+    """What communication costs: time in which no rank makes up for it."""
+    exposed = execution.timeline.makespan - ideal
+    meaning = f"longer on {execution.transport} than the ideal {ideal:.10g}, where no transfer waits"
+    return "exposed communication", f"{exposed:.10g}", meaning
+
+
+def lowering_text(plan: Plan) -> str:
+    """Which lowering a plan has, what it costs against the ideal at the plan's costs, and what others would."""
+    execution, ideal = simulate(plan), simulate(plan, ideal=True).timeline.makespan
+    makespan = execution.timeline.makespan
+    over = f" (+{makespan / ideal - 1:.1%})" if ideal else ""
+    lines = [f"lowering: {plan.lowering}; makespan {makespan:.10g} on {execution.transport}, {ideal:.10g} ideal{over}"]
+    if len(plan.trials) > 1:
+        lines.append(f"tried: {', '.join(map(str, plan.trials))}")
+    return "\n".join(lines)

@@ -11,10 +11,10 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-def shown(command: str) -> str:
-    """The output that the README shows under a command."""
-    match = re.search(rf"^\$ {re.escape(command)}\n(.*?)(?=^\$ |^```)", README, re.M | re.S)
-    assert match, f"the README does not show `{command}`"
+def shown(command: str, page: str = README) -> str:
+    """The output that the README, or another page, shows under a command."""
+    match = re.search(rf"^\$ {re.escape(command)}\n(.*?)(?=^\$ |^```)", page, re.M | re.S)
+    assert match, f"the page does not show `{command}`"
     return match[1]
 
 
@@ -34,6 +34,15 @@ def test_the_deadlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     Path("swapped.sched").write_text((ROOT / "tests" / "diagnostics" / "deadlock_ops.sched").read_text())
     assert main(["compile", "swapped.sched"]) == 1
     assert capsys.readouterr().err == shown("schedc compile swapped.sched")
+
+
+def test_times_of_transfers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("COLUMNS", "120")
+    command = "simulate programs/1f1b.sched --p2p-time 0.25 --transport nccl"
+    assert main(command.split()) == 0
+    page = (ROOT / "docs" / "transports.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == shown(f"schedc {command}", page)
 
 
 def test_every_command_and_program_is_named() -> None:
