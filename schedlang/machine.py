@@ -8,6 +8,7 @@ linear in the actions.
 
 from array import array
 from heapq import heappop, heappush
+from operator import mul
 
 from attrs import frozen
 
@@ -39,12 +40,14 @@ class Execution:
     """What an execution shows of a schedule that runs to its end.
 
     `peak_activations[r]` counts stage activations, one per stage and microbatch, held from the forward to the last
-    use: the whole backward, or the weight half. `peak_memory[r]` is the same in the program's amounts.
+    use: the whole backward, or the weight half. `peak_memory[r]` is the same in the program's amounts, and
+    `peak_bytes[r]` in bytes, if costs give them.
     """
 
     timeline: Timeline
     peak_activations: tuple[int, ...]
     peak_memory: tuple[float, ...]
+    peak_bytes: tuple[float, ...] | None = None
 
 
 def prove(schedule: Schedule) -> Execution:
@@ -60,8 +63,9 @@ def prove(schedule: Schedule) -> Execution:
 def simulate(schedule: Schedule, costs: Costs = UNIT) -> Execution:
     """The execution with durations: an op starts when its rank is free and what it needs is there.
 
-    What crosses ranks takes `costs.p2p` from the end of the op that made it. What `costs` leave open is as the program
-    gave it. ValueError for a wrong number of costs; CompileError for a schedule that does not run on its transport.
+    What crosses ranks takes the time of `costs.transfers` from the end of the op that made it. What `costs` leave open
+    is as the program gave it. ValueError for a wrong number of costs; CompileError for a schedule that does not run on
+    its transport.
     """
     costs = costs.over(schedule.costs)
     batches = any(any(actions.group) for actions in schedule.ranks)
@@ -76,12 +80,14 @@ def simulate(schedule: Schedule, costs: Costs = UNIT) -> Execution:
 
 class _Machine:
     def __init__(self, schedule: Schedule, costs: Costs, transport: Transport) -> None:
-        self.schedule, self.p2p = schedule, costs.p2p or 0.0
+        self.schedule = schedule
         self.transport, self.network = transport, Network(schedule, transport)
-        self.durations = costs.durations(len(schedule.placement))
+        stages = len(schedule.placement)
+        self.durations, self.transfers = costs.durations(stages), costs.transfers(stages)
+        self.weights = costs.bytes_of_weights(stages)
         self.findings: list[Finding] = []
-        self.stride = max(map(schedule.layout.units, range(len(schedule.placement))))
-        ranks, slots = len(schedule.ranks), len(schedule.placement) * self.stride
+        self.stride = max(map(schedule.layout.units, range(stages)))
+        ranks, slots = len(schedule.ranks), stages * self.stride
         self.position = [0] * ranks
         self.clock = [0.0] * ranks
         self.bars: list[list[Bar]] = [[] for _ in range(ranks)]
@@ -90,10 +96,10 @@ class _Machine:
         self.links = schedule.layout.links or tuple(range(ranks))
         self.link_free = dict.fromkeys(self.links, 0.0)
         self.shares_links = len(self.link_free) < ranks and bool(schedule.offloaded)
-        #: By stage activations, and by the program's amounts: what each op adds, and the level of each rank.
-        self.memories = [
-            (each.memory(len(schedule.placement)), [Level() for _ in range(ranks)]) for each in (UNIT, costs)
-        ]
+        #: By stage activations, by the program's amounts, and where they are given by bytes: what each op adds, and the
+        #: level of each rank.
+        amounts = (UNIT.memory(stages), costs.memory(stages), costs.bytes(stages))
+        self.memories = [(each, [Level() for _ in range(ranks)]) for each in amounts if each is not None]
         #: The ranks that can go on, by their clocks.
         self.ready = [(0.0, rank) for rank in range(ranks)]
         #: Where ranks do not block: the receives issued, and the one that a rank waits for before an op.
@@ -116,9 +122,16 @@ class _Machine:
         for _, levels in self.memories:
             for level in levels:
                 level.advance()
-        activations, memory = ([level.peak for level in levels] for _, levels in self.memories)
+        activations, memory, *bytes = ([level.peak for level in levels] for _, levels in self.memories)
         timeline = Timeline(tuple(map(tuple, self.bars)), tuple(map(tuple, self.copies)))
-        return Execution(timeline, tuple(map(int, activations)), tuple(memory))
+        return Execution(timeline, tuple(map(int, activations)), tuple(memory), *map(self.with_weights, bytes))
+
+    def with_weights(self, bytes: list[float]) -> tuple[float, ...]:
+        """The bytes that ranks hold, and those of the versions of their weights."""
+        held = map(mul, self.weights, follow_weights(self.schedule).held_of)
+        for rank, more in zip(self.schedule.placement, held, strict=True):
+            bytes[rank] += more
+        return tuple(bytes)
 
     def held_at(self, rank: int) -> int | None:
         """The transfer that keeps a rank from going on, if it has not come to its end."""
@@ -169,8 +182,8 @@ class _Machine:
             for need in needs(self.schedule, *op):
                 start = max(start, self.available(rank, index, need))
         end = start
-        for kind, stage, microbatch in ops:
-            begin, end = end, end + self.durations[kind][stage]
+        for (kind, stage, microbatch), after in zip(ops, self.durations.ends(ops), strict=True):
+            begin, end = end, start + after
             self.bars[rank].append(Bar(kind, stage, microbatch, begin, end))
             self.hold(rank, kind, stage, microbatch, begin, end)
         self.clock[rank] = end
@@ -221,7 +234,7 @@ class _Machine:
         if not self.state[self.slot(receiver, microbatch)] & _ARRIVED[receive]:
             help = "a program that writes any `send` or `recv` must write all of them"
             self.too_early(rank, index, word(receive, receiver, microbatch), help)
-        return self.ends[kind][slot] + self.p2p
+        return self.ends[kind][slot] + self.transfers.time(kind, stage, self.schedule.placement[stage], rank)
 
     def post(self, rank: int, batch: range) -> None:
         """Issue transfers: check what they send, and note what has come to an end."""

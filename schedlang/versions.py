@@ -24,11 +24,12 @@ _ADDS_GRADIENT = (Kind.B, Kind.W)
 class Versions:
     """What the ranks hold and how late their gradients are.
 
-    `held[r]` is the most versions of one stage's weights that rank r holds at once; `staleness` is the most updates
-    by which a forward's weights are behind: 0 for a synchronous schedule.
+    `held[r]` is the most versions of one stage's weights that rank r holds at once, `held_of[s]` the most of stage s;
+    `staleness` is the most updates by which a forward's weights are behind: 0 for a synchronous schedule.
     """
 
     held: tuple[int, ...]
+    held_of: tuple[int, ...]
     staleness: int
     findings: tuple[Finding, ...]
 
@@ -41,8 +42,10 @@ def follow_weights(schedule: Schedule) -> Versions:
     findings = [finding for rank in ranks for finding in rank.findings]
     # Where updates themselves are amiss, so are the versions that they make.
     updates = [finding for finding in findings if finding.code == "update"]
+    held = [rank.most_held() for rank in ranks]
     return Versions(
-        tuple(rank.most_held() for rank in ranks),
+        tuple(max(each.values(), default=1) for each in held),
+        tuple(held[rank].get(stage, 1) for stage, rank in enumerate(schedule.placement)),
         max(rank.staleness for rank in ranks),
         tuple(updates or findings),
     )
@@ -110,12 +113,12 @@ class _Rank:
         self.staleness = max(self.staleness, update - version)
         return version
 
-    def most_held(self) -> int:
-        """The most versions of one stage at once: the newest, and older ones that are read again.
+    def most_held(self) -> dict[int, int]:
+        """The most versions of each updated stage at once: the newest, and older ones that are read again.
 
         An update happens in place if the version it starts from is not read again.
         """
-        most = 1
+        most: dict[int, int] = {}
         #: For each stage, the last reads of its older versions that are still to come.
         to_come: dict[int, list[int]] = {}
         for (stage, newest), index in self.made.items():
@@ -123,7 +126,7 @@ class _Rank:
             heappush(reads, self.last_read.get((stage, newest - 1), -1))
             while reads and reads[0] < index:
                 heappop(reads)
-            most = max(most, 1 + len(reads))
+            most[stage] = max(most.get(stage, 1), 1 + len(reads))
         return most
 
     def find(self, code: str, message: str, index: int, help: str) -> None:
