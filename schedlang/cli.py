@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from schedlang import commands
+from schedlang.commands import figures
+from schedlang.commands.given import UsageError
 from schedlang.diagnostics import CompileError, to_github, to_json, to_text
 
 _EXAMPLE, _TABLE = "programs/1f1b.sched", "table.csv"
@@ -27,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CompileError as error:
         _report(error, getattr(options, "format", "text"))
         return 1
-    except commands.UsageError as error:
+    except UsageError as error:
         parser.error(str(error))
     except KeyboardInterrupt:
         return 130
@@ -97,13 +99,29 @@ def _looking(parsers: Any) -> None:
     show.add_argument("--compute", action="store_true", help="without sends and receives")
 
     simulate = _command(parsers, "simulate", commands.simulate, "predict time, bubble and memory", "--p2p-time 0.1")
-    for name in ("forward", "backward", "input", "weight"):
-        simulate.add_argument(f"--{name}-times", nargs="+", type=float, metavar="T",
-                              help=f"durations of {_OPS[name]}, one for all stages or one per stage")  # fmt: skip
-    simulate.add_argument("--p2p-time", type=float, metavar="T", help="duration of a transfer between ranks")
-    simulate.add_argument("--costs", metavar="FILE", help="a JSON file with the above, by their names")
+    _costs(simulate)
     simulate.add_argument("--updates", type=int, metavar="N", help="of a schedule without a flush, how many to show")
     simulate.add_argument("--json", action="store_true", help="the figures, for machines")
+
+    compare = _command(parsers, "compare", figures.compare, "compare schedules in one table", "--sort makespan")
+    _costs(compare)
+    compare.add_argument("--sort", choices=("given", "makespan"), default="given", help="the order of the rows")
+    compare.add_argument("--json", action="store_true", help="the figures of each, for machines")
+
+    help = "say what every idle time is due to, and what would make it less"
+    bubble = _command(parsers, "explain-bubble", figures.explain_bubble, help, "--p2p-time 0.1")
+    _costs(bubble)
+    bubble.add_argument("--updates", type=int, metavar="N", help="of a schedule without a flush, how many to look at")
+    bubble.add_argument("--json", action="store_true", help="every idle interval, for machines")
+
+
+def _costs(parser: argparse.ArgumentParser) -> None:
+    """The options for costs."""
+    for name, ops in _OPS.items():
+        parser.add_argument(f"--{name}-times", nargs="+", type=float, metavar="T",
+                            help=f"durations of {ops}, one for all stages or one per stage")  # fmt: skip
+    parser.add_argument("--p2p-time", type=float, metavar="T", help="duration of a transfer between ranks")
+    parser.add_argument("--costs", metavar="FILE", help="a JSON or YAML file with these and more, see docs/costs.md")
 
 
 def _exchanging(parsers: Any) -> None:
@@ -121,7 +139,8 @@ def _exchanging(parsers: Any) -> None:
 
 
 _OPS = {
-    "forward": "F", "backward": "a whole B", "input": "B where W is apart", "weight": "W",
+    "forward": "F", "backward": "a whole B", "input": "B where W is apart", "weight": "W", "recompute": "R",
+    "update": "U", "overlap": "ops that overlap, together",
 }  # fmt: skip
 
 
@@ -134,7 +153,10 @@ def _command(parsers: Any, name: str, run: Any, help: str, example: str) -> argp
         epilog=f"example: schedc {name} {_TABLE if name == 'import' else _EXAMPLE} {example}",
     )
     what = {"compile": "a program", "import": "a table"}
-    command.add_argument("file", metavar="FILE", help=what.get(name, "a program or a plan"))
+    if name == "compare":
+        command.add_argument("files", metavar="FILE", nargs="+", help="programs and plans")
+    else:
+        command.add_argument("file", metavar="FILE", help=what.get(name, "a program or a plan"))
     if name != "import":
         command.add_argument("-p", dest="params", action="append", default=[], type=_param, metavar="NAME=VALUE",
                              help="set a parameter of the program")  # fmt: skip

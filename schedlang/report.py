@@ -2,15 +2,24 @@
 
 from typing import Any
 
+from schedlang.bubbles import bubbles, exposed
+from schedlang.costs import UNIT, Costs
+from schedlang.critical_path import critical_path, path_by_ops
 from schedlang.machine import Execution
 from schedlang.plan import Plan
 from schedlang.versions import follow_weights
 from schedlang.views.terminal import draw
+from schedlang.waits import waits
 
 
-def figures(plan: Plan, execution: Execution) -> dict[str, Any]:
-    """The figures under their stable names; times in the unit of the costs, memory in stage activations."""
+def figures(plan: Plan, execution: Execution, costs: Costs = UNIT) -> dict[str, Any]:
+    """The figures of an execution with some costs under their stable names.
+
+    Times are in the unit of the costs, memory in stage activations, in the program's amounts, and if given in bytes.
+    """
     timeline = execution.timeline
+    found = waits(plan, timeline, costs)
+    bytes = {} if execution.peak_bytes is None else {"peak_bytes": list(execution.peak_bytes)}
     return {
         "schedule": plan.name,
         "params": plan.params,
@@ -26,15 +35,19 @@ def figures(plan: Plan, execution: Execution) -> dict[str, Any]:
         "span": timeline.span,
         "peak_activations": list(execution.peak_activations),
         "peak_memory": list(execution.peak_memory),
+        **bytes,
         "busy": timeline.busy,
         "copying": timeline.copying,
+        "exposed": exposed(bubbles(found, costs)),
+        "critical_path": path_by_ops(plan, critical_path(found)),
         "versions": list(follow_weights(plan).held),
     }
 
 
-def figures_text(plan: Plan, execution: Execution) -> str:
+def figures_text(plan: Plan, execution: Execution, costs: Costs = UNIT) -> str:
     """The figures with their definitions, and the picture of the timeline."""
     timeline = execution.timeline
+    found = figures(plan, execution, costs)
     rows = [
         ("makespan", f"{timeline.makespan:.10g}", "from the first start to the last end, over all ranks"),
         ("bubble over ideal", f"{timeline.bubble_over_ideal:.2%}", "idle time / working time"),
@@ -50,6 +63,14 @@ def figures_text(plan: Plan, execution: Execution) -> str:
         rows.append(
             ("copying", " ".join(f"{each:.10g}" for each in timeline.copying), "per rank, to and from the host")
         )
+    if execution.peak_bytes is not None:
+        peaks = " ".join(f"{peak:,.0f}" for peak in execution.peak_bytes)
+        rows.append(("peak bytes", peaks, "per rank, of activations and weights"))
+    path = " + ".join(f"{what} {time:.10g}" for what, time in found["critical_path"].items())
+    rows.append(("critical path", "", f"{path}: the chain of ops and waits that is the makespan"))
+    if found["exposed"]:
+        meaning = "idle time in which ranks wait for what is on its way, all ranks together"
+        rows.append(("exposed transfers", f"{found['exposed']:.10g}", meaning))
     width = max(len(value) for _, value, _ in rows)
     lines = [f"{name:<22}{value:<{width}}  {meaning}" for name, value, meaning in rows]
     return "\n".join([draw(timeline), "", *lines])

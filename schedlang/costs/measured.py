@@ -4,13 +4,7 @@ from collections.abc import Iterable
 from statistics import median
 from typing import Any
 
-from schedlang.costs.model import Costs
-from schedlang.kinds import Kind
-
-_FIELDS = {
-    Kind.F: "forward", Kind.B: "backward", Kind.I: "input", Kind.W: "weight", Kind.R: "recompute", Kind.U: "update",
-    Kind.OFFLOAD: "offload", Kind.RELOAD: "reload",
-}  # fmt: skip
+from schedlang.costs.model import DURATIONS, Costs
 
 
 def measured_costs(ops: Iterable[tuple[int, int, float]]) -> Costs:
@@ -26,7 +20,7 @@ def measured_costs(ops: Iterable[tuple[int, int, float]]) -> Costs:
     ran = {kind for kind, _ in durations}
     found: dict[str, Any] = {
         name: tuple(median(durations.get((kind, stage), [0.0])) for stage in stages)
-        for kind, name in _FIELDS.items()
+        for kind, name in DURATIONS.items()
         if kind in ran
     }
     return Costs(**found)

@@ -6,7 +6,7 @@ from math import inf
 from operator import add, neg, sub
 from typing import Any
 
-from attrs import asdict, frozen
+from attrs import asdict, evolve, frozen
 
 from schedlang.costs.transfers import Transfers
 from schedlang.kinds import Kind
@@ -22,6 +22,12 @@ _BYTES = ("activation_bytes", "kept_bytes", "weights_bytes")
 #: The names of what can be given in a file, and their fields of `Costs`; durations can also be given at a command.
 NAMES = {f"{name}_times": name for name in _TIMES} | {"p2p_time": "p2p"}
 NAMES |= {name: name for name in (*_LINKS, *_MEMORY, *_BYTES)}
+
+#: The fields that say how long ops of a kind take.
+DURATIONS = {
+    Kind.F: "forward", Kind.B: "backward", Kind.I: "input", Kind.W: "weight", Kind.R: "recompute", Kind.U: "update",
+    Kind.OFFLOAD: "offload", Kind.RELOAD: "reload",
+}  # fmt: skip
 
 #: Of these there is one number; the others have one for all stages, or one per stage.
 SINGLE = frozenset(["p2p", *_LINKS]) - {"boundary_bytes"}
@@ -156,6 +162,19 @@ class Costs:
         }
         overlap = _spread("durations of overlaps", self.overlap, [0.0] * stages)
         return Durations(by_kind, None if self.overlap is None else overlap)
+
+    def every_duration(self, stages: int) -> dict[str, list[float]]:
+        """The duration on each stage of every field, given or not; of `overlap` only if it is given."""
+        durations = self.durations(stages)
+        found = {field: durations[kind] for kind, field in DURATIONS.items()}
+        return found if durations.overlap is None else found | {"overlap": durations.overlap}
+
+    def faster(self, field: str, stage: int, stages: int, factor: float) -> "Costs":
+        """The costs if what a field is about took `factor` times as long on a stage."""
+        lists = {name: list(values) for name, values in self.every_duration(stages).items()}
+        lists[field][stage] *= factor
+        changed: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
+        return evolve(self, **changed)
 
     def transfers(self, stages: int) -> Transfers:
         """How long transfers take; ValueError for a wrong number of sizes."""

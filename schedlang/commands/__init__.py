@@ -15,29 +15,11 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from schedlang.commands.given import UsageError, load, load_priced
 from schedlang.diagnostics import CompileError, counted
 
 #: The most sizes that one `schedc check --for` looks at.
 MOST_SIZES = 1_000_000
-
-
-class UsageError(Exception):
-    """The options do not go together."""
-
-
-def _load(options: argparse.Namespace, costs: Any = None) -> Any:
-    """The plan in the file, or the plan of the program in it for some costs.
-
-    A plan begins with `{`, a program never does.
-    """
-    from schedlang import compile, read_plan, read_source
-
-    source = read_source(options.file)
-    if not source.text.lstrip().startswith("{"):
-        return compile(source, dict(options.params), *([costs] if costs else []))
-    if options.params:
-        raise UsageError(f"-p sets parameters of a program, `{options.file}` is a plan")
-    return read_plan(options.file)
 
 
 def compile_program(options: argparse.Namespace) -> int:
@@ -68,7 +50,7 @@ def export(options: argparse.Namespace) -> int:
     from schedlang.plan import write_text
     from schedlang.torch_tables import export_table
 
-    table = export_table(_load(options), options.to)
+    table = export_table(load(options), options.to)
     if options.output:
         write_text(table, options.output)
         print(f"wrote {options.output}")
@@ -134,7 +116,7 @@ def check(options: argparse.Namespace) -> int:
 
 def show(options: argparse.Namespace) -> int:
     """Print what each rank does."""
-    plan = _load(options)
+    plan = load(options)
     texts = [(actions.compute() if options.compute else actions).text() for actions in plan.ranks]
     if options.ranks:
         print("\n".join(texts))
@@ -150,23 +132,11 @@ def show(options: argparse.Namespace) -> int:
 def simulate(options: argparse.Namespace) -> int:
     """Print the figures of an execution."""
     from schedlang import simulate as execute
-    from schedlang.costs import NAMES, make_costs, read_costs
     from schedlang.report import figures, figures_text
 
-    given = {name: getattr(options, name) for name in NAMES if getattr(options, name, None) is not None}
-    if options.costs and given:
-        raise UsageError("give costs as options or as a file, not both")
-    try:
-        costs = read_costs(options.costs) if options.costs else make_costs(
-            {name: times if isinstance(times, list) else [times] for name, times in given.items()}
-        )  # fmt: skip
-        plan = _load(options, costs)
-        if options.updates is not None:
-            plan = plan.for_updates(options.updates)
-        execution = execute(plan, costs)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    print(json.dumps(figures(plan, execution)) if options.json else figures_text(plan, execution))
+    plan, costs = load_priced(options)
+    execution = execute(plan, costs)
+    print(json.dumps(figures(plan, execution, costs)) if options.json else figures_text(plan, execution, costs))
     return 0
 
 
@@ -174,7 +144,7 @@ def run(options: argparse.Namespace) -> int:
     """Train a small GPT on this machine."""
     from schedlang import write_plan
 
-    plan = _load(options)
+    plan = load(options)
     if importlib.util.find_spec("torch") is None:
         print("schedc run needs torch: pip install 'schedlang[runtime]'", file=sys.stderr)
         return 1

@@ -1,0 +1,46 @@
+"""What several commands are given: a program or a plan, and costs."""
+
+import argparse
+from typing import Any
+
+
+class UsageError(Exception):
+    """The options do not go together."""
+
+
+def load(options: argparse.Namespace, costs: Any = None) -> Any:
+    """The plan in the file, or the plan of the program in it for some costs.
+
+    A plan begins with `{`, a program never does.
+    """
+    from schedlang import compile, read_plan, read_source
+
+    source = read_source(options.file)
+    if not source.text.lstrip().startswith("{"):
+        return compile(source, dict(options.params), *([costs] if costs else []))
+    if options.params:
+        raise UsageError(f"-p sets parameters of a program, `{options.file}` is a plan")
+    return read_plan(options.file)
+
+
+def load_priced(options: argparse.Namespace) -> tuple[Any, Any]:
+    """The plan in the file, or of the program in it, for as many updates as are asked for; and the costs given."""
+    try:
+        costs = costs_given(options)
+        plan = load(options, costs)
+        costs.check(len(plan.placement))
+        return plan if options.updates is None else plan.for_updates(options.updates), costs
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def costs_given(options: argparse.Namespace) -> Any:
+    """The costs in the options, or in the file that they name; ValueError for what cannot be one."""
+    from schedlang.costs import NAMES, make_costs, read_costs
+
+    given = {name: getattr(options, name) for name in NAMES if getattr(options, name, None) is not None}
+    if options.costs and given:
+        raise UsageError("give costs as options or as a file, not both")
+    if options.costs:
+        return read_costs(options.costs)
+    return make_costs({name: times if isinstance(times, list) else [times] for name, times in given.items()})
