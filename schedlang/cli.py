@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from schedlang import commands
-from schedlang.commands import figures
+from schedlang.commands import figures, pipeline
 from schedlang.commands.given import UsageError
 from schedlang.diagnostics import CompileError, to_github, to_json, to_text
 
@@ -60,6 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     _proving(parsers)
     _looking(parsers)
     _exchanging(parsers)
+    _pipeline(parsers)
 
     run = _command(parsers, "run", commands.run, "train a small GPT with it on this machine", "--steps 5 --check")
     run.add_argument("--steps", type=int, help="how many updates")
@@ -138,6 +139,30 @@ def _exchanging(parsers: Any) -> None:
                        help="what the plan is proved for")  # fmt: skip
 
 
+def _pipeline(parsers: Any) -> None:
+    """The command in the place of a public visualizer."""
+    help = "simulate a strategy with the options of PP-Schedule-Visualization"
+    tool = parsers.add_parser(
+        "pipeline", help=help, description=f"{help[0].upper()}{help[1:]}; see docs/pipeline.md.",
+        epilog="example: schedc pipeline --num-stages 4 --num-batches 8 --p2p-time 0.1",
+    )  # fmt: skip
+    tool.add_argument("settings", metavar="KEY=VALUE", nargs="*", type=_setting, help="a setting, by its key in files")
+    tool.add_argument("-c", "--config", metavar="FILE", help="a JSON or YAML file with settings")
+    tool.add_argument("-s", "--num-stages", type=int, metavar="N", help="stages of the pipeline, by default 4")
+    tool.add_argument("-b", "--num-batches", type=int, metavar="N", help="microbatches, by default 10")
+    for short, name in (("-f", "forward"), ("-bw", "backward")):
+        tool.add_argument(short, f"--{name}-times", nargs="+", type=float, metavar="T", help=f"{name} times by stage")
+    tool.add_argument("--p2p-time", type=float, metavar="T", help="time of a transfer, by default 0")
+    tool.add_argument("-o", "--output", metavar="FILE", help="the picture to write")
+    tool.add_argument("--no-visualization", action="store_true", help="no picture, only the bubble rate")
+    tool.add_argument("--table", action="store_true", help="the timeline as a table, time by stage")
+    compat = tool.add_mutually_exclusive_group()
+    compat.add_argument("--compat", action="store_const", const="sync", help="count time as the tool's later version")
+    compat.add_argument("--compat-async", dest="compat", action="store_const", const="async",
+                        help="the same before its commit 56a94ad: no gaps after transfers")  # fmt: skip
+    tool.set_defaults(run=pipeline.pipeline)
+
+
 _OPS = {
     "forward": "F", "backward": "a whole B", "input": "B where W is apart", "weight": "W", "recompute": "R",
     "update": "U", "overlap": "ops that overlap, together",
@@ -170,6 +195,12 @@ def _param(text: str) -> tuple[str, int]:
         return name.strip(), int(value)
     except ValueError:
         raise argparse.ArgumentTypeError(f"`{text}` is not NAME=VALUE with a whole number") from None
+
+
+def _setting(text: str) -> str:
+    if "=" not in text:
+        raise argparse.ArgumentTypeError(f"`{text}` is not KEY=VALUE")
+    return text
 
 
 def _transport(text: str) -> str:

@@ -27,6 +27,11 @@ def read_document(path: str | Path) -> Any:
     text = read_source(path).text
     if Path(path).suffix not in (".yaml", ".yml"):
         return json.loads(text)
+    return read_value(text)
+
+
+def read_value(text: str) -> Any:
+    """What a text in YAML says; ValueError for what is none."""
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
