@@ -25,7 +25,7 @@ class Alternatives:
             self.alike.setdefault(ops, []).append(index)
         self._measure(costs.memory(len(waits.schedule.placement)))
 
-    def find(self, index: int, start: float, end: float) -> dict[str, float]:
+    def between(self, index: int, start: float, end: float) -> dict[str, float]:
         """From when an op could run in a gap before step `index`, and be over by its end.
 
         Of each op and stage the next one is looked at. By `order`, where it fits into the rank's peak memory, or by

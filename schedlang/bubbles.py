@@ -78,7 +78,7 @@ class _Causes:
 
     def gap(self, index: int, start: float, end: float) -> None:
         """Find the causes of a rank's wait with one of its steps, or with the end of all."""
-        could_run = self.alternatives.find(index, start, end)
+        could_run = self.alternatives.between(index, start, end)
         for reason in reasons(self.waits, self.rank, index, start, end):
             match reason.kind:
                 case "op":

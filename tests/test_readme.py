@@ -37,7 +37,8 @@ def test_the_deadlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 
 
 def test_every_command_and_program_is_named() -> None:
-    for command in ("compile", "check", "show", "simulate", "export", "import", "run", "explain"):
+    commands = ("compile", "check", "show", "simulate", "compare", "explain-bubble", "pipeline")
+    for command in (*commands, "export", "import", "run", "explain"):
         assert f"| `schedc {command} " in README
     for target in ("demo", "test"):
         assert f"make {target}" in README
