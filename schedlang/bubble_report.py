@@ -12,7 +12,7 @@ from schedlang.critical_path import Segment, critical_path
 from schedlang.kinds import Kind
 from schedlang.machine import simulate
 from schedlang.plan import Plan
-from schedlang.waits import waits
+from schedlang.waits import Step, waits
 
 #: How much faster an op is made, and of how many ops on the critical path this is tried.
 _FACTOR, _TRIED = 0.9, 5
@@ -89,12 +89,12 @@ def explanation_json(found: Explanation) -> dict[str, Any]:
             for subject, time, per_rank in _by_subject(found, cause)
         ],
         "intervals": [
-            {"rank": each.rank, "start": each.start, "end": each.end, "cause": each.cause, "about": list(each.subject)}
+            {"rank": each.rank, "start": each.start, "end": each.end, "cause": each.cause, "about": list(each.subject),
+             "behind": _place(plan, each.behind)}
             for each in found.idle
         ],
         "critical_path": [
-            {"kind": each.kind, "rank": each.step.rank, "actions": _actions(plan, each), "start": each.start,
-             "end": each.end, "line": plan.where(each.step.rank, each.step.rows.start)}
+            {"kind": each.kind, "start": each.start, "end": each.end, "at": _place(plan, each.step)}
             for each in found.path
         ],
         "faster": [
@@ -105,8 +105,10 @@ def explanation_json(found: Explanation) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _actions(plan: Plan, segment: Segment) -> str:
-    return plan.ranks[segment.step.rank].batch_text(segment.step.rows)
+def _place(plan: Plan, step: Step) -> dict[str, Any]:
+    """A step for machines: its rank, its actions as in a plan, its line."""
+    words = plan.ranks[step.rank].batch_text(step.rows)
+    return {"rank": step.rank, "actions": words, "line": plan.where(step.rank, step.rows.start)}
 
 
 def _by_subject(found: Explanation, cause: str) -> list[tuple[tuple[int, ...], float, list[float]]]:

@@ -7,7 +7,7 @@ from attrs import define, field, frozen
 from schedlang.alternatives import Alternatives
 from schedlang.costs import Costs, Durations
 from schedlang.reasons import Reason, reasons
-from schedlang.waits import ROUNDING, Waits
+from schedlang.waits import ROUNDING, Step, Waits
 
 #: The causes, in the order in which they are shown, and what each means.
 CAUSES = {
@@ -25,12 +25,16 @@ CAUSES = {
 
 @frozen
 class Idle:
-    """A part of a rank's idle time and its cause; `subject` has the stage or the ranks that the cause is about."""
+    """A part of a rank's idle time and its cause; `subject` has the stage or the ranks that the cause is about.
+
+    `behind` is the step at the end of the chain of waits: it runs, or its result is on its way.
+    """
 
     rank: int
     start: float
     end: float
     cause: str
+    behind: Step
     subject: tuple[int, ...] = ()
 
     @property
@@ -84,9 +88,9 @@ class _Causes:
                 case "op":
                     self.waits_for_op(index, reason, could_run)
                 case "copy":
-                    self.add(reason.start, reason.end, "copy", (reason.step.rank,))
+                    self.add(reason, reason.start, reason.end, "copy", (reason.step.rank,))
                 case cause:
-                    self.add(reason.start, reason.end, cause, (reason.sender, reason.step.rank))
+                    self.add(reason, reason.start, reason.end, cause, (reason.step.rank, reason.receiver))
 
     def waits_for_op(self, index: int, reason: Reason, could_run: dict[str, float]) -> None:
         """Find the causes while an op runs that is behind the wait; `could_run` is from when another op could."""
@@ -96,14 +100,14 @@ class _Causes:
         if step.end - step.start <= self.even.ends(ops)[-1] * (1 + ROUNDING):
             beyond = reason.end
         stage = (ops[0][1],)
-        self.add(beyond, reason.end, "imbalance", stage)
+        self.add(reason, beyond, reason.end, "imbalance", stage)
         end = beyond
         for cause in ("order", "memory"):
             start = max(could_run.get(cause, end), reason.start)
-            self.add(start, end, cause)
+            self.add(reason, start, end, cause)
             end = min(end, start)
         phase = self.phase(index)
-        self.add(reason.start, end, phase, stage if phase == "dependency" else ())
+        self.add(reason, reason.start, end, phase, stage if phase == "dependency" else ())
 
     def phase(self, index: int) -> str:
         """What keeps a rank from having anything to run before one of its steps."""
@@ -111,7 +115,7 @@ class _Causes:
             return "drain"
         return "fill" if index <= self.alternatives.first_backward else "dependency"
 
-    def add(self, start: float, end: float, cause: str, subject: tuple[int, ...] = ()) -> None:
+    def add(self, reason: Reason, start: float, end: float, cause: str, subject: tuple[int, ...] = ()) -> None:
         """Note a cause, if it lasts at all."""
         if start < end:
-            self.found.append(Idle(self.rank, start, end, cause, subject))
+            self.found.append(Idle(self.rank, start, end, cause, reason.step, subject))

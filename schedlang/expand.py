@@ -30,7 +30,7 @@ _COSTS = syntax.Cost | syntax.Objective
 def expand(source: Source, tree: syntax.Schedule, params: Mapping[str, int], costs: Costs = UNIT) -> Schedule:
     """The schedule that a program describes for some parameters; CompileError with everything wrong with it.
 
-    Where `costs` leave something open, it is as the program gives it.
+    Where `costs` leave something open, it is as the program gives it; ValueError if they are for other stages.
     """
     found = check_names(source, tree) + _check_params(source, tree, params)
     if found:
@@ -75,6 +75,7 @@ class _Expansion:
                 if not isinstance(item, _ORDERS | _PASSES | _COSTS):
                     declared.item(item)
             layout = declared.layout()
+            self.costs.check(len(layout.placement))
             (order,) = (item for item in self.tree.items if isinstance(item, _ORDERS))
             recorders = self.record(order, layout)
             own_costs = program_costs(self.tree.items, declared, recorders[0].splits_backward)

@@ -12,14 +12,14 @@ from schedlang.waits import Step, Waits
 class Reason:
     """What is behind a wait for some time: an `op` or a `copy` that runs, `step`.
 
-    Or a `transfer` that is on its way to that step from rank `sender`, or is held back by the `transport`.
+    Or its result is on its way to another rank, `receiver`, as a `transfer`, or held back by the `transport`.
     """
 
     kind: str
     start: float
     end: float
     step: Step
-    sender: int
+    receiver: int
 
 
 def reasons(waits: Waits, rank: int, index: int, start: float, end: float) -> Iterator[Reason]:
@@ -29,10 +29,9 @@ def reasons(waits: Waits, rank: int, index: int, start: float, end: float) -> It
         rank, index, start, end = following.pop()
         maker, arrival = waits.latest(rank, index)
         if index < len(waits.ranks[rank]):
-            step, sender = waits.ranks[rank][index], maker.rank if maker else rank
-            yield from _piece("transport", max(start, arrival), end, step, sender)
+            yield from _piece("transport", max(start, arrival), end, maker or waits.ranks[rank][index], rank)
             if maker:
-                yield from _piece("transfer", max(start, maker.end), min(end, arrival), step, sender)
+                yield from _piece("transfer", max(start, maker.end), min(end, arrival), maker, rank)
         if maker is None:
             continue
         end = min(end, maker.end)
@@ -44,9 +43,9 @@ def reasons(waits: Waits, rank: int, index: int, start: float, end: float) -> It
             following += waiting
 
 
-def _piece(kind: str, start: float, end: float, step: Step, sender: int) -> Iterator[Reason]:
+def _piece(kind: str, start: float, end: float, step: Step, receiver: int) -> Iterator[Reason]:
     if start < end:
-        yield Reason(kind, start, end, step, sender)
+        yield Reason(kind, start, end, step, receiver)
 
 
 def _during(

@@ -165,8 +165,11 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert sum(each["end"] - each["start"] for each in found["intervals"]) == pytest.approx(found["idle"])
     for cause in found["causes"]:
         assert cause["time"] == pytest.approx(sum(cause["per_rank"]))
-    assert found["critical_path"][0]["actions"] == "0F0"
-    assert {each["line"] for each in found["critical_path"]} <= {f"{program}:{line}" for line in (8, 9, 10)}
+    assert found["critical_path"][0]["at"] == {"rank": 0, "actions": "0F0", "line": f"{program}:8"}
+    assert {each["at"]["line"] for each in found["critical_path"]} <= {f"{program}:{line}" for line in (8, 9, 10)}
+    transfer = next(each for each in found["intervals"] if (each["rank"], each["cause"]) == (1, "transfer"))
+    # Rank 1 waits first for what rank 0 sends.
+    assert (transfer["about"], transfer["behind"]["actions"]) == ([0, 1], "0F0")
     assert main(["explain-bubble", program, "--p2p-time", "0.1"]) == 0
     text = capsys.readouterr().out
     assert f"{program}:9" in text
