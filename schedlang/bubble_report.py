@@ -134,7 +134,7 @@ def _causes_text(found: Explanation) -> list[str]:
         subjects = _by_subject(found, cause)
         if subjects:
             time = sum(time for _, time, _ in subjects)
-            lines.append(f"  {time:>10.6g} {time / found.idle_time:>6.1%}  {cause:<11} {meaning}")
+            lines.append(f"  {time:>10.6g} {_share(time, found.idle_time):>6.1%}  {cause:<11} {meaning}")
         shown = [each for each in subjects if each[0]][:_SHOWN]
         lines += [f"  {time:>10.6g} {'':6}  {'':11} {_about(subject)}" for subject, time, _ in shown]
     return lines
@@ -142,7 +142,13 @@ def _causes_text(found: Explanation) -> list[str]:
 
 def _about(subject: tuple[int, ...]) -> str:
     """The stage, or the ranks, that a cause is about."""
-    return f"stage {subject[0]}" if len(subject) == 1 else f"rank {subject[0]} to rank {subject[1]}"
+    if len(subject) == 1:
+        return f"stage {subject[0]}"
+    return f"rank {subject[0]} to rank {subject[1]}" if subject[0] != subject[1] else f"rank {subject[0]}"
+
+
+def _share(time: float, whole: float) -> float:
+    return time / whole if whole else 0.0
 
 
 def _path_text(found: Explanation) -> list[str]:
@@ -160,14 +166,14 @@ def _path_text(found: Explanation) -> list[str]:
     lines = [f"critical path {sum(times.values()):.10g}: from the first start to the last end without a gap"]
     for place, time in sorted(times.items(), key=lambda each: -each[1]):
         what = ", ".join(f"{count}{word}" for word, count in counts[place].most_common(_SHOWN))
-        lines.append(f"  {time:>10.6g} {time / found.makespan:>6.1%}  {place:<{width}}  {what}")
+        lines.append(f"  {time:>10.6g} {_share(time, found.makespan):>6.1%}  {place:<{width}}  {what}")
     return lines
 
 
 def _faster_text(found: Explanation) -> list[str]:
     lines = [f"makespan with one op {1 - _FACTOR:.0%} faster, simulated with the same order of ops"]
     for each in found.faster:
-        change = (each.makespan - found.makespan) / found.makespan
+        change = _share(each.makespan - found.makespan, found.makespan)
         op = f"{each.field} on stage {each.stage}: {each.duration:.6g} -> {each.duration * _FACTOR:.6g}"
         lines.append(f"  {each.makespan:>10.6g} {change:>+6.1%}  {op}")
     return lines

@@ -18,7 +18,7 @@ CAUSES = {
     "memory": "a later op could run here, but the rank would hold more than its peak",
     "order": "a later op could run here, and the rank would hold no more than its peak",
     "transfer": "what it waits for is on its way between those ranks",
-    "transport": "what it waits for could be there: the transport brings it later",
+    "transport": "what it waits for could be there: the transport holds it, or the rank, back",
     "copy": "what it waits for comes from the host",
 }
 
@@ -88,7 +88,7 @@ class _Causes:
                 case "op":
                     self.waits_for_op(index, reason, could_run)
                 case "copy":
-                    self.add(reason, reason.start, reason.end, "copy", (reason.step.rank,))
+                    self.add(reason, reason.start, reason.end, "copy", (reason.step.rank, reason.receiver))
                 case cause:
                     self.add(reason, reason.start, reason.end, cause, (reason.step.rank, reason.receiver))
 

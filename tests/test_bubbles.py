@@ -132,7 +132,7 @@ def test_each_cause() -> None:
     uneven = idle_by_cause("param ranks = 2 param microbatches = 1 rank r { F(0) B(0) }", Costs(forward=(1, 5)))
     assert uneven == {("fill", ()): 1, ("drain", ()): 3 + 2 + 2, ("imbalance", (1,)): 2}
     copied = "param ranks = 1 param microbatches = 1 cost reload = 9 rank r { F(0) offload(0) reload(0) B(0) }"
-    assert idle_by_cause(copied) == {("copy", (0,)): 1 + 9}
+    assert idle_by_cause(copied) == {("copy", (0, 0)): 1 + 9}
 
 
 def test_one_f_one_b_waits_for_memory_in_its_warm_up() -> None:
@@ -176,3 +176,9 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "what it waits for is on its way between those ranks" in text
     for line in text.splitlines():
         assert len(line) <= 120
+
+
+def test_nothing_takes_time(capsys: pytest.CaptureFixture[str]) -> None:
+    zero = ["--forward-times", "0", "--backward-times", "0"]
+    assert main(["explain-bubble", str(PROGRAMS / "1f1b.sched"), *zero]) == 0
+    assert "idle time 0 of 0" in capsys.readouterr().out

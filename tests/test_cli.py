@@ -41,6 +41,7 @@ def test_compile_show_simulate(tmp_path: Path) -> None:
         "makespan": 12.0,
         "bubble": {"over_ideal": pytest.approx(1 / 3), "over_makespan": 0.25, "span": 0.25},
         "span": 12.0,
+        "spans": [12.0, 9.0],
         "peak_activations": [2, 1],
         "peak_memory": [2, 1],
         "busy": [9.0, 9.0],

@@ -110,8 +110,8 @@ def test_lists_are_filled_up_or_cut_with_a_warning(capsys: pytest.CaptureFixture
     full = printed(capsys, "-s", "3", "-f", "1", "2", "2", "-bw", "2", "2", "2")
     short = printed(capsys, "-s", "3", "-f", "1", "2", "-bw", "2", "2", "2")
     long = printed(capsys, "-s", "3", "-f", "1", "2", "2", "9", "-bw", "2", "2", "2")
-    assert short == full + "warning: `forward_times` has 2 values for 3 stages: the last one is repeated\n"
-    assert long == full + "warning: `forward_times` has 4 values for 3 stages: the others are left out\n"
+    assert short == full + "warning: there are 2 forward times for 3 stages: the last one is repeated\n"
+    assert long == full + "warning: there are 4 forward times for 3 stages: the others are left out\n"
 
 
 def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,15 +145,17 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "complaint"),
     [
         (["stages=4"], "there is no key `stages`, there is `num_stages`"),
-        (["input_times=4"], "there is no key `input_times`"),
+        (["op_times.warmup=4"], "there is no key `op_times.warmup`"),
+        (["op_times.forward=[]"], "there are no forward times"),
         (["strategy=gpipe"], "there is no strategy `gpipe`, there are 1f1b, interleave"),
         (["-s", "0"], "`num_stages` is 0, it must be a whole number from 1"),
         (["num_batches=two"], "`num_batches` is two, it must be a whole number from 1"),
         (["num_devices=2"], "`1f1b` has 1 per device, there are 4 stages and 2 devices"),
         (["strategy=interleave", "num_devices=3"], "`interleave` has as many on each device"),
-        (["op_times.forward={0: 1}"], "`forward_times` has nothing for stage 1"),
-        (["op_times.forward=fast"], "`forward_times` must be numbers"),
+        (["op_times.forward={0: 1}"], "there is no forward time for stage 1"),
+        (["op_times.forward=fast"], "`forward times` must be numbers, it has 'fast'"),
         (["--p2p-time", "-1"], "`p2p_time` must be numbers from 0"),
+        (["p2p_latency=slow"], "`p2p_latency` must be numbers, it has 'slow'"),
         (["op_times=[1"], "while parsing a flow sequence"),
         (["four"], "`four` is not KEY=VALUE"),
     ],

@@ -14,25 +14,32 @@ from schedlang.source import read_source
 
 _PROGRAMS = Path(__file__).parent.parent / "programs"
 
-#: The program of a strategy, and how many stages it has per device; 0 for as many as the settings say.
+#: The program of a strategy, and how many stages it has per device; None for as many as there are.
 _STRATEGIES = {
-    "1f1b": ("1f1b", 1), "interleave": ("interleaved_1f1b", 0), "zb1p": ("zb_h1", 1),
-    "1f1b_overlap": ("interleaved_overlap", 1), "1f1b_interleave_overlap": ("interleaved_overlap", 0),
+    "1f1b": ("1f1b", 1), "interleave": ("interleaved_1f1b", None), "zb1p": ("zb_h1", 1),
+    "1f1b_overlap": ("interleaved_overlap", 1), "1f1b_interleave_overlap": ("interleaved_overlap", None),
     "dualpipe": ("dualpipe", 1), "dualpipe_v": ("dualpipe_v", 2),
 }  # fmt: skip
 
-#: The keys, and their values where none is given.
-_DEFAULTS: dict[str, Any] = {
-    "strategy": "1f1b", "num_stages": 4, "num_batches": 10, "num_devices": None, "p2p_time": 0.0,
-    "forward_times": 1.0, "backward_times": 2.0, "input_times": None, "weight_times": None, "overlap_times": None,
-    "microbatch_group_size_per_vp_stage": None, "output_file": None, "visualization_port": None,
-}  # fmt: skip
-
-#: The names that the later version has for the same.
-_LATER_NAMES = {
-    "p2p_latency": "p2p_time", "op_times.forward": "forward_times", "op_times.backward": "backward_times",
+#: The costs that an op's time gives.
+_TIMES = {
+    "op_times.forward": "forward_times", "op_times.backward": "backward_times",
     "op_times.backward_D": "input_times", "op_times.backward_W": "weight_times",
     "op_times.overlapped_forward_backward": "overlap_times",
+}  # fmt: skip
+
+_GROUP = "microbatch_group_size_per_vp_stage"
+
+#: The keys of the later version, and their values where none is given.
+_DEFAULTS: dict[str, Any] = {
+    "strategy": "1f1b", "num_stages": 4, "num_batches": 10, "num_devices": None, "p2p_latency": 0.0, _GROUP: None,
+    **dict.fromkeys(_TIMES), "op_times.forward": 1.0, "op_times.backward": 2.0,
+    "output_file": None, "visualization_port": None,
+}  # fmt: skip
+
+#: The names that the first version has for the same.
+_FIRST_NAMES = {
+    "forward_times": "op_times.forward", "backward_times": "op_times.backward", "p2p_time": "p2p_latency",
 }  # fmt: skip
 
 
@@ -64,40 +71,40 @@ def settings_of(layers: Iterable[Mapping[str, Any]]) -> Settings:
     """The settings in some layers, of which later ones override earlier ones; ValueError says what is wrong."""
     given = dict(_DEFAULTS)
     for layer in layers:
-        given |= _in_our_names(layer)
-    strategy = given["strategy"]
-    if strategy not in _STRATEGIES:
-        raise ValueError(f"there is no strategy `{strategy}`, there are {', '.join(_STRATEGIES)}")
-    stages, microbatches = _whole(given, "num_stages"), _whole(given, "num_batches")
-    per_device = _STRATEGIES[strategy][1]
-    devices = stages // max(per_device, 1) if given["num_devices"] is None else _whole(given, "num_devices")
-    if devices < 1 or (stages != devices * per_device if per_device else stages % devices):
-        wanted = f"{per_device} per device" if per_device else "as many on each device"
-        raise ValueError(f"`{strategy}` has {wanted}, there are {stages} stages and {devices} devices")
+        given |= _by_later_names(layer)
+    strategy, stages, microbatches = given["strategy"], _whole(given, "num_stages"), _whole(given, "num_batches")
+    devices = _devices(given, stages)
     warnings: list[str] = []
     costs = _costs(given, stages, 2 if strategy == "dualpipe" else 1, warnings.append)
-    group = None if given["microbatch_group_size_per_vp_stage"] is None else _whole(
-        given, "microbatch_group_size_per_vp_stage"
-    )  # fmt: skip
+    group = None if given[_GROUP] is None else _whole(given, _GROUP)
     return Settings(strategy, devices, stages, microbatches, costs, group, given["output_file"], warnings)
 
 
-def _in_our_names(layer: Mapping[str, Any]) -> dict[str, Any]:
+def _by_later_names(layer: Mapping[str, Any]) -> dict[str, Any]:
     """A layer by the keys of `_DEFAULTS`."""
-    flat = {key: value for key, value in layer.items() if key != "op_times"}
     times = layer.get("op_times", {})
     if not isinstance(times, dict):
         raise ValueError("`op_times` must have a time for each op")
-    flat |= {f"op_times.{op}": value for op, value in times.items()}
-    found = {}
-    for key, value in flat.items():
-        name = _LATER_NAMES.get(key, key)
-        if name not in _DEFAULTS or (name == key and name in ("input_times", "weight_times", "overlap_times")):
-            known = [*_DEFAULTS, *_LATER_NAMES]
-            close = get_close_matches(str(key), known, n=1)
+    found = {_FIRST_NAMES.get(key, key): value for key, value in layer.items() if key != "op_times"}
+    found |= {f"op_times.{op}": value for op, value in times.items()}
+    for key in found:
+        if key not in _DEFAULTS:
+            close = get_close_matches(str(key), [*_DEFAULTS, *_FIRST_NAMES], n=1)
             raise ValueError(f"there is no key `{key}`{f', there is `{close[0]}`' if close else ''}")
-        found[name] = value
     return found
+
+
+def _devices(given: Mapping[str, Any], stages: int) -> int:
+    """How many devices there are: as many as the strategy asks for, unless it is said."""
+    strategy = given["strategy"]
+    if strategy not in _STRATEGIES:
+        raise ValueError(f"there is no strategy `{strategy}`, there are {', '.join(_STRATEGIES)}")
+    _, each = _STRATEGIES[strategy]
+    devices = stages // (each or 1) if given["num_devices"] is None else _whole(given, "num_devices")
+    if devices < 1 or stages % devices or (each and stages != devices * each):
+        wanted = f"{each} per device" if each else "as many on each device"
+        raise ValueError(f"`{strategy}` has {wanted}, there are {stages} stages and {devices} devices")
+    return devices
 
 
 def _whole(given: Mapping[str, Any], key: str) -> int:
@@ -109,32 +116,32 @@ def _whole(given: Mapping[str, Any], key: str) -> int:
 
 def _costs(given: Mapping[str, Any], stages: int, pipelines: int, warn: Callable[[str], None]) -> Costs:
     """The costs; in each of several pipelines, stage s is the same."""
-    lists: dict[str, list[float]] = {"p2p_time": [_number("p2p_time", given["p2p_time"])]}
-    for key in ("forward_times", "backward_times", "input_times", "weight_times", "overlap_times"):
+    lists = {"p2p_time": [_number("p2p_latency", given["p2p_latency"])]}
+    for key, name in _TIMES.items():
         if given[key] is not None:
-            lists[key] = _per_stage(key, given[key], stages, warn) * pipelines
+            lists[name] = _per_stage(key.removeprefix("op_times."), given[key], stages, warn) * pipelines
     return make_costs(lists)
 
 
-def _per_stage(key: str, value: Any, stages: int, warn: Callable[[str], None]) -> list[float]:
+def _per_stage(op: str, value: Any, stages: int, warn: Callable[[str], None]) -> list[float]:
     """One number per stage: of one number, of a list, which is cut or filled up with its last, or of each stage's."""
     if isinstance(value, dict):
         missing = [stage for stage in range(stages) if stage not in value]
         if missing:
-            raise ValueError(f"`{key}` has nothing for stage {missing[0]}")
+            raise ValueError(f"there is no {op} time for stage {missing[0]}")
         value = [value[stage] for stage in range(stages)]
     if not isinstance(value, list):
-        return [_number(key, value)] * stages
-    numbers = [_number(key, each) for each in value]
+        return [_number(f"{op} times", value)] * stages
+    numbers = [_number(f"{op} times", each) for each in value]
     if not numbers:
-        raise ValueError(f"`{key}` must be numbers")
+        raise ValueError(f"there are no {op} times")
     if len(numbers) != stages:
         change = "the last one is repeated" if len(numbers) < stages else "the others are left out"
-        warn(f"`{key}` has {len(numbers)} values for {stages} stages: {change}")
+        warn(f"there are {len(numbers)} {op} times for {stages} stages: {change}")
     return (numbers + numbers[-1:] * stages)[:stages]
 
 
-def _number(key: str, value: Any) -> float:
+def _number(name: str, value: Any) -> float:
     if type(value) not in (int, float):
-        raise ValueError(f"`{key}` must be numbers")
+        raise ValueError(f"`{name}` must be numbers, it has {value!r}")
     return float(value)
