@@ -77,6 +77,7 @@ def _plan(source: Source, names: set[str] | None, params: Mapping[str, int], cos
 
 #: The columns of the table, and what each means.
 _MEANINGS = {
+    "stages": "that the model is cut into; makespans compare between schedules with as many, bubbles always",
     "makespan": "from the first start to the last end, over all ranks",
     "over ideal": "idle time / working time, which includes recomputation",
     "over makespan": "idle time / all time",
@@ -109,6 +110,7 @@ def comparison_text(entries: list[Entry]) -> str:
 def _cells(found: dict[str, Any], columns: list[str]) -> list[str]:
     bubble = found["bubble"]
     cells = {
+        "stages": str(found["stages"]),
         "makespan": f"{found['makespan']:.10g}",
         "over ideal": f"{bubble['over_ideal']:.2%}",
         "over makespan": f"{bubble['over_makespan']:.2%}",

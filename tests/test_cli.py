@@ -36,6 +36,7 @@ def test_compile_show_simulate(tmp_path: Path) -> None:
         "schedule": "one_f_one_b",
         "params": {"ranks": 2, "microbatches": 3},
         "ranks": 2,
+        "stages": 2,
         "microbatches": 3,
         "actions": 24,
         "makespan": 12.0,

@@ -63,11 +63,21 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = output(capsys, "compare", *files("1f1b"), plan, "--costs", str(tmp_path / "costs.yaml"))
     head, first, second, empty, *meanings = text.splitlines()
     assert len(head) == len(first) == len(second)
-    columns = ["makespan", "over ideal", "over makespan", "of span", "exposed", "activations", "bytes", "versions"]
+    columns = [
+        "stages",
+        "makespan",
+        "over ideal",
+        "over makespan",
+        "of span",
+        "exposed",
+        "activations",
+        "bytes",
+        "versions",
+    ]
     for column in columns:
         assert column in head
         assert any(line.startswith(column) for line in meanings)
-    assert first.split() == [*files("1f1b"), "4", "x", "8", "33", "37.50%", "27.27%", "27.27%", "0", "4",
+    assert first.split() == [*files("1f1b"), "4", "x", "8", "4", "33", "37.50%", "27.27%", "27.27%", "0", "4",
                              "4,500,000", "1"]  # fmt: skip
     assert second.split()[-2:] == ["5,000,000", "2"]
     assert empty == ""
