@@ -17,7 +17,7 @@ from schedlang.passes.warmup import longer_warmups
 from schedlang.schedule import Schedule
 
 _FIRST = (Rules(), Rules(skips=True))
-_SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+_SHARES = (0.5, 0.75, 1.0)
 
 
 def fill_weights(schedule: Schedule) -> Schedule:
@@ -48,18 +48,19 @@ def _fill_drawn(actions: Actions, slots: Sequence[int]) -> tuple[Actions, tuple[
 def fill_within(schedule: Schedule, limit: float) -> Schedule | None:
     """The best schedule found in which no rank holds more than `limit`; None if none is found.
 
-    Where there is a limit, ranks may do forwards earlier. Rules are tried in two rounds, because a run at 32 ranks and
-    256 microbatches takes a tenth of a second: which order to follow, and then which waits to fill.
+    Where there is a limit, ranks may do forwards earlier. Rules are tried in rounds, because a run at 32 ranks and 256
+    microbatches takes a tenth of a second: which order to follow, then which waits to fill, then which ranks may wait.
     """
     schedule = squeeze(_complete(schedule))
     prove(lower(schedule))
     graph = Graph(schedule)
     found = list(filter(None, [_as_given(graph, limit)]))
     tried = [each for bare in _choices(graph, limit) for rules in _FIRST if (each := _try(graph, bare, limit, rules))]
-    if tried:
-        best = min(tried, key=lambda each: each.value)
+    for best in _best_of_two_orders(tried):
         rules = [Rules(share, even, best.rules.skips) for share in _SHARES for even in (False, True)]
-        found += [*tried, *(each for rule in rules if (each := _try(graph, best.bare, limit, rule)))]
+        tried += [each for rule in rules if (each := _try(graph, best.bare, limit, rule))]
+    tried += [each for one in tried if one.rules.even and (each := _try(graph, one.bare, limit, one.spared()))]
+    found += tried
     return graph.reordered(min(found, key=lambda each: each.value).orders) if found else None
 
 
@@ -71,11 +72,24 @@ class _Found:
     orders: Orders
     bare: Orders
     rules: Rules
+    waited: tuple[float, ...] = ()
+
+    def spared(self) -> Rules:
+        """The rules with what each rank could have waited more without waiting longest."""
+        return evolve(self.rules, spare=tuple(max(self.waited) - each for each in self.waited))
+
+
+def _best_of_two_orders(tried: list[_Found]) -> list[_Found]:
+    """The best one, and the best one with other orders of forwards and backwards."""
+    best = sorted(tried, key=lambda each: each.value)
+    return best[:1] + [each for each in best if each.bare is not best[0].bare][:1]
 
 
 def _try(graph: Graph, bare: Orders, limit: float, rules: Rules) -> _Found | None:
     run = Greedy(graph, bare, limit, rules)
-    return _Found(_value(graph, run.orders, run.ends), run.orders, bare, rules) if run.run() else None
+    if not run.run():
+        return None
+    return _Found(_value(graph, run.orders, run.ends), run.orders, bare, rules, tuple(run.waited))
 
 
 def _as_given(graph: Graph, limit: float) -> _Found | None:
@@ -95,7 +109,7 @@ def _choices(graph: Graph, limit: float) -> list[Orders]:
     free = Greedy(graph, given, inf, Rules())
     if limit == inf or not free.run():
         return [given]
-    return [given, *longer_warmups(graph, given, free.ends, limit)]
+    return [given, *longer_warmups(graph, given, limit)]
 
 
 def _complete(schedule: Schedule) -> Schedule:

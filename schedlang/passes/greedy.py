@@ -19,13 +19,15 @@ class Rules:
     """What the paper leaves open: several are tried, and the best result is kept.
 
     A weight gradient is put into a wait of at least `share` of its own time, and, if `even`, into any wait that would
-    make this rank the one that has waited longest. If `skips`, a backward that can run goes before a forward that
-    cannot.
+    make this rank the one that has waited longest, and let it wait longer than it has to `spare`. If `skips`, a
+    backward that can run goes before a forward that cannot.
     """
 
     share: float = 1.0
     even: bool = True
     skips: bool = False
+    #: For each rank, from an execution before: how much less it waited than the rank that waited longest.
+    spare: tuple[float, ...] = ()
 
 
 @define
@@ -103,7 +105,8 @@ class Greedy:
         """Whether the oldest weight gradient owed is to fill a wait."""
         if wait >= self.rules.share * self.graph.time[self.owed[rank][self.paid[rank]]] - ROUNDING:
             return True
-        return self.rules.even and self.waited[rank] + wait > max(self.waited)
+        longest = max([*self.waited, *self.rules.spare[rank : rank + 1]])
+        return self.rules.even and self.waited[rank] + wait > longest
 
     def start(self, rank: int, node: int, now: float) -> None:
         """Let a rank do an op, and look again at the ranks that it concerns."""

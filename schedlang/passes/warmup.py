@@ -1,34 +1,111 @@
-"""Longer warm-ups: forwards pulled in front of a rank's first backward, while it would only wait for it."""
+"""Longer warm-ups: forwards that a rank can do early, while it would only wait, before its first backward."""
 
-from itertools import chain, takewhile
+from heapq import heappop, heappush
+from itertools import takewhile
+from math import inf
+
+from attrs import define, field
 
 from schedlang.kinds import Kind
-from schedlang.passes.graph import Graph, Orders
+from schedlang.passes.graph import ROUNDING, Graph, Orders
 
 
-def longer_warmups(graph: Graph, given: Orders, ends: list[float], limit: float) -> list[Orders]:
-    """Orders with as many more forwards in front as fit into each rank's wait in an execution, and into the limit.
+def longer_warmups(graph: Graph, given: Orders, limit: float) -> list[Orders]:
+    """Orders without weight gradients in which ranks do one, or any number of, forwards more in their warm-ups.
 
-    In the first orders, the last of them ends before the wait does; in the second, after it.
+    A rank that waits in its warm-up does the first later forward whose inputs are there, if it then holds at most
+    `limit`; in some of the orders only where that forward ends before the wait does. After their warm-ups, ranks do
+    what is left as in the given order.
     """
-    return [[_pulled(graph, order, ends, limit, beyond) for order in given] for beyond in (False, True)]
+    return [_Warmup(graph, given, limit, more, beyond).run() for more in (1, inf) for beyond in (False, True)]
 
 
-def _pulled(graph: Graph, order: list[int], ends: list[float], limit: float, beyond: bool) -> list[int]:
-    """One rank's order with more forwards in front; each forward after them takes the place of an earlier one."""
-    first = list(takewhile(lambda node: graph.is_all(node, Kind.F), order))
-    rest = order[len(first) :]
-    later = [node for node in rest if graph.is_all(node, Kind.F)]
-    if not rest:
+@define
+class _Warmup:
+    """An execution in which no rank waits in its warm-up where it can do more."""
+
+    graph: Graph
+    given: Orders
+    limit: float
+    more: float
+    beyond: bool
+    #: Per rank: how many forwards its warm-up may have, what it has done, what is left; when it is free, what it holds.
+    most: list[float] = field(init=False)
+    done: Orders = field(init=False)
+    left: Orders = field(init=False)
+    free: list[float] = field(init=False)
+    held: list[float] = field(init=False)
+    ends: list[float] = field(init=False)
+    #: When a rank may have something to do.
+    events: list[tuple[float, int]] = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        ranks = range(len(self.given))
+        self.most = [len(self.forwards(order)) + self.more for order in self.given]
+        self.done, self.left = [[] for _ in ranks], [list(order) for order in self.given]
+        self.free, self.held, self.events = [0.0 for _ in ranks], [0.0 for _ in ranks], [(0.0, rank) for rank in ranks]
+        self.ends = [inf] * len(self.graph.ops)
+
+    def forwards(self, order: list[int]) -> list[int]:
+        """The forwards that an order begins with."""
+        return list(takewhile(lambda node: self.graph.is_all(node, Kind.F), order))
+
+    def run(self) -> Orders:
+        """The orders with the warm-ups that come of it."""
+        while self.events:
+            now, rank = heappop(self.events)
+            if self.left[rank] and self.free[rank] <= now:
+                self.decide(rank, now)
+        return [self.completed(rank) for rank in range(len(self.given))]
+
+    def decide(self, rank: int, now: float) -> None:
+        """Let an idle rank do what is next, or a later forward, or wait."""
+        arrival = self.arrival(self.left[rank][0])
+        if arrival <= now:
+            self.start(rank, self.left[rank][0], now)
+        elif (early := self.early(rank, now, arrival)) is not None:
+            self.start(rank, early, now)
+        elif arrival < inf:
+            heappush(self.events, (arrival, rank))
+
+    def arrival(self, node: int) -> float:
+        """When everything that a node waits for is there; infinite while some of it has not begun."""
+        return max([self.ends[need] + latency for need, latency in self.graph.needs[node]], default=0.0)
+
+    def early(self, rank: int, now: float, until: float) -> int | None:
+        """A later forward for a rank that would wait in its warm-up."""
+        done, left = self.done[rank], self.left[rank]
+        warmup = self.forwards(left)
+        if len(self.forwards(done)) < len(done) or len(done) + len(warmup) >= self.most[rank]:
+            return None
+        for node in left:
+            if self.graph.is_all(node, Kind.F) and self.arrival(node) <= now:
+                fits = self.held[rank] + self.graph.rise[node] <= self.limit + ROUNDING
+                return node if fits and (self.beyond or now + self.graph.time[node] <= until) else None
+        return None
+
+    def start(self, rank: int, node: int, now: float) -> None:
+        """Let a rank do an op, and look again at the ranks that it concerns."""
+        self.left[rank].remove(node)
+        self.done[rank].append(node)
+        self.ends[node] = self.free[rank] = now + self.graph.time[node]
+        self.held[rank] += self.graph.change[node]
+        heappush(self.events, (self.free[rank], rank))
+        for user in self.graph.users[node]:
+            if (arrival := self.arrival(user)) < inf:
+                heappush(self.events, (arrival, self.graph.rank[user]))
+
+    def completed(self, rank: int) -> list[int]:
+        """The warm-up, and then the given order, where each forward takes the place of one of its stage done early."""
+        order = self.forwards(self.done[rank])
+        rest = self.given[rank][len(self.forwards(self.given[rank])) :]
+        later: dict[int, list[int]] = {}
+        for node in reversed(rest):
+            if self.graph.is_all(node, Kind.F) and node not in order:
+                later.setdefault(self.graph.ops[node][0][1], []).append(node)
+        for node in rest:
+            if not self.graph.is_all(node, Kind.F):
+                order.append(node)
+            elif following := later.get(self.graph.ops[node][0][1]):
+                order.append(following.pop())
         return order
-    wait = ends[rest[0]] - graph.time[rest[0]] - (ends[first[-1]] if first else 0.0)
-    held = sum(graph.change[node] for node in first)
-    pulled: list[int] = []
-    for node in later:
-        if wait <= 0 or (wait < graph.time[node] and not beyond) or held + graph.rise[node] > limit:
-            break
-        pulled.append(node)
-        wait, held = wait - graph.time[node], held + graph.change[node]
-    remaining = iter(later[len(pulled) :])
-    body = (next(remaining, None) if graph.is_all(node, Kind.F) else node for node in rest)
-    return [node for node in chain(first, pulled, body) if node is not None]
