@@ -1,6 +1,7 @@
 """Why ranks are idle: every moment has one cause, the critical path has no gap, and a faster op is simulated."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import schedules
 
-from schedlang import Costs, Execution, Kind, Schedule, Source, compile, read_source, simulate
+from schedlang import Actions, CompileError, Costs, Execution, Kind, Schedule, Source, compile, read_source, simulate
 from schedlang.bubble_report import explain_bubble
 from schedlang.bubbles import CAUSES, Idle, bubbles
 from schedlang.cli import main
 from schedlang.costs import UNIT
 from schedlang.critical_path import Segment, critical_path
 from schedlang.lowering import lower
+from schedlang.timeline import Bar
 from schedlang.waits import waits
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
@@ -99,8 +101,41 @@ def costs(draw: st.DrawFn, stages: int) -> Costs:
 @settings(max_examples=100, deadline=None)
 @given(st.data())
 def test_random_schedules(data: st.DataObject) -> None:
-    schedule = lower(data.draw(schedules()))
-    check(schedule, data.draw(costs(len(schedule.placement))))
+    schedule = data.draw(schedules())
+    given = data.draw(costs(len(schedule.placement)))
+    check(lower(schedule), given)
+    check_alternatives(schedule, given)
+
+
+def check_alternatives(schedule: Schedule, given: Costs) -> None:
+    """Where a later op could run, running it there delays nothing before it, and raises the peak or does not."""
+    execution, idle, _ = explained(lower(schedule), given)
+    for each in idle:
+        if each.cause in ("order", "memory"):
+            bars = execution.timeline.ranks[each.rank]
+            index = sum(bar.start < (each.start + each.end) / 2 for bar in bars)
+            peaks = list(peaks_with_earlier_ops(schedule, given, each.rank, index, bars))
+            raised = [peak > execution.peak_activations[each.rank] for peak in peaks]
+            assert raised
+            assert not all(raised) if each.cause == "order" else any(raised)
+
+
+def peaks_with_earlier_ops(
+    schedule: Schedule, given: Costs, rank: int, index: int, bars: tuple[Bar, ...]
+) -> Iterator[int]:
+    """The peak activations of a rank with a later op before op `index`, for each that delays that by nothing."""
+    rows = [schedule.ranks[rank].row(i) for i in range(len(bars))]
+    for later in range(index + 1, len(rows)):
+        actions = Actions()
+        for row in [*rows[:index], rows[later], *rows[index:later], *rows[later + 1 :]]:
+            actions.add(*row)
+        ranks = (*schedule.ranks[:rank], actions, *schedule.ranks[rank + 1 :])
+        try:
+            execution = simulate(lower(evolve(schedule, ranks=ranks)), given)
+        except CompileError:
+            continue
+        if execution.timeline.ranks[rank][index + 1].start <= bars[index].start + 1e-6:
+            yield execution.peak_activations[rank]
 
 
 def idle_by_cause(text: str, given: Costs = UNIT) -> dict[tuple[str, tuple[int, ...]], float]:

@@ -5,10 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from schedlang import CompileError, Costs, Plan, Source, compile, read_plan, read_source, simulate, write_plan
 from schedlang.cli import main
 from schedlang.costs import costs_of, read_costs
+from schedlang.passes.graph import Graph
 from schedlang.versions import follow_weights
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
@@ -182,3 +184,14 @@ def test_costs_of_a_measured_run(tmp_path: Path) -> None:
     events += [{"ph": "X", "name": "0F9", "dur": 1e6}, {"ph": "M", "name": "process_name"}, {"ph": "X", "name": "step"}]
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
     assert read_costs(tmp_path / "trace.json") == costs
+
+
+@pytest.mark.parametrize("name", ["zb_1p", "dualpipe", "zb_v"])
+def test_passes_and_the_machine_count_alike(name: str) -> None:
+    """Passes look for the best order on a graph of their own: its times are those of the simulation."""
+    costs = costs_of({key: value for key, value in LINKS.items() if key != "boundary_bytes"}
+                     | {"boundary_bytes": 100, "overlap_times": 2.5, "update_times": 0.5})  # fmt: skip
+    plan = compile(read_source(PROGRAMS / f"{name}.sched"), {}, costs)
+    graph = Graph(evolve(plan, ranks=tuple(actions.compute() for actions in plan.ranks)))
+    assert plan.costs.ranks_per_node == 2
+    assert max(graph.ends(graph.order)) == pytest.approx(simulate(plan, costs).timeline.makespan)
