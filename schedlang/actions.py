@@ -1,7 +1,7 @@
 """Actions: what a rank does, as columns of integers that read as words."""
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from attrs import define, field
 
@@ -96,6 +96,18 @@ class Actions:
             yield batch
             index = batch.stop
 
+    def issued_as(self, batches: Iterable[Sequence[int]]) -> "Actions":
+        """Some of the actions, by their indices, in other batches or in another order.
+
+        Batches are numbered by their neighbours only, so that what repeats is numbered alike.
+        """
+        issued, before = Actions(), 0
+        for batch in filter(len, batches):
+            before = 0 if len(batch) == 1 else 2 if before == 1 else 1
+            for index in batch:
+                issued.add(*self.row(index)[:4], before)
+        return issued
+
     def text(self) -> str:
         """All actions in torch's spelling, separated by blanks.
 
@@ -116,8 +128,4 @@ class Actions:
 
     def select(self, keeps: Callable[[int], bool]) -> "Actions":
         """The actions of the kinds that `keeps` is true of; a batch of which some go is a batch of the others."""
-        kept = Actions()
-        for index, kind in enumerate(self.kind):
-            if keeps(kind):
-                kept.add(*self.row(index))
-        return kept
+        return self.issued_as([index for index in batch if keeps(self.kind[index])] for batch in self.batches())

@@ -83,7 +83,9 @@ def _proving(parsers: Any) -> None:
     compile.add_argument("--format", choices=("text", "json", "github"), default="text",
                          help="the form of diagnostics: for people, programs, GitHub's annotations")  # fmt: skip
     compile.add_argument("--transport", type=_transport, default="portable", metavar="NAME",
-                         help="what the plan is proved for")  # fmt: skip
+                         help="what the plan is proved for, and its communication chosen")  # fmt: skip
+    compile.add_argument("-v", "--verbose", action="store_true", help="say how its communication was chosen, and what "
+                         "it costs")  # fmt: skip
 
     check = _command(parsers, "check", commands.check, "prove a program for transports or sizes", "--for ranks=2..8")
     check.add_argument("--transport", type=_transports, default="portable", metavar="NAME",
@@ -101,6 +103,9 @@ def _looking(parsers: Any) -> None:
 
     simulate = _command(parsers, "simulate", commands.simulate, "predict time, bubble and memory", "--p2p-time 0.1")
     _costs(simulate)
+    simulate.add_argument("--transport", type=_transport, metavar="NAME",
+                          help="what it communicates by; without, as the plan says, or gloo")  # fmt: skip
+    simulate.add_argument("--ideal", action="store_true", help="no transfer waits for another: only latency counts")
     simulate.add_argument("--updates", type=int, metavar="N", help="of a schedule without a flush, how many to show")
     simulate.add_argument("--json", action="store_true", help="the figures, for machines")
 

@@ -11,17 +11,17 @@ from types import MappingProxyType
 from attrs import asdict, evolve, frozen
 
 from schedlang import passes
+from schedlang.choice import choose_lowering
 from schedlang.claims import check_claims
 from schedlang.costs import UNIT, Costs
 from schedlang.diagnostics import CompileError, Diagnostic
 from schedlang.expand import expand
 from schedlang.imports import load
-from schedlang.lowering import lower
 from schedlang.machine import prove
 from schedlang.plan import Plan
-from schedlang.schedule import Kernel, Schedule
+from schedlang.schedule import Schedule
 from schedlang.source import Source
-from schedlang.stream import lower_stream, unroll
+from schedlang.stream import unroll
 from schedlang.structure import check_structure
 from schedlang.transports import PORTABLE, transports
 
@@ -38,34 +38,31 @@ def compile(
     """The plan of a program for some parameters, proved; CompileError with everything that is wrong with it.
 
     It is proved for a transport (`schedlang.transports`; ValueError for an unknown one), by default for all. Its passes
-    choose the order that is best for its own costs, or where they are given, for `costs`; ValueError if these are not
-    for its number of stages. What it claims of time or memory, it claims at its own costs only. `forward_only` makes it
-    the inference plan of a training program, without the claims, which speak of training.
+    choose the order that is best for its own costs, or where they are given, for `costs`, and so is its lowering chosen
+    for its transport; ValueError if these are not for its number of stages. What it claims of time or memory, it claims
+    at its own costs only. `forward_only` makes it the inference plan of a training program, without the claims, which
+    speak of training.
     """
     transports(transport)
-    schedule, kernels = _lowered(source, params, costs, forward_only)
-    schedule = evolve(schedule, transport=transport)
-    check_claims(schedule, prove(schedule), costs)
-    return Plan(**asdict(evolve(schedule, claims=()), recurse=False), kernels=kernels)
+    schedule = evolve(_ops(source, params, costs, forward_only), transport=transport)
+    choice = choose_lowering(schedule, costs)
+    check_claims(choice.schedule, prove(choice.schedule), costs)
+    parts = asdict(evolve(choice.schedule, claims=()), recurse=False)
+    return Plan(**parts, kernels=choice.kernels, lowering=choice.name, trials=choice.trials)
 
 
-def _lowered(
-    source: Source, params: Mapping[str, int], costs: Costs, forward_only: bool
-) -> tuple[Schedule, tuple[Kernel, ...]]:
-    """The schedule of a program with its communication, and what of it repeats."""
+def _ops(source: Source, params: Mapping[str, int], costs: Costs, forward_only: bool) -> Schedule:
+    """The schedule of a program as it is written: without communication, unless it has its own."""
     schedule = expand(*load(source), params, costs)
     if schedule.stream and forward_only:
         schedule = unroll(schedule, 1)
     check_structure(unroll(schedule, 2) if schedule.stream else schedule)
-    if forward_only:
-        schedule = evolve(passes.forward_only(schedule), claims=())
-    return lower_stream(schedule) if schedule.stream else (lower(schedule), ())
+    return evolve(passes.forward_only(schedule), claims=()) if forward_only else schedule
 
 
 def check_program(source: Source, params: Mapping[str, int], names: Iterable[str]) -> dict[str, list[Diagnostic]]:
     """For each of some transports, what is wrong with a program there; CompileError for what is wrong on all."""
-    schedule, _ = _lowered(source, params, UNIT, False)
-    return check_schedule(schedule, names)
+    return check_schedule(choose_lowering(_ops(source, params, UNIT, False), UNIT).schedule, names)
 
 
 def check_schedule(schedule: Schedule, names: Iterable[str]) -> dict[str, list[Diagnostic]]:

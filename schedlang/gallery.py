@@ -51,7 +51,7 @@ def gallery() -> str:
 
 def _row(file: str, source: Source) -> tuple[str, ...]:
     plan = compile(source)
-    found = figures(plan, simulate(plan))
+    found = figures(plan, simulate(plan, ideal=True))
     others = [f"{name} {value}" for name, value in plan.params.items() if name not in ("ranks", "microbatches")]
     return (
         f"[{file.removesuffix('.sched')}]({file})",

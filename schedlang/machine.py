@@ -4,6 +4,9 @@ Every rank does its actions in order; its transfers go their way on the network,
 a rank or a transfer waits for stays there once it is there, so the order in which ranks are visited does not matter,
 and one execution decides (Kahn 1974): it reaches the end, or the standstill that every execution reaches. It takes time
 linear in the actions.
+
+Nor does that order matter for times: an op, a transfer or a rank goes on at the latest of the times of what it waits
+for, and what that is follows from the plan alone. Only copies on a link that ranks share are taken in order of time.
 """
 
 from array import array
@@ -20,12 +23,12 @@ from schedlang.findings import Finding, diagnose
 from schedlang.first_use import check_first_use
 from schedlang.kinds import Kind
 from schedlang.memory import Level
-from schedlang.network import Network
+from schedlang.network import Flight, Network
 from schedlang.schedule import Schedule
 from schedlang.standstill import Standstill
 from schedlang.structure import check_structure
 from schedlang.timeline import Bar, Timeline
-from schedlang.transports import Transport, transports
+from schedlang.transports import PORTABLE, TIMED, Transport, transports
 from schedlang.versions import follow_weights
 
 # What has happened to a microbatch on a stage, one bit each: made there, arrived there, sent from there.
@@ -39,11 +42,12 @@ _SENT_OF: dict[int, Kind] = {send: made for made, send in SENDS.items()}
 class Execution:
     """What an execution shows of a schedule that runs to its end.
 
-    `peak_activations[r]` counts stage activations, one per stage and microbatch, held from the forward to the last
-    use: the whole backward, or the weight half. `peak_memory[r]` is the same in the program's amounts, and
-    `peak_bytes[r]` in bytes, if costs give them.
+    `transport` is the one that its times are of, or `ideal`. `peak_activations[r]` counts stage activations, one per
+    stage and microbatch, held from the forward to the last use: the whole backward, or the weight half.
+    `peak_memory[r]` is the same in the program's amounts, and `peak_bytes[r]` in bytes, if costs give them.
     """
 
+    transport: str
     timeline: Timeline
     peak_activations: tuple[int, ...]
     peak_memory: tuple[float, ...]
@@ -51,39 +55,46 @@ class Execution:
 
 
 def prove(schedule: Schedule) -> Execution:
-    """Check a schedule with communication in every way; CompileError with all that is wrong with it."""
+    """Check a schedule with communication in every way; CompileError with all that is wrong with it.
+
+    The execution is the ideal one, see `simulate`.
+    """
     check_structure(schedule)
-    execution = simulate(schedule)
+    batches = any(any(actions.group) for actions in schedule.ranks)
+    rules = transports(schedule.transport, batches)
+    execution, *_ = [_run(schedule, schedule.costs, each, ideal=True) for each in rules]
     findings = follow_weights(schedule).findings
     if findings:
         raise CompileError(diagnose(schedule, list(findings)))
     return execution
 
 
-def simulate(schedule: Schedule, costs: Costs = UNIT) -> Execution:
+def simulate(schedule: Schedule, costs: Costs = UNIT, ideal: bool = False) -> Execution:
     """The execution with durations: an op starts when its rank is free and what it needs is there.
 
-    What crosses ranks takes the time of `costs.transfers` from the end of the op that made it. What `costs` leave open
-    is as the program gave it. ValueError for a wrong number of costs; CompileError for a schedule that does not run on
-    its transport.
+    Transfers go by the rules of the schedule's transport, those of a portable plan by gloo's (docs/transports.md, "How
+    long transfers take"). In the `ideal` execution no transfer waits for another, nor a rank for its sends: what
+    crosses ranks is there after the time of `costs.transfers` from the end of the op that made it. What `costs` leave
+    open is as the program gave it. ValueError for a wrong number of costs; CompileError for a schedule that does not
+    run there.
     """
-    costs = costs.over(schedule.costs)
-    batches = any(any(actions.group) for actions in schedule.ranks)
-    first, *others = transports(schedule.transport, batches)
-    execution = _Machine(schedule, costs, first).run()
-    for transport in others:
-        _Machine(schedule, costs, transport).run()
-    if first.first_use:
+    rules = TIMED if schedule.transport == PORTABLE else transports(schedule.transport)[0]
+    return _run(schedule, costs.over(schedule.costs), rules, ideal)
+
+
+def _run(schedule: Schedule, costs: Costs, transport: Transport, ideal: bool) -> Execution:
+    execution = _Machine(schedule, costs, transport, ideal).run()
+    if transport.first_use:
         check_first_use(schedule)
     return execution
 
 
 class _Machine:
-    def __init__(self, schedule: Schedule, costs: Costs, transport: Transport) -> None:
-        self.schedule = schedule
-        self.transport, self.network = transport, Network(schedule, transport)
+    def __init__(self, schedule: Schedule, costs: Costs, transport: Transport, ideal: bool) -> None:
+        self.schedule, self.ideal = schedule, ideal
         stages = len(schedule.placement)
         self.durations, self.transfers = costs.durations(stages), costs.transfers(stages)
+        self.transport, self.network = transport, Network(schedule, transport, self.transfers)
         self.weights = costs.bytes_of_weights(stages)
         self.findings: list[Finding] = []
         self.stride = max(map(schedule.layout.units, range(stages)))
@@ -108,6 +119,7 @@ class _Machine:
         #: Indexed by `slot`.
         self.state = array("H", bytes(2 * slots))
         self.ends = {kind: [0.0] * slots for kind in _MADE}
+        self.arrivals = {kind: [0.0] * slots for kind in _ARRIVED}
 
     def run(self) -> Execution:
         while self.ready:
@@ -124,7 +136,9 @@ class _Machine:
                 level.advance()
         activations, memory, *bytes = ([level.peak for level in levels] for _, levels in self.memories)
         timeline = Timeline(tuple(map(tuple, self.bars)), tuple(map(tuple, self.copies)))
-        return Execution(timeline, tuple(map(int, activations)), tuple(memory), *map(self.with_weights, bytes))
+        name = "ideal" if self.ideal else self.transport.name
+        peaks = tuple(map(int, activations)), tuple(memory)
+        return Execution(name, timeline, *peaks, *map(self.with_weights, bytes))
 
     def with_weights(self, bytes: list[float]) -> tuple[float, ...]:
         """The bytes that ranks hold, and those of the versions of their weights."""
@@ -231,10 +245,13 @@ class _Machine:
                 self.too_early(rank, index, word(kind, stage, microbatch))
             return self.ends[kind][slot]
         receive, receiver = counterpart(SENDS[kind], stage)
-        if not self.state[self.slot(receiver, microbatch)] & _ARRIVED[receive]:
+        there = self.slot(receiver, microbatch)
+        if not self.state[there] & _ARRIVED[receive]:
             help = "a program that writes any `send` or `recv` must write all of them"
             self.too_early(rank, index, word(receive, receiver, microbatch), help)
-        return self.ends[kind][slot] + self.transfers.time(kind, stage, self.schedule.placement[stage], rank)
+        if self.ideal:
+            return self.ends[kind][slot] + self.transfers.time(kind, stage, self.schedule.placement[stage], rank)
+        return self.arrivals[receive][there]
 
     def post(self, rank: int, batch: range) -> None:
         """Issue transfers: check what they send, and note what has come to an end."""
@@ -251,19 +268,24 @@ class _Machine:
                 self.find("repeated-send", f"`{actions.word(index)}` is sent twice", rank, index)
             if is_send(kind):
                 self.state[slot] |= _SENT[kind]
-        self.network.post(rank, batch)
+        self.network.post(rank, batch, self.clock[rank])
         while self.network.completed:
-            self.arrive(*self.network.completed.popleft(), poster=rank)
+            self.arrive(self.network.completed.popleft(), poster=rank)
 
-    def arrive(self, rank: int, batch: range, poster: int) -> None:
+    def arrive(self, flight: Flight, poster: int) -> None:
         """Transfers are complete: what they bring is there, and the rank may go on."""
+        rank, batch = flight.rank, flight.batch
         actions = self.schedule.ranks[rank]
         for index in batch:
-            if not is_send(actions.kind[index]):
-                slot = self.slot(actions.stage[index], actions.microbatch[index])
-                self.state[slot] |= _ARRIVED[actions.kind[index]]
+            kind, stage, microbatch, *_ = actions.row(index)
+            if not is_send(kind):
+                slot = self.slot(stage, microbatch)
+                self.state[slot] |= _ARRIVED[kind]
+                self.arrivals[kind][slot] = flight.end
         if self.transport.blocks:
             self.position[rank] = batch.stop
+            if not self.ideal:
+                self.clock[rank] = flight.end
         if rank != poster and (self.transport.blocks or self.awaited.get(rank) in batch):
             heappush(self.ready, (self.clock[rank], rank))
 

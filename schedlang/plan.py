@@ -12,8 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from attrs import asdict, frozen
+from attrs import asdict, field, frozen
 
+from schedlang.choice import Trial
 from schedlang.diagnostics import CompileError, Diagnostic
 from schedlang.schedule import Kernel, Schedule
 from schedlang.stream import repeat
@@ -27,6 +28,9 @@ class Plan(Schedule):
 
     #: For a schedule without a flush: the part of every rank that repeats once per update, or else nothing.
     kernels: tuple[Kernel, ...] = ()
+    #: The name of its lowering, and the lowerings that were tried; a plan that was read does not know.
+    lowering: str = field(default="", eq=False, repr=False)
+    trials: tuple[Trial, ...] = field(default=(), eq=False, repr=False)
 
     def for_updates(self, updates: int) -> "Plan":
         """The plan of a schedule without a flush for more updates than it shows; ValueError for fewer."""

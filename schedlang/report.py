@@ -5,7 +5,7 @@ from typing import Any
 from schedlang.bubbles import bubbles, exposed
 from schedlang.costs import UNIT, Costs
 from schedlang.critical_path import critical_path, path_by_ops
-from schedlang.machine import Execution
+from schedlang.machine import Execution, simulate
 from schedlang.plan import Plan
 from schedlang.versions import follow_weights
 from schedlang.views.terminal import draw
@@ -27,6 +27,7 @@ def figures(plan: Plan, execution: Execution, costs: Costs = UNIT) -> dict[str, 
         "stages": plan.layout.pipelines[0].stop,
         "microbatches": plan.microbatches,
         "actions": sum(map(len, plan.ranks)),
+        "transport": execution.transport,
         "makespan": timeline.makespan,
         "bubble": {
             "over_ideal": timeline.bubble_over_ideal,
@@ -46,8 +47,8 @@ def figures(plan: Plan, execution: Execution, costs: Costs = UNIT) -> dict[str, 
     }
 
 
-def figures_text(plan: Plan, execution: Execution, costs: Costs = UNIT) -> str:
-    """The figures with their definitions, and the picture of the timeline."""
+def figures_text(plan: Plan, execution: Execution, ideal: float, costs: Costs = UNIT) -> str:
+    """The figures with their definitions, and the picture of the timeline; `ideal` is the ideal makespan."""
     timeline = execution.timeline
     found = figures(plan, execution, costs)
     rows = [
@@ -65,6 +66,8 @@ def figures_text(plan: Plan, execution: Execution, costs: Costs = UNIT) -> str:
         rows.append(
             ("copying", " ".join(f"{each:.10g}" for each in timeline.copying), "per rank, to and from the host")
         )
+    if f"{timeline.makespan:.10g}" != f"{ideal:.10g}":
+        rows.insert(1, _exposed(execution, ideal))
     if execution.peak_bytes is not None:
         peaks = " ".join(f"{peak:,.0f}" for peak in execution.peak_bytes)
         rows.append(("peak bytes", peaks, "per rank, of activations and weights"))
@@ -76,3 +79,21 @@ def figures_text(plan: Plan, execution: Execution, costs: Costs = UNIT) -> str:
     width = max(len(value) for _, value, _ in rows)
     lines = [f"{name:<22}{value:<{width}}  {meaning}" for name, value, meaning in rows]
     return "\n".join([draw(timeline), "", *lines])
+
+
+def _exposed(execution: Execution, ideal: float) -> tuple[str, str, str]:
+    """What communication costs: time in which no rank makes up for it."""
+    exposed = execution.timeline.makespan - ideal
+    meaning = f"longer on {execution.transport} than the ideal {ideal:.10g}, where no transfer waits"
+    return "exposed communication", f"{exposed:.10g}", meaning
+
+
+def lowering_text(plan: Plan) -> str:
+    """Which lowering a plan has, what it costs against the ideal at the plan's costs, and what others would."""
+    execution, ideal = simulate(plan), simulate(plan, ideal=True).timeline.makespan
+    makespan = execution.timeline.makespan
+    over = f" (+{makespan / ideal - 1:.1%})" if ideal else ""
+    lines = [f"lowering: {plan.lowering}; makespan {makespan:.10g} on {execution.transport}, {ideal:.10g} ideal{over}"]
+    if len(plan.trials) > 1:
+        lines.append(f"tried: {', '.join(map(str, plan.trials))}")
+    return "\n".join(lines)

@@ -5,6 +5,7 @@ from the update's first; a number beyond its microbatches belongs to a later upd
 list without the microbatches of updates that do not come.
 """
 
+from collections.abc import Callable
 from itertools import count
 from typing import TypeVar
 
@@ -38,7 +39,9 @@ def unroll(schedule: Schedule, updates: int) -> Schedule:
     return evolve(schedule, layout=layout, ranks=tuple(ranks), stream=None)
 
 
-def lower_stream(schedule: Schedule) -> tuple[Schedule, tuple[Kernel, ...]]:
+def lower_stream(
+    schedule: Schedule, lowering: Callable[[Schedule], Schedule] = lower
+) -> tuple[Schedule, tuple[Kernel, ...]]:
     """A stream with its communication, for the fewest updates that show it whole; and the part that repeats, per rank.
 
     Lowering is done for some updates, and for one and for two more. Where each list is the one before with the same
@@ -48,7 +51,7 @@ def lower_stream(schedule: Schedule) -> tuple[Schedule, tuple[Kernel, ...]]:
     for updates in count(2):
         if updates > _MOST_UPDATES:
             break
-        small, large, larger = (lower(unroll(schedule, updates + more)) for more in range(3))
+        small, large, larger = (lowering(unroll(schedule, updates + more)) for more in range(3))
         kernels = [_kernel(a, b, large.layout) for a, b in zip(small.ranks, large.ranks, strict=True)]
         found = tuple(kernel for kernel in kernels if kernel is not None)
         settled = follow_weights(large).held == follow_weights(larger).held

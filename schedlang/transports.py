@@ -26,6 +26,14 @@ class Transport:
     atomic: bool = False
     first_use: bool = False
 
+    @property
+    def travels_ahead(self) -> bool:
+        """Whether a message is on its way from its send, and not only from when both sides are there.
+
+        Its way is into a buffer; or, with tags, into a receive, which a rank can post before the step.
+        """
+        return self.capacity > 0 or self.tags
+
 
 BLOCKING = Transport("blocking", blocks=True)
 GLOO = Transport("gloo", lane="none", tags=True)
@@ -39,6 +47,8 @@ _BY_NAME = {each.name: (each,) for each in (BLOCKING, GLOO, NCCL, NCCL_EAGER)}
 
 #: What a plan is proved for unless its user says otherwise: all of the others.
 PORTABLE = "portable"
+#: The transport that a portable plan is timed on.
+TIMED = GLOO
 #: The transports of `schedc check --transport all`.
 NAMES = (PORTABLE, *_BY_NAME, "buffered", "buffered:1")
 

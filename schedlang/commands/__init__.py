@@ -29,7 +29,12 @@ def compile_program(options: argparse.Namespace) -> int:
     plan = compile(
         read_source(options.file), dict(options.params), forward_only=options.forward_only, transport=options.transport
     )
-    return _write(plan, options.output)
+    status = _write(plan, options.output)
+    if options.verbose:
+        from schedlang.report import lowering_text
+
+        print(lowering_text(plan))
+    return status
 
 
 def import_table(options: argparse.Namespace) -> int:
@@ -66,7 +71,7 @@ def _write(plan: Any, output: str | None) -> int:
 
     if output:
         write_plan(plan, output)
-    idle = execute(plan).timeline.bubble_over_makespan
+    idle = execute(plan, ideal=True).timeline.bubble_over_makespan
     costs = "the plan's costs" if plan.costs.gives_times else "unit costs"
     sizes = {"rank": len(plan.ranks), "stage": len(plan.placement), "microbatch": plan.microbatches,
              "action": sum(map(len, plan.ranks))}  # fmt: skip
@@ -131,12 +136,21 @@ def show(options: argparse.Namespace) -> int:
 
 def simulate(options: argparse.Namespace) -> int:
     """Print the figures of an execution."""
+    from attrs import evolve
+
     from schedlang import simulate as execute
     from schedlang.report import figures, figures_text
 
-    plan, costs = load_priced(options)
-    execution = execute(plan, costs)
-    print(json.dumps(figures(plan, execution, costs)) if options.json else figures_text(plan, execution, costs))
+    choices = {"transport": options.transport} if options.transport else {}
+    plan, costs = load_priced(options, **choices)
+    plan = evolve(plan, **choices)
+    execution = execute(plan, costs, options.ideal)
+    ideal = execution if options.ideal else execute(plan, costs, ideal=True)
+    makespan = ideal.timeline.makespan
+    if options.json:
+        print(json.dumps(figures(plan, execution, costs) | {"ideal_makespan": makespan}))
+    else:
+        print(figures_text(plan, execution, makespan, costs))
     return 0
 
 

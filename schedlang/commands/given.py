@@ -8,8 +8,8 @@ class UsageError(Exception):
     """The options do not go together."""
 
 
-def load(options: argparse.Namespace, costs: Any = None) -> Any:
-    """The plan in the file, or the plan of the program in it for some costs.
+def load(options: argparse.Namespace, **choices: Any) -> Any:
+    """The plan in the file, or the plan of the program in it, with some choices of `compile`.
 
     A plan begins with `{`, a program never does.
     """
@@ -17,17 +17,17 @@ def load(options: argparse.Namespace, costs: Any = None) -> Any:
 
     source = read_source(options.file)
     if not source.text.lstrip().startswith("{"):
-        return compile(source, dict(options.params), *([costs] if costs else []))
+        return compile(source, dict(options.params), **choices)
     if options.params:
         raise UsageError(f"-p sets parameters of a program, `{options.file}` is a plan")
     return read_plan(options.file)
 
 
-def load_priced(options: argparse.Namespace) -> tuple[Any, Any]:
+def load_priced(options: argparse.Namespace, **choices: Any) -> tuple[Any, Any]:
     """The plan in the file, or of the program in it, for as many updates as are asked for; and the costs given."""
     try:
         costs = costs_given(options)
-        plan = load(options, costs)
+        plan = load(options, costs=costs, **choices)
         costs.check(len(plan.placement))
         return plan if options.updates is None else plan.for_updates(options.updates), costs
     except ValueError as error:

@@ -1,39 +1,24 @@
-"""Schedule → schedule with communication.
+"""Sends and receives in the order of one global execution: a send and its receive are issued in the same moment.
 
-Where a program writes no sends and receives, they are put in the order of one global execution: a send and its
-receive are issued at the same moment, on their two ranks. Following that order, a rank that waits always waits for
-the oldest transfer not yet done, whose two ends are both there; so it is safe on every transport. It is also a good
-order, because the execution is the one with the program's costs: a receive stands where its message would arrive.
+Following that order, a rank that waits always waits for the oldest transfer not yet done, whose two ends are both
+there; so it is safe on every transport. It is also a good order, because the execution is the one with the program's
+costs: a receive stands where its message would arrive. It is what torch's own pipelining does, without costs.
 """
 
 from heapq import heappop, heappush
 
 from attrs import define, evolve, field
 
-from schedlang.actions import Actions, counterpart, is_copy, is_transfer
+from schedlang.actions import Actions, counterpart, is_copy
 from schedlang.costs import Durations
 from schedlang.dependencies import MAKES, SENDS, Op, needs
 from schedlang.kinds import Kind
 from schedlang.schedule import Schedule
 
 
-def lower(schedule: Schedule) -> Schedule:
-    """The schedule with its communication: the program's own, or inserted where the program writes none.
-
-    A program's own transfers to a stage of the same rank, or past the ends of the pipeline, become nothing.
-    """
-    written = any(is_transfer(kind) for actions in schedule.ranks for kind in actions.kind)
-    ranks = tuple(_reachable(schedule, each) for each in schedule.ranks) if written else _Insertion(schedule).ranks()
-    return evolve(schedule, ranks=ranks)
-
-
-def _reachable(schedule: Schedule, actions: Actions) -> Actions:
-    """The actions without the transfers that have no other rank to reach."""
-    kept = Actions()
-    for kind, stage, *rest in map(actions.row, range(len(actions))):
-        if not is_transfer(kind) or schedule.peer(kind, stage) is not None:
-            kept.add(kind, stage, *rest)
-    return kept
+def co_issue(schedule: Schedule) -> Schedule:
+    """The schedule with a send behind every op whose result another rank needs, and a receive there."""
+    return evolve(schedule, ranks=_Insertion(schedule).ranks())
 
 
 @define
@@ -86,10 +71,8 @@ class _Insertion:
                 self.issue(rank, batch)
                 self.busy.add(rank)
                 end = now + costs.ends(list(map(actions.row, batch)))[-1]
-                # Of ops that end together, the one further on its way hands over first, so that a rank sends its
-                # result before it receives its next input.
-                stage = actions.stage[batch.start]
-                heappush(self.running, (end, -stage if actions.kind[batch.start] == Kind.F else stage, rank))
+                # Of ops that end together, those hand over first whose ranks have done less.
+                heappush(self.running, (end, batch.start, rank))
 
     def lacking(self, actions: Actions, index: int) -> list[Op]:
         """What an op needs that has not ended."""

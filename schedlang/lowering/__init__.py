@@ -1,0 +1,63 @@
+"""Schedule → schedule with communication.
+
+Where a program writes no sends and receives, they are put in the order of one global execution (`co_issue`), which is
+right on every transport. The other lowerings start from there and change it for one that they are faster on.
+"""
+
+from collections.abc import Callable
+
+from attrs import evolve
+
+from schedlang.actions import Actions, is_transfer
+from schedlang.lowering.co_issue import co_issue
+from schedlang.lowering.defer import defer
+from schedlang.lowering.early import post_early
+from schedlang.lowering.fuse import fuse
+from schedlang.schedule import Schedule
+from schedlang.transports import PORTABLE, transports
+
+Lowering = Callable[[Schedule], Schedule]
+
+CO_ISSUED, OWN = "co-issued", "the program's own"
+
+
+def lower(schedule: Schedule) -> Schedule:
+    """The schedule with its communication: the program's own, or inserted where the program writes none.
+
+    A program's own transfers to a stage of the same rank, or past the ends of the pipeline, become nothing.
+    """
+    if writes_communication(schedule):
+        return evolve(schedule, ranks=tuple(_reachable(schedule, each) for each in schedule.ranks))
+    return co_issue(schedule)
+
+
+def writes_communication(schedule: Schedule) -> bool:
+    """Whether a schedule has sends or receives."""
+    return any(is_transfer(kind) for actions in schedule.ranks for kind in actions.kind)
+
+
+def _reachable(schedule: Schedule, actions: Actions) -> Actions:
+    """The actions without the transfers that have no other rank to reach."""
+    kept = Actions()
+    for kind, stage, *rest in map(actions.row, range(len(actions))):
+        if not is_transfer(kind) or schedule.peer(kind, stage) is not None:
+            kept.add(kind, stage, *rest)
+    return kept
+
+
+def alternatives(transport: str) -> dict[str, Lowering]:
+    """What may be faster on a transport than co-issued transfers, which it starts from; by name, the simpler first.
+
+    Nothing is where transfers are on their own. Where ranks block, a receive posted early only makes its rank wait.
+    """
+    rules = transports(transport)[0]
+    if transport == PORTABLE or rules.lane == "none":
+        return {}
+    found: dict[str, Lowering] = {"fused": fuse, "deferred": defer}
+    if rules.blocks:
+        found["deferred and fused"] = lambda lowered: fuse(defer(lowered))
+    else:
+        found["posted early"] = post_early
+        found["posted early in order"] = lambda lowered: post_early(lowered, in_order=True)
+        found["fused and posted early"] = lambda lowered: post_early(fuse(lowered))
+    return found
