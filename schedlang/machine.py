@@ -8,7 +8,6 @@ linear in the actions.
 
 from array import array
 from heapq import heappop, heappush
-from operator import mul
 
 from attrs import frozen
 
@@ -26,7 +25,7 @@ from schedlang.standstill import Standstill
 from schedlang.structure import check_structure
 from schedlang.timeline import Bar, Timeline
 from schedlang.transports import Transport, transports
-from schedlang.versions import follow_weights
+from schedlang.versions import bytes_of_weights, follow_weights
 
 # What has happened to a microbatch on a stage, one bit each: made there, arrived there, sent from there.
 _MADE: dict[int, int] = {Kind.F: 1, Kind.B: 2, Kind.W: 4, Kind.R: 128, Kind.OFFLOAD: 256, Kind.RELOAD: 512}
@@ -84,7 +83,6 @@ class _Machine:
         self.transport, self.network = transport, Network(schedule, transport)
         stages = len(schedule.placement)
         self.durations, self.transfers = costs.durations(stages), costs.transfers(stages)
-        self.weights = costs.bytes_of_weights(stages)
         self.findings: list[Finding] = []
         self.stride = max(map(schedule.layout.units, range(stages)))
         ranks, slots = len(schedule.ranks), stages * self.stride
@@ -96,10 +94,10 @@ class _Machine:
         self.links = schedule.layout.links or tuple(range(ranks))
         self.link_free = dict.fromkeys(self.links, 0.0)
         self.shares_links = len(self.link_free) < ranks and bool(schedule.offloaded)
-        #: By stage activations, by the program's amounts, and where they are given by bytes: what each op adds, and the
-        #: level of each rank.
-        amounts = (UNIT.memory(stages), costs.memory(stages), costs.bytes(stages))
-        self.memories = [(each, [Level() for _ in range(ranks)]) for each in amounts if each is not None]
+        #: By stage activations, by the program's amounts, and by bytes: what each op adds, and each rank's level.
+        self.memories = [(each.memory(stages), [Level() for _ in range(ranks)]) for each in (UNIT, costs)]
+        if amounts := costs.bytes(stages):
+            self.memories.append((amounts, [Level(each, each) for each in bytes_of_weights(schedule, costs)]))
         #: The ranks that can go on, by their clocks.
         self.ready = [(0.0, rank) for rank in range(ranks)]
         #: Where ranks do not block: the receives issued, and the one that a rank waits for before an op.
@@ -124,14 +122,7 @@ class _Machine:
                 level.advance()
         activations, memory, *bytes = ([level.peak for level in levels] for _, levels in self.memories)
         timeline = Timeline(tuple(map(tuple, self.bars)), tuple(map(tuple, self.copies)))
-        return Execution(timeline, tuple(map(int, activations)), tuple(memory), *map(self.with_weights, bytes))
-
-    def with_weights(self, bytes: list[float]) -> tuple[float, ...]:
-        """The bytes that ranks hold, and those of the versions of their weights."""
-        held = map(mul, self.weights, follow_weights(self.schedule).held_of)
-        for rank, more in zip(self.schedule.placement, held, strict=True):
-            bytes[rank] += more
-        return tuple(bytes)
+        return Execution(timeline, tuple(map(int, activations)), tuple(memory), *map(tuple, bytes))
 
     def held_at(self, rank: int) -> int | None:
         """The transfer that keeps a rank from going on, if it has not come to its end."""
