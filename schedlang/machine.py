@@ -11,7 +11,6 @@ for, and what that is follows from the plan alone. Only copies on a link that ra
 
 from array import array
 from heapq import heappop, heappush
-from operator import mul
 
 from attrs import frozen
 
@@ -29,7 +28,7 @@ from schedlang.standstill import Standstill
 from schedlang.structure import check_structure
 from schedlang.timeline import Bar, Timeline
 from schedlang.transports import PORTABLE, TIMED, Transport, transports
-from schedlang.versions import follow_weights
+from schedlang.versions import bytes_of_weights, follow_weights
 
 # What has happened to a microbatch on a stage, one bit each: made there, arrived there, sent from there.
 _MADE: dict[int, int] = {Kind.F: 1, Kind.B: 2, Kind.W: 4, Kind.R: 128, Kind.OFFLOAD: 256, Kind.RELOAD: 512}
@@ -73,10 +72,9 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, ideal: bool = False) -> Ex
     """The execution with durations: an op starts when its rank is free and what it needs is there.
 
     Transfers go by the rules of the schedule's transport, those of a portable plan by gloo's (docs/transports.md, "How
-    long transfers take"). In the `ideal` execution no transfer waits for another, nor a rank for its sends: what
-    crosses ranks is there after the time of `costs.transfers` from the end of the op that made it. What `costs` leave
-    open is as the program gave it. ValueError for a wrong number of costs; CompileError for a schedule that does not
-    run there.
+    long transfers take"). In the `ideal` execution no transfer waits for another, nor a rank for its sends: what crosses
+    ranks takes the time of `costs.transfers`. What `costs` leave open is as the program gave it. ValueError for a wrong
+    number of costs; CompileError for a schedule that does not run there.
     """
     rules = TIMED if schedule.transport == PORTABLE else transports(schedule.transport)[0]
     return _run(schedule, costs.over(schedule.costs), rules, ideal)
@@ -95,7 +93,6 @@ class _Machine:
         stages = len(schedule.placement)
         self.durations, self.transfers = costs.durations(stages), costs.transfers(stages)
         self.transport, self.network = transport, Network(schedule, transport, self.transfers)
-        self.weights = costs.bytes_of_weights(stages)
         self.findings: list[Finding] = []
         self.stride = max(map(schedule.layout.units, range(stages)))
         ranks, slots = len(schedule.ranks), stages * self.stride
@@ -107,10 +104,10 @@ class _Machine:
         self.links = schedule.layout.links or tuple(range(ranks))
         self.link_free = dict.fromkeys(self.links, 0.0)
         self.shares_links = len(self.link_free) < ranks and bool(schedule.offloaded)
-        #: By stage activations, by the program's amounts, and where they are given by bytes: what each op adds, and the
-        #: level of each rank.
-        amounts = (UNIT.memory(stages), costs.memory(stages), costs.bytes(stages))
-        self.memories = [(each, [Level() for _ in range(ranks)]) for each in amounts if each is not None]
+        #: By stage activations, by the program's amounts, and by bytes: what each op adds, and each rank's level.
+        self.memories = [(each.memory(stages), [Level() for _ in range(ranks)]) for each in (UNIT, costs)]
+        if amounts := costs.bytes(stages):
+            self.memories.append((amounts, [Level(each, each) for each in bytes_of_weights(schedule, costs)]))
         #: The ranks that can go on, by their clocks.
         self.ready = [(0.0, rank) for rank in range(ranks)]
         #: Where ranks do not block: the receives issued, and the one that a rank waits for before an op.
@@ -137,15 +134,7 @@ class _Machine:
         activations, memory, *bytes = ([level.peak for level in levels] for _, levels in self.memories)
         timeline = Timeline(tuple(map(tuple, self.bars)), tuple(map(tuple, self.copies)))
         name = "ideal" if self.ideal else self.transport.name
-        peaks = tuple(map(int, activations)), tuple(memory)
-        return Execution(name, timeline, *peaks, *map(self.with_weights, bytes))
-
-    def with_weights(self, bytes: list[float]) -> tuple[float, ...]:
-        """The bytes that ranks hold, and those of the versions of their weights."""
-        held = map(mul, self.weights, follow_weights(self.schedule).held_of)
-        for rank, more in zip(self.schedule.placement, held, strict=True):
-            bytes[rank] += more
-        return tuple(bytes)
+        return Execution(name, timeline, tuple(map(int, activations)), tuple(memory), *map(tuple, bytes))
 
     def held_at(self, rank: int) -> int | None:
         """The transfer that keeps a rank from going on, if it has not come to its end."""

@@ -11,6 +11,7 @@ from heapq import heappop, heappush
 from attrs import define, field, frozen
 
 from schedlang.actions import Actions, is_transfer
+from schedlang.costs import Costs
 from schedlang.findings import Finding
 from schedlang.kinds import Kind
 from schedlang.schedule import Schedule
@@ -49,6 +50,15 @@ def follow_weights(schedule: Schedule) -> Versions:
         max(rank.staleness for rank in ranks),
         tuple(updates or findings),
     )
+
+
+def bytes_of_weights(schedule: Schedule, costs: Costs) -> list[float]:
+    """What the weights take on each rank: the most versions of each of its stages."""
+    found = [0.0] * len(schedule.ranks)
+    each = costs.bytes_of_weights(len(schedule.placement))
+    for rank, bytes, held in zip(schedule.placement, each, follow_weights(schedule).held_of, strict=True):
+        found[rank] += bytes * held
+    return found
 
 
 @define
