@@ -117,6 +117,8 @@ def _looking(parsers: Any) -> None:
     help = "say what every idle time is due to, and what would make it less"
     bubble = _command(parsers, "explain-bubble", figures.explain_bubble, help, "--p2p-time 0.1")
     _costs(bubble)
+    bubble.add_argument("--transport", type=_transport, metavar="NAME",
+                          help="what it communicates by; without, as the plan says, or gloo")  # fmt: skip
     bubble.add_argument("--updates", type=int, metavar="N", help="of a schedule without a flush, how many to look at")
     bubble.add_argument("--json", action="store_true", help="every idle interval, for machines")
 

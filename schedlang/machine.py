@@ -72,9 +72,9 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, ideal: bool = False) -> Ex
     """The execution with durations: an op starts when its rank is free and what it needs is there.
 
     Transfers go by the rules of the schedule's transport, those of a portable plan by gloo's (docs/transports.md, "How
-    long transfers take"). In the `ideal` execution no transfer waits for another, nor a rank for its sends: what crosses
-    ranks takes the time of `costs.transfers`. What `costs` leave open is as the program gave it. ValueError for a wrong
-    number of costs; CompileError for a schedule that does not run there.
+    long transfers take"). In the `ideal` execution no transfer waits for another, nor a rank for its sends: only the
+    time of `costs.transfers` counts. What `costs` leave open is as the program gave it. ValueError for a wrong number
+    of costs; CompileError for a schedule that does not run there.
     """
     rules = TIMED if schedule.transport == PORTABLE else transports(schedule.transport)[0]
     return _run(schedule, costs.over(schedule.costs), rules, ideal)

@@ -85,7 +85,7 @@ def _exposed(execution: Execution, ideal: float) -> tuple[str, str, str]:
     """What communication costs: time in which no rank makes up for it."""
     exposed = execution.timeline.makespan - ideal
     meaning = f"longer on {execution.transport} than the ideal {ideal:.10g}, where no transfer waits"
-    return "exposed communication", f"{exposed:.10g}", meaning
+    return "beyond the ideal", f"{exposed:.10g}", meaning
 
 
 def lowering_text(plan: Plan) -> str:

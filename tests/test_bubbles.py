@@ -91,6 +91,13 @@ def test_programs(path: Path) -> None:
     check(plan, Costs(forward=tuple(1 + stage % 3 for stage in range(len(plan.placement)))))
 
 
+@pytest.mark.parametrize("transport", ["blocking", "nccl", "nccl-eager", "buffered:1"])
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "dualpipe", "pipe_offload"])
+def test_programs_on_transports(name: str, transport: str) -> None:
+    for costs in COSTS:
+        check(compile(read_source(PROGRAMS / f"{name}.sched"), transport=transport), costs)
+
+
 @st.composite
 def costs(draw: st.DrawFn, stages: int) -> Costs:
     times = st.lists(st.sampled_from([0.0, 0.1, 1.0, 2.7]), min_size=stages, max_size=stages)

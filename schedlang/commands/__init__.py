@@ -136,14 +136,10 @@ def show(options: argparse.Namespace) -> int:
 
 def simulate(options: argparse.Namespace) -> int:
     """Print the figures of an execution."""
-    from attrs import evolve
-
     from schedlang import simulate as execute
     from schedlang.report import figures, figures_text
 
-    choices = {"transport": options.transport} if options.transport else {}
-    plan, costs = load_priced(options, **choices)
-    plan = evolve(plan, **choices)
+    plan, costs = load_priced(options)
     execution = execute(plan, costs, options.ideal)
     ideal = execution if options.ideal else execute(plan, costs, ideal=True)
     makespan = ideal.timeline.makespan

@@ -3,6 +3,8 @@
 import argparse
 from typing import Any
 
+from attrs import evolve
+
 
 class UsageError(Exception):
     """The options do not go together."""
@@ -23,11 +25,12 @@ def load(options: argparse.Namespace, **choices: Any) -> Any:
     return read_plan(options.file)
 
 
-def load_priced(options: argparse.Namespace, **choices: Any) -> tuple[Any, Any]:
-    """The plan in the file, or of the program in it, for as many updates as are asked for; and the costs given."""
+def load_priced(options: argparse.Namespace) -> tuple[Any, Any]:
+    """The plan in the file, or of the program in it, for the transport and the updates asked for; and its costs."""
+    choices = {"transport": options.transport} if options.transport else {}
     try:
         costs = costs_given(options)
-        plan = load(options, costs=costs, **choices)
+        plan = evolve(load(options, costs=costs, **choices), **choices)
         costs.check(len(plan.placement))
         return plan if options.updates is None else plan.for_updates(options.updates), costs
     except ValueError as error:
