@@ -1,10 +1,8 @@
 """What a training says in the end."""
 
 import os
-from statistics import median
 
-from schedlang.costs import Costs
-from schedlang.kinds import Kind
+from schedlang.costs import measured_costs
 from schedlang.machine import simulate
 from schedlang.plan import Plan
 from schedlang.runtime.gpt import build_gpt
@@ -29,7 +27,9 @@ def print_header(plan: Plan) -> None:
 def report(plan: Plan, trainings: list[Training]) -> dict[str, object]:
     """Print where the time went in the last step; the figures for machines. `trainings` are those of all ranks."""
     measured = Timeline(tuple(tuple(each.recorded[-1]) for each in trainings))
-    predicted = simulate(plan, _measured_costs(plan, trainings)).timeline
+    bars = [bar for each in trainings for step in each.recorded for bar in step]
+    costs = measured_costs((bar.kind, bar.stage, bar.end - bar.start) for bar in bars)
+    predicted = simulate(plan, costs).timeline
     ranks = range(len(plan.ranks))
     print("\nthe last step, as measured:\n" + draw(measured))
     print("\nidle        " + "".join(f"{f'rank {rank}':>9}" for rank in ranks))
@@ -65,15 +65,3 @@ def compare(trainings: list[Training], losses: list[float], alone: Training) -> 
     if max(loss_error, errors[worst]) > TOLERANCE:
         print(f"these are not the same training: {TOLERANCE:.0e} would be rounding")
     return {"loss_error": loss_error, "gradient_error": errors[worst]}
-
-
-def _measured_costs(plan: Plan, trainings: list[Training]) -> Costs:
-    """What each kind of op takes on each stage: the median over the recorded steps, in seconds."""
-    durations: dict[tuple[int, int], list[float]] = {}
-    for bar in (bar for each in trainings for step in each.recorded for bar in step):
-        durations.setdefault((bar.kind, bar.stage), []).append(bar.end - bar.start)
-
-    def row(kind: Kind) -> tuple[float, ...]:
-        return tuple(median(durations.get((kind, stage), [0.0])) for stage in range(len(plan.placement)))
-
-    return Costs(forward=row(Kind.F), backward=row(Kind.B), input=row(Kind.I), weight=row(Kind.W))

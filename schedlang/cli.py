@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from schedlang import commands
+from schedlang.commands import figures, pipeline
+from schedlang.commands.given import UsageError
 from schedlang.diagnostics import CompileError, render
 
 _EXAMPLE, _TABLE = "programs/1f1b.sched", "table.csv"
+_IDEAL = "no transfer waits for another: only latency counts"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -24,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except CompileError as error:
         print(render(error.diagnostics, getattr(options, "format", "text")), file=sys.stderr)
         return 1
-    except commands.UsageError as error:
+    except UsageError as error:
         parser.error(str(error))
     except KeyboardInterrupt:
         return 130
@@ -40,6 +43,7 @@ def _parser() -> argparse.ArgumentParser:
     _proving(parsers)
     _looking(parsers)
     _exchanging(parsers)
+    _pipeline(parsers)
 
     run = _command(parsers, "run", commands.run, "train a small GPT with it on this machine", "--steps 5 --check")
     run.add_argument("--steps", type=int, help="how many updates")
@@ -82,26 +86,42 @@ def _looking(parsers: Any) -> None:
 
     simulate = _command(parsers, "simulate", commands.simulate, "predict time, bubble and memory", "--p2p-time 0.1")
     _execution(simulate)
+    simulate.add_argument("--ideal", action="store_true", help=_IDEAL)
     simulate.add_argument("--json", action="store_true", help="the figures, for machines")
 
     view = _command(parsers, "view", commands.view, "draw when each op runs", "-o 1f1b.html")
     view.add_argument("other", metavar="FILE", nargs="?", help="another one, side by side with it on a page")
     _execution(view)
+    view.add_argument("--ideal", action="store_true", help=_IDEAL)
     view.add_argument("-o", "--output", metavar="VIEW", help="the file to write, instead of the terminal: NAME.svg or "
                       ".png for papers, .html to zoom and hover, .json a trace for Perfetto and Chrome")  # fmt: skip
+
+    compare = _command(parsers, "compare", figures.compare, "compare schedules in one table", "--sort makespan")
+    _costs(compare)
+    compare.add_argument("--sort", choices=("given", "makespan"), default="given", help="the order of the rows")
+    compare.add_argument("--json", action="store_true", help="the figures of each, for machines")
+
+    help = "say what every idle time is due to, and what would make it less"
+    bubble = _command(parsers, "explain-bubble", figures.explain_bubble, help, "--p2p-time 0.1")
+    _execution(bubble)
+    bubble.add_argument("--json", action="store_true", help="every idle interval, for machines")
 
 
 def _execution(command: argparse.ArgumentParser) -> None:
     """The options of a command that executes a plan."""
-    for name in ("forward", "backward", "input", "weight"):
-        command.add_argument(f"--{name}-times", nargs="+", type=float, metavar="T",
-                             help=f"durations of {_OPS[name]}, one for all stages or one per stage")  # fmt: skip
-    command.add_argument("--p2p-time", type=float, metavar="T", help="duration of a transfer between ranks")
-    command.add_argument("--costs", metavar="FILE", help="a JSON file with the above, by their names")
+    _costs(command)
     command.add_argument("--transport", type=_transport, metavar="NAME",
                          help="what it communicates by; without, as the plan says, or gloo")  # fmt: skip
-    command.add_argument("--ideal", action="store_true", help="no transfer waits for another: only latency counts")
-    command.add_argument("--updates", type=int, metavar="N", help="of a schedule without a flush, how many to show")
+    command.add_argument("--updates", type=int, metavar="N", help="of a schedule without a flush, how many to look at")
+
+
+def _costs(parser: argparse.ArgumentParser) -> None:
+    """The options for costs."""
+    for name, ops in _OPS.items():
+        parser.add_argument(f"--{name}-times", nargs="+", type=float, metavar="T",
+                            help=f"durations of {ops}, one for all stages or one per stage")  # fmt: skip
+    parser.add_argument("--p2p-time", type=float, metavar="T", help="duration of a transfer between ranks")
+    parser.add_argument("--costs", metavar="FILE", help="a JSON or YAML file with these and more, see docs/costs.md")
 
 
 def _exchanging(parsers: Any) -> None:
@@ -118,8 +138,33 @@ def _exchanging(parsers: Any) -> None:
                        help="what the plan is proved for")  # fmt: skip
 
 
+def _pipeline(parsers: Any) -> None:
+    """The command in the place of a public visualizer."""
+    help = "simulate a strategy with the options of PP-Schedule-Visualization"
+    tool = parsers.add_parser(
+        "pipeline", help=help, description=f"{help[0].upper()}{help[1:]}; see docs/pipeline.md.",
+        epilog="example: schedc pipeline --num-stages 4 --num-batches 8 --p2p-time 0.1",
+    )  # fmt: skip
+    tool.add_argument("settings", metavar="KEY=VALUE", nargs="*", type=_setting, help="a setting, by its key in files")
+    tool.add_argument("-c", "--config", metavar="FILE", help="a JSON or YAML file with settings")
+    tool.add_argument("-s", "--num-stages", type=int, metavar="N", help="stages of the pipeline, by default 4")
+    tool.add_argument("-b", "--num-batches", type=int, metavar="N", help="microbatches, by default 10")
+    for short, name in (("-f", "forward"), ("-bw", "backward")):
+        tool.add_argument(short, f"--{name}-times", nargs="+", type=float, metavar="T", help=f"{name} times by stage")
+    tool.add_argument("--p2p-time", type=float, metavar="T", help="time of a transfer, by default 0")
+    tool.add_argument("-o", "--output", metavar="FILE", help="the picture to write")
+    tool.add_argument("--no-visualization", action="store_true", help="no picture, only the bubble rate")
+    tool.add_argument("--table", action="store_true", help="the timeline as a table, time by stage")
+    compat = tool.add_mutually_exclusive_group()
+    compat.add_argument("--compat", action="store_const", const="sync", help="count time as the tool's later version")
+    compat.add_argument("--compat-async", dest="compat", action="store_const", const="async",
+                        help="the same before its commit 56a94ad: no gaps after transfers")  # fmt: skip
+    tool.set_defaults(run=pipeline.pipeline)
+
+
 _OPS = {
-    "forward": "F", "backward": "a whole B", "input": "B where W is apart", "weight": "W",
+    "forward": "F", "backward": "a whole B", "input": "B where W is apart", "weight": "W", "recompute": "R",
+    "update": "U", "overlap": "ops that overlap, together",
 }  # fmt: skip
 
 
@@ -132,7 +177,10 @@ def _command(parsers: Any, name: str, run: Any, help: str, example: str) -> argp
         epilog=f"example: schedc {name} {_TABLE if name == 'import' else _EXAMPLE} {example}",
     )
     what = {"compile": "a program", "import": "a table"}
-    command.add_argument("file", metavar="FILE", help=what.get(name, "a program or a plan"))
+    if name == "compare":
+        command.add_argument("files", metavar="FILE", nargs="+", help="programs and plans")
+    else:
+        command.add_argument("file", metavar="FILE", help=what.get(name, "a program or a plan"))
     if name != "import":
         command.add_argument("-p", dest="params", action="append", default=[], type=_param, metavar="NAME=VALUE",
                              help="set a parameter of the program")  # fmt: skip
@@ -146,6 +194,12 @@ def _param(text: str) -> tuple[str, int]:
         return name.strip(), int(value)
     except ValueError:
         raise argparse.ArgumentTypeError(f"`{text}` is not NAME=VALUE with a whole number") from None
+
+
+def _setting(text: str) -> str:
+    if "=" not in text:
+        raise argparse.ArgumentTypeError(f"`{text}` is not KEY=VALUE")
+    return text
 
 
 def _transport(text: str) -> str:

@@ -31,7 +31,7 @@ _COSTS = syntax.Cost | syntax.Objective
 def expand(source: Source, tree: syntax.Schedule, params: Mapping[str, int], costs: Costs = UNIT) -> Schedule:
     """The schedule that a program describes for some parameters; CompileError with everything wrong with it.
 
-    Where `costs` leave something open, it is as the program gives it.
+    Where `costs` leave something open, it is as the program gives it; ValueError if they are for other stages.
     """
     found = check_names(source, tree) + _check_params(source, tree, params)
     if found:
@@ -86,6 +86,7 @@ class _Expansion:
             if not isinstance(item, _ORDERS | _PASSES | _COSTS):
                 declared.item(item)
         layout = declared.layout()
+        self.costs.check(len(layout.placement))
         return layout, self.record(self.order, layout)
 
     @property

@@ -11,7 +11,7 @@ from schedlang.report import figures
 
 _PROGRAMS = Path(__file__).parent / "programs"
 
-_UNIT = {kind: durations[0] for kind, durations in Costs().durations(1).items()}
+_UNIT = {kind: durations[0] for kind, durations in Costs().durations(1).by_kind.items()}
 _TIMES = (
     f"`F` and `R` take {_UNIT[Kind.F]:g}, a whole backward {_UNIT[Kind.B]:g}, its halves {_UNIT[Kind.I]:g} and "
     f"{_UNIT[Kind.W]:g}, a transfer 0"

@@ -28,7 +28,7 @@ from schedlang.standstill import Standstill
 from schedlang.structure import check_structure
 from schedlang.timeline import Bar, Timeline
 from schedlang.transports import PORTABLE, TIMED, Transport, transports
-from schedlang.versions import follow_weights
+from schedlang.versions import bytes_of_weights, follow_weights
 
 # What has happened to a microbatch on a stage, one bit each: made there, arrived there, sent from there.
 _MADE: dict[int, int] = {Kind.F: 1, Kind.B: 2, Kind.W: 4, Kind.R: 128, Kind.OFFLOAD: 256, Kind.RELOAD: 512}
@@ -44,7 +44,7 @@ class Execution:
     `transport` is the one that its times are of, or `ideal`. `peak_activations[r]` counts stage activations, one per
     stage and microbatch, held from the forward to the last use: the whole backward, or the weight half.
     `peak_memory[r]` is the same in the program's amounts, and `memory[r]` is what the rank holds over time, in steps:
-    (time, amount from then on).
+    (time, amount from then on). `peak_bytes[r]` is the peak in bytes, if costs give them.
     """
 
     transport: str
@@ -52,6 +52,7 @@ class Execution:
     peak_activations: tuple[int, ...]
     peak_memory: tuple[float, ...]
     memory: tuple[tuple[tuple[float, float], ...], ...] = field(repr=False)
+    peak_bytes: tuple[float, ...] | None = None
 
 
 def prove(schedule: Schedule) -> Execution:
@@ -73,9 +74,9 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, ideal: bool = False) -> Ex
     """The execution with durations: an op starts when its rank is free and what it needs is there.
 
     Transfers go by the rules of the schedule's transport, those of a portable plan by gloo's (docs/transports.md, "How
-    long transfers take"). In the `ideal` execution no transfer waits for another, nor a rank for its sends: what
-    crosses ranks is there `costs.latency` after the end of the op that made it. What `costs` leave open is as the
-    program gave it. ValueError for a wrong number of costs; CompileError for a schedule that does not run there.
+    long transfers take"). In the `ideal` execution no transfer waits for another, nor a rank for its sends: only the
+    time of `costs.transfers` counts. What `costs` leave open is as the program gave it. ValueError for a wrong number
+    of costs; CompileError for a schedule that does not run there.
     """
     rules = TIMED if schedule.transport == PORTABLE else transports(schedule.transport)[0]
     return _run(schedule, costs.over(schedule.costs), rules, ideal)
@@ -90,12 +91,13 @@ def _run(schedule: Schedule, costs: Costs, transport: Transport, ideal: bool) ->
 
 class _Machine:
     def __init__(self, schedule: Schedule, costs: Costs, transport: Transport, ideal: bool) -> None:
-        self.schedule, self.costs, self.ideal = schedule, costs, ideal
-        self.transport, self.network = transport, Network(schedule, transport, costs)
-        self.durations = costs.durations(len(schedule.placement))
+        self.schedule, self.ideal = schedule, ideal
+        stages = len(schedule.placement)
+        self.durations, self.transfers = costs.durations(stages), costs.transfers(stages)
+        self.transport, self.network = transport, Network(schedule, transport, self.transfers)
         self.findings: list[Finding] = []
-        self.stride = max(map(schedule.layout.units, range(len(schedule.placement))))
-        ranks, slots = len(schedule.ranks), len(schedule.placement) * self.stride
+        self.stride = max(map(schedule.layout.units, range(stages)))
+        ranks, slots = len(schedule.ranks), stages * self.stride
         self.position = [0] * ranks
         self.clock = [0.0] * ranks
         self.bars: list[list[Bar]] = [[] for _ in range(ranks)]
@@ -104,10 +106,10 @@ class _Machine:
         self.links = schedule.layout.links or tuple(range(ranks))
         self.link_free = dict.fromkeys(self.links, 0.0)
         self.shares_links = len(self.link_free) < ranks and bool(schedule.offloaded)
-        #: By stage activations, and by the program's amounts: what each op adds, and the level of each rank.
-        self.memories = [
-            (each.memory(len(schedule.placement)), [Level() for _ in range(ranks)]) for each in (UNIT, costs)
-        ]
+        #: By stage activations, by the program's amounts, and by bytes: what each op adds, and each rank's level.
+        self.memories = [(each.memory(stages), [Level() for _ in range(ranks)]) for each in (UNIT, costs)]
+        if amounts := costs.bytes(stages):
+            self.memories.append((amounts, [Level(each, each) for each in bytes_of_weights(schedule, costs)]))
         #: The ranks that can go on, by their clocks.
         self.ready = [(0.0, rank) for rank in range(ranks)]
         #: Where ranks do not block: the receives issued, and the one that a rank waits for before an op.
@@ -131,11 +133,11 @@ class _Machine:
         for _, levels in self.memories:
             for level in levels:
                 level.advance()
-        activations, memory = ([level.peak for level in levels] for _, levels in self.memories)
+        activations, memory, *bytes = ([level.peak for level in levels] for _, levels in self.memories)
         timeline = Timeline(tuple(map(tuple, self.bars)), tuple(map(tuple, self.copies)))
         steps = tuple(tuple(level.steps) for level in self.memories[1][1])
         name = "ideal" if self.ideal else self.transport.name
-        return Execution(name, timeline, tuple(map(int, activations)), tuple(memory), steps)
+        return Execution(name, timeline, tuple(map(int, activations)), tuple(memory), steps, *map(tuple, bytes))
 
     def held_at(self, rank: int) -> int | None:
         """The transfer that keeps a rank from going on, if it has not come to its end."""
@@ -186,8 +188,8 @@ class _Machine:
             for need in needs(self.schedule, *op):
                 start = max(start, self.available(rank, index, need))
         end = start
-        for kind, stage, microbatch in ops:
-            begin, end = end, end + self.durations[kind][stage]
+        for (kind, stage, microbatch), after in zip(ops, self.durations.ends(ops), strict=True):
+            begin, end = end, start + after
             self.bars[rank].append(Bar(kind, stage, microbatch, begin, end))
             self.hold(rank, kind, stage, microbatch, begin, end)
         self.clock[rank] = end
@@ -240,7 +242,7 @@ class _Machine:
             help = "a program that writes any `send` or `recv` must write all of them"
             self.too_early(rank, index, word(receive, receiver, microbatch), help)
         if self.ideal:
-            return self.ends[kind][slot] + self.costs.latency(self.schedule.placement[stage], rank)
+            return self.ends[kind][slot] + self.transfers.time(kind, stage, self.schedule.placement[stage], rank)
         return self.arrivals[receive][there]
 
     def post(self, rank: int, batch: range) -> None:

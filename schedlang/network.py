@@ -11,8 +11,9 @@ from enum import IntEnum
 from attrs import define, field
 
 from schedlang.actions import counterpart, is_send, word
-from schedlang.costs import Costs
+from schedlang.costs import Transfers
 from schedlang.findings import Finding
+from schedlang.kinds import Kind
 from schedlang.schedule import Schedule
 from schedlang.transports import Transport
 
@@ -61,8 +62,8 @@ class _Channel:
 class Network:
     """The transfers of a schedule on a transport."""
 
-    def __init__(self, schedule: Schedule, transport: Transport, costs: Costs) -> None:
-        self.schedule, self.transport, self.costs = schedule, transport, costs
+    def __init__(self, schedule: Schedule, transport: Transport, transfers: Transfers) -> None:
+        self.schedule, self.transport, self.transfers = schedule, transport, transfers
         self.findings: list[Finding] = []
         #: Batches that have become complete since the machine last looked.
         self.completed: deque[Flight] = deque()
@@ -169,7 +170,8 @@ class Network:
         self._compare(sender, receiver)
         if self.transport.atomic:
             self._partner[sender], self._partner[receiver] = receiver, sender
-        latency = self.costs.latency(sender[0], receiver[0])
+        kind, stage, *_ = self.schedule.ranks[sender[0]].row(sender[1])
+        latency = self.transfers.time(Kind.F if kind == Kind.SEND_F else Kind.B, stage, sender[0], receiver[0])
         over = max(since + latency, there) if self.transport.travels_ahead else max(since, there) + latency
         if self.transport.capacity:
             channel.received.append(over)

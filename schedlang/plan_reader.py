@@ -96,7 +96,7 @@ class _Reader:
     def costs(self, stages: int) -> Costs:
         """The field `costs`, which may be empty."""
         costs = self.check(lambda: costs_of(self.document.get("costs")), "costs")
-        self.check(lambda: (costs.durations(stages), costs.memory(stages)), "costs")
+        self.check(lambda: costs.check(stages), "costs")
         return costs
 
     def pipelines(self, stages: int) -> tuple[Pipeline, ...]:

@@ -11,8 +11,8 @@ from schedlang.names import OBJECTIVES
 
 #: The field of `Costs` that an op's word means; where the backward is split, `B` is its input half.
 _FIELDS = {
-    "F": "forward", "B": "backward", "BW": "backward", "W": "weight", "R": "recompute", "send": "p2p",
-    "offload": "offload", "reload": "reload",
+    "F": "forward", "B": "backward", "BW": "backward", "W": "weight", "R": "recompute", "U": "update",
+    "send": "p2p", "offload": "offload", "reload": "reload", "overlap": "overlap",
 }  # fmt: skip
 
 

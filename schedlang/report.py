@@ -2,19 +2,29 @@
 
 from typing import Any
 
+from schedlang.bubbles.attribution import bubbles, exposed
+from schedlang.bubbles.critical_path import critical_path, path_by_ops
+from schedlang.bubbles.waits import waits
+from schedlang.costs import UNIT, Costs
 from schedlang.machine import Execution, simulate
 from schedlang.plan import Plan
 from schedlang.versions import follow_weights
 from schedlang.views.terminal import draw
 
 
-def figures(plan: Plan, execution: Execution) -> dict[str, Any]:
-    """The figures under their stable names; times in the unit of the costs, memory in stage activations."""
+def figures(plan: Plan, execution: Execution, costs: Costs = UNIT) -> dict[str, Any]:
+    """The figures of an execution with some costs under their stable names.
+
+    Times are in the unit of the costs, memory in stage activations, in the program's amounts, and if given in bytes.
+    """
     timeline = execution.timeline
+    found = waits(plan, timeline, costs)
+    bytes = {} if execution.peak_bytes is None else {"peak_bytes": list(execution.peak_bytes)}
     return {
         "schedule": plan.name,
         "params": plan.params,
         "ranks": len(plan.ranks),
+        "stages": plan.layout.pipelines[0].stop,
         "microbatches": plan.microbatches,
         "actions": sum(map(len, plan.ranks)),
         "transport": execution.transport,
@@ -25,17 +35,22 @@ def figures(plan: Plan, execution: Execution) -> dict[str, Any]:
             "span": timeline.bubble_of_span,
         },
         "span": timeline.span,
+        "spans": timeline.spans,
         "peak_activations": list(execution.peak_activations),
         "peak_memory": list(execution.peak_memory),
+        **bytes,
         "busy": timeline.busy,
         "copying": timeline.copying,
+        "exposed": exposed(bubbles(found, costs)),
+        "critical_path": path_by_ops(plan, critical_path(found)),
         "versions": list(follow_weights(plan).held),
     }
 
 
-def figures_text(plan: Plan, execution: Execution, ideal: float) -> str:
+def figures_text(plan: Plan, execution: Execution, ideal: float, costs: Costs = UNIT) -> str:
     """The figures with their definitions, and the picture of the timeline; `ideal` is the ideal makespan."""
     timeline = execution.timeline
+    found = figures(plan, execution, costs)
     rows = [
         ("makespan", f"{timeline.makespan:.10g}", "from the first start to the last end, over all ranks"),
         ("bubble over ideal", f"{timeline.bubble_over_ideal:.2%}", "idle time / working time"),
@@ -53,6 +68,14 @@ def figures_text(plan: Plan, execution: Execution, ideal: float) -> str:
         )
     if f"{timeline.makespan:.10g}" != f"{ideal:.10g}":
         rows.insert(1, _exposed(execution, ideal))
+    if execution.peak_bytes is not None:
+        peaks = " ".join(f"{peak:,.0f}" for peak in execution.peak_bytes)
+        rows.append(("peak bytes", peaks, "per rank, of activations and weights"))
+    path = " + ".join(f"{what} {time:.10g}" for what, time in found["critical_path"].items())
+    rows.append(("critical path", "", f"{path}: the chain of ops and waits that is the makespan"))
+    if found["exposed"]:
+        meaning = "idle time in which ranks wait for what is on its way, all ranks together"
+        rows.append(("exposed transfers", f"{found['exposed']:.10g}", meaning))
     width = max(len(value) for _, value, _ in rows)
     lines = [f"{name:<22}{value:<{width}}  {meaning}" for name, value, meaning in rows]
     return "\n".join([draw(timeline), "", *lines])
@@ -62,7 +85,7 @@ def _exposed(execution: Execution, ideal: float) -> tuple[str, str, str]:
     """What communication costs: time in which no rank makes up for it."""
     exposed = execution.timeline.makespan - ideal
     meaning = f"longer on {execution.transport} than the ideal {ideal:.10g}, where no transfer waits"
-    return "exposed communication", f"{exposed:.10g}", meaning
+    return "beyond the ideal", f"{exposed:.10g}", meaning
 
 
 def lowering_text(plan: Plan) -> str:

@@ -191,7 +191,8 @@ class Assert(Node):
 
 @frozen
 class Cost(Node):
-    """`cost F = 3`, or `cost F(s) = …` per stage: how long an op takes; `cost send = 1`: any transfer between ranks."""
+    """`cost F = 3`, or `cost F(s) = …` per stage: how long an op takes; `cost overlap`, ops that overlap
+    together; `cost send = 1`, any transfer between ranks."""
 
     word: str
     stage: Name | None

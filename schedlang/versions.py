@@ -11,6 +11,7 @@ from heapq import heappop, heappush
 from attrs import define, field, frozen
 
 from schedlang.actions import Actions, is_transfer
+from schedlang.costs import Costs
 from schedlang.findings import Finding
 from schedlang.kinds import Kind
 from schedlang.schedule import Schedule
@@ -24,12 +25,13 @@ _ADDS_GRADIENT = (Kind.B, Kind.W)
 class Versions:
     """What the ranks hold and how late their gradients are.
 
-    `held[r]` is the most versions of one stage's weights that rank r holds at once; `staleness` is the most updates
-    by which a forward's weights are behind: 0 for a synchronous schedule. `read[stage, microbatch]` is the version
-    that the forward reads, and the backward again.
+    `held[r]` is the most versions of one stage's weights that rank r holds at once, `held_of[s]` the most of stage s;
+    `staleness` is the most updates by which a forward's weights are behind: 0 for a synchronous schedule.
+    `read[stage, microbatch]` is the version that the forward reads, and the backward again.
     """
 
     held: tuple[int, ...]
+    held_of: tuple[int, ...]
     staleness: int
     read: dict[tuple[int, int], int]
     findings: tuple[Finding, ...]
@@ -43,12 +45,23 @@ def follow_weights(schedule: Schedule) -> Versions:
     findings = [finding for rank in ranks for finding in rank.findings]
     # Where updates themselves are amiss, so are the versions that they make.
     updates = [finding for finding in findings if finding.code == "update"]
+    held = [rank.most_held() for rank in ranks]
     return Versions(
-        tuple(rank.most_held() for rank in ranks),
+        tuple(max(each.values(), default=1) for each in held),
+        tuple(held[rank].get(stage, 1) for stage, rank in enumerate(schedule.placement)),
         max(rank.staleness for rank in ranks),
         {op: version for rank in ranks for op, version in rank.read.items()},
         tuple(updates or findings),
     )
+
+
+def bytes_of_weights(schedule: Schedule, costs: Costs) -> list[float]:
+    """What the weights take on each rank: the most versions of each of its stages."""
+    found = [0.0] * len(schedule.ranks)
+    each = costs.bytes_of_weights(len(schedule.placement))
+    for rank, bytes, held in zip(schedule.placement, each, follow_weights(schedule).held_of, strict=True):
+        found[rank] += bytes * held
+    return found
 
 
 @define
@@ -113,12 +126,12 @@ class _Rank:
         self.staleness = max(self.staleness, update - version)
         return version
 
-    def most_held(self) -> int:
-        """The most versions of one stage at once: the newest, and older ones that are read again.
+    def most_held(self) -> dict[int, int]:
+        """The most versions of each updated stage at once: the newest, and older ones that are read again.
 
         An update happens in place if the version it starts from is not read again.
         """
-        most = 1
+        most: dict[int, int] = {}
         #: For each stage, the last reads of its older versions that are still to come.
         to_come: dict[int, list[int]] = {}
         for (stage, newest), index in self.made.items():
@@ -126,7 +139,7 @@ class _Rank:
             heappush(reads, self.last_read.get((stage, newest - 1), -1))
             while reads and reads[0] < index:
                 heappop(reads)
-            most = max(most, 1 + len(reads))
+            most[stage] = max(most.get(stage, 1), 1 + len(reads))
         return most
 
     def find(self, code: str, message: str, index: int, help: str) -> None:

@@ -37,18 +37,22 @@ def test_compile_show_simulate(tmp_path: Path) -> None:
         "schedule": "one_f_one_b",
         "params": {"ranks": 2, "microbatches": 3},
         "ranks": 2,
+        "stages": 2,
         "microbatches": 3,
         "actions": 24,
         "transport": "gloo",
         "makespan": 12.0,
+        "ideal_makespan": 12.0,
         "bubble": {"over_ideal": pytest.approx(1 / 3), "over_makespan": 0.25, "span": 0.25},
         "span": 12.0,
+        "spans": [12.0, 9.0],
         "peak_activations": [2, 1],
         "peak_memory": [2, 1],
         "busy": [9.0, 9.0],
         "copying": [0.0, 0.0],
+        "exposed": 0.0,
+        "critical_path": {"F": 4.0, "B": 8.0},
         "versions": [1, 1],
-        "ideal_makespan": 12.0,
     }
 
 
@@ -186,7 +190,8 @@ def test_costs_files_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_every_command_has_an_example_that_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("compile", "show", "simulate", "export", "import", "run"):
+    commands = ("compile", "show", "simulate", "compare", "explain-bubble", "pipeline", "export", "import", "run")
+    for command in commands:
         with pytest.raises(SystemExit):
             main([command, "--help"])
         example = capsys.readouterr().out.split("example: schedc ")[1].split()
@@ -197,7 +202,8 @@ def test_every_command_has_an_example_that_works(tmp_path: Path, capsys: pytest.
             (tmp_path / "table.csv").write_text("0F0,0B0")
             example[1] = str(tmp_path / "table.csv")
         arguments = [argument for argument in example if argument not in ("-o", "plan.json")]
-        arguments[1] = str(PROGRAMS.parent / arguments[1])
+        if command != "pipeline":
+            arguments[1] = str(PROGRAMS.parent / arguments[1])
         assert main(arguments) == 0
         capsys.readouterr()
 

@@ -46,7 +46,8 @@ def test_times_of_transfers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 
 def test_every_command_and_program_is_named() -> None:
-    for command in ("compile", "check", "show", "simulate", "view", "export", "import", "run", "explain"):
+    commands = ("compile", "check", "show", "simulate", "view", "compare", "explain-bubble", "pipeline")
+    for command in (*commands, "export", "import", "run", "explain"):
         assert f"| `schedc {command} " in README
     for target in ("demo", "test", "pictures"):
         assert f"make {target}" in README

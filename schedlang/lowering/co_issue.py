@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from attrs import define, evolve, field
 
 from schedlang.actions import Actions, counterpart, is_copy
+from schedlang.costs import Durations
 from schedlang.dependencies import MAKES, SENDS, Op, needs
 from schedlang.kinds import Kind
 from schedlang.schedule import Schedule
@@ -58,7 +59,7 @@ class _Insertion:
                 self.go_on(rank, actions.batch(self.position[rank]))
         return tuple(self.issued)
 
-    def start(self, now: float, costs: dict[int, list[float]]) -> None:
+    def start(self, now: float, costs: Durations) -> None:
         """Issue the next op of every woken rank that has one ready, or the next ops that overlap."""
         woken, self.woken = sorted(self.woken - self.busy), set()
         for rank in woken:
@@ -69,7 +70,7 @@ class _Insertion:
             if not any(self.lacking(actions, index) for index in batch):
                 self.issue(rank, batch)
                 self.busy.add(rank)
-                end = now + sum(costs[actions.kind[index]][actions.stage[index]] for index in batch)
+                end = now + costs.ends(list(map(actions.row, batch)))[-1]
                 # Of ops that end together, those hand over first whose ranks have done less.
                 heappush(self.running, (end, batch.start, rank))
 

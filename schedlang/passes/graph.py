@@ -64,7 +64,7 @@ class Graph:
         stages = len(self.schedule.placement)
         durations, memory = self.schedule.costs.durations(stages), self.schedule.costs.memory(stages)
         for ops in self.ops:
-            self.time.append(sum(durations[kind][stage] for kind, stage, *_ in ops))
+            self.time.append(durations.ends(ops)[-1])
             amounts = [memory[kind][stage] for kind, stage, *_ in ops]
             kept = [amount * self.schedule.keeps(*op[:3]) for amount, op in zip(amounts, ops, strict=True)]
             self.rise.append(max(map(sum, zip(accumulate(kept, initial=0.0), amounts, strict=False))))
@@ -78,11 +78,16 @@ class Graph:
             for kind, stage, unit, *_ in ops
             for made in MAKES[kind]
         }
-        latency = self.schedule.costs.p2p or 0.0
+        transfers = self.schedule.costs.transfers(len(self.schedule.placement))
         self.users = [[] for _ in self.ops]
         for node, ops in enumerate(self.ops):
-            wanted = {maker[need] for op in ops for need in needs(self.schedule, *op[:3])} - {node}
-            self.needs.append([(each, latency * (self.rank[each] != self.rank[node])) for each in sorted(wanted)])
+            wanted: dict[int, float] = {}
+            for kind, stage, unit in (need for op in ops for need in needs(self.schedule, *op[:3])):
+                each = maker[kind, stage, unit]
+                latency = transfers.time(kind, stage, self.rank[each], self.rank[node])
+                wanted[each] = max(wanted.get(each, 0.0), latency)
+            wanted.pop(node, None)
+            self.needs.append(sorted(wanted.items()))
             for each in wanted:
                 if self.rank[each] != self.rank[node]:
                     self.users[each].append(node)

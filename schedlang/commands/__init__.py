@@ -15,57 +15,25 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+from schedlang.commands.given import UsageError, compiled, load, load_priced
 from schedlang.diagnostics import CompileError, Diagnostic, counted, render
 
 #: The most sizes that one `schedc check --for` looks at.
 MOST_SIZES = 1_000_000
 
 
-class UsageError(Exception):
-    """The options do not go together."""
-
-
-def _load(options: argparse.Namespace, costs: Any = None, file: str | None = None, transport: str | None = None) -> Any:
-    """The plan in the file, or the plan of the program in it for some costs and a transport.
-
-    A plan begins with `{`, a program never does.
-    """
-    from schedlang import compile, read_plan, read_source
-
-    file, transport = file or options.file, transport or "portable"
-    source = read_source(file)
-    if not source.text.lstrip().startswith("{"):
-        if costs:
-            return compile(source, dict(options.params), costs, transport=transport)
-        return _compile(source, dict(options.params), transport=transport)
-    if options.params:
-        raise UsageError(f"-p sets parameters of a program, `{file}` is a plan")
-    return read_plan(file)
-
-
 def compile_program(options: argparse.Namespace) -> int:
     """Prove a program and write its plan."""
     from schedlang import read_source
 
-    plan = _compile(read_source(options.file), dict(options.params), options.forward_only, options.transport)
+    choices = {"forward_only": options.forward_only, "transport": options.transport}
+    plan = compiled(read_source(options.file), dict(options.params), **choices)
     status = _write(plan, options.output, options.format)
     if options.verbose:
         from schedlang.report import lowering_text
 
         print(lowering_text(plan))
     return status
-
-
-def _compile(source: Any, params: dict[str, int], forward_only: bool = False, transport: str = "portable") -> Any:
-    """The plan of a program; CompileError with advice."""
-    from schedlang import compile
-
-    try:
-        return compile(source, params, forward_only=forward_only, transport=transport)
-    except CompileError as error:
-        from schedlang.advice import advise
-
-        raise advise(error, source, params, forward_only, transport) from None
 
 
 def import_table(options: argparse.Namespace) -> int:
@@ -86,7 +54,7 @@ def export(options: argparse.Namespace) -> int:
     from schedlang.plan import write_text
     from schedlang.torch_tables import export_table
 
-    table = export_table(_load(options), options.to)
+    table = export_table(load(options), options.to)
     if options.output:
         write_text(table, options.output)
         print(f"wrote {options.output}")
@@ -161,7 +129,7 @@ def _warn(warnings: list[Diagnostic], format: str = "text") -> None:
 
 def show(options: argparse.Namespace) -> int:
     """Print what each rank does."""
-    plan = _load(options)
+    plan = load(options)
     texts = [(actions.compute() if options.compute else actions).text() for actions in plan.ranks]
     if options.ranks:
         print("\n".join(texts))
@@ -179,17 +147,20 @@ def simulate(options: argparse.Namespace) -> int:
     from schedlang import simulate as execute
     from schedlang.report import figures, figures_text
 
-    plan, costs, execution = _execute(options, options.file)
+    plan, costs = load_priced(options)
+    execution = execute(plan, costs, options.ideal)
     ideal = execution if options.ideal else execute(plan, costs, ideal=True)
+    makespan = ideal.timeline.makespan
     if options.json:
-        print(json.dumps(figures(plan, execution) | {"ideal_makespan": ideal.timeline.makespan}))
+        print(json.dumps(figures(plan, execution, costs) | {"ideal_makespan": makespan}))
     else:
-        print(figures_text(plan, execution, ideal.timeline.makespan))
+        print(figures_text(plan, execution, makespan, costs))
     return 0
 
 
 def view(options: argparse.Namespace) -> int:
     """Draw executions: one in the terminal, or one or two in a file."""
+    from schedlang import simulate as execute
     from schedlang.views import check_path, lay_out, write_pictures
     from schedlang.views.terminal import view as draw
 
@@ -201,7 +172,8 @@ def view(options: argparse.Namespace) -> int:
             check_path(options.output, len(files))
     except ValueError as error:
         raise UsageError(str(error)) from None
-    pictures = [lay_out(plan, execution) for plan, _, execution in (_execute(options, file) for file in files)]
+    priced = [load_priced(options, file) for file in files]
+    pictures = [lay_out(plan, execute(plan, costs, options.ideal)) for plan, costs in priced]
     if not options.output:
         print(draw(pictures[0], colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")))
         return 0
@@ -214,37 +186,11 @@ def view(options: argparse.Namespace) -> int:
     return 0
 
 
-def _execute(options: argparse.Namespace, file: str) -> tuple[Any, Any, Any]:
-    """The plan of a file, the costs in the options, and its execution at these."""
-    from attrs import evolve
-
-    from schedlang import prove
-    from schedlang import simulate as execute
-    from schedlang.costs import NAMES, make_costs, read_costs
-
-    given = {name: getattr(options, name) for name in NAMES if getattr(options, name, None) is not None}
-    if options.costs and given:
-        raise UsageError("give costs as options or as a file, not both")
-    try:
-        costs = read_costs(options.costs) if options.costs else make_costs(
-            {name: times if isinstance(times, list) else [times] for name, times in given.items()}
-        )  # fmt: skip
-        plan = _load(options, costs if given or options.costs else None, file, options.transport)
-        if options.transport and options.transport != plan.transport:
-            plan = evolve(plan, transport=options.transport)
-            prove(plan)
-        if options.updates is not None:
-            plan = plan.for_updates(options.updates)
-        return plan, costs, execute(plan, costs, options.ideal)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-
-
 def run(options: argparse.Namespace) -> int:
     """Train a small GPT on this machine."""
     from schedlang import write_plan
 
-    plan = _load(options)
+    plan = load(options)
     if importlib.util.find_spec("torch") is None:
         print("schedc run needs torch: pip install 'schedlang[runtime]'", file=sys.stderr)
         return 1

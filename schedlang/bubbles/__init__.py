@@ -1,0 +1,1 @@
+"""Why ranks are idle, and what makes an execution as long as it is."""

@@ -1,0 +1,80 @@
+"""Costs from what a user gives: lists by their names, a JSON or YAML file, or the trace of a measured run."""
+
+import re
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from schedlang.costs.measured import measured_costs
+from schedlang.costs.model import NAMES, SINGLE, Costs
+from schedlang.diagnostics import CompileError, Diagnostic
+from schedlang.kinds import Kind
+
+_ACTION = re.compile(r"(\d+)(F|B|I|W|R|U|OFFLOAD|RELOAD)\d*")
+
+
+def make_costs(lists: Mapping[str, Sequence[float]]) -> Costs:
+    """Costs from the user's lists, by their `NAMES`; ValueError for what cannot be one."""
+    given: dict[str, Any] = {}
+    for name, values in lists.items():
+        if name not in NAMES:
+            close = get_close_matches(name, NAMES, n=1)
+            raise ValueError(f"there is no cost `{name}`{f', there is `{close[0]}`' if close else ''}")
+        if not values or not all(isfinite(each) and (each >= 0 or "memory" in name) for each in values):
+            raise ValueError(f"`{name}` must be numbers{'' if 'memory' in name else ' from 0'}")
+        given[NAMES[name]] = _single(name, values) if NAMES[name] in SINGLE else tuple(map(float, values))
+    return Costs(**given)
+
+
+def _single(name: str, values: Sequence[float]) -> float | int:
+    """The one number of a cost that is no list."""
+    value = values[0]
+    if len(values) > 1:
+        raise ValueError(f"`{name}` is one number")
+    if name.startswith("bandwidth") and value == 0:
+        raise ValueError(f"`{name}` is 0, it must be more")
+    if name != "ranks_per_node":
+        return float(value)
+    if value < 1 or value != int(value):
+        raise ValueError(f"`{name}` is {value}, it must be a whole number from 1")
+    return int(value)
+
+
+def costs_of(document: Any) -> Costs:
+    """Costs from an object such as `{"forward_times": [1, 1.5], "p2p_time": 0.1}`; ValueError says what is wrong.
+
+    An object with `traceEvents` is a trace in Chrome's format; of its actions, the median durations are taken.
+    """
+    if not isinstance(document, dict):
+        raise ValueError('it must be an object, such as {"forward_times": [1, 2]}')
+    if "traceEvents" in document:
+        return _traced_costs(document["traceEvents"])
+    lists = {name: values if isinstance(values, list) else [values] for name, values in document.items()}
+    for name, values in lists.items():
+        if not all(type(each) in (int, float) for each in values):
+            raise ValueError(f"`{name}` must be numbers")
+    return make_costs(lists)
+
+
+def _traced_costs(events: Any) -> Costs:
+    """The costs in a trace: complete events ("X") named as actions are in a plan, `2F0`, with a duration each."""
+    ops = []
+    for event in events if isinstance(events, list) else ():
+        match event:
+            case {"ph": "X", "name": str(name), "dur": int() | float() as duration} if found := _ACTION.fullmatch(name):
+                ops.append((Kind[found[2]], int(found[1]), float(duration)))
+    if not ops:
+        raise ValueError("the trace has no actions, such as an event `2F0` with a duration")
+    return measured_costs(ops)
+
+
+def read_costs(path: str | Path) -> Costs:
+    """Costs from a JSON or YAML file; CompileError says what is wrong with it."""
+    from schedlang.documents import read_document
+
+    try:
+        return costs_of(read_document(path))
+    except (ValueError, RecursionError) as error:
+        raise CompileError([Diagnostic("costs", f"costs in `{path}`: {error}", file=str(path))]) from None

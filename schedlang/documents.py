@@ -1,0 +1,38 @@
+"""JSON and YAML files that users write: costs, and the settings of `schedc pipeline`."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from schedlang.source import read_source
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 25e9 is a number, as in JSON and in YAML 1.2; PyYAML reads 1.1, where it is a text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
+
+def read_document(path: str | Path) -> Any:
+    """What a file holds: YAML if its name ends so, or else JSON.
+
+    ValueError for what is neither; CompileError for a file that cannot be read.
+    """
+    text = read_source(path).text
+    if Path(path).suffix not in (".yaml", ".yml"):
+        return json.loads(text)
+    return read_value(text)
+
+
+def read_value(text: str) -> Any:
+    """What a text in YAML says; ValueError for what is none."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
