@@ -72,9 +72,9 @@ def test_communication_takes_time_on_its_transport(tmp_path: Path, capsys: pytes
     assert simulated(ONE_F_ONE_B, *slow, "--transport", "nccl")["makespan"] == 37.5
     capsys.readouterr()
     assert main(["simulate", explicit, *slow, "--transport", "nccl"]) == 0
-    assert "\nexposed communication 0.75     longer on nccl than the ideal 37," in capsys.readouterr().out
+    assert "\nbeyond the ideal      0.75     longer on nccl than the ideal 37," in capsys.readouterr().out
     assert main(["simulate", explicit, *slow]) == 0
-    assert "exposed" not in capsys.readouterr().out
+    assert "beyond the ideal" not in capsys.readouterr().out
 
 
 def test_verbose_says_how_communication_was_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
