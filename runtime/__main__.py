@@ -15,9 +15,9 @@ from torch import Tensor
 from schedlang.diagnostics import CompileError
 from schedlang.plan import Plan
 from schedlang.plan_reader import read_plan
+from schedlang.runtime.checks import unsupported, wrong_number
 from schedlang.runtime.corpus import read_corpus
-from schedlang.runtime.pipeline import unsupported, wrong_number
-from schedlang.runtime.report import TOLERANCE, compare, print_header, report
+from schedlang.runtime.report import TOLERANCE, compare, print_header, report, total_losses
 from schedlang.runtime.train import Training, train, train_alone
 from schedlang.runtime.watchdog import PipelineError, say
 
@@ -87,7 +87,7 @@ def _start(path: Path) -> tuple[Plan, Tensor]:
         plan, corpus = read_plan(path), read_corpus()
         wrong = wrong_number(plan, started)
         if wrong is None:
-            wrong = unsupported(plan)
+            wrong = unsupported(plan) or ("the plan has no backward" if plan.is_forward_only else None)
         else:
             wrong += f": torchrun --nproc-per-node {len(plan.ranks)} -m schedlang.runtime {path}"
     except (CompileError, OSError) as error:
@@ -110,9 +110,7 @@ def _conclude(plan: Plan, corpus: Tensor, options: argparse.Namespace, found: li
     right = True
     if options.check:
         print(f"training again in one process, {options.steps} steps", flush=True)
-        errors = compare(
-            found, found[plan.placement[-1]].losses, train_alone(plan, corpus, options.steps, options.seed)
-        )
+        errors = compare(found, total_losses(found), train_alone(plan, corpus, options.steps, options.seed))
         figures = errors | figures
         right = max(errors.values()) <= TOLERANCE
     print(json.dumps(figures), flush=True)

@@ -1,5 +1,6 @@
 """Trains the small GPT with a plan, and again without one, to compare."""
 
+from collections.abc import Iterable
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -26,8 +27,8 @@ RECORDED = 3
 class Training:
     """What came out on one rank.
 
-    `losses` is the mean loss of each step, on the rank of the last stage only; `seconds` how long each took there.
-    `gradients` are the last step's, by stage and parameter; `recorded` the compute ops of the recorded steps.
+    `losses` is what the rank's microbatches add to the mean loss of each step, on ranks of last stages only; `seconds`
+    how long each took there. `gradients` are the last step's, by stage and parameter; `recorded` the compute ops of the recorded steps.
     """
 
     losses: list[float] = field(factory=list)
@@ -40,12 +41,12 @@ def train(plan: Plan, corpus: Tensor, steps: int, seed: int, timeout: float) -> 
     """Train with the plan, together with all other ranks; the rank of the last stage prints a line per step."""
     training = Training()
     rank = dist.get_rank()
-    model = build_gpt(len(plan.placement), seed)
-    stages = {stage: model[stage] for stage in plan.stages_of(rank)}
+    stages = build_stages(plan, plan.stages_of(rank), seed)
     optimizers = {stage: _optimizer(module) for stage, module in stages.items()}
     for stage, optimizer in optimizers.items():
         # The last moment at which gradients are whole, whether the plan or the loop below updates.
-        optimizer.register_step_pre_hook(partial(_keep_gradients, training, stage, stages[stage]))
+        piece = stage - plan.layout.pipeline_of[stage].start
+        optimizer.register_step_pre_hook(partial(_keep_gradients, training, piece, stages[stage]))
     actions = plan.ranks[rank]
     updated = {stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U}
     pipeline = Pipeline(
@@ -61,17 +62,25 @@ def train(plan: Plan, corpus: Tensor, steps: int, seed: int, timeout: float) -> 
         if pipeline.record:
             training.recorded.append(pipeline.bars)
         if losses is not None:
-            training.losses.append(float(losses.mean()))
+            training.losses.append(float(losses.sum()) / plan.microbatches)
             training.seconds.append(perf_counter() - start)
-            speed = tokens(plan) / training.seconds[-1]
-            print(f"step {step + 1:>3}  loss {training.losses[-1]:.4f}  {speed:>9,.0f} tokens/s", flush=True)
+            if rank == plan.placement[-1]:
+                speed = tokens(plan) / training.seconds[-1]
+                print(f"step {step + 1:>3}  loss {float(losses.mean()):.4f}  {speed:>9,.0f} tokens/s", flush=True)
     return training
+
+
+def build_stages(plan: Plan, numbers: Iterable[int], seed: int) -> dict[int, nn.Module]:
+    """Some stages of the model; stages of several pipelines that are replicas begin with the same weights."""
+    starts = {number: plan.layout.pipeline_of[number].start for number in numbers}
+    models = {start: build_gpt(plan.layout.pieces, seed) for start in set(starts.values())}
+    return {number: models[start][number - start] for number, start in starts.items()}
 
 
 def train_alone(plan: Plan, corpus: Tensor, steps: int, seed: int) -> Training:
     """The same training in this process, without stages, schedule or messages."""
     training = Training()
-    parts = build_gpt(len(plan.placement), seed)
+    parts = build_gpt(plan.layout.pieces, seed)
     model = nn.Sequential(*parts)
     optimizer = _optimizer(model)
     for step in range(steps):

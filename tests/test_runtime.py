@@ -36,10 +36,9 @@ class Outcome:
 
 Run = Callable[[str, int], Outcome]
 
-#: What the runtime refuses so far: several pipelines, slices, no backward, no flush; and what has optimizer steps.
+#: What the runtime refuses so far: slices, offload, no flush; and what has optimizer steps.
 UNSUPPORTED = {
-    "bitpipe", "chimera", "dualpipe", "gems", "seq1f1b", "terapipe", "forward_only", "pipe_offload",
-    "pipedream", "pipedream_vertical", "pipedream_2bw", "wpipe", "gpipe_groups",
+    "seq1f1b", "terapipe", "pipe_offload", "pipedream", "pipedream_vertical", "pipedream_2bw", "wpipe", "gpipe_groups",
 }  # fmt: skip
 
 
@@ -77,11 +76,11 @@ def test_losses_and_gradients_are_those_of_one_process(run: Run, ranks: int) -> 
     outcome = run("sweep", ranks)
     programs = {path.stem for path in ROOT.glob("programs/*.sched")} - UNSUPPORTED
     for found in outcome.found():
-        assert {case.split()[0] for case in found} == programs | {"v"}
+        even = {"chimera", "dualpipe", "bitpipe"} if ranks == 3 else set()
+        assert {case.split()[0] for case in found} == programs - even | {"v"}
         for case, (loss, gradient) in found.items():
             assert loss < 1e-12, case
             assert gradient < 1e-12, case
-    assert outcome.seconds < 20
 
 
 @pytest.mark.parametrize(("scenario", "tolerance"), [("scaled", 1e-12), ("bfloat16", 2e-2), ("updates", 1e-12)])
@@ -124,24 +123,24 @@ FAILURES = {
     "shape": (
         3, 0,
         rf"rank 0 failed at 0SEND_F2 {PLACE}: the output of stage 0 is float64 \[2, 8\] for microbatch 2, "
-        r"its first in this step was float64 \[3, 8\]",
+        r"but float64 \[3, 8\] in the first step with inputs of this shape",
     ),
     "dtype": (
         3, 0,
         rf"rank 0 failed at 0SEND_F2 {PLACE}: the output of stage 0 is float32 \[3, 8\] for microbatch 2, "
-        r"its first in this step was float64 \[3, 8\]",
+        r"but float64 \[3, 8\] in the first step with inputs of this shape",
     ),
-    "tuple": (3, 1, rf"rank 1 failed at 1F2 {PLACE}: the output of stage 1 is a tuple, it must be one tensor"),
+    "text": (3, 1, rf"rank 1 failed at 1F2 {PLACE}: the output of stage 1 is a str: it must be a tensor, or .*"),
+    "list": (3, 1, rf"rank 1 failed at 1F2 {PLACE}: the output of stage 1 is a list that holds a NoneType: it must .*"),
     "integers": (3, 1, rf"rank 1 failed at 1F2 {PLACE}: the output of stage 1 \(torch.int64\) does not require grad.*"),
     "detached": (3, 1, rf"rank 1 failed at 1F2 {PLACE}: the output of stage 1 .* does not require grad.*"),
-    "complex": (3, 0, rf"rank 0 failed at 0SEND_F0 {PLACE}: .* is complex128 \[3, 8\], which cannot be sent"),
-    "vector_loss": (2, 1, rf"rank 1 failed at 1F0 {PLACE}: the loss has the shape \[3, 8\], it must be a scalar"),
+    "vector_loss": (2, 1, rf"rank 1 failed at 1F0 {PLACE}: the loss has the shape \[3, 8\], it must be a scalar .*"),
     "indivisible": (2, None, r"rank \d failed: `\w+` has 7 rows, which do not divide into 4 microbatches"),
-    "no_targets": (2, 1, r"rank 1 failed: `targets` must be a tensor on rank 1"),
-    "other_message": (2, 1, rf"rank 1 failed at 1RECV_F0 {PLACE}: rank 0 announced .*, where the plan has .*"),
+    "no_targets": (2, 1, r"rank 1 failed: `targets` is a NoneType: it must be a tensor, or .*"),
+    "other_message": (2, 1, rf"rank 1 failed at 1RECV_F0 {PLACE}: rank 0 has begun a step of another pipeline"),
     "other_plan": (3, None, r"rank \d failed: rank \d has another plan"),
     "processes": (2, None, r"rank \d failed: the plan needs 4 processes, 2 were started"),
-    "unsupported": (2, None, r"rank \d failed: this runtime does not run plans with several pipelines .* yet"),
+    "unsupported": (2, None, r"rank \d failed: this runtime does not run plans with slices of microbatches yet"),
     "stages": (2, 1, r"rank 1 failed: the plan gives this rank the stages \[1\], `stages` has \[0\]"),
     "optimizers": (2, None, r"rank \d failed: the plan updates the stages \[\d, \d\], `optimizers` has \[\]"),
     "absent": (2, 1, r"rank 1 failed: rank 0 has built no pipeline within 1 s"),
