@@ -19,10 +19,16 @@ def unsupported(plan: Plan) -> str | None:
     found = {
         "slices of microbatches": plan.layout.slices > 1,
         "offload of activations": bool(plan.offloaded),
-        "updates but no flush between them": plan.layout.updates > 1,
         "updates of replicas": len(plan.layout.pipelines) > 1 and any(Kind.U in each.kind for each in plan.ranks),
     }
     return next((f"this runtime does not run plans with {name} yet" for name, has in found.items() if has), None)
+
+
+def untrainable(plan: Plan) -> str | None:
+    """What keeps a plan from being one to train with in steps."""
+    if plan.is_forward_only:
+        return "the plan has no backward, it is to evaluate with"
+    return "the plan has no flush between updates: run it with `Pipeline`" if plan.layout.updates > 1 else None
 
 
 def wrong_number(plan: Plan, started: int) -> str | None:

@@ -21,6 +21,7 @@ from schedlang.runtime.replicas import Replicas
 from schedlang.runtime.stage import LossFn, Stage
 from schedlang.runtime.values import Look, Value, cut, flatten
 from schedlang.runtime.watchdog import PipelineError, Watchdog
+from schedlang.runtime.weights import Weights, delays
 from schedlang.runtime.wire import Wire, warm_up
 from schedlang.timeline import Bar
 
@@ -36,8 +37,12 @@ class Pipeline:
     `stages` are the modules of exactly the stages that the plan gives to this rank. A stage takes what the one before
     returns, a tensor, or tensors in tuples, lists and dictionaries, microbatch first; a tuple as several arguments.
     `loss_fn(output, targets)` gives the scalar loss of one microbatch. Every microbatch's loss is multiplied by
-    `loss_scale` before its backward; without it by 1/microbatches, for the gradient of the mean. `optimizers` are those
-    of the stages that the plan updates (`U`), and no others. No wait is longer than `timeout` seconds.
+    `loss_scale` before its backward; without it by 1/microbatches, those of one update, for the gradient of the mean.
+    `optimizers` are those of the stages that the plan updates (`U`), and no others. No wait is longer than `timeout`
+    seconds.
+
+    A plan without a flush is for a number of updates (`Plan.for_updates`), and a step makes them all. The next step
+    goes on as if there had been no cut; `state_dict` has what it needs for that beside modules and optimizers.
 
     While `record` is true, a step leaves its compute ops in `bars`, with times of `time.perf_counter()`.
 
@@ -68,7 +73,7 @@ class Pipeline:
             check_same_plan(plan, number, self._watchdog, timeout)
             self._device = device_of(stages)
             check_transport(plan, self._device)
-            scale = 1 / plan.microbatches if loss_scale is None else loss_scale
+            scale = plan.layout.updates / plan.microbatches if loss_scale is None else loss_scale
             self._stages = self._connected(stages, optimizers or {}, loss_fn, scale)
             wire = Wire(timeout, self._watchdog)
             self._exchange, self._replicas = Exchange(plan, number, self._device, wire), Replicas(plan, stages, wire)
@@ -104,6 +109,20 @@ class Pipeline:
             self._run(self._evaluation, inputs, targets, options, evaluates=True)
         found = [stage.outputs.pop(each) for stage, units in self._last_stages() for each in range(units)]
         return found or None
+
+    def state_dict(self) -> dict[int, Any]:
+        """What a checkpoint needs beside modules and optimizers: older versions of the weights, by stage."""
+        return {number: stage.weights.state_dict() for number, stage in self._stages.items() if stage.weights}
+
+    def load_state_dict(self, state: Mapping[int, Any]) -> None:
+        """Go on where a checkpoint was made, whose weights the modules have by now."""
+        versioned = {number: stage.weights for number, stage in self._stages.items() if stage.weights}
+        if state.keys() != versioned.keys():
+            raise PipelineError(
+                f"the checkpoint has versions of the stages {sorted(state)}, not of {sorted(versioned)}"
+            )
+        for number, weights in versioned.items():
+            weights.load_state_dict(state[number])
 
     @cached_property
     def _evaluation(self) -> list[Call]:
@@ -161,7 +180,7 @@ class Pipeline:
                 last.targets = dict(enumerate(parts))
             for number in range(pipeline.start, pipeline.stop):
                 if number in self._stages:
-                    self._stages[number].options = self._options(options, mine)
+                    self._stages[number].begin(self._options(options, mine))
         return looks
 
     def _options(self, options: Options | None, mine: slice) -> dict[int, Mapping[str, Any]]:
@@ -183,7 +202,9 @@ class Pipeline:
     ) -> dict[int, Stage]:
         """The stages of this rank; neighbours among them share their boxes."""
         layout, stages = self._plan.layout, dict[int, Stage]()
+        behind = delays(self._plan, self._rank)
         for number in sorted(modules):
+            per_update = layout.units(number) // layout.updates
             stages[number] = Stage(
                 number,
                 modules[number],
@@ -193,6 +214,7 @@ class Pipeline:
                 loss_scale=scale,
                 optimizer=optimizers.get(number),
                 recomputed={microbatch for stage, microbatch in self._plan.recomputed if stage == number},
+                weights=Weights(modules[number], behind[number], per_update) if behind[number] else None,
             )
         for number, stage in stages.items():
             if number + 1 in stages and not layout.is_last(number):

@@ -9,10 +9,12 @@ import torch
 # the gradient comes down the pipeline.
 import torch.fx.experimental.symbolic_shapes
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.optim import Optimizer
 
 from schedlang.runtime.values import Value, flatten, has_gradient, unflatten
 from schedlang.runtime.watchdog import PipelineError
+from schedlang.runtime.weights import Weights
 
 #: Loss of one microbatch: a scalar, from the last stage's output and the targets.
 LossFn = Callable[[Value, Value], Tensor]
@@ -43,6 +45,7 @@ class Stage:
         loss_scale: float,
         optimizer: Optimizer | None = None,
         recomputed: Container[int] = (),
+        weights: Weights | None = None,
     ) -> None:
         self.number, self.module, self.device, self.is_first = number, module, device, is_first
         self.optimizer, self.loss_fn, self.recomputed = optimizer, loss_fn, recomputed
@@ -52,11 +55,19 @@ class Stage:
         self.input_gradients: dict[int, list[Tensor]] = {}
         self.targets: dict[int, Value] = {}
         self.options: dict[int, Mapping[str, Any]] = {}
+        #: The weights by version, where they are not simply the module's.
+        self.weights = weights
         self._loss_scale = loss_scale
         #: Tensors of the input and of the output that have gradients, from F (or R) to the last use of either.
         self._live: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         #: Input and random state, from F to R.
         self._again: dict[int, tuple[Value, Tensor]] = {}
+
+    def begin(self, options: dict[int, Mapping[str, Any]]) -> None:
+        """Begin a step."""
+        self.options = options
+        if self.weights is not None:
+            self.weights.begin()
 
     def forward(self, microbatch: int) -> None:
         """F: the output, and on the last stage the loss."""
@@ -70,7 +81,7 @@ class Stage:
 
     def evaluate(self, microbatch: int) -> None:
         """F without a backward to come; on the last stage the loss if there are targets, and else the output."""
-        output = self._call(microbatch, self.inputs.pop(microbatch))
+        output = self._call(microbatch, self.inputs.pop(microbatch), None)
         self.outputs[microbatch] = self._loss(microbatch, output) if microbatch in self.targets else output
 
     def recompute(self, microbatch: int) -> None:
@@ -101,12 +112,14 @@ class Stage:
 
     def _run(self, microbatch: int, input: Value) -> Value:
         """The module's output, or on the last stage its loss."""
-        output = self._call(microbatch, input)
+        output = self._call(microbatch, input, self.weights)
         return output if self.loss_fn is None else self._loss(microbatch, output)
 
-    def _call(self, microbatch: int, input: Value) -> Value:
-        arguments = input if isinstance(input, tuple) else (input,)
-        return self.module(*arguments, **self.options.get(microbatch, _NO_OPTIONS))
+    def _call(self, microbatch: int, input: Value, weights: Weights | None) -> Value:
+        arguments, options = input if isinstance(input, tuple) else (input,), self.options.get(microbatch, _NO_OPTIONS)
+        if weights is None:
+            return self.module(*arguments, **options)
+        return functional_call(self.module, weights.read(microbatch), arguments, dict(options))
 
     def _loss(self, microbatch: int, output: Value) -> Tensor:
         assert self.loss_fn is not None
@@ -133,15 +146,19 @@ class Stage:
         """W: the gradients of the weights, which add up."""
         _, outputs = self._live.pop(microbatch)
         roots, gradients = _roots(outputs, self.gradients.pop(microbatch))
-        weights = [each for each in self.module.parameters() if each.requires_grad]
+        of = self.module.parameters() if self.weights is None else self.weights.read(microbatch).values()
+        weights = [each for each in of if each.requires_grad]
         if weights:
             torch.autograd.backward(roots, gradients, inputs=weights)
 
     def update(self) -> None:
         """U: the optimizer's step, and gradients start anew."""
         assert self.optimizer is not None
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        if self.weights is None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        else:
+            self.weights.update(self.optimizer)
 
     def _pass_back(self, microbatch: int, inputs: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
         if not self.is_first:

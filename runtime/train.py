@@ -28,7 +28,8 @@ class Training:
     """What came out on one rank.
 
     `losses` is what the rank's microbatches add to the mean loss of each step, on ranks of last stages only; `seconds`
-    how long each took there. `gradients` are the last step's, by stage and parameter; `recorded` the compute ops of the recorded steps.
+    how long each took there. `gradients` are the last step's, by stage and parameter; `recorded` the compute ops of the
+    recorded steps.
     """
 
     losses: list[float] = field(factory=list)

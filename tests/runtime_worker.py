@@ -4,6 +4,8 @@ Reads one line of JSON per scenario, `[name, ranks, folder]`, and answers with `
 prints is in `folder/<rank>.log`; what scenarios find out they write to `folder/*.json`.
 """
 
+import copy
+import gc
 import json
 import os
 import signal
@@ -22,10 +24,11 @@ from schedlang import CompileError, Kind, Source, compile
 from schedlang.plan import Plan
 from schedlang.runtime import Pipeline
 from schedlang.runtime.checks import unsupported
+from schedlang.versions import follow_weights
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 WIDTH, ROWS = 8, 3
-LIMIT = 60
+LIMIT = 120
 
 # Each rank holds two stages of a V, and takes microbatches in an order of its own making; stages 1 and 2 are
 # neighbours on one rank.
@@ -193,6 +196,132 @@ def updates() -> None:
             assert weight.grad is None
             worst = max(worst, difference(weight.detach(), other.detach()))
     report(f"found{dist.get_rank()}", [0.0, worst])
+
+
+# Schedules that update: by name, the delay of each stage's weights for some ranks.
+DELAYS = {
+    "pipedream": lambda ranks: [ranks - 1 - stage for stage in range(ranks)],
+    "pipedream_vertical": lambda ranks: [ranks - 1] * ranks,
+    "pipedream_2bw": lambda ranks: [1] * ranks,
+    "wpipe": lambda ranks: [1] * ranks + [0] * ranks,
+    "gpipe_groups": lambda ranks: [0] * (2 * ranks),
+}
+OPTIMIZERS = {
+    "sgd": lambda weights: torch.optim.SGD(weights, 0.1),
+    "momentum": lambda weights: torch.optim.SGD(weights, 0.1, momentum=0.9, weight_decay=0.01),
+    "adamw": lambda weights: torch.optim.AdamW(weights, 0.01),
+    "fused": lambda weights: torch.optim.AdamW(weights, 0.01, fused=True),
+}
+
+
+LATE = [
+    *(("pipedream_2bw", optimizer) for optimizer in OPTIMIZERS),
+    ("pipedream", "adamw"), ("pipedream_vertical", "momentum"), ("wpipe", "fused"), ("gpipe_groups", "momentum"),
+]  # fmt: skip
+
+
+def normed(stages: int) -> list[nn.Module]:
+    """Stages with a layer of every kind whose backward reads its weights."""
+    torch.manual_seed(0)
+    return [nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(stages)]
+
+
+def update_batches(plan: Plan, updates: range) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Inputs and targets of some updates."""
+    rows = ROWS * plan.microbatches // plan.layout.updates
+    generators = (torch.Generator().manual_seed(update) for update in updates)
+    return [tuple(torch.randn(2, rows, WIDTH, generator=each)) for each in generators]
+
+
+def delayed(plan: Plan, delays: list[int], optimizer: str, updates: int) -> list[nn.Module]:
+    """What one process makes of gradients that are so late: all versions of all stages are kept as modules."""
+    masters = normed(len(delays))
+    versions = [[copy.deepcopy(each)] for each in masters]
+    optimizers = [OPTIMIZERS[optimizer](list(each.parameters())) for each in masters]
+    per_update = plan.microbatches // plan.layout.updates
+    for update, (inputs, targets) in enumerate(update_batches(plan, range(updates))):
+        read = [each[max(update - delay, 0)] for each, delay in zip(versions, delays, strict=True)]
+        for x, y in zip(inputs.chunk(per_update), targets.chunk(per_update), strict=True):
+            (nn.functional.mse_loss(nn.Sequential(*read)(x), y) / per_update).backward()
+        for master, old, each, kept in zip(masters, read, optimizers, versions, strict=True):
+            for weight, other in zip(master.parameters(), old.parameters(), strict=True):
+                weight.grad, other.grad = other.grad, None
+            each.step()
+            kept.append(copy.deepcopy(master))
+    return masters
+
+
+def same(ours: list[nn.Module], other: list[nn.Module], stages: list[int]) -> bool:
+    """Whether stages have the same weights, to the bit."""
+    pairs = [zip(ours[stage].parameters(), other[stage].parameters(), strict=True) for stage in stages]
+    return all(torch.equal(*pair) for pairs_of in pairs for pair in pairs_of)
+
+
+def versions() -> None:
+    """Weights after two steps of some updates each, against one process with late gradients.
+
+    For every schedule and optimizer: whether they are the same to the bit, without and with a checkpoint between the
+    steps; and whether they differ from those of gradients that are one update later, and of gradients in time.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    found = {}
+    for name, optimizer in LATE if ranks == 2 else LATE[len(OPTIMIZERS) - 1 :]:
+        plan, delays = version_plan(name, ranks), DELAYS[name](ranks)
+        mine, updates = plan.stages_of(rank), 2 * plan.layout.updates
+        assert 1 + max(delays[stage] for stage in mine) == follow_weights(plan).held[rank]
+        uncut, resumed = two_steps(plan, delays, optimizer), two_steps(plan, delays, optimizer, resume=True)
+        right = delayed(plan, delays, optimizer, updates)
+        later = delayed(plan, [each + 1 for each in delays], optimizer, updates)
+        in_time = delayed(plan, [0 for _ in delays], optimizer, updates)
+        found[f"{name} {optimizer}"] = [
+            same(uncut, right, mine), same(resumed, right, mine),
+            not same(uncut, later, mine), not any(delays) or not same(uncut, in_time, mine),
+        ]  # fmt: skip
+    report(f"found{rank}", found)
+
+
+def version_plan(name: str, ranks: int) -> Plan:
+    """A plan with enough updates to tell every delay from others."""
+    plan = program(name, ranks=ranks, **({"microbatches": 2 * ranks} if name == "wpipe" else {}))
+    return plan.for_updates(max(plan.layout.updates, ranks + 3)) if plan.kernels else plan
+
+
+def two_steps(plan: Plan, delays: list[int], optimizer: str, resume: bool = False) -> list[nn.Module]:
+    """The stages after two steps; where it is to resume, the second is made by what a checkpoint brings to life."""
+    mine, updates = plan.stages_of(dist.get_rank()), plan.layout.updates
+    others = set() if resume else squares()
+    model = normed(len(plan.placement))
+    optimizers = {each: OPTIMIZERS[optimizer](list(model[each].parameters())) for each in mine}
+    ours = pipeline(plan, model, optimizers=optimizers)
+    step(ours, plan, range(updates))
+    if not resume:
+        others |= {each[1].weight.data_ptr() for stage, each in enumerate(model) if stage not in mine}
+        assert len(squares() - others) == sum(1 + delays[stage] for stage in mine)
+    if resume:
+        file = Path(os.environ["FOLDER"]) / f"checkpoint{dist.get_rank()}"
+        states = {each: (model[each].state_dict(), optimizers[each].state_dict()) for each in mine}
+        torch.save([ours.state_dict(), states], file)
+        model = [nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in model]
+        optimizers = {each: OPTIMIZERS[optimizer](list(model[each].parameters())) for each in mine}
+        ours = pipeline(plan, model, optimizers=optimizers)
+        state, states = torch.load(file)
+        for each in mine:
+            model[each].load_state_dict(states[each][0])
+            optimizers[each].load_state_dict(states[each][1])
+        ours.load_state_dict(state)
+    step(ours, plan, range(updates, 2 * updates))
+    return model
+
+
+def step(ours: Pipeline, plan: Plan, updates: range) -> None:
+    ours.step(*(torch.cat(each) for each in zip(*update_batches(plan, updates), strict=True)))
+
+
+def squares() -> set[int]:
+    """Where the square matrices are that are trained: of weights and their versions."""
+    gc.collect()
+    tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+    return {each.data_ptr() for each in tensors if each.requires_grad and each.shape == (WIDTH, WIDTH)}
 
 
 def records() -> None:
@@ -381,6 +510,7 @@ SCENARIOS = {
     "scaled": scaled,
     "bfloat16": bfloat16,
     "updates": updates,
+    "versions": versions,
     "records": records,
     "resizes": resizes,
     "strided": strided,
@@ -450,6 +580,8 @@ def fork(name: str, rank: int, ranks: int, folder: Path) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
+    # What is imported is not looked through when tensors are counted.
+    gc.freeze()
     for line in sys.stdin:
         name, ranks, folder = json.loads(line)
         if name == "sweep":

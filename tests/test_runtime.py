@@ -36,7 +36,7 @@ class Outcome:
 
 Run = Callable[[str, int], Outcome]
 
-#: What the runtime refuses so far: slices, offload, no flush; and what has optimizer steps.
+#: What the runtime refuses so far: slices and offload; and what has optimizer steps, which has a test of its own.
 UNSUPPORTED = {
     "seq1f1b", "terapipe", "pipe_offload", "pipedream", "pipedream_vertical", "pipedream_2bw", "wpipe", "gpipe_groups",
 }  # fmt: skip
@@ -88,6 +88,14 @@ def test_options_of_a_pipeline(run: Run, scenario: str, tolerance: float) -> Non
     for loss, gradient in run(scenario, 2).found():
         assert loss < tolerance
         assert gradient < tolerance
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_late_gradients_are_those_of_one_process(run: Run, ranks: int) -> None:
+    """To the bit: with and without a checkpoint, and not those of other delays; with as many versions as claimed."""
+    for rank in run("versions", ranks).found():
+        assert len(rank) == (8 if ranks == 2 else 5)
+        assert {name: found for name, found in rank.items() if found != [True] * 4} == {}
 
 
 def test_a_recorded_step_has_all_compute_ops_in_order_of_time(run: Run) -> None:
