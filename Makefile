@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test explore gallery
+.PHONY: demo test explore gallery bench-runtime
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -17,6 +17,10 @@ test: .venv/installed
 # The verifier against the oracle and against every interleaving, on many more damaged plans than `make test` tries.
 explore: .venv/installed
 	$(BIN)/pytest -n 2 tests/test_machine.py tests/test_transports.py --explore 20
+
+# The runtime against torch's own pipelining: processor time per action, and time per step.
+bench-runtime: .venv/installed
+	$(BIN)/python benchmarks/runtime.py
 
 # The table of the programs and their figures; a test holds it current.
 gallery: .venv/installed

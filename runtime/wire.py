@@ -1,6 +1,7 @@
 """Tensors to and from other ranks: begun without waiting, and waited for with a limit."""
 
 import pickle
+import warnings
 from datetime import timedelta
 
 import torch
@@ -70,7 +71,10 @@ class Wire:
         self.wait([(self.receive(length, peer, tag), length)], peer)
         data = torch.empty(int(length), dtype=torch.uint8)
         self.wait([(self.receive(data, peer, tag), data)], peer)
-        return pickle.loads(data.numpy().tobytes())
+        with warnings.catch_warnings():
+            # Torch warns of what its own containers do here.
+            warnings.simplefilter("ignore", FutureWarning)
+            return pickle.loads(data.numpy().tobytes())
 
 
 def warm_up(plan: Plan, device: torch.device) -> None:

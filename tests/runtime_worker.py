@@ -62,6 +62,18 @@ UPDATES = """schedule updates {
 """
 
 
+# Proved for gloo alone: the first rank sends in an order, the second one receives in another.
+CROSSED = """schedule crossed {
+    param ranks = 2
+    param microbatches = 2
+    rank r {
+        if r == 0 { F(0) F(1) send F(1) send F(0) recv B(0) B(0) recv B(1) B(1) }
+        else { recv F(0) recv F(1) F(0) B(0) F(1) B(1) send B(1) send B(0) }
+    }
+}
+"""
+
+
 def program(name: str, **params: int) -> Plan:
     """A plan of a program in the gallery."""
     path = PROGRAMS / f"{name}.sched"
@@ -92,7 +104,7 @@ def report(name: str, value: object) -> None:
 
 
 def difference(ours: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((ours - expected).abs().max() / expected.abs().max())
+    return float(((ours - expected).abs().max() / expected.abs().max()).detach())
 
 
 # What must work.
@@ -339,9 +351,78 @@ def resizes() -> None:
     """The shape of a step may differ from the last one's."""
     plan = program("1f1b", ranks=2, microbatches=2)
     ours = pipeline(plan, modules(2))
-    for rows in (2, 8, 4):
+    for rows in (2, 8, 8, 4, 2):
         losses = ours.step(torch.ones(rows, 5, WIDTH, dtype=torch.float64), torch.ones(rows, 5, WIDTH))
     report(f"found{dist.get_rank()}", None if losses is None else len(losses))
+
+
+def crossed() -> None:
+    """A plan that would hang if sends or receives blocked, or met in order."""
+    with suppress(CompileError):
+        compile(Source("crossed.sched", CROSSED))
+        raise AssertionError("the plan is portable")
+    report(f"found{dist.get_rank()}", compare(compile(Source("crossed.sched", CROSSED), transport="gloo")))
+
+
+class Containers(nn.Module):
+    """Takes and returns two tensors with gradients and one without, in containers; and has options."""
+
+    def __init__(self, is_last: bool) -> None:
+        super().__init__()
+        self.inner, self.is_last = nn.Linear(WIDTH, WIDTH, dtype=torch.float64), is_last
+
+    def forward(self, x: torch.Tensor, rest: dict[str, torch.Tensor] | None = None, *, scale: float) -> object:
+        rest = {"skip": x, "mask": torch.arange(len(x)) % 2} if rest is None else rest
+        x = self.inner(x) * scale + rest["skip"] * rest["mask"][:, None]
+        return x if self.is_last else (x, rest)
+
+
+def containers() -> None:
+    """Tensors in containers, and options by microbatch; outputs of an evaluation, losses and gradients of a step."""
+    found = []
+    for name in ("1f1b", "zb_h1"):
+        plan = program(name, ranks=3, microbatches=4)
+        torch.manual_seed(0)
+        model = [Containers(stage == 2) for stage in range(3)]
+        reference = copy.deepcopy(model)
+        inputs, targets = batch(plan, 0)
+        options = [{"scale": 1.0 + each} for each in range(4)]
+        losses, outputs = [], []
+        for x, y, option in zip(inputs.chunk(4), targets.chunk(4), options, strict=True):
+            first = reference[0](x, **option)
+            outputs.append(reference[2](*reference[1](*first, **option), **option))
+            losses.append(nn.functional.mse_loss(outputs[-1], y))
+        (sum(losses) / 4).backward()
+        ours = pipeline(plan, model)
+        evaluated, stepped = ours.evaluate(inputs, options=options), ours.step(inputs, targets, options)
+        assert (stepped is None) == (evaluated is None) == (dist.get_rank() != 2)
+        if stepped is not None:
+            found.append(difference(torch.stack(evaluated), torch.stack(outputs)))
+            found.append(difference(stepped, torch.stack(losses)))
+        weights = zip(model[dist.get_rank()].parameters(), reference[dist.get_rank()].parameters(), strict=True)
+        found += [difference(ours.grad, other.grad) for ours, other in weights]
+    report(f"found{dist.get_rank()}", max(found))
+
+
+def boundary() -> None:
+    """The most activations and gradients that are held at once in a step of 1F1B, for more and more microbatches."""
+    found = []
+    for microbatches in (8, 16, 32):
+        plan = program("1f1b", ranks=3, microbatches=microbatches)
+        model = modules(3)
+        held: list[int] = []
+        model[dist.get_rank()].register_forward_hook(lambda *_, held=held: held.append(activations()))
+        ours = pipeline(plan, model)
+        for step in range(2):
+            ours.step(*batch(plan, step))
+        found.append(max(held))
+    report(f"found{dist.get_rank()}", found)
+
+
+def activations() -> int:
+    """How many tensors as large as an activation there are, in storages of their own."""
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    return len({each.untyped_storage().data_ptr() for each in tensors if each.shape == (ROWS, WIDTH)})
 
 
 class Strided(nn.Module):
@@ -513,11 +594,15 @@ SCENARIOS = {
     "versions": versions,
     "records": records,
     "resizes": resizes,
+    "crossed": crossed,
+    "containers": containers,
+    "boundary": boundary,
     "strided": strided,
     "ignores_input": ignores_input,
     "throws": lambda: fails(throw),
     "throws_at_the_store": lambda: fails(throw, stage=0),
     "shape": lambda: fails(lambda x: x[1:], stage=0),
+    "shape_later": lambda: fails(lambda x: x[1:], stage=0, call=6),
     "dtype": lambda: fails(lambda x: x.float(), stage=0),
     "list": lambda: fails(lambda x: [x, None]),
     "text": lambda: fails(str),
@@ -539,6 +624,7 @@ SCENARIOS = {
     "processes": lambda: pipeline(program("1f1b", ranks=4), modules(4)),
     "unsupported": lambda: pipeline(program("terapipe", ranks=2, slices=2), modules(4)),
     "stages": lambda: Pipeline(program("1f1b", ranks=2), {0: modules(1)[0]}, nn.functional.mse_loss),
+    "replicas": lambda: pipeline(program("gems", ranks=2, microbatches=2), modules(4)),
     "optimizers": lambda: pipeline(compile(Source("updates.sched", UPDATES)), modules(4)),
 }
 

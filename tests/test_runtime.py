@@ -115,6 +115,21 @@ def test_shapes_may_change_from_step_to_step(run: Run) -> None:
     assert run("resizes", 2).found() == [None, 2]
 
 
+def test_a_plan_for_gloo_alone_runs_on_gloo(run: Run) -> None:
+    for loss, gradient in run("crossed", 2).found():
+        assert loss < 1e-12
+        assert gradient < 1e-12
+
+
+def test_stages_take_containers_and_options(run: Run) -> None:
+    assert max(run("containers", 3).found()) < 1e-12
+
+
+def test_what_is_held_does_not_grow_with_the_microbatches(run: Run) -> None:
+    for few, more, most in run("boundary", 3).found():
+        assert few == more == most
+
+
 def test_tensors_need_not_be_contiguous(run: Run) -> None:
     assert run("strided", 3).found() == [None, None, 2]
 
@@ -133,6 +148,7 @@ FAILURES = {
         rf"rank 0 failed at 0SEND_F2 {PLACE}: the output of stage 0 is float64 \[2, 8\] for microbatch 2, "
         r"but float64 \[3, 8\] in the first step with inputs of this shape",
     ),
+    "shape_later": (3, 0, rf"rank 0 failed at 0SEND_F2 {PLACE}: .* is float64 \[2, 8\] .* but float64 \[3, 8\] .*"),
     "dtype": (
         3, 0,
         rf"rank 0 failed at 0SEND_F2 {PLACE}: the output of stage 0 is float32 \[3, 8\] for microbatch 2, "
@@ -150,6 +166,7 @@ FAILURES = {
     "processes": (2, None, r"rank \d failed: the plan needs 4 processes, 2 were started"),
     "unsupported": (2, None, r"rank \d failed: this runtime does not run plans with slices of microbatches yet"),
     "stages": (2, 1, r"rank 1 failed: the plan gives this rank the stages \[1\], `stages` has \[0\]"),
+    "replicas": (2, None, r"rank \d failed: the replicas of stage \d differ from those on rank \d: .*"),
     "optimizers": (2, None, r"rank \d failed: the plan updates the stages \[\d, \d\], `optimizers` has \[\]"),
     "absent": (2, 1, r"rank 1 failed: rank 0 has built no pipeline within 1 s"),
     "stalls": (3, None, rf"rank 1 has made no progress for \d\.\d s at 1F2 {PLACE}.*"),
