@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test explore gallery bench-runtime
+.PHONY: demo test explore gallery bench-runtime bench-walk
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -21,6 +21,10 @@ explore: .venv/installed
 # The runtime against torch's own pipelining: processor time per action, and time per step.
 bench-runtime: .venv/installed
 	$(BIN)/python benchmarks/runtime.py
+
+# What an action costs by itself, without models and messages.
+bench-walk: .venv/installed
+	$(BIN)/python benchmarks/walk.py
 
 # The table of the programs and their figures; a test holds it current.
 gallery: .venv/installed

@@ -28,7 +28,7 @@ from schedlang.runtime import Pipeline
 from schedlang.torch_tables import export_table
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
-LIMIT = 280
+LIMIT, TURNS = 280, 9
 
 #: Ranks, model, program, microbatches, and torch's own schedule, or none for its interpreter of tables.
 CASES = [
@@ -96,9 +96,8 @@ def torchs(plan: Plan, model: list[nn.Module], batch: Tensor, name: str | None) 
     return Contender(partial(schedule.step, *inputs, target=batch if count - 1 in mine else None))
 
 
-def measure(case: list) -> dict[str, float]:
+def measure(ranks: int, kind: str, program: str, microbatches: int, name: str | None) -> dict[str, float]:
     """The figures of a case on this rank."""
-    ranks, kind, program, microbatches, name = case
     plan = compile(read_source(PROGRAMS / f"{program}.sched"), {"ranks": ranks, "microbatches": microbatches})
     torch.manual_seed(0)
     model, row = (tiny if kind == "tiny" else medium)(len(plan.placement))
@@ -106,7 +105,7 @@ def measure(case: list) -> dict[str, float]:
     both = ours(plan, model, batch), torchs(plan, copy.deepcopy(model), batch, name)
     for each in both:
         each.turn(2)
-    for _ in range(12):
+    for _ in range(TURNS):
         for each in both:
             each.turn(5 if kind == "tiny" else 1)
     actions = len(plan.ranks[dist.get_rank()])
@@ -114,20 +113,20 @@ def measure(case: list) -> dict[str, float]:
     return {"cpu": cpu / actions, "their cpu": their_cpu / actions, "step": clock, "their step": their_clock}
 
 
-def rank_main(rank: int, ranks: int, folder: Path) -> None:
-    """One rank: all cases with so many ranks."""
+def rank_main(place: int, rank: int, folder: Path) -> None:
+    """One rank of a case."""
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=ranks)
-    found = [measure(case) for case in CASES if case[0] == ranks]
-    (folder / f"found{rank}.json").write_text(json.dumps(found))
+    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=CASES[place][0])
+    (folder / f"found{rank}.json").write_text(json.dumps(measure(*CASES[place])))
     dist.barrier()
     os._exit(0)
 
 
-def launch(ranks: int) -> list[list[dict[str, float]]]:
-    """The figures of all cases with so many ranks, by rank."""
+def launch(place: int) -> dict[str, float]:
+    """The figures of a case, of the rank that takes most."""
     with tempfile.TemporaryDirectory() as folder:
-        commands = [[sys.executable, __file__, str(rank), str(ranks), folder] for rank in range(ranks)]
+        ranks = range(CASES[place][0])
+        commands = [[sys.executable, __file__, str(place), str(rank), folder] for rank in ranks]
         processes = [subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}) for command in commands]
         try:
             codes = [process.wait(LIMIT) for process in processes]
@@ -136,25 +135,23 @@ def launch(ranks: int) -> list[list[dict[str, float]]]:
                 process.kill()
         if any(codes):
             sys.exit(f"ranks ended with {codes}")
-        return [json.loads((Path(folder) / f"found{rank}.json").read_text()) for rank in range(ranks)]
+        found = [json.loads((Path(folder) / f"found{rank}.json").read_text()) for rank in ranks]
+    return max(found, key=lambda each: each["cpu"])
 
 
 def main() -> None:
     """Print the table."""
-    print(f"{'':41}| cpu, us/action      | step, ms")
+    print(f"{'':42} | cpu, us/action      | step, ms")
     print("ranks model  program          microbatches |  ours torch  ratio  |    ours   torch  ratio | torch runs")
-    for ranks in sorted({case[0] for case in CASES}):
-        by_rank = launch(ranks)
-        for place, (_, kind, program, microbatches, name) in enumerate(case for case in CASES if case[0] == ranks):
-            figures = max((each[place] for each in by_rank), key=lambda each: each["cpu"])
-            cpu, their_cpu = figures["cpu"] * 1e6, figures["their cpu"] * 1e6
-            step, their_step = figures["step"] * 1e3, figures["their step"] * 1e3
-            print(
-                f"{ranks:>5} {kind:<6} {program:<16} {microbatches:>12} | {cpu:>5.0f} {their_cpu:>5.0f}  "
-                f"{cpu / their_cpu:>5.2f}  | {step:>7.1f} {their_step:>7.1f}  {step / their_step:>5.2f} | "
-                f"{name or 'the table'}",
-                flush=True,
-            )
+    for place, (ranks, kind, program, microbatches, name) in enumerate(CASES):
+        figures = launch(place)
+        cpu, their_cpu, step, their_step = (figures[each] for each in ("cpu", "their cpu", "step", "their step"))
+        print(
+            f"{ranks:>5} {kind:<6} {program:<16} {microbatches:>12} | {cpu * 1e6:>5.0f} {their_cpu * 1e6:>5.0f}  "
+            f"{cpu / their_cpu:>5.2f}  | {step * 1e3:>7.1f} {their_step * 1e3:>7.1f}  {step / their_step:>5.2f} | "
+            f"{name or 'the table'}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

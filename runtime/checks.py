@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 
 from schedlang.kinds import Kind
 from schedlang.plan import Plan
+from schedlang.runtime.stage import LossFn
 from schedlang.runtime.watchdog import PipelineError, Watchdog, wait_until
 from schedlang.transports import NCCL, NCCL_EAGER, PORTABLE
 
@@ -40,7 +41,9 @@ def wrong_number(plan: Plan, started: int) -> str | None:
     return f"the plan needs {needed} process{plural}, {started} {'was' if started == 1 else 'were'} started"
 
 
-def check_stages(plan: Plan, stages: Mapping[int, nn.Module], optimizers: Mapping[int, Optimizer]) -> None:
+def check_stages(
+    plan: Plan, stages: Mapping[int, nn.Module], optimizers: Mapping[int, Optimizer], loss_fn: LossFn | None
+) -> None:
     """Whether this rank was given what the plan wants here."""
     wrong = unsupported(plan) or wrong_number(plan, dist.get_world_size())
     if wrong is not None:
@@ -49,6 +52,8 @@ def check_stages(plan: Plan, stages: Mapping[int, nn.Module], optimizers: Mappin
     held, actions = plan.stages_of(rank), plan.ranks[rank]
     if sorted(stages) != held:
         raise PipelineError(f"the plan gives this rank the stages {held}, `stages` has {sorted(stages)}")
+    if loss_fn is None and not plan.is_forward_only and any(map(plan.layout.is_last, held)):
+        raise PipelineError("the last stage is on this rank, so it needs a `loss_fn`")
     updated = sorted({stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U})
     if sorted(optimizers) != updated:
         raise PipelineError(f"the plan updates the stages {updated}, `optimizers` has {sorted(optimizers)}")

@@ -68,7 +68,7 @@ class Pipeline:
         self._watchdog = Watchdog(plan, timeout)
         weakref.finalize(self, self._watchdog.close)
         try:
-            check_stages(plan, stages, optimizers or {})
+            check_stages(plan, stages, optimizers or {}, loss_fn)
             number = next(_pipelines)
             check_same_plan(plan, number, self._watchdog, timeout)
             self._device = device_of(stages)
@@ -149,6 +149,9 @@ class Pipeline:
             self._exchange.end()
             if not evaluates:
                 self._replicas.end()
+            if self._device.type == "cuda":
+                # The host has gone ahead; here the watchdog sees a GPU that waits in vain.
+                torch.cuda.synchronize(self._device)
             watchdog.action = None
         except Exception as error:
             watchdog.fail(error)

@@ -122,7 +122,8 @@ class Stage:
         return functional_call(self.module, weights.read(microbatch), arguments, dict(options))
 
     def _loss(self, microbatch: int, output: Value) -> Tensor:
-        assert self.loss_fn is not None
+        if self.loss_fn is None:
+            raise PipelineError("there are targets, but no `loss_fn`")
         loss = self.loss_fn(output, self.targets[microbatch])
         if not isinstance(loss, Tensor) or loss.ndim:
             found = f"has the shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"

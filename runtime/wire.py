@@ -54,8 +54,12 @@ class Wire:
         """Wait for what goes to a rank or comes from it; on a GPU, only its stream waits."""
         self._watchdog.waits_for = peer
         try:
-            for work, _ in in_flight:
-                work.wait(self._limit)
+            for work, tensor in in_flight:
+                if tensor.is_cpu:
+                    work.wait(self._limit)
+                else:
+                    # With a limit, NCCL would let the host wait, and not only its stream.
+                    work.wait()
         except RuntimeError as error:
             raise LostRank({peer}, str(error)) from error
         self._watchdog.waits_for = None

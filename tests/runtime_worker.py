@@ -624,6 +624,7 @@ SCENARIOS = {
     "processes": lambda: pipeline(program("1f1b", ranks=4), modules(4)),
     "unsupported": lambda: pipeline(program("terapipe", ranks=2, slices=2), modules(4)),
     "stages": lambda: Pipeline(program("1f1b", ranks=2), {0: modules(1)[0]}, nn.functional.mse_loss),
+    "no_loss": lambda: Pipeline(program("1f1b", ranks=2), {dist.get_rank(): modules(1)[0]}),
     "replicas": lambda: pipeline(program("gems", ranks=2, microbatches=2), modules(4)),
     "optimizers": lambda: pipeline(compile(Source("updates.sched", UPDATES)), modules(4)),
 }

@@ -166,6 +166,7 @@ FAILURES = {
     "processes": (2, None, r"rank \d failed: the plan needs 4 processes, 2 were started"),
     "unsupported": (2, None, r"rank \d failed: this runtime does not run plans with slices of microbatches yet"),
     "stages": (2, 1, r"rank 1 failed: the plan gives this rank the stages \[1\], `stages` has \[0\]"),
+    "no_loss": (2, 1, r"rank 1 failed: the last stage is on this rank, so it needs a `loss_fn`"),
     "replicas": (2, None, r"rank \d failed: the replicas of stage \d differ from those on rank \d: .*"),
     "optimizers": (2, None, r"rank \d failed: the plan updates the stages \[\d, \d\], `optimizers` has \[\]"),
     "absent": (2, 1, r"rank 1 failed: rank 0 has built no pipeline within 1 s"),
