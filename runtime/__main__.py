@@ -15,7 +15,7 @@ from torch import Tensor
 from schedlang.diagnostics import CompileError
 from schedlang.plan import Plan
 from schedlang.plan_reader import read_plan
-from schedlang.runtime.checks import unsupported, untrainable, wrong_number
+from schedlang.runtime.checks import unsupported, wrong_number
 from schedlang.runtime.corpus import read_corpus
 from schedlang.runtime.report import TOLERANCE, compare, print_header, report, total_losses
 from schedlang.runtime.train import Training, train, train_alone
@@ -29,6 +29,8 @@ def main() -> NoReturn:
         # The ranks are the parallel part.
         torch.set_num_threads(1)
     plan, corpus = _start(options.plan)
+    if plan.kernels:
+        plan = plan.for_updates(max(options.steps, plan.layout.updates))
     # The rank of the last stage has the losses, so it does the talking.
     writer = plan.placement[-1]
     if dist.get_rank() == writer:
@@ -87,7 +89,7 @@ def _start(path: Path) -> tuple[Plan, Tensor]:
         plan, corpus = read_plan(path), read_corpus()
         wrong = wrong_number(plan, started)
         if wrong is None:
-            wrong = unsupported(plan) or untrainable(plan)
+            wrong = unsupported(plan) or ("the plan has no backward" if plan.is_forward_only else None)
         else:
             wrong += f": torchrun --nproc-per-node {len(plan.ranks)} -m schedlang.runtime {path}"
     except (CompileError, OSError) as error:

@@ -25,13 +25,6 @@ def unsupported(plan: Plan) -> str | None:
     return next((f"this runtime does not run plans with {name} yet" for name, has in found.items() if has), None)
 
 
-def untrainable(plan: Plan) -> str | None:
-    """What keeps a plan from being one to train with in steps."""
-    if plan.is_forward_only:
-        return "the plan has no backward, it is to evaluate with"
-    return "the plan has no flush between updates: run it with `Pipeline`" if plan.layout.updates > 1 else None
-
-
 def wrong_number(plan: Plan, started: int) -> str | None:
     """What is wrong with the number of processes."""
     needed = len(plan.ranks)

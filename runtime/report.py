@@ -21,7 +21,7 @@ def print_header(plan: Plan) -> None:
     weights = sum(each.numel() for stage in build_gpt(plan.layout.pieces, seed=0) for each in stage.parameters())
     print(
         f"{plan.name} (ranks {len(plan.ranks)}, stages {len(plan.placement)}, microbatches {plan.microbatches}) "
-        f"trains a GPT of {weights:,} parameters on {tokens(plan):,} bytes per step",
+        f"trains a GPT of {weights:,} parameters on {tokens(plan) // plan.layout.updates:,} bytes per step",
         flush=True,
     )
 
@@ -45,7 +45,7 @@ def report(plan: Plan, trainings: list[Training]) -> dict[str, object]:
     return {
         "steps": len(writer.losses),
         "loss": total_losses(trainings)[-1],
-        "tokens_per_second": tokens(plan) * len(seconds) / sum(seconds),
+        "tokens_per_second": tokens(plan) // plan.layout.updates * len(seconds) / sum(seconds),
         "predicted_idle": predicted.idle,
         "measured_idle": measured.idle,
     }

@@ -1,5 +1,7 @@
 """Trains the small GPT with a plan, and again without one, to compare."""
 
+import copy
+from collections import deque
 from collections.abc import Iterable
 from functools import partial
 from time import perf_counter
@@ -15,6 +17,7 @@ from schedlang.plan import Plan
 from schedlang.runtime.corpus import draw_batch
 from schedlang.runtime.gpt import CONTEXT, build_gpt, next_byte_loss
 from schedlang.runtime.pipeline import Pipeline
+from schedlang.runtime.weights import delays
 from schedlang.timeline import Bar
 
 #: Rows of a microbatch.
@@ -53,9 +56,9 @@ def train(plan: Plan, corpus: Tensor, steps: int, seed: int, timeout: float) -> 
     pipeline = Pipeline(
         plan, stages, next_byte_loss, optimizers={stage: optimizers[stage] for stage in updated}, timeout=timeout
     )
-    for step in range(steps):
+    for step in range(0, steps, plan.layout.updates):
         start = perf_counter()
-        pipeline.record = step >= steps - RECORDED
+        pipeline.record = step + plan.layout.updates > steps - RECORDED
         losses = pipeline.step(*_batch(plan, corpus, seed, step))
         for stage in optimizers.keys() - updated:
             optimizers[stage].step()
@@ -63,12 +66,19 @@ def train(plan: Plan, corpus: Tensor, steps: int, seed: int, timeout: float) -> 
         if pipeline.record:
             training.recorded.append(pipeline.bars)
         if losses is not None:
-            training.losses.append(float(losses.sum()) / plan.microbatches)
-            training.seconds.append(perf_counter() - start)
-            if rank == plan.placement[-1]:
-                speed = tokens(plan) / training.seconds[-1]
-                print(f"step {step + 1:>3}  loss {float(losses.mean()):.4f}  {speed:>9,.0f} tokens/s", flush=True)
+            _note(training, plan, losses, perf_counter() - start)
     return training
+
+
+def _note(training: Training, plan: Plan, losses: Tensor, seconds: float) -> None:
+    """Note the losses of a step, by its updates; on the rank of the last stage, print them."""
+    updates = plan.layout.updates
+    for each in losses.view(updates, -1):
+        training.losses.append(float(each.sum()) * updates / plan.microbatches)
+        training.seconds.append(seconds / updates)
+        if dist.get_rank() == plan.placement[-1]:
+            step, speed = len(training.losses), tokens(plan) / seconds
+            print(f"step {step:>3}  loss {float(each.mean()):.4f}  {speed:>9,.0f} tokens/s", flush=True)
 
 
 def build_stages(plan: Plan, numbers: Iterable[int], seed: int) -> dict[int, nn.Module]:
@@ -79,32 +89,45 @@ def build_stages(plan: Plan, numbers: Iterable[int], seed: int) -> dict[int, nn.
 
 
 def train_alone(plan: Plan, corpus: Tensor, steps: int, seed: int) -> Training:
-    """The same training in this process, without stages, schedule or messages."""
-    training = Training()
+    """The same training in this process, without schedule or messages; where gradients are late, as late."""
+    training, updates = Training(), plan.layout.updates
     parts = build_gpt(plan.layout.pieces, seed)
-    model = nn.Sequential(*parts)
-    optimizer = _optimizer(model)
-    for step in range(steps):
-        optimizer.zero_grad()
-        inputs, targets = _batch(plan, corpus, seed, step)
-        losses = []
-        for x, y in zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True):
-            loss = next_byte_loss(model(x), y)
-            torch.autograd.backward(loss / plan.microbatches)
-            losses.append(loss.detach())
-        training.losses.append(float(torch.stack(losses).mean()))
-        optimizer.step()
+    optimizers = [_optimizer(part) for part in parts]
+    behind = {stage: late for rank in range(len(plan.ranks)) for stage, late in delays(plan, rank).items()}
+    #: For each part the weights that the next update's microbatches read, and all later ones.
+    versions = [deque([copy.deepcopy(part)], behind[stage] + 1) for stage, part in enumerate(parts)]
+    for step in range(0, steps, updates):
+        inputs, targets = (batch.chunk(updates) for batch in _batch(plan, corpus, seed, step))
+        for update in zip(inputs, targets, strict=True):
+            read = [each[0] for each in versions]
+            training.losses.append(_add_gradients(nn.Sequential(*read), *update, plan.microbatches // updates))
+            for part, other, optimizer, kept in zip(parts, read, optimizers, versions, strict=True):
+                for weight, old in zip(part.parameters(), other.parameters(), strict=True):
+                    weight.grad, old.grad = old.grad, None
+                optimizer.step()
+                kept.append(copy.deepcopy(part))
     for stage, part in enumerate(parts):
         _keep_gradients(training, stage, part)
     return training
 
 
+def _add_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, microbatches: int) -> float:
+    """Add the gradient of the mean loss of some microbatches, one by one; that loss."""
+    losses = []
+    for x, y in zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True):
+        loss = next_byte_loss(model(x), y)
+        torch.autograd.backward(loss / microbatches)
+        losses.append(loss.detach())
+    return float(torch.stack(losses).mean())
+
+
 def tokens(plan: Plan) -> int:
-    """Bytes in a batch."""
+    """Bytes in a batch, that of all updates of the plan."""
     return plan.microbatches * ROWS * CONTEXT
 
 
 def _batch(plan: Plan, corpus: Tensor, seed: int, step: int) -> tuple[Tensor, Tensor]:
+    """What is trained on in a step of the plan, which may make several updates."""
     return draw_batch(corpus, plan.microbatches * ROWS, CONTEXT, seed * 1_000_003 + step)
 
 

@@ -64,6 +64,22 @@ def test_training_is_that_of_one_process(tmp_path: Path, name: str, ranks: int, 
         assert all(0 <= share < 1 for share in idle)
 
 
+@pytest.mark.parametrize(("name", "exact"), [("pipedream_2bw", True), ("dualpipe", False)])
+def test_training_with_late_gradients_and_with_replicas(tmp_path: Path, name: str, exact: bool) -> None:
+    plan = plan_file(tmp_path, name, ranks=2, microbatches=4)
+    done = torchrun(2, "-m", "schedlang.runtime", plan, "--steps", 3, "--check")
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["steps"] == 3
+    assert figures["loss_error"] <= (0 if exact else 1e-5)
+    assert figures["gradient_error"] <= (0 if exact else 1e-5)
+
+
+def test_a_plan_for_inference_is_not_trained(tmp_path: Path) -> None:
+    done = python("-m", "schedlang.runtime", plan_file(tmp_path, "forward_only", ranks=1, microbatches=2))
+    assert (done.returncode, done.stderr) == (1, "the plan has no backward\n")
+
+
 def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
     done = python("-m", "schedlang.runtime", plan_file(tmp_path, "gpipe", ranks=1, microbatches=2), "--steps", 1)
     assert done.returncode == 0, done.stderr
