@@ -14,7 +14,8 @@ from schedlang.runtime.receipts import NEEDS, receipts
 from schedlang.runtime.stage import Stage
 from schedlang.transports import BLOCKING, PORTABLE
 
-#: The index of an action; a call that does it or a part of it; and kind, stage and microbatch of an op that computes.
+#: The index of an action; a call that does it or a part of it; and kind, stage and microbatch of the op that it
+#: computes, the send that it begins, or the receive that it waits for.
 Call = tuple[int, Callable[[], None], tuple[Kind, int, int] | None]
 
 #: Where ranks may block, a send is waited for when this many others have followed, whatever is known of it.
@@ -86,7 +87,7 @@ class _Calls:
                 for index in batch:
                     yield from self.compute(index)
             elif self.exchange.has_batches:
-                yield batch.start, self.as_one(batch), None
+                yield batch.start, self.as_one(batch), self.op(batch.start)
                 for index in batch:
                     yield from self.others(self.after, index)
             else:
@@ -109,16 +110,15 @@ class _Calls:
         """A message by gloo."""
         yield from self.others(self.before, index)
         if index in self.sends:
-            yield index, self.sends[index].post, None
+            yield index, self.sends[index].post, self.op(index)
         yield from self.others(self.after, index)
 
     def compute(self, index: int) -> Iterator[Call]:
         """A compute op, after the wait for what it needs from another rank."""
         kind, number, microbatch = op = self.op(index)
         yield from self.others(self.before, index)
-        receive = self.received.get((NEEDS[kind], number, microbatch)) if kind in NEEDS else None
-        if receive is not None:
-            yield index, receive.arrive, None
+        if kind in NEEDS and (need := (NEEDS[kind], number, microbatch)) in self.received:
+            yield index, self.received[need].arrive, need
             yield from self.others(self.after, index)
         yield index, self.call(*op), op
 

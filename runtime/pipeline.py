@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from schedlang.actions import is_transfer, word
 from schedlang.passes.forward_only import FORWARD, forward_only
 from schedlang.plan import Plan
 from schedlang.runtime.calls import Call, prepare
@@ -44,7 +45,8 @@ class Pipeline:
     A plan without a flush is for a number of updates (`Plan.for_updates`), and a step makes them all. The next step
     goes on as if there had been no cut; `state_dict` has what it needs for that beside modules and optimizers.
 
-    While `record` is true, a step leaves its compute ops in `bars`, with times of `time.perf_counter()`.
+    While `record` is true, a step leaves its compute ops in `bars`, and its sends and waits for receives in `messages`,
+    with times of `time.perf_counter()`; in a `torch.profiler` all of them are ranges by their names in the plan.
 
     PipelineError in the constructor or in a step means that the pipeline is over: all other ranks have printed the
     cause and ended with exit code 1.
@@ -64,6 +66,7 @@ class Pipeline:
             raise PipelineError("there is no process group: call torch.distributed.init_process_group first")
         self.record = False
         self.bars: list[Bar] = []
+        self.messages: list[Bar] = []
         self._plan, self._rank = plan, dist.get_rank()
         self._watchdog = Watchdog(plan, timeout)
         weakref.finalize(self, self._watchdog.close)
@@ -157,14 +160,19 @@ class Pipeline:
             watchdog.fail(error)
 
     def _walk_recording(self, calls: list[Call]) -> None:
-        self.bars = []
+        self.bars, self.messages = [], []
         for self._watchdog.action, call, op in calls:
+            if op is None:
+                call()
+                continue
             start = perf_counter()
-            call()
-            if op is not None:
+            with torch.profiler.record_function(word(*op)):
+                call()
                 if self._device.type == "cuda":
-                    torch.cuda.synchronize(self._device)
-                self.bars.append(Bar(*op, start, perf_counter()))
+                    # Not the streams of messages, which may wait for what this rank has yet to do.
+                    torch.cuda.current_stream(self._device).synchronize()
+            found = self.messages if is_transfer(op[0]) else self.bars
+            found.append(Bar(*op, start, perf_counter()))
 
     def _load(self, inputs: Value, targets: Value, options: Options | None, evaluates: bool) -> dict[int, Hashable]:
         """Give this rank's stages what is theirs of a batch; what the inputs look like, by first stage."""

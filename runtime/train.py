@@ -17,6 +17,7 @@ from schedlang.plan import Plan
 from schedlang.runtime.corpus import draw_batch
 from schedlang.runtime.gpt import CONTEXT, build_gpt, next_byte_loss
 from schedlang.runtime.pipeline import Pipeline
+from schedlang.runtime.trace import clock_offset
 from schedlang.runtime.weights import delays
 from schedlang.timeline import Bar
 
@@ -32,13 +33,16 @@ class Training:
 
     `losses` is what the rank's microbatches add to the mean loss of each step, on ranks of last stages only; `seconds`
     how long each took there. `gradients` are the last step's, by stage and parameter; `recorded` the compute ops of the
-    recorded steps.
+    recorded steps, and `messages` their sends and waits for receives, in the clock of the last stage's rank with the
+    `offset`.
     """
 
     losses: list[float] = field(factory=list)
     seconds: list[float] = field(factory=list)
     gradients: dict[str, Tensor] = field(factory=dict)
     recorded: list[list[Bar]] = field(factory=list)
+    messages: list[list[Bar]] = field(factory=list)
+    offset: float = 0.0
 
 
 def train(plan: Plan, corpus: Tensor, steps: int, seed: int, timeout: float) -> Training:
@@ -65,8 +69,10 @@ def train(plan: Plan, corpus: Tensor, steps: int, seed: int, timeout: float) -> 
             optimizers[stage].zero_grad()
         if pipeline.record:
             training.recorded.append(pipeline.bars)
+            training.messages.append(pipeline.messages)
         if losses is not None:
             _note(training, plan, losses, perf_counter() - start)
+    training.offset = clock_offset(plan.placement[-1])
     return training
 
 
