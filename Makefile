@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-browser explore gallery pictures
+.PHONY: demo test test-browser explore gallery pictures bench-runtime bench-walk
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -23,6 +23,14 @@ test-browser: .venv/installed
 # The verifier against the oracle and against every interleaving, on many more damaged plans than `make test` tries.
 explore: .venv/installed
 	$(BIN)/pytest -n 2 tests/test_machine.py tests/test_transports.py --explore 20
+
+# The runtime against torch's own pipelining: processor time per action, and time per step.
+bench-runtime: .venv/installed
+	$(BIN)/python benchmarks/runtime.py
+
+# What an action costs by itself, without models and messages.
+bench-walk: .venv/installed
+	$(BIN)/python benchmarks/walk.py
 
 # The table of the programs and their figures; a test holds it current.
 gallery: .venv/installed

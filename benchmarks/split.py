@@ -69,7 +69,7 @@ class Turn:
         split = Split()
         with split:
             output = self.timed("F before B", self.module, input)
-        self.timed("B", split.backward_input, output, self.gradient, input)
+        self.timed("B", split.backward_input, [output], [self.gradient], [input])
         self.timed("W", split.backward_weight)
 
     def halves_of_torch(self, input: Tensor) -> None:

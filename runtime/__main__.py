@@ -15,9 +15,10 @@ from torch import Tensor
 from schedlang.diagnostics import CompileError
 from schedlang.plan import Plan
 from schedlang.plan_reader import read_plan
+from schedlang.runtime.checks import unsupported, wrong_number
 from schedlang.runtime.corpus import read_corpus
-from schedlang.runtime.pipeline import unsupported, wrong_number
-from schedlang.runtime.report import TOLERANCE, compare, print_header, report
+from schedlang.runtime.report import TOLERANCE, compare, print_header, report, total_losses
+from schedlang.runtime.trace import write_trace
 from schedlang.runtime.train import Training, train, train_alone
 from schedlang.runtime.watchdog import PipelineError, say
 
@@ -29,6 +30,8 @@ def main() -> NoReturn:
         # The ranks are the parallel part.
         torch.set_num_threads(1)
     plan, corpus = _start(options.plan)
+    if plan.kernels:
+        plan = plan.for_updates(max(options.steps, plan.layout.updates))
     # The rank of the last stage has the losses, so it does the talking.
     writer = plan.placement[-1]
     if dist.get_rank() == writer:
@@ -64,6 +67,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument("plan", type=Path, metavar="PLAN", help="a plan file, from `schedc compile -o`")
     parser.add_argument("--steps", type=_count, default=20, help="how many updates (default: 20)")
     parser.add_argument("--check", action="store_true", help="compare with the same training in one process")
+    help = "write what the last steps did and when, for ui.perfetto.dev"
+    parser.add_argument("--trace", type=Path, metavar="FILE", help=help)
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: 0)")
     parser.add_argument("--timeout", type=float, default=60, help="seconds that a rank waits at most (default: 60)")
     return parser.parse_args()
@@ -87,7 +92,7 @@ def _start(path: Path) -> tuple[Plan, Tensor]:
         plan, corpus = read_plan(path), read_corpus()
         wrong = wrong_number(plan, started)
         if wrong is None:
-            wrong = unsupported(plan)
+            wrong = unsupported(plan) or ("the plan has no backward" if plan.is_forward_only else None)
         else:
             wrong += f": torchrun --nproc-per-node {len(plan.ranks)} -m schedlang.runtime {path}"
     except (CompileError, OSError) as error:
@@ -107,12 +112,17 @@ def _start(path: Path) -> tuple[Plan, Tensor]:
 def _conclude(plan: Plan, corpus: Tensor, options: argparse.Namespace, found: list[Training]) -> bool:
     """Print what came out, and the same as one line of JSON; whether it is right as far as is known."""
     figures = report(plan, found)
+    if options.trace:
+        bars = [[bar for step in (*each.recorded, *each.messages) for bar in step] for each in found]
+        try:
+            write_trace(options.trace, bars, [each.offset for each in found])
+        except OSError as error:
+            say(f"cannot write `{options.trace}`: {error.strerror}")
+            return False
     right = True
     if options.check:
         print(f"training again in one process, {options.steps} steps", flush=True)
-        errors = compare(
-            found, found[plan.placement[-1]].losses, train_alone(plan, corpus, options.steps, options.seed)
-        )
+        errors = compare(found, total_losses(found), train_alone(plan, corpus, options.steps, options.seed))
         figures = errors | figures
         right = max(errors.values()) <= TOLERANCE
     print(json.dumps(figures), flush=True)

@@ -1,189 +1,106 @@
-"""What passes between this rank and others: every message tagged, every shape announced, every wait limited.
+"""The messages of one rank: those of its plan, and a word at the start of every step.
 
-gloo fills a buffer of the wrong shape without a word, and NCCL ignores tags; so in every step the first activation
-between two stages is preceded by a header that says which one it is and what it looks like, and the sender holds all
-later ones to that. A gradient looks as its activation did.
-
-A plan is proved for transfers that block, so it is safe to wait anywhere at or after an action's own place. Receives
-are waited for by the action that uses them, sends `WINDOW` messages later, and all by the end of the step.
+A receive must know what will come. A step whose inputs look new finds it out (see `schedlang.runtime.messages`); later
+ones with such inputs know it. So that all ranks agree which of the two a step is, the rank that has the inputs tells
+the others as it begins.
 """
 
-from collections import deque
-from collections.abc import Callable, Sequence
-from datetime import timedelta
-from functools import partial
+from collections.abc import Hashable
 
 import torch
 import torch.distributed as dist
-from attrs import frozen
-from torch import Tensor
 
-from schedlang.actions import is_send
+from schedlang.actions import counterpart
 from schedlang.kinds import Kind
 from schedlang.plan import Plan
-from schedlang.runtime.stage import Stage
-from schedlang.runtime.watchdog import GRACE, LostRank, PipelineError, Watchdog
+from schedlang.runtime.messages import (
+    ActivationReceive,
+    ActivationSend,
+    Edge,
+    GradientReceive,
+    GradientSend,
+    Receive,
+    Send,
+)
+from schedlang.runtime.values import Value
+from schedlang.runtime.watchdog import PipelineError
+from schedlang.runtime.wire import InFlight, Wire
 
-#: A send that is this many messages old has long been received in any pipeline that runs, so the wait for it costs
-#: nothing; it bounds the tensors that are kept because gloo may still read them.
-WINDOW = 16
-
-# A header is plan, receiving stage, microbatch, type, number of dimensions, dimensions.
-_DIMENSIONS = 8
-_WORDS = 5 + _DIMENSIONS
-_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-
-Look = tuple[torch.Size, torch.dtype]
-
-
-@frozen
-class Transfer:
-    """One message, ready to be issued: `tensor` gives what to send, or the buffer to receive into."""
-
-    kind: Kind
-    stage: int
-    microbatch: int
-    peer: int
-    tag: int
-    tensor: Callable[[], Tensor]
+# Tag 0 is what messages have that a user's script may send.
+_FIRST_TAG, _LAST_TAG = 1, 2**31
 
 
 class Exchange:
-    """The messages of one rank."""
+    """The messages of one rank. `number` tells apart the pipelines that all processes have built one after another."""
 
-    def __init__(
-        self, plan: Plan, stages: dict[int, Stage], device: torch.device, timeout: float, watchdog: Watchdog
-    ) -> None:
-        self._plan, self._stages, self._device, self._watchdog = plan, stages, device, watchdog
-        # The watchdog is to find out first: it knows whose fault a wait is, gloo does not.
-        self._limit = timedelta(seconds=timeout + 2 * GRACE)
-        self._digest = int(plan.digest()[:15], 16)
-        #: What has been announced in this step, by the later stage of each two.
-        self._looks: dict[int, Look] = {}
-        #: gloo loses a message whose handle or tensor is dropped.
-        self._sent: deque[tuple[dist.Work, Tensor, int]] = deque()
-        self._arriving: dict[int, tuple[dist.Work, Tensor, int]] = {}
+    def __init__(self, plan: Plan, number: int, device: torch.device, wire: Wire) -> None:
+        self._plan, self._device, self._wire, self._rank = plan, device, wire, dist.get_rank()
+        self._name = torch.tensor([number, int(plan.digest()[:15], 16)])
+        self._stages = len(plan.placement)
+        self._units = max(map(plan.layout.units, range(self._stages)))
+        #: NCCL issues batches as one; to gloo they mean nothing.
+        self.has_batches = device.type == "cuda"
+        self._edges: dict[int, Edge] = {}
+        #: For each look of the inputs of a pipeline's first stage its number, and the number of this step's.
+        self._seen: dict[int, dict[Hashable, int]] = {}
+        self._inputs: dict[int, int] = {}
+        self._told: list[tuple[InFlight, int]] = []
 
-    def transfer(self, kind: Kind, stage: int, microbatch: int) -> Transfer:
-        """The message of an action."""
-        peer = self._plan.peer(kind, stage)
-        assert peer is not None
-        tensor = {
-            Kind.SEND_F: self._activation,
-            Kind.RECV_F: self._activation_buffer,
-            Kind.SEND_B: self._gradient,
-            Kind.RECV_B: self._gradient_buffer,
-        }[kind]
-        tag = self._tag(kind, stage, microbatch)
-        return Transfer(kind, stage, microbatch, peer, tag, partial(tensor, stage, microbatch, peer))
+    def message(self, kind: Kind, stage: int, microbatch: int, box: dict[int, Value]) -> Send | Receive:
+        """The message of an action, from a box or into one."""
+        edge = self._edge(kind, stage)
+        number = 2 * (edge.earlier * self._units + microbatch) + (kind in (Kind.SEND_B, Kind.RECV_B))
+        # Before them, a word and a header for every stage.
+        tags = range(_FIRST_TAG + 2 * self._stages + number, _LAST_TAG, 2 * self._stages * self._units)
+        if kind == Kind.SEND_F:
+            return ActivationSend(edge, microbatch, tags, box)
+        if kind == Kind.SEND_B:
+            return GradientSend(edge, microbatch, tags, box)
+        receive = ActivationReceive if kind == Kind.RECV_F else GradientReceive
+        return receive(edge, microbatch, tags, box, self._device)
 
-    def issue(self, batch: Sequence[Transfer]) -> None:
-        """Issue messages as one batch: sends first, since a peer may wait for their headers before it sends ours."""
-        tensors = [each.tensor() for each in batch]
-        operations = [
-            dist.P2POp(dist.isend if is_send(each.kind) else dist.irecv, tensor, each.peer, tag=each.tag)
-            for each, tensor in zip(batch, tensors, strict=True)
-        ]
-        try:
-            works = dist.batch_isend_irecv(operations)
-        except RuntimeError as error:
-            raise LostRank({each.peer for each in batch}, str(error)) from error
-        if len(works) < len(batch):
-            # NCCL gives one handle for the whole batch.
-            works = works * len(batch)
-        for each, tensor, work in zip(batch, tensors, works, strict=True):
-            if is_send(each.kind):
-                self._sent.append((work, tensor, each.peer))
-            else:
-                self._arriving[each.tag] = work, tensor, each.peer
-        while len(self._sent) > WINDOW:
-            self._wait(*self._sent.popleft())
+    def begin(self, looks: dict[int, Hashable]) -> None:
+        """Begin a step: tell other ranks of the inputs that this one has, by first stage, and hear from the others."""
+        for first, look in looks.items():
+            seen = self._seen.setdefault(first, {})
+            self._inputs[first] = seen.setdefault(look, len(seen))
+            self._tell(first)
+        for pipeline in self._plan.layout.pipelines:
+            if self._takes_part(self._rank, pipeline.start) and pipeline.start not in looks:
+                self._inputs[pipeline.start] = self._hear(pipeline.start)
+        for edge in self._edges.values():
+            edge.begin(self._inputs[self._plan.layout.pipeline_of[edge.earlier].start])
 
-    def arrive(self, kind: Kind, stage: int, microbatch: int) -> None:
-        """Wait for a message that has been issued, and put it where its stage takes it from."""
-        work, tensor, peer = self._arriving.pop(self._tag(kind, stage, microbatch))
-        self._wait(work, tensor, peer)
-        box = self._stages[stage].inputs if kind == Kind.RECV_F else self._stages[stage].gradients
-        box[microbatch] = tensor
+    def end(self) -> None:
+        """End a step, in which all messages have come to an end."""
+        for edge in self._edges.values():
+            edge.end(self._inputs[self._plan.layout.pipeline_of[edge.earlier].start])
+        for told, peer in self._told:
+            self._wire.wait(told, peer)
+        self._told.clear()
 
-    def finish(self) -> None:
-        """End a step: wait until all sends are received. The next step announces its shapes anew."""
-        while self._sent:
-            self._wait(*self._sent.popleft())
-        self._looks.clear()
+    def _edge(self, kind: Kind, stage: int) -> Edge:
+        earlier = min(stage, counterpart(kind, stage)[1])
+        if earlier not in self._edges:
+            peer = self._plan.peer(kind, stage)
+            assert peer is not None
+            self._edges[earlier] = Edge(self._wire, earlier, peer, _FIRST_TAG + self._stages + earlier)
+        return self._edges[earlier]
 
-    def _tag(self, kind: Kind, stage: int, microbatch: int) -> int:
-        """A number for what is sent, the same at both ends: three for each microbatch between each two stages."""
-        later = stage + 1 if kind in (Kind.SEND_F, Kind.RECV_B) else stage
-        return 3 * (later * self._plan.microbatches + microbatch) + (kind in (Kind.SEND_B, Kind.RECV_B))
+    def _takes_part(self, rank: int, first: int) -> bool:
+        """Whether a rank has a stage of a pipeline, by its first stage."""
+        pipeline = self._plan.layout.pipeline_of[first]
+        return rank in self._plan.placement[pipeline.start : pipeline.stop]
 
-    def _wait(self, work: dist.Work, tensor: Tensor, peer: int) -> None:
-        self._watchdog.waits_for = peer
-        try:
-            work.wait(self._limit)
-        except RuntimeError as error:
-            raise LostRank({peer}, str(error)) from error
-        self._watchdog.waits_for = None
+    def _tell(self, first: int) -> None:
+        word = torch.cat([self._name, torch.tensor([self._inputs[first]])])
+        for rank in range(len(self._plan.ranks)):
+            if rank != self._rank and self._takes_part(rank, first):
+                self._told.append(([(self._wire.send(word, rank, _FIRST_TAG + first), word)], rank))
 
-    def _activation(self, stage: int, microbatch: int, peer: int) -> Tensor:
-        """The output to send, announced if it is the first of this step, and else like the first."""
-        tensor = self._stages[stage].outputs.pop(microbatch).contiguous()
-        look = tensor.shape, tensor.dtype
-        first = self._looks.setdefault(stage + 1, look)
-        if first is look:
-            self._announce(stage + 1, microbatch, look, peer)
-        elif first != look:
-            raise PipelineError(
-                f"the output of stage {stage} is {_text(look)} for microbatch {microbatch}, "
-                f"its first in this step was {_text(first)}"
-            )
-        return tensor
-
-    def _announce(self, stage: int, microbatch: int, look: Look, peer: int) -> None:
-        """Send the header of an activation for a stage."""
-        shape, dtype = look
-        if dtype not in _TYPES or len(shape) > _DIMENSIONS:
-            raise PipelineError(f"the output of stage {stage - 1} is {_text(look)}, which cannot be sent")
-        header = torch.zeros(_WORDS, dtype=torch.int64)
-        words = [self._digest, stage, microbatch, _TYPES.index(dtype), len(shape), *shape]
-        header[: len(words)] = torch.tensor(words)
-        self._sent.append((self._post_header(dist.isend, header, peer, stage, microbatch), header, peer))
-
-    def _activation_buffer(self, stage: int, microbatch: int, peer: int) -> Tensor:
-        """Room for an input, as its header says, for which the first of this step waits."""
-        if stage not in self._looks:
-            header = torch.empty(_WORDS, dtype=torch.int64)
-            self._wait(self._post_header(dist.irecv, header, peer, stage, microbatch), header, peer)
-            self._looks[stage] = self._read(header, stage, microbatch, peer)
-        shape, dtype = self._looks[stage]
-        return torch.empty(shape, dtype=dtype, device=self._device)
-
-    def _read(self, header: Tensor, stage: int, microbatch: int, peer: int) -> Look:
-        """What a header announces, which must be the activation that the plan has here."""
-        *named, code, dimensions = words = header[:5].tolist()
-        expected = [self._digest, stage, microbatch]
-        if named != expected or not 0 <= code < len(_TYPES) or not 0 <= dimensions <= _DIMENSIONS:
-            raise PipelineError(f"rank {peer} announced {words}, where the plan has {expected}")
-        return torch.Size(header[5 : 5 + dimensions].tolist()), _TYPES[code]
-
-    def _post_header(
-        self, call: Callable[..., dist.Work | None], header: Tensor, peer: int, stage: int, microbatch: int
-    ) -> dist.Work:
-        """Send or receive a header; it takes the third tag of its activation."""
-        try:
-            work = call(header, peer, tag=self._tag(Kind.RECV_F, stage, microbatch) + 2)
-        except RuntimeError as error:
-            raise LostRank({peer}, str(error)) from error
-        assert work is not None
-        return work
-
-    def _gradient(self, stage: int, microbatch: int, peer: int) -> Tensor:
-        return self._stages[stage].input_gradients.pop(microbatch).contiguous()
-
-    def _gradient_buffer(self, stage: int, microbatch: int, peer: int) -> Tensor:
-        like = self._stages[stage].output_like(microbatch)
-        return torch.empty(like.shape, dtype=like.dtype, device=self._device)
-
-
-def _text(look: Look) -> str:
-    return f"{str(look[1]).removeprefix('torch.')} {list(look[0])}"
+    def _hear(self, first: int) -> int:
+        word, rank = torch.empty(3, dtype=torch.int64), self._plan.placement[first]
+        self._wire.wait([(self._wire.receive(word, rank, _FIRST_TAG + first), word)], rank)
+        if not torch.equal(word[:2], self._name):
+            raise PipelineError(f"rank {rank} has begun a step of another pipeline")
+        return int(word[2])

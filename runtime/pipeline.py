@@ -1,44 +1,52 @@
 """One rank's part of a pipeline: the plan's actions as a list of calls, walked once per step."""
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cached_property
 from itertools import count
 from time import perf_counter
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from schedlang.actions import is_send, is_transfer
-from schedlang.kinds import Kind
+from schedlang.actions import is_transfer, word
+from schedlang.passes.forward_only import FORWARD, forward_only
 from schedlang.plan import Plan
+from schedlang.runtime.calls import Call, prepare
+from schedlang.runtime.checks import check_same_plan, check_stages, check_transport, device_of
 from schedlang.runtime.exchange import Exchange
+from schedlang.runtime.replicas import Replicas
 from schedlang.runtime.stage import LossFn, Stage
-from schedlang.runtime.watchdog import PipelineError, Watchdog, wait_until
+from schedlang.runtime.values import Look, Value, cut, flatten
+from schedlang.runtime.watchdog import PipelineError, Watchdog
+from schedlang.runtime.weights import Weights, delays
+from schedlang.runtime.wire import Wire, warm_up
 from schedlang.timeline import Bar
-from schedlang.transports import BLOCKING, PORTABLE
 
-#: The message that a compute op waits for, where it comes from another rank.
-_NEEDS = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind.RECV_B}
-
-#: An action as a call: its index, the call, and the kind, stage and microbatch of a compute op.
-Call = tuple[int, Callable[[], None], tuple[Kind, int, int] | None]
+#: Keyword arguments of modules, by microbatch.
+Options = Sequence[Mapping[str, Any]]
 
 _pipelines = count()
 
 
 class Pipeline:
-    """Trains the stages of this rank as a plan says, together with the other ranks of the default process group.
+    """Runs the stages of this rank as a plan says, together with the other ranks of the default process group.
 
-    `stages` are the modules of exactly the stages that the plan gives to this rank; each takes and returns one tensor,
-    microbatch first. `loss_fn(output, targets)` gives the scalar loss of one microbatch. Every microbatch's loss is
-    multiplied by `loss_scale` before its backward; without it by 1/microbatches, for the gradient of the mean.
+    `stages` are the modules of exactly the stages that the plan gives to this rank. A stage takes what the one before
+    returns, a tensor, or tensors in tuples, lists and dictionaries, microbatch first; a tuple as several arguments.
+    `loss_fn(output, targets)` gives the scalar loss of one microbatch. Every microbatch's loss is multiplied by
+    `loss_scale` before its backward; without it by 1/microbatches, those of one update, for the gradient of the mean.
     `optimizers` are those of the stages that the plan updates (`U`), and no others. No wait is longer than `timeout`
     seconds.
 
-    While `record` is true, a step leaves its compute ops in `bars`, with times of `time.perf_counter()`.
+    A plan without a flush is for a number of updates (`Plan.for_updates`), and a step makes them all. The next step
+    goes on as if there had been no cut; `state_dict` has what it needs for that beside modules and optimizers.
+
+    While `record` is true, a step leaves its compute ops in `bars`, and its sends and waits for receives in `messages`,
+    with times of `time.perf_counter()`; in a `torch.profiler` all of them are ranges by their names in the plan.
 
     PipelineError in the constructor or in a step means that the pipeline is over: all other ranks have printed the
     cause and ended with exit code 1.
@@ -48,7 +56,7 @@ class Pipeline:
         self,
         plan: Plan,
         stages: Mapping[int, nn.Module],
-        loss_fn: LossFn,
+        loss_fn: LossFn | None = None,
         *,
         loss_scale: float | None = None,
         optimizers: Mapping[int, Optimizer] | None = None,
@@ -58,196 +66,170 @@ class Pipeline:
             raise PipelineError("there is no process group: call torch.distributed.init_process_group first")
         self.record = False
         self.bars: list[Bar] = []
+        self.messages: list[Bar] = []
         self._plan, self._rank = plan, dist.get_rank()
         self._watchdog = Watchdog(plan, timeout)
         weakref.finalize(self, self._watchdog.close)
         try:
-            self._check(stages, optimizers or {})
-            _check_same_plan(plan, self._watchdog, timeout)
-            scale = 1 / plan.microbatches if loss_scale is None else loss_scale
+            check_stages(plan, stages, optimizers or {}, loss_fn)
+            number = next(_pipelines)
+            check_same_plan(plan, number, self._watchdog, timeout)
+            self._device = device_of(stages)
+            check_transport(plan, self._device)
+            scale = plan.layout.updates / plan.microbatches if loss_scale is None else loss_scale
             self._stages = self._connected(stages, optimizers or {}, loss_fn, scale)
-            self._device = _device(stages)
-            self._exchange = Exchange(plan, self._stages, self._device, timeout, self._watchdog)
-            self._calls = list(self._prepared())
+            wire = Wire(timeout, self._watchdog)
+            self._exchange, self._replicas = Exchange(plan, number, self._device, wire), Replicas(plan, stages, wire)
+            self._training = prepare(plan, self._rank, self._stages, self._exchange)
             if self._device.type == "cuda":
-                _warm_up(self._device)
+                warm_up(plan, self._device)
         except Exception as error:
             self._watchdog.fail(error)
 
-    def step(self, inputs: Tensor | None = None, targets: Tensor | None = None) -> Tensor | None:
+    def step(self, inputs: Value = None, targets: Value = None, options: Options | None = None) -> Tensor | None:
         """Run the plan once on a batch; gradients add up in `.grad`.
 
-        `inputs` are needed on the rank of the first stage, `targets` on that of the last; both are cut into
-        microbatches along their first dimension. Gives the losses by microbatch, unscaled, on the rank of the last
-        stage, and None elsewhere.
+        `inputs` are needed on the rank of the first stage, `targets` on that of the last; all their tensors are cut
+        into microbatches along their first dimension. `options` are keyword arguments for the modules of this rank, one
+        dictionary per microbatch. Gives the losses by microbatch, unscaled, on the rank of the last stage, and None
+        elsewhere. Of several pipelines the first has the first microbatches; a rank gives the losses that it has.
         """
-        watchdog, last = self._watchdog, len(self._plan.placement) - 1
+        if self._plan.is_forward_only:
+            raise PipelineError("the plan has no backward, it evaluates")
+        self._replicas.begin()
+        self._run(self._training, inputs, targets, options, evaluates=False)
+        losses = [stage.outputs.pop(each) for stage, units in self._last_stages() for each in range(units)]
+        return torch.stack(losses) if losses else None
+
+    def evaluate(
+        self, inputs: Value = None, targets: Value = None, options: Options | None = None
+    ) -> list[Value] | None:
+        """Run the forwards of the plan alone, without gradients; `step` says what they take.
+
+        Gives on the rank of the last stage its outputs by microbatch, or with `targets` the losses; None elsewhere.
+        """
+        with torch.no_grad():
+            self._run(self._evaluation, inputs, targets, options, evaluates=True)
+        found = [stage.outputs.pop(each) for stage, units in self._last_stages() for each in range(units)]
+        return found or None
+
+    def state_dict(self) -> dict[int, Any]:
+        """What a checkpoint needs beside modules and optimizers: older versions of the weights, by stage."""
+        return {number: stage.weights.state_dict() for number, stage in self._stages.items() if stage.weights}
+
+    def load_state_dict(self, state: Mapping[int, Any]) -> None:
+        """Go on where a checkpoint was made, whose weights the modules have by now."""
+        versioned = {number: stage.weights for number, stage in self._stages.items() if stage.weights}
+        if state.keys() != versioned.keys():
+            raise PipelineError(
+                f"the checkpoint has versions of the stages {sorted(state)}, not of {sorted(versioned)}"
+            )
+        for number, weights in versioned.items():
+            weights.load_state_dict(state[number])
+
+    @cached_property
+    def _evaluation(self) -> list[Call]:
+        """The calls of the forwards, by their places in the whole plan."""
+        forwards = forward_only(self._plan)
+        places = [index for index, kind in enumerate(self._plan.ranks[self._rank].kind) if kind in FORWARD]
+        return [
+            (places[index], call, op) for index, call, op in prepare(forwards, self._rank, self._stages, self._exchange)
+        ]
+
+    def _run(self, calls: list[Call], inputs: Value, targets: Value, options: Options | None, evaluates: bool) -> None:
+        watchdog = self._watchdog
         watchdog.step += 1
         try:
-            if 0 in self._stages:
-                self._stages[0].inputs.update(self._cut("inputs", inputs))
-            if last in self._stages:
-                self._stages[last].targets.update(self._cut("targets", targets))
+            looks = self._load(inputs, targets, options, evaluates)
+            # The wait for the other ranks counts as one for the first action.
+            watchdog.action = 0
+            self._exchange.begin(looks)
             if self.record:
-                self._walk_recording()
+                self._walk_recording(calls)
             else:
-                self._walk()
-            self._exchange.finish()
+                for watchdog.action, call, _ in calls:
+                    call()
+            self._exchange.end()
+            if not evaluates:
+                self._replicas.end()
+            if self._device.type == "cuda":
+                # The host has gone ahead; here the watchdog sees a GPU that waits in vain.
+                torch.cuda.synchronize(self._device)
             watchdog.action = None
         except Exception as error:
             watchdog.fail(error)
-        if last not in self._stages:
-            return None
-        return torch.stack([self._stages[last].outputs.pop(each) for each in range(self._plan.microbatches)])
 
-    def _walk(self) -> None:
-        watchdog = self._watchdog
-        for action, call, _ in self._calls:
-            watchdog.action = action
-            call()
-
-    def _walk_recording(self) -> None:
-        self.bars = []
-        for action, call, op in self._calls:
-            self._watchdog.action = action
+    def _walk_recording(self, calls: list[Call]) -> None:
+        self.bars, self.messages = [], []
+        for self._watchdog.action, call, op in calls:
+            if op is None:
+                call()
+                continue
             start = perf_counter()
-            call()
-            if op is not None:
+            with torch.profiler.record_function(word(*op)):
+                call()
                 if self._device.type == "cuda":
-                    torch.cuda.synchronize(self._device)
-                self.bars.append(Bar(*op, start, perf_counter()))
+                    # Not the streams of messages, which may wait for what this rank has yet to do.
+                    torch.cuda.current_stream(self._device).synchronize()
+            found = self.messages if is_transfer(op[0]) else self.bars
+            found.append(Bar(*op, start, perf_counter()))
 
-    def _cut(self, name: str, batch: Tensor | None) -> Iterator[tuple[int, Tensor]]:
-        """The microbatches of a batch, by number."""
-        if not isinstance(batch, Tensor) or not batch.ndim:
-            raise PipelineError(f"`{name}` must be a tensor on rank {self._rank}")
-        microbatches = self._plan.microbatches
-        if not len(batch) or len(batch) % microbatches:
-            raise PipelineError(f"`{name}` has {len(batch)} rows, which do not divide into {microbatches} microbatches")
-        return enumerate(batch.chunk(microbatches))
+    def _load(self, inputs: Value, targets: Value, options: Options | None, evaluates: bool) -> dict[int, Hashable]:
+        """Give this rank's stages what is theirs of a batch; what the inputs look like, by first stage."""
+        looks: dict[int, Hashable] = {}
+        begin = 0
+        for pipeline in self._plan.layout.pipelines:
+            mine = slice(begin, begin := begin + pipeline.microbatches)
+            first, last = self._stages.get(pipeline.start), self._stages.get(pipeline.stop - 1)
+            if first is not None:
+                parts = cut("inputs", inputs, self._plan.microbatches)[mine]
+                first.inputs.update(enumerate(parts))
+                looks[pipeline.start] = evaluates, Look.of(*flatten(parts[0], "`inputs`"))
+            if last is not None:
+                given = not evaluates or targets is not None
+                parts = cut("targets", targets, self._plan.microbatches)[mine] if given else []
+                last.targets = dict(enumerate(parts))
+            for number in range(pipeline.start, pipeline.stop):
+                if number in self._stages:
+                    self._stages[number].begin(self._options(options, mine))
+        return looks
 
-    def _prepared(self) -> Iterator[Call]:
-        """The actions of this rank as calls."""
-        actions = self._plan.ranks[self._rank]
-        for batch in actions.batches():
-            if is_transfer(actions.kind[batch.start]):
-                rows = [(Kind(actions.kind[each]), actions.stage[each], actions.microbatch[each]) for each in batch]
-                rows.sort(key=lambda row: not is_send(row[0]))
-                transfers = [self._exchange.transfer(*row) for row in rows]
-                yield batch.start, partial(self._exchange.issue, transfers), None
-            else:
-                for index in batch:
-                    yield from self._compute(index)
+    def _options(self, options: Options | None, mine: slice) -> dict[int, Mapping[str, Any]]:
+        if options is not None and len(options) != self._plan.microbatches:
+            raise PipelineError(f"`options` are {len(options)}, the plan has {self._plan.microbatches} microbatches")
+        return dict(enumerate(options[mine])) if options else {}
 
-    def _compute(self, index: int) -> Iterator[Call]:
-        """A compute op as a call, after one that waits for what it needs from another rank."""
-        actions = self._plan.ranks[self._rank]
-        kind, number, microbatch = Kind(actions.kind[index]), actions.stage[index], actions.microbatch[index]
-        need = _NEEDS.get(kind)
-        if need is not None and self._plan.peer(need, number) is not None:
-            yield index, partial(self._exchange.arrive, need, number, microbatch), None
-        stage = self._stages[number]
-        if kind == Kind.U:
-            call: Callable[[], None] = stage.update
-        else:
-            call = partial(
-                {
-                    Kind.F: stage.forward,
-                    Kind.B: stage.backward,
-                    Kind.I: stage.backward_input,
-                    Kind.W: stage.backward_weight,
-                    Kind.R: stage.recompute,
-                }[kind],
-                microbatch,
-            )
-        yield index, call, (kind, number, microbatch)
+    def _last_stages(self) -> list[tuple[Stage, int]]:
+        """The last stages that are on this rank, each with the number of its microbatches."""
+        layout = self._plan.layout
+        return [(stage, layout.units(number)) for number, stage in self._stages.items() if layout.is_last(number)]
 
     def _connected(
-        self, modules: Mapping[int, nn.Module], optimizers: Mapping[int, Optimizer], loss_fn: LossFn, loss_scale: float
+        self,
+        modules: Mapping[int, nn.Module],
+        optimizers: Mapping[int, Optimizer],
+        loss_fn: LossFn | None,
+        scale: float,
     ) -> dict[int, Stage]:
         """The stages of this rank; neighbours among them share their boxes."""
-        last = len(self._plan.placement) - 1
-        stages = {}
-        for number, module in modules.items():
-            recomputed = {microbatch for stage, microbatch in self._plan.recomputed if stage == number}
-            split = {microbatch for stage, microbatch in self._plan.split if stage == number}
-            loss = loss_fn if number == last else None
-            stages[number] = Stage(number, module, optimizers.get(number), loss, loss_scale, recomputed, split)
+        layout, stages = self._plan.layout, dict[int, Stage]()
+        behind = delays(self._plan, self._rank)
+        for number in sorted(modules):
+            per_update = layout.units(number) // layout.updates
+            stages[number] = Stage(
+                number,
+                modules[number],
+                self._device,
+                is_first=layout.is_first(number),
+                loss_fn=loss_fn if layout.is_last(number) else None,
+                loss_scale=scale,
+                optimizer=optimizers.get(number),
+                recomputed={microbatch for stage, microbatch in self._plan.recomputed if stage == number},
+                split={microbatch for stage, microbatch in self._plan.split if stage == number},
+                weights=Weights(modules[number], behind[number], per_update) if behind[number] else None,
+            )
         for number, stage in stages.items():
-            if number + 1 in stages:
+            if number + 1 in stages and not layout.is_last(number):
                 following = stages[number + 1]
                 following.inputs, stage.gradients = stage.outputs, following.input_gradients
         return stages
-
-    def _check(self, stages: Mapping[int, nn.Module], optimizers: Mapping[int, Optimizer]) -> None:
-        """Whether what this rank was given is what the plan wants here."""
-        wrong = unsupported(self._plan) or wrong_number(self._plan, dist.get_world_size())
-        if wrong is not None:
-            raise PipelineError(wrong)
-        if "cpu:" not in dist.get_backend_config():
-            raise PipelineError("headers travel between CPUs: use init_process_group('cpu:gloo,cuda:nccl')")
-        held = self._plan.stages_of(self._rank)
-        if sorted(stages) != held:
-            raise PipelineError(f"the plan gives this rank the stages {held}, `stages` has {sorted(stages)}")
-        actions = self._plan.ranks[self._rank]
-        updated = [stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U]
-        if sorted(optimizers) != sorted(updated):
-            raise PipelineError(f"the plan updates the stages {sorted(updated)}, `optimizers` has {sorted(optimizers)}")
-
-
-def unsupported(plan: Plan) -> str | None:
-    """What of a plan this runtime does not run yet."""
-    found = {
-        "several pipelines over the same ranks": len(plan.layout.pipelines) > 1,
-        "slices of microbatches": plan.layout.slices > 1,
-        "no backward": plan.is_forward_only,
-        "offload of activations": bool(plan.offloaded),
-        # Receives wait for the first header of their stage, so ranks may block.
-        f"a proof for `{plan.transport}` alone": plan.transport not in (PORTABLE, BLOCKING.name),
-        "updates but no flush between them": plan.layout.updates > 1,
-    }
-    return next((f"this runtime does not run plans with {name} yet" for name, has in found.items() if has), None)
-
-
-def wrong_number(plan: Plan, started: int) -> str | None:
-    """What is wrong with the number of processes."""
-    needed = len(plan.ranks)
-    if needed == started:
-        return None
-    plural = "" if needed == 1 else "es"
-    return f"the plan needs {needed} process{plural}, {started} {'was' if started == 1 else 'were'} started"
-
-
-def _check_same_plan(plan: Plan, watchdog: Watchdog, timeout: float) -> None:
-    """Compare plans among all ranks, which also waits for all of them."""
-    group = f"schedlang/plans/{next(_pipelines)}"
-    keys = [f"{group}/{rank}" for rank in range(len(plan.ranks))]
-    watchdog.store.set(keys[dist.get_rank()], plan.digest())
-    if not wait_until(partial(watchdog.store.check, keys), timeout):
-        missing = [str(rank) for rank, key in enumerate(keys) if not watchdog.store.check([key])]
-        raise PipelineError(f"rank {' and '.join(missing)} has built no pipeline within {timeout:g} s")
-    own = plan.digest().encode()
-    for rank, digest in enumerate(watchdog.store.multi_get(keys)):
-        if digest != own:
-            raise PipelineError(f"rank {rank} has another plan")
-
-
-def _device(stages: Mapping[int, nn.Module]) -> torch.device:
-    """Where the modules live, which must be one device."""
-    devices = {weight.device for stage in stages.values() for weight in stage.parameters()} or {torch.device("cpu")}
-    if len(devices) > 1:
-        raise PipelineError(f"the stages of a rank must be on one device, not on {', '.join(map(str, devices))}")
-    return devices.pop()
-
-
-def _warm_up(device: torch.device) -> None:
-    """Let all ranks send something to the next: the first batch of an NCCL communicator needs all of them."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    if ranks > 1:
-        sent, received = torch.zeros(1, device=device), torch.zeros(1, device=device)
-        operations = [
-            dist.P2POp(dist.isend, sent, (rank + 1) % ranks),
-            dist.P2POp(dist.irecv, received, (rank - 1) % ranks),
-        ]
-        for work in dist.batch_isend_irecv(operations):
-            work.wait()

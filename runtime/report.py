@@ -16,10 +16,10 @@ TOLERANCE = 1e-5
 
 def print_header(plan: Plan) -> None:
     """What is about to run."""
-    weights = sum(each.numel() for stage in build_gpt(len(plan.placement), seed=0) for each in stage.parameters())
+    weights = sum(each.numel() for stage in build_gpt(plan.layout.pieces, seed=0) for each in stage.parameters())
     print(
         f"{plan.name} (ranks {len(plan.ranks)}, stages {len(plan.placement)}, microbatches {plan.microbatches}) "
-        f"trains a GPT of {weights:,} parameters on {tokens(plan):,} bytes per step",
+        f"trains a GPT of {weights:,} parameters on {tokens(plan) // plan.layout.updates:,} bytes per step",
         flush=True,
     )
 
@@ -44,11 +44,16 @@ def report(plan: Plan, trainings: list[Training]) -> dict[str, object]:
     seconds = writer.seconds[1:] or writer.seconds
     return {
         "steps": len(writer.losses),
-        "loss": writer.losses[-1],
-        "tokens_per_second": tokens(plan) * len(seconds) / sum(seconds),
+        "loss": total_losses(trainings)[-1],
+        "tokens_per_second": tokens(plan) // plan.layout.updates * len(seconds) / sum(seconds),
         "predicted_idle": predicted.idle,
         "measured_idle": measured.idle,
     }
+
+
+def total_losses(trainings: list[Training]) -> list[float]:
+    """The mean loss of each step, to which the ranks of all last stages add."""
+    return [sum(parts) for parts in zip(*(each.losses for each in trainings if each.losses), strict=True)]
 
 
 def compare(trainings: list[Training], losses: list[float], alone: Training) -> dict[str, float]:

@@ -12,7 +12,7 @@ functions, of compiled blocks) get their gradients in B, at the cost of a whole 
 
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import FunctionType
 from typing import Any
@@ -81,27 +81,29 @@ class Split(TorchFunctionMode):
                 return _BODIES[function](*args, **kwargs)
         return function(*args, **kwargs)
 
-    def backward_input(self, output: Tensor, gradient: Tensor, input: Tensor) -> Tensor | None:
-        """B: the gradient of the input, if it needs one and the output depends on it."""
+    def backward_input(
+        self, outputs: list[Tensor], gradients: list[Tensor], inputs: list[Tensor]
+    ) -> Sequence[Tensor | None]:
+        """B: the gradients of the inputs, from those of the outputs; None for an input that these do not depend on."""
         self.owed.clear()  # by a backward inside the forward
-        root = get_gradient_edge(output)
-        leaves, reentrant = _leaves(root.node)
-        others = [leaf for leaf in leaves if leaf is not _ANCHOR and leaf is not input]
-        asked = [*others, input] if input.requires_grad else others
+        roots = list(map(get_gradient_edge, outputs))
+        leaves, reentrant = _leaves([root.node for root in roots])
+        others = [leaf for leaf in leaves if leaf is not _ANCHOR and all(leaf is not each for each in inputs)]
         with self:  # for checkpoints, which run the forward again
             if reentrant:
-                torch.autograd.backward(root, gradient)
-                found, input.grad = input.grad, None
-                return found
+                torch.autograd.backward(roots, gradients)
+                own = [each.grad for each in inputs]
+                for each in inputs:
+                    each.grad = None
+                return own
             # Edges: a call with tensors would leave this mode.
-            edges = [_ANCHOR_EDGE, *map(get_gradient_edge, asked)]
-            _, *gradients = torch.autograd.grad(root, edges, gradient, allow_unused=True)
-        found = gradients.pop() if input.requires_grad else None
-        for leaf, each in zip(others, gradients, strict=True):
-            if each is not None:
+            edges = [_ANCHOR_EDGE, *map(get_gradient_edge, [*others, *inputs])]
+            _, *found = torch.autograd.grad(roots, edges, gradients, allow_unused=True)
+        for leaf, gradient in zip(others, found, strict=False):
+            if gradient is not None:
                 self.others.append(leaf)
-                self.owed.append(_Owed(get_gradient_edge(leaf), each, [leaf], []))
-        return found
+                self.owed.append(_Owed(get_gradient_edge(leaf), gradient, [leaf], []))
+        return found[len(others) :]
 
     def backward_weight(self) -> None:
         """W: the gradients of the weights, which add up in `.grad`; hooks see each weight's once."""
@@ -237,10 +239,10 @@ def _keep(saved: list[Tensor], tensor: Tensor) -> int:
     return len(saved) - 1
 
 
-def _leaves(root: Node) -> tuple[list[Tensor], bool]:
+def _leaves(roots: list[Node]) -> tuple[list[Tensor], bool]:
     """The leaves of a graph, and whether there is a reentrant checkpoint in it."""
     leaves, reentrant = [], False
-    seen, ahead = {root}, [root]
+    seen, ahead = set(roots), list(dict.fromkeys(roots))
     while ahead:
         node = ahead.pop()
         if hasattr(node, "variable"):

@@ -1,7 +1,7 @@
 """One stage: what F, B, I, W, R and U mean on a torch module."""
 
 import sys
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -11,21 +11,27 @@ import torch
 # the gradient comes down the pipeline.
 import torch.fx.experimental.symbolic_shapes
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.optim import Optimizer
 
 from schedlang.runtime.split import Split, warn_of
+from schedlang.runtime.values import Value, flatten, has_gradient, unflatten
 from schedlang.runtime.watchdog import PipelineError
+from schedlang.runtime.weights import Weights
 
 #: Loss of one microbatch: a scalar, from the last stage's output and the targets.
-LossFn = Callable[[Tensor, Tensor], Tensor]
+LossFn = Callable[[Value, Value], Tensor]
+
+_NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class Stage:
     """A stage and its microbatches in flight.
 
-    The four boxes hold tensors by microbatch, from the moment they are there to their one use: `inputs` and
-    `gradients` (of the outputs) come in, `outputs` and `input_gradients` go out. Where the neighbour stage is on the
-    same rank, its box and this one's are the same dictionary.
+    The four boxes hold what passes by microbatch, from the moment it is there to its one use: `inputs` and `gradients`
+    (of the outputs, one for each tensor that has one) come in, `outputs` and `input_gradients` go out. Where the
+    neighbour stage is on the same rank, its box and this one's are the same dictionary. `targets` and `options`, the
+    keyword arguments of the module, are there for the whole step.
 
     The last stage has a `loss_fn`: its output is then the loss, detached, whose gradient is `loss_scale`. Of the
     `recomputed` microbatches, F keeps only the input, and R makes the rest again before the backward. The `split`
@@ -36,87 +42,119 @@ class Stage:
         self,
         number: int,
         module: nn.Module,
-        optimizer: Optimizer | None,
+        device: torch.device,
+        *,
+        is_first: bool,
         loss_fn: LossFn | None,
         loss_scale: float,
+        optimizer: Optimizer | None = None,
         recomputed: Container[int] = (),
         split: Container[int] = (),
+        weights: Weights | None = None,
     ) -> None:
-        self.number, self.module, self.optimizer = number, module, optimizer
-        self.loss_fn, self.loss_scale = loss_fn, loss_scale
+        self.number, self.module, self.device, self.is_first = number, module, device, is_first
+        self.optimizer, self.loss_fn = optimizer, loss_fn
         self.recomputed, self.split = recomputed, split
-        self.inputs: dict[int, Tensor] = {}
-        self.outputs: dict[int, Tensor] = {}
-        self.gradients: dict[int, Tensor] = {}
-        self.input_gradients: dict[int, Tensor] = {}
-        self.targets: dict[int, Tensor] = {}
-        #: Input and output with its graph, from F (or R) to the last use of either.
-        self._live: dict[int, tuple[Tensor, Tensor]] = {}
+        self.inputs: dict[int, Value] = {}
+        self.outputs: dict[int, Value] = {}
+        self.gradients: dict[int, list[Tensor]] = {}
+        self.input_gradients: dict[int, list[Tensor]] = {}
+        self.targets: dict[int, Value] = {}
+        self.options: dict[int, Mapping[str, Any]] = {}
+        #: The weights by version, where they are not simply the module's.
+        self.weights = weights
+        self._loss_scale = loss_scale
+        #: Tensors of the input and of the output that have gradients, from F (or R) to the last use of either.
+        self._live: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         #: The halves of a backward, from F (or R) to W.
         self._splits: dict[int, Split] = {}
         self._warned = False
         self._sharded = _fsdp_modules(module)
-        #: Input, targets and random state, from F to R.
-        self._again: dict[int, tuple[Tensor, Tensor | None, Tensor]] = {}
+        #: Input and random state, from F to R.
+        self._again: dict[int, tuple[Value, Tensor]] = {}
+
+    def begin(self, options: dict[int, Mapping[str, Any]]) -> None:
+        """Begin a step."""
+        self.options = options
+        if self.weights is not None:
+            self.weights.begin()
 
     def forward(self, microbatch: int) -> None:
         """F: the output, and on the last stage the loss."""
-        input, targets = self.inputs.pop(microbatch), self.targets.pop(microbatch, None)
-        if self.number:
-            input.requires_grad_()
+        input = self.inputs.pop(microbatch)
         if microbatch in self.recomputed:
-            self._again[microbatch] = input, targets, _random_state(input.device)
+            self._again[microbatch] = input, _random_state(self.device)
             with torch.no_grad():
-                output = self._run(input, targets)
-            # What is to be known of the output until R: its shape and type.
-            self._live[microbatch] = input, torch.empty_like(output, device="meta")
+                self.outputs[microbatch] = self._run(microbatch, input)
         else:
-            output = self._run_for_backward(microbatch, input, targets)
-        if self.loss_fn is not None:
-            self.gradients[microbatch] = torch.full_like(output, self.loss_scale)
-        self.outputs[microbatch] = output.detach()
+            self.outputs[microbatch] = self._record(microbatch, input)
+
+    def evaluate(self, microbatch: int) -> None:
+        """F without a backward to come; on the last stage the loss if there are targets, and else the output."""
+        output = self._call(microbatch, self.inputs.pop(microbatch), None)
+        self.outputs[microbatch] = self._loss(microbatch, output) if microbatch in self.targets else output
 
     def recompute(self, microbatch: int) -> None:
         """R: the forward again, with the random numbers of the first time."""
-        input, targets, state = self._again.pop(microbatch)
-        with torch.random.fork_rng([input.device] if input.device.type == "cuda" else []):
-            _set_random_state(input.device, state)
-            self._run_for_backward(microbatch, input, targets)
+        input, state = self._again.pop(microbatch)
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            _set_random_state(self.device, state)
+            self._record(microbatch, input)
 
-    def _run_for_backward(self, microbatch: int, input: Tensor, targets: Tensor | None) -> Tensor:
-        """The output with its graph, which waits for the backward."""
+    def _record(self, microbatch: int, input: Value) -> Value:
+        """The output of the module, whose graph is kept for the backward."""
+        inputs = []
+        if not self.is_first:
+            inputs = [each.requires_grad_() for each in flatten(input, "")[0] if has_gradient(each)]
         if microbatch in self.split:
             self._splits[microbatch] = Split()
         with self._splits.get(microbatch, nullcontext()):
-            output = self._differentiable(self._run(input, targets))
-        self._live[microbatch] = input, output
-        return output
+            output = self._run(microbatch, input)
+        tensors, tree = flatten(output, f"the output of stage {self.number}")
+        outputs = [each for each in tensors if has_gradient(each)]
+        if not any(each.requires_grad for each in outputs):
+            what = "output" if self.loss_fn is None else "loss"
+            types = ", ".join(str(each.dtype) for each in tensors)
+            raise PipelineError(
+                f"the {what} of stage {self.number} ({types}) does not require grad, so it has no backward"
+            )
+        self._live[microbatch] = inputs, outputs
+        if self.loss_fn is not None:
+            self.gradients[microbatch] = [torch.full_like(each, self._loss_scale) for each in outputs]
+        return unflatten([each.detach() for each in tensors], tree)
 
-    def _run(self, input: Tensor, targets: Tensor | None) -> Tensor:
+    def _run(self, microbatch: int, input: Value) -> Value:
         """The module's output, or on the last stage its loss."""
-        output = self._tensor("output", self.module(input))
+        output = self._call(microbatch, input, self.weights)
+        return output if self.loss_fn is None else self._loss(microbatch, output)
+
+    def _call(self, microbatch: int, input: Value, weights: Weights | None) -> Value:
+        arguments, options = input if isinstance(input, tuple) else (input,), self.options.get(microbatch, _NO_OPTIONS)
+        if weights is None:
+            return self.module(*arguments, **options)
+        return functional_call(self.module, weights.read(microbatch), arguments, dict(options))
+
+    def _loss(self, microbatch: int, output: Value) -> Tensor:
         if self.loss_fn is None:
-            return output
-        assert targets is not None
-        loss = self._tensor("loss", self.loss_fn(output, targets))
-        if loss.ndim:
-            raise PipelineError(f"the loss has the shape {list(loss.shape)}, it must be a scalar")
+            raise PipelineError("there are targets, but no `loss_fn`")
+        loss = self.loss_fn(output, self.targets[microbatch])
+        if not isinstance(loss, Tensor) or loss.ndim:
+            found = f"has the shape {list(loss.shape)}" if isinstance(loss, Tensor) else f"is a {type(loss).__name__}"
+            raise PipelineError(f"the loss {found}, it must be a scalar tensor")
         return loss
 
     def backward(self, microbatch: int) -> None:
         """B: the gradients of the weights, which add up, and of the input."""
-        input, output = self._live.pop(microbatch)
-        torch.autograd.backward(output, self.gradients.pop(microbatch))
-        if self.number:
-            self._pass_back(microbatch, input, input.grad)
+        inputs, outputs = self._live.pop(microbatch)
+        torch.autograd.backward(*_roots(outputs, self.gradients.pop(microbatch)))
+        self._pass_back(microbatch, inputs, [each.grad for each in inputs])
 
     def backward_input(self, microbatch: int) -> None:
-        """I: the gradient of the input."""
-        input, output = self._live.pop(microbatch)
+        """I: the gradients of the inputs."""
+        inputs, outputs = self._live.pop(microbatch)
         split = self._splits[microbatch]
-        found = split.backward_input(output, self.gradients.pop(microbatch), input)
-        if self.number:
-            self._pass_back(microbatch, input, found)
+        found = split.backward_input(*_roots(outputs, self.gradients.pop(microbatch)), inputs)
+        self._pass_back(microbatch, inputs, found)
         if split.others and not self._warned:
             self._warned = True
             warn_of(split.others, self.module, self.number)
@@ -134,31 +172,27 @@ class Stage:
     def update(self) -> None:
         """U: the optimizer's step, and gradients start anew."""
         assert self.optimizer is not None
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        if self.weights is None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        else:
+            self.weights.update(self.optimizer)
 
-    def output_like(self, microbatch: int) -> Tensor:
-        """The output whose gradient is still to come, for its shape, type and device."""
-        return self._live[microbatch][1]
+    def _pass_back(self, microbatch: int, inputs: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
+        if not self.is_first:
+            # The stage before waits for a gradient, even where the output does not depend on the input.
+            self.input_gradients[microbatch] = [
+                torch.zeros_like(each) if gradient is None else gradient
+                for each, gradient in zip(inputs, gradients, strict=True)
+            ]
 
-    def _pass_back(self, microbatch: int, input: Tensor, gradient: Tensor | None) -> None:
-        # The stage before waits for a gradient, even where the output does not depend on the input.
-        self.input_gradients[microbatch] = torch.zeros_like(input) if gradient is None else gradient
 
-    def _tensor(self, what: str, value: object) -> Tensor:
-        """What a module or loss function has returned, if it is one tensor."""
-        if not isinstance(value, Tensor):
-            raise PipelineError(f"the {what} of stage {self.number} is a {type(value).__name__}, it must be one tensor")
-        return value
-
-    def _differentiable(self, value: Tensor) -> Tensor:
-        """An output or a loss, if a backward can start from it."""
-        if not value.requires_grad:
-            what = "output" if self.loss_fn is None else "loss"
-            raise PipelineError(
-                f"the {what} of stage {self.number} ({value.dtype}) does not require grad, so it has no backward"
-            )
-        return value
+def _roots(outputs: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """The outputs from which a backward starts, with their gradients: those that do not only pass by."""
+    if all(each.requires_grad for each in outputs):
+        return outputs, gradients
+    pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
+    return [output for output, _ in pairs], [gradient for _, gradient in pairs]
 
 
 def _fsdp_modules(module: nn.Module) -> list[Any]:

@@ -1,5 +1,8 @@
 """Trains the small GPT with a plan, and again without one, to compare."""
 
+import copy
+from collections import deque
+from collections.abc import Iterable
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -14,6 +17,8 @@ from schedlang.plan import Plan
 from schedlang.runtime.corpus import draw_batch
 from schedlang.runtime.gpt import CONTEXT, build_gpt, next_byte_loss
 from schedlang.runtime.pipeline import Pipeline
+from schedlang.runtime.trace import clock_offset
+from schedlang.runtime.weights import delays
 from schedlang.timeline import Bar
 
 #: Rows of a microbatch.
@@ -26,75 +31,109 @@ RECORDED = 3
 class Training:
     """What came out on one rank.
 
-    `losses` is the mean loss of each step, on the rank of the last stage only; `seconds` how long each took there.
-    `gradients` are the last step's, by stage and parameter; `recorded` the compute ops of the recorded steps.
+    `losses` is what the rank's microbatches add to the mean loss of each step, on ranks of last stages only; `seconds`
+    how long each took there. `gradients` are the last step's, by stage and parameter; `recorded` the compute ops of the
+    recorded steps, and `messages` their sends and waits for receives, in the clock of the last stage's rank with the
+    `offset`.
     """
 
     losses: list[float] = field(factory=list)
     seconds: list[float] = field(factory=list)
     gradients: dict[str, Tensor] = field(factory=dict)
     recorded: list[list[Bar]] = field(factory=list)
+    messages: list[list[Bar]] = field(factory=list)
+    offset: float = 0.0
 
 
 def train(plan: Plan, corpus: Tensor, steps: int, seed: int, timeout: float) -> Training:
     """Train with the plan, together with all other ranks; the rank of the last stage prints a line per step."""
     training = Training()
     rank = dist.get_rank()
-    model = build_gpt(len(plan.placement), seed)
-    stages = {stage: model[stage] for stage in plan.stages_of(rank)}
+    stages = build_stages(plan, plan.stages_of(rank), seed)
     optimizers = {stage: _optimizer(module) for stage, module in stages.items()}
     for stage, optimizer in optimizers.items():
         # The last moment at which gradients are whole, whether the plan or the loop below updates.
-        optimizer.register_step_pre_hook(partial(_keep_gradients, training, stage, stages[stage]))
+        piece = stage - plan.layout.pipeline_of[stage].start
+        optimizer.register_step_pre_hook(partial(_keep_gradients, training, piece, stages[stage]))
     actions = plan.ranks[rank]
     updated = {stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U}
     pipeline = Pipeline(
         plan, stages, next_byte_loss, optimizers={stage: optimizers[stage] for stage in updated}, timeout=timeout
     )
-    for step in range(steps):
+    for step in range(0, steps, plan.layout.updates):
         start = perf_counter()
-        pipeline.record = step >= steps - RECORDED
+        pipeline.record = step + plan.layout.updates > steps - RECORDED
         losses = pipeline.step(*_batch(plan, corpus, seed, step))
         for stage in optimizers.keys() - updated:
             optimizers[stage].step()
             optimizers[stage].zero_grad()
         if pipeline.record:
             training.recorded.append(pipeline.bars)
+            training.messages.append(pipeline.messages)
         if losses is not None:
-            training.losses.append(float(losses.mean()))
-            training.seconds.append(perf_counter() - start)
-            speed = tokens(plan) / training.seconds[-1]
-            print(f"step {step + 1:>3}  loss {training.losses[-1]:.4f}  {speed:>9,.0f} tokens/s", flush=True)
+            _note(training, plan, losses, perf_counter() - start)
+    training.offset = clock_offset(plan.placement[-1])
     return training
 
 
+def _note(training: Training, plan: Plan, losses: Tensor, seconds: float) -> None:
+    """Note the losses of a step, by its updates; on the rank of the last stage, print them."""
+    updates = plan.layout.updates
+    for each in losses.view(updates, -1):
+        training.losses.append(float(each.sum()) * updates / plan.microbatches)
+        training.seconds.append(seconds / updates)
+        if dist.get_rank() == plan.placement[-1]:
+            step, speed = len(training.losses), tokens(plan) / seconds
+            print(f"step {step:>3}  loss {float(each.mean()):.4f}  {speed:>9,.0f} tokens/s", flush=True)
+
+
+def build_stages(plan: Plan, numbers: Iterable[int], seed: int) -> dict[int, nn.Module]:
+    """Some stages of the model; stages of several pipelines that are replicas begin with the same weights."""
+    starts = {number: plan.layout.pipeline_of[number].start for number in numbers}
+    models = {start: build_gpt(plan.layout.pieces, seed) for start in set(starts.values())}
+    return {number: models[start][number - start] for number, start in starts.items()}
+
+
 def train_alone(plan: Plan, corpus: Tensor, steps: int, seed: int) -> Training:
-    """The same training in this process, without stages, schedule or messages."""
-    training = Training()
-    parts = build_gpt(len(plan.placement), seed)
-    model = nn.Sequential(*parts)
-    optimizer = _optimizer(model)
-    for step in range(steps):
-        optimizer.zero_grad()
-        inputs, targets = _batch(plan, corpus, seed, step)
-        losses = []
-        for x, y in zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True):
-            loss = next_byte_loss(model(x), y)
-            torch.autograd.backward(loss / plan.microbatches)
-            losses.append(loss.detach())
-        training.losses.append(float(torch.stack(losses).mean()))
-        optimizer.step()
+    """The same training in this process, without schedule or messages; where gradients are late, as late."""
+    training, updates = Training(), plan.layout.updates
+    parts = build_gpt(plan.layout.pieces, seed)
+    optimizers = [_optimizer(part) for part in parts]
+    behind = {stage: late for rank in range(len(plan.ranks)) for stage, late in delays(plan, rank).items()}
+    #: For each part the weights that the next update's microbatches read, and all later ones.
+    versions = [deque([copy.deepcopy(part)], behind[stage] + 1) for stage, part in enumerate(parts)]
+    for step in range(0, steps, updates):
+        inputs, targets = (batch.chunk(updates) for batch in _batch(plan, corpus, seed, step))
+        for update in zip(inputs, targets, strict=True):
+            read = [each[0] for each in versions]
+            training.losses.append(_add_gradients(nn.Sequential(*read), *update, plan.microbatches // updates))
+            for part, other, optimizer, kept in zip(parts, read, optimizers, versions, strict=True):
+                for weight, old in zip(part.parameters(), other.parameters(), strict=True):
+                    weight.grad, old.grad = old.grad, None
+                optimizer.step()
+                kept.append(copy.deepcopy(part))
     for stage, part in enumerate(parts):
         _keep_gradients(training, stage, part)
     return training
 
 
+def _add_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, microbatches: int) -> float:
+    """Add the gradient of the mean loss of some microbatches, one by one; that loss."""
+    losses = []
+    for x, y in zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True):
+        loss = next_byte_loss(model(x), y)
+        torch.autograd.backward(loss / microbatches)
+        losses.append(loss.detach())
+    return float(torch.stack(losses).mean())
+
+
 def tokens(plan: Plan) -> int:
-    """Bytes in a batch."""
+    """Bytes in a batch, that of all updates of the plan."""
     return plan.microbatches * ROWS * CONTEXT
 
 
 def _batch(plan: Plan, corpus: Tensor, seed: int, step: int) -> tuple[Tensor, Tensor]:
+    """What is trained on in a step of the plan, which may make several updates."""
     return draw_batch(corpus, plan.microbatches * ROWS, CONTEXT, seed * 1_000_003 + step)
 
 

@@ -26,6 +26,9 @@ POLL = 0.2
 #: Seconds that the other ranks get to do their part when one fails.
 GRACE = 2.0
 
+#: Held by the thread that ends this process, whichever of its pipelines fails. Never given back.
+_ending = threading.Lock()
+
 _CAUSE, _OUT, _ASKED, _STANDS = (f"schedlang/{name}" for name in ("cause", "out", "asked", "stands"))
 
 
@@ -81,7 +84,6 @@ class Watchdog:
         self.store = _connection(dist.distributed_c10d._get_default_store())
         self._stands: tuple[int, int | None, int | None] = (0, None, None)
         self._since = monotonic()
-        self._ending = threading.Lock()
         self._closed = False
         self._bell = SigtermBell()
         self._thread = threading.Thread(target=self._watch, name="schedlang watchdog", daemon=True)
@@ -102,8 +104,8 @@ class Watchdog:
 
         Where another rank has failed before, that is the cause: it is printed, and the process ends.
         """
-        # Never given back: if the thread has begun to end the process, the main thread stays here.
-        self._ending.acquire()
+        # If the thread has begun to end the process, the main thread stays here.
+        _ending.acquire()
         message = self._explain(error)
         cause = self._publish(message)
         if cause != message:
@@ -168,7 +170,7 @@ class Watchdog:
                 if self.action is None:
                     return
                 cause = self._explain(error)
-        if cause is not None and self._ending.acquire(blocking=False):
+        if cause is not None and _ending.acquire(blocking=False):
             self._leave(cause)
 
     def _look(self) -> str | None:

@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     run = _command(parsers, "run", commands.run, "train a small GPT with it on this machine", "--steps 5 --check")
     run.add_argument("--steps", type=int, help="how many updates")
     run.add_argument("--check", action="store_true", help="compare with the same training in one process")
+    run.add_argument("--trace", metavar="FILE", help="write what the last steps did and when, for ui.perfetto.dev")
 
     help = "say what error codes mean, and how such programs are put right"
     explain = parsers.add_parser("explain", help=help, description=f"{help[0].upper()}{help[1:]}.",

@@ -43,6 +43,11 @@ class Layout:
         """The microbatches of all pipelines."""
         return sum(pipeline.microbatches for pipeline in self.pipelines)
 
+    @property
+    def pieces(self) -> int:
+        """Into how many stages the model is cut: those of one pipeline; the others' are replicas of them."""
+        return self.pipelines[0].stop
+
     @cached_property
     def pipeline_of(self) -> tuple[Pipeline, ...]:
         """The pipeline of each stage."""

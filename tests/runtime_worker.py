@@ -4,13 +4,16 @@ Reads one line of JSON per scenario, `[name, ranks, folder]`, and answers with `
 prints is in `folder/<rank>.log`; what scenarios find out they write to `folder/*.json`.
 """
 
+import copy
+import gc
 import json
 import os
 import signal
 import sys
 import time
 import traceback
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -18,16 +21,16 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from schedlang import CompileError, Source, compile
-from schedlang.kinds import Kind
+from schedlang import CompileError, Kind, Source, compile
 from schedlang.plan import Plan
 from schedlang.runtime import Pipeline
-from schedlang.runtime.pipeline import unsupported
+from schedlang.runtime.checks import unsupported
 from schedlang.runtime.stage import Stage
+from schedlang.versions import follow_weights
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 WIDTH, ROWS = 8, 3
-LIMIT = 60
+LIMIT = 120
 
 # Each rank holds two stages of a V, and takes microbatches in an order of its own making; stages 1 and 2 are
 # neighbours on one rank.
@@ -56,6 +59,18 @@ UPDATES = """schedule updates {
         for m in 0 .. microbatches { F(late, m)  B(late, m) }
         for m in 0 .. microbatches { BW(r, m)  W(late, m) }
         U
+    }
+}
+"""
+
+
+# Proved for gloo alone: the first rank sends in an order, the second one receives in another.
+CROSSED = """schedule crossed {
+    param ranks = 2
+    param microbatches = 2
+    rank r {
+        if r == 0 { F(0) F(1) send F(1) send F(0) recv B(0) B(0) recv B(1) B(1) }
+        else { recv F(0) recv F(1) F(0) B(0) F(1) B(1) send B(1) send B(0) }
     }
 }
 """
@@ -91,56 +106,78 @@ def report(name: str, value: object) -> None:
 
 
 def difference(ours: torch.Tensor, expected: torch.Tensor) -> float:
-    return float((ours - expected).abs().max() / expected.abs().max())
+    return float(((ours - expected).abs().max() / expected.abs().max()).detach())
 
 
 # What must work.
 
 
-def sweep() -> None:
-    """Every program at several sizes, two accumulating steps each, against one process."""
-    ranks = dist.get_world_size()
-    found = {}
+@cache
+def sweep_plans(ranks: int) -> dict[str, Plan]:
+    """Every program that runs so far, at several sizes."""
+    plans = {"v 3": compile(Source("v.sched", V), {"ranks": ranks, "microbatches": 3})}
     for path in sorted(PROGRAMS.glob("*.sched")):
-        # 40 is more than the sends that may be under way.
-        for microbatches in sorted({1, ranks - 1, ranks, 2 * ranks + 1 if ranks > 2 else 40}):
-            try:
+        # 12 is more than the sends that may be under way.
+        for microbatches in sorted({1, ranks - 1, ranks, 2 * ranks + ranks % 2 if ranks > 2 else 12}):
+            # Not all programs are for all sizes.
+            with suppress(CompileError):
                 plan = program(path.stem, ranks=ranks, microbatches=microbatches)
-            except CompileError:
-                # Interleaved 1F1B needs at least as many microbatches as there are ranks.
-                continue
-            if unsupported(plan) is None and Kind.U not in plan.ranks[0].kind:
-                found[f"{path.stem} {microbatches}"] = compare(plan)
-    plan = compile(Source("v.sched", V), {"ranks": ranks, "microbatches": 3})
-    found["v 3"] = compare(plan)
+                if unsupported(plan) is None and Kind.U not in plan.ranks[0].kind:
+                    plans[f"{path.stem} {microbatches}"] = plan
+    return plans
+
+
+def sweep() -> None:
+    """Two accumulating steps of each plan, against one process."""
+    found = {name: compare(plan) for name, plan in sweep_plans(dist.get_world_size()).items()}
     report(f"found{dist.get_rank()}", found)
 
 
+def replicated(plan: Plan, dtype: torch.dtype = torch.float64) -> list[nn.Module]:
+    """All stages of a small model, the same on every rank, with replicas for all pipelines."""
+    return [module for _ in plan.layout.pipelines for module in modules(plan.layout.pieces, dtype)]
+
+
 def compare(plan: Plan, dtype: torch.dtype = torch.float64, **options: float) -> list[float]:
-    """The largest differences of losses and of gradients, of the stages on this rank."""
-    model, reference = modules(len(plan.placement), dtype), modules(len(plan.placement), dtype)
+    """The largest differences of losses and of gradients, of the stages on this rank.
+
+    Two steps, whose gradients add up, with an evaluation between them, which leaves them alone.
+    """
+    model, reference = replicated(plan, dtype), modules(plan.layout.pieces, dtype)
     scale = options.get("loss_scale", 1 / plan.microbatches)
     ours = pipeline(plan, model, **options)
     worst = [0.0, 0.0]
-    for step in range(2):
+    for step in range(1 if plan.is_forward_only else 2):
         inputs, targets = batch(plan, step, dtype)
-        losses = ours.step(inputs, targets)
         expected = []
         for x, y in zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True):
             loss = nn.functional.mse_loss(nn.Sequential(*reference)(x), y)
             (loss * scale).backward()
             expected.append(loss.detach())
-        if plan.placement[-1] == dist.get_rank():
-            assert losses is not None
-            worst[0] = max(worst[0], difference(losses, torch.stack(expected)))
-        else:
-            assert losses is None
-    for stage in plan.stages_of(dist.get_rank()):
-        for weight, other in zip(model[stage].parameters(), reference[stage].parameters(), strict=True):
+        evaluated = ours.evaluate(inputs, targets)
+        found = [evaluated and torch.stack(evaluated)]
+        if not plan.is_forward_only:
+            found.append(ours.step(inputs, targets))
+        for losses in found:
+            worst[0] = max(worst[0], loss_difference(plan, losses, expected))
+    for stage in [] if plan.is_forward_only else plan.stages_of(dist.get_rank()):
+        other_stage = reference[stage % len(reference)]
+        for weight, other in zip(model[stage].parameters(), other_stage.parameters(), strict=True):
             assert weight.grad is not None
             assert other.grad is not None
             worst[1] = max(worst[1], difference(weight.grad, other.grad))
     return worst
+
+
+def loss_difference(plan: Plan, losses: torch.Tensor | None, expected: list[torch.Tensor]) -> float:
+    """Of the losses on this rank, which are those of the pipelines that end here."""
+    here, begin = [], 0
+    for each in plan.layout.pipelines:
+        if plan.placement[each.stop - 1] == dist.get_rank():
+            here += expected[begin : begin + each.microbatches]
+        begin += each.microbatches
+    assert (losses is None) == (not here)
+    return 0.0 if losses is None else difference(losses, torch.stack(here))
 
 
 def scaled() -> None:
@@ -175,6 +212,132 @@ def updates() -> None:
     report(f"found{dist.get_rank()}", [0.0, worst])
 
 
+# Schedules that update: by name, the delay of each stage's weights for some ranks.
+DELAYS = {
+    "pipedream": lambda ranks: [ranks - 1 - stage for stage in range(ranks)],
+    "pipedream_vertical": lambda ranks: [ranks - 1] * ranks,
+    "pipedream_2bw": lambda ranks: [1] * ranks,
+    "wpipe": lambda ranks: [1] * ranks + [0] * ranks,
+    "gpipe_groups": lambda ranks: [0] * (2 * ranks),
+}
+OPTIMIZERS = {
+    "sgd": lambda weights: torch.optim.SGD(weights, 0.1),
+    "momentum": lambda weights: torch.optim.SGD(weights, 0.1, momentum=0.9, weight_decay=0.01),
+    "adamw": lambda weights: torch.optim.AdamW(weights, 0.01),
+    "fused": lambda weights: torch.optim.AdamW(weights, 0.01, fused=True),
+}
+
+
+LATE = [
+    *(("pipedream_2bw", optimizer) for optimizer in OPTIMIZERS),
+    ("pipedream", "adamw"), ("pipedream_vertical", "momentum"), ("wpipe", "fused"), ("gpipe_groups", "momentum"),
+]  # fmt: skip
+
+
+def normed(stages: int) -> list[nn.Module]:
+    """Stages with a layer of every kind whose backward reads its weights."""
+    torch.manual_seed(0)
+    return [nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(stages)]
+
+
+def update_batches(plan: Plan, updates: range) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Inputs and targets of some updates."""
+    rows = ROWS * plan.microbatches // plan.layout.updates
+    generators = (torch.Generator().manual_seed(update) for update in updates)
+    return [tuple(torch.randn(2, rows, WIDTH, generator=each)) for each in generators]
+
+
+def delayed(plan: Plan, delays: list[int], optimizer: str, updates: int) -> list[nn.Module]:
+    """What one process makes of gradients that are so late: all versions of all stages are kept as modules."""
+    masters = normed(len(delays))
+    versions = [[copy.deepcopy(each)] for each in masters]
+    optimizers = [OPTIMIZERS[optimizer](list(each.parameters())) for each in masters]
+    per_update = plan.microbatches // plan.layout.updates
+    for update, (inputs, targets) in enumerate(update_batches(plan, range(updates))):
+        read = [each[max(update - delay, 0)] for each, delay in zip(versions, delays, strict=True)]
+        for x, y in zip(inputs.chunk(per_update), targets.chunk(per_update), strict=True):
+            (nn.functional.mse_loss(nn.Sequential(*read)(x), y) / per_update).backward()
+        for master, old, each, kept in zip(masters, read, optimizers, versions, strict=True):
+            for weight, other in zip(master.parameters(), old.parameters(), strict=True):
+                weight.grad, other.grad = other.grad, None
+            each.step()
+            kept.append(copy.deepcopy(master))
+    return masters
+
+
+def same(ours: list[nn.Module], other: list[nn.Module], stages: list[int]) -> bool:
+    """Whether stages have the same weights, to the bit."""
+    pairs = [zip(ours[stage].parameters(), other[stage].parameters(), strict=True) for stage in stages]
+    return all(torch.equal(*pair) for pairs_of in pairs for pair in pairs_of)
+
+
+def versions() -> None:
+    """Weights after two steps of some updates each, against one process with late gradients.
+
+    For every schedule and optimizer: whether they are the same to the bit, without and with a checkpoint between the
+    steps; and whether they differ from those of gradients that are one update later, and of gradients in time.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    found = {}
+    for name, optimizer in LATE if ranks == 2 else LATE[len(OPTIMIZERS) - 1 :]:
+        plan, delays = version_plan(name, ranks), DELAYS[name](ranks)
+        mine, updates = plan.stages_of(rank), 2 * plan.layout.updates
+        assert 1 + max(delays[stage] for stage in mine) == follow_weights(plan).held[rank]
+        uncut, resumed = two_steps(plan, delays, optimizer), two_steps(plan, delays, optimizer, resume=True)
+        right = delayed(plan, delays, optimizer, updates)
+        later = delayed(plan, [each + 1 for each in delays], optimizer, updates)
+        in_time = delayed(plan, [0 for _ in delays], optimizer, updates)
+        found[f"{name} {optimizer}"] = [
+            same(uncut, right, mine), same(resumed, right, mine),
+            not same(uncut, later, mine), not any(delays) or not same(uncut, in_time, mine),
+        ]  # fmt: skip
+    report(f"found{rank}", found)
+
+
+def version_plan(name: str, ranks: int) -> Plan:
+    """A plan with enough updates to tell every delay from others."""
+    plan = program(name, ranks=ranks, **({"microbatches": 2 * ranks} if name == "wpipe" else {}))
+    return plan.for_updates(max(plan.layout.updates, ranks + 3)) if plan.kernels else plan
+
+
+def two_steps(plan: Plan, delays: list[int], optimizer: str, resume: bool = False) -> list[nn.Module]:
+    """The stages after two steps; where it is to resume, the second is made by what a checkpoint brings to life."""
+    mine, updates = plan.stages_of(dist.get_rank()), plan.layout.updates
+    others = set() if resume else squares()
+    model = normed(len(plan.placement))
+    optimizers = {each: OPTIMIZERS[optimizer](list(model[each].parameters())) for each in mine}
+    ours = pipeline(plan, model, optimizers=optimizers)
+    step(ours, plan, range(updates))
+    if not resume:
+        others |= {each[1].weight.data_ptr() for stage, each in enumerate(model) if stage not in mine}
+        assert len(squares() - others) == sum(1 + delays[stage] for stage in mine)
+    if resume:
+        file = Path(os.environ["FOLDER"]) / f"checkpoint{dist.get_rank()}"
+        states = {each: (model[each].state_dict(), optimizers[each].state_dict()) for each in mine}
+        torch.save([ours.state_dict(), states], file)
+        model = [nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in model]
+        optimizers = {each: OPTIMIZERS[optimizer](list(model[each].parameters())) for each in mine}
+        ours = pipeline(plan, model, optimizers=optimizers)
+        state, states = torch.load(file)
+        for each in mine:
+            model[each].load_state_dict(states[each][0])
+            optimizers[each].load_state_dict(states[each][1])
+        ours.load_state_dict(state)
+    step(ours, plan, range(updates, 2 * updates))
+    return model
+
+
+def step(ours: Pipeline, plan: Plan, updates: range) -> None:
+    ours.step(*(torch.cat(each) for each in zip(*update_batches(plan, updates), strict=True)))
+
+
+def squares() -> set[int]:
+    """Where the square matrices are that are trained: of weights and their versions."""
+    gc.collect()
+    tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
+    return {each.data_ptr() for each in tensors if each.requires_grad and each.shape == (WIDTH, WIDTH)}
+
+
 def records() -> None:
     """The compute ops of one step with their times, and none of a step that is not recorded."""
     plan = program("zb_h1", ranks=2, microbatches=3)
@@ -190,9 +353,14 @@ def resizes() -> None:
     """The shape of a step may differ from the last one's."""
     plan = program("1f1b", ranks=2, microbatches=2)
     ours = pipeline(plan, modules(2))
-    for rows in (2, 8, 4):
+    for rows in (2, 8, 8, 4, 2):
         losses = ours.step(torch.ones(rows, 5, WIDTH, dtype=torch.float64), torch.ones(rows, 5, WIDTH))
     report(f"found{dist.get_rank()}", None if losses is None else len(losses))
+
+
+def middle(module: nn.Module) -> Stage:
+    """A stage between others, whose backwards are split."""
+    return Stage(1, module, torch.device("cpu"), is_first=False, loss_fn=None, loss_scale=1.0, split=range(2))
 
 
 def data_parallel() -> None:
@@ -200,12 +368,12 @@ def data_parallel() -> None:
     rank = dist.get_rank()
     module, reference = modules(1)[0], modules(1)[0]
     inputs, gradients = torch.randn(2, 2, 2, ROWS, WIDTH, dtype=torch.float64).unbind()
-    stage = Stage(1, DistributedDataParallel(module), None, None, 1.0, split=range(2))
+    stage = middle(DistributedDataParallel(module))
     for microbatch in range(2):
         with nullcontext() if microbatch else stage.module.no_sync():
             stage.inputs[microbatch] = inputs[rank, microbatch].clone()
             stage.forward(microbatch)
-        stage.gradients[microbatch] = gradients[rank, microbatch]
+        stage.gradients[microbatch] = [gradients[rank, microbatch]]
         before = [None if each.grad is None else each.grad.clone() for each in module.parameters()]
         stage.backward_input(microbatch)
         torch.testing.assert_close([each.grad for each in module.parameters()], before, rtol=0, atol=0)
@@ -226,15 +394,84 @@ def sharded() -> None:
     mesh = dist.init_device_mesh("cpu", (2,))
     fully_shard(module[1], mesh=mesh)
     fully_shard(module, mesh=mesh)
-    stage = Stage(1, module, None, None, 1.0, split=range(2))
+    stage = middle(module)
     stage.inputs.update(enumerate(inputs[rank].clone()))
-    stage.gradients.update(enumerate(gradients[rank]))
+    stage.gradients.update((microbatch, [each]) for microbatch, each in enumerate(gradients[rank]))
     for op in (stage.forward, stage.backward_input, stage.backward_weight):
         for microbatch in range(2):
             op(microbatch)
     torch.autograd.backward(reference(inputs), gradients / 2)
     weights = zip(module.parameters(), reference.parameters(), strict=True)
     report(f"found{rank}", max(difference(ours.grad.full_tensor(), whole.grad) for ours, whole in weights))
+
+
+def crossed() -> None:
+    """A plan that would hang if sends or receives blocked, or met in order."""
+    with suppress(CompileError):
+        compile(Source("crossed.sched", CROSSED))
+        raise AssertionError("the plan is portable")
+    report(f"found{dist.get_rank()}", compare(compile(Source("crossed.sched", CROSSED), transport="gloo")))
+
+
+class Containers(nn.Module):
+    """Takes and returns two tensors with gradients and one without, in containers; and has options."""
+
+    def __init__(self, is_last: bool) -> None:
+        super().__init__()
+        self.inner, self.is_last = nn.Linear(WIDTH, WIDTH, dtype=torch.float64), is_last
+
+    def forward(self, x: torch.Tensor, rest: dict[str, torch.Tensor] | None = None, *, scale: float) -> object:
+        rest = {"skip": x, "mask": torch.arange(len(x)) % 2} if rest is None else rest
+        x = self.inner(x) * scale + rest["skip"] * rest["mask"][:, None]
+        return x if self.is_last else (x, rest)
+
+
+def containers() -> None:
+    """Tensors in containers, and options by microbatch; outputs of an evaluation, losses and gradients of a step."""
+    found = []
+    for name in ("1f1b", "zb_h1"):
+        plan = program(name, ranks=3, microbatches=4)
+        torch.manual_seed(0)
+        model = [Containers(stage == 2) for stage in range(3)]
+        reference = copy.deepcopy(model)
+        inputs, targets = batch(plan, 0)
+        options = [{"scale": 1.0 + each} for each in range(4)]
+        losses, outputs = [], []
+        for x, y, option in zip(inputs.chunk(4), targets.chunk(4), options, strict=True):
+            first = reference[0](x, **option)
+            outputs.append(reference[2](*reference[1](*first, **option), **option))
+            losses.append(nn.functional.mse_loss(outputs[-1], y))
+        (sum(losses) / 4).backward()
+        ours = pipeline(plan, model)
+        evaluated, stepped = ours.evaluate(inputs, options=options), ours.step(inputs, targets, options)
+        assert (stepped is None) == (evaluated is None) == (dist.get_rank() != 2)
+        if stepped is not None:
+            found.append(difference(torch.stack(evaluated), torch.stack(outputs)))
+            found.append(difference(stepped, torch.stack(losses)))
+        weights = zip(model[dist.get_rank()].parameters(), reference[dist.get_rank()].parameters(), strict=True)
+        found += [difference(ours.grad, other.grad) for ours, other in weights]
+    report(f"found{dist.get_rank()}", max(found))
+
+
+def boundary() -> None:
+    """The most activations and gradients that are held at once in a step of 1F1B, for more and more microbatches."""
+    found = []
+    for microbatches in (8, 16, 32):
+        plan = program("1f1b", ranks=3, microbatches=microbatches)
+        model = modules(3)
+        held: list[int] = []
+        model[dist.get_rank()].register_forward_hook(lambda *_, held=held: held.append(activations()))
+        ours = pipeline(plan, model)
+        for step in range(2):
+            ours.step(*batch(plan, step))
+        found.append(max(held))
+    report(f"found{dist.get_rank()}", found)
+
+
+def activations() -> int:
+    """How many tensors as large as an activation there are, in storages of their own."""
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
+    return len({each.untyped_storage().data_ptr() for each in tensors if each.shape == (ROWS, WIDTH)})
 
 
 class Strided(nn.Module):
@@ -332,11 +569,10 @@ def other_plan() -> None:
 
 
 def other_message() -> None:
-    """A header of another plan, as if the check at the start had not been."""
+    """Two pipelines of one plan, which the ranks step in different order."""
     plan = program("1f1b", ranks=2, microbatches=4)
-    ours = pipeline(plan, modules(2))
-    ours._exchange._digest += dist.get_rank()
-    ours.step(*batch(plan, 0))
+    ours = [pipeline(plan, modules(2)), pipeline(plan, modules(2))]
+    ours[dist.get_rank()].step(*batch(plan, 0))
 
 
 def absent() -> None:
@@ -380,10 +616,16 @@ def stopped(_: torch.Tensor) -> torch.Tensor:
 
 
 def terminated() -> None:
-    """Rank 0 gets SIGTERM while it waits inside gloo."""
-    if dist.get_rank() == 0:
-        later(0.5, signal.SIGTERM)
-    fails(sleep)
+    """Rank 0 gets SIGTERM while it waits inside gloo for rank 1, which sleeps."""
+    plan = program("1f1b", ranks=3, microbatches=4)
+    model = modules(3)
+    model[0], model[1] = Does(model[0], 1, end_soon), Does(model[1], 2, sleep)
+    pipeline(plan, model).step(*batch(plan, 0))
+
+
+def end_soon(output: torch.Tensor) -> torch.Tensor:
+    later(0.5, signal.SIGTERM)
+    return output
 
 
 def vector_loss() -> None:
@@ -398,8 +640,12 @@ SCENARIOS = {
     "scaled": scaled,
     "bfloat16": bfloat16,
     "updates": updates,
+    "versions": versions,
     "records": records,
     "resizes": resizes,
+    "crossed": crossed,
+    "containers": containers,
+    "boundary": boundary,
     "strided": strided,
     "data_parallel": data_parallel,
     "sharded": sharded,
@@ -407,10 +653,11 @@ SCENARIOS = {
     "throws": lambda: fails(throw),
     "throws_at_the_store": lambda: fails(throw, stage=0),
     "shape": lambda: fails(lambda x: x[1:], stage=0),
+    "shape_later": lambda: fails(lambda x: x[1:], stage=0, call=6),
     "dtype": lambda: fails(lambda x: x.float(), stage=0),
-    "tuple": lambda: fails(lambda x: (x, x)),
+    "list": lambda: fails(lambda x: [x, None]),
+    "text": lambda: fails(str),
     "integers": lambda: fails(lambda x: x.long()),
-    "complex": lambda: fails(lambda x: x + 0j, stage=0, call=0),
     "detached": lambda: fails(lambda x: x.detach()),
     "vector_loss": vector_loss,
     "killed": lambda: fails(kill),
@@ -426,8 +673,10 @@ SCENARIOS = {
     "crashes_between": crashes_between,
     "terminated": terminated,
     "processes": lambda: pipeline(program("1f1b", ranks=4), modules(4)),
-    "unsupported": lambda: pipeline(program("gems", ranks=2, microbatches=2), modules(4)),
+    "unsupported": lambda: pipeline(program("terapipe", ranks=2, slices=2), modules(4)),
     "stages": lambda: Pipeline(program("1f1b", ranks=2), {0: modules(1)[0]}, nn.functional.mse_loss),
+    "no_loss": lambda: Pipeline(program("1f1b", ranks=2), {dist.get_rank(): modules(1)[0]}),
+    "replicas": lambda: pipeline(program("gems", ranks=2, microbatches=2), modules(4)),
     "optimizers": lambda: pipeline(compile(Source("updates.sched", UPDATES)), modules(4)),
 }
 
@@ -469,8 +718,13 @@ def fork(name: str, rank: int, ranks: int, folder: Path) -> int:
 
 def main() -> None:
     torch.set_num_threads(1)
+    # What is imported is not looked through when tensors are counted.
+    gc.freeze()
     for line in sys.stdin:
         name, ranks, folder = json.loads(line)
+        if name == "sweep":
+            # Once, and not in every rank.
+            sweep_plans(ranks)
         start = time.monotonic()
         children = [fork(name, rank, ranks, Path(folder)) for rank in range(ranks)]
         codes: dict[int, int] = {}

@@ -36,10 +36,9 @@ class Outcome:
 
 Run = Callable[[str, int], Outcome]
 
-#: What the runtime refuses so far: several pipelines, slices, no backward, no flush; and what has optimizer steps.
+#: What the runtime refuses so far: slices and offload; and what has optimizer steps, which has a test of its own.
 UNSUPPORTED = {
-    "bitpipe", "chimera", "dualpipe", "gems", "seq1f1b", "terapipe", "forward_only", "pipe_offload",
-    "pipedream", "pipedream_vertical", "pipedream_2bw", "wpipe", "gpipe_groups",
+    "seq1f1b", "terapipe", "pipe_offload", "pipedream", "pipedream_vertical", "pipedream_2bw", "wpipe", "gpipe_groups",
 }  # fmt: skip
 
 
@@ -77,11 +76,11 @@ def test_losses_and_gradients_are_those_of_one_process(run: Run, ranks: int) -> 
     outcome = run("sweep", ranks)
     programs = {path.stem for path in ROOT.glob("programs/*.sched")} - UNSUPPORTED
     for found in outcome.found():
-        assert {case.split()[0] for case in found} == programs | {"v"}
+        even = {"chimera", "dualpipe", "bitpipe"} if ranks == 3 else set()
+        assert {case.split()[0] for case in found} == programs - even | {"v"}
         for case, (loss, gradient) in found.items():
             assert loss < 1e-12, case
             assert gradient < 1e-12, case
-    assert outcome.seconds < 20
 
 
 @pytest.mark.parametrize(("scenario", "tolerance"), [("scaled", 1e-12), ("bfloat16", 2e-2), ("updates", 1e-12)])
@@ -89,6 +88,14 @@ def test_options_of_a_pipeline(run: Run, scenario: str, tolerance: float) -> Non
     for loss, gradient in run(scenario, 2).found():
         assert loss < tolerance
         assert gradient < tolerance
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_late_gradients_are_those_of_one_process(run: Run, ranks: int) -> None:
+    """To the bit: with and without a checkpoint, and not those of other delays; with as many versions as claimed."""
+    for rank in run("versions", ranks).found():
+        assert len(rank) == (8 if ranks == 2 else 5)
+        assert {name: found for name, found in rank.items() if found != [True] * 4} == {}
 
 
 def test_a_recorded_step_has_all_compute_ops_in_order_of_time(run: Run) -> None:
@@ -106,6 +113,21 @@ def test_a_recorded_step_has_all_compute_ops_in_order_of_time(run: Run) -> None:
 
 def test_shapes_may_change_from_step_to_step(run: Run) -> None:
     assert run("resizes", 2).found() == [None, 2]
+
+
+def test_a_plan_for_gloo_alone_runs_on_gloo(run: Run) -> None:
+    for loss, gradient in run("crossed", 2).found():
+        assert loss < 1e-12
+        assert gradient < 1e-12
+
+
+def test_stages_take_containers_and_options(run: Run) -> None:
+    assert max(run("containers", 3).found()) < 1e-12
+
+
+def test_what_is_held_does_not_grow_with_the_microbatches(run: Run) -> None:
+    for few, more, most in run("boundary", 3).found():
+        assert few == more == most
 
 
 def test_tensors_need_not_be_contiguous(run: Run) -> None:
@@ -129,25 +151,28 @@ FAILURES = {
     "shape": (
         3, 0,
         rf"rank 0 failed at 0SEND_F2 {PLACE}: the output of stage 0 is float64 \[2, 8\] for microbatch 2, "
-        r"its first in this step was float64 \[3, 8\]",
+        r"but float64 \[3, 8\] in the first step with inputs of this shape",
     ),
+    "shape_later": (3, 0, rf"rank 0 failed at 0SEND_F2 {PLACE}: .* is float64 \[2, 8\] .* but float64 \[3, 8\] .*"),
     "dtype": (
         3, 0,
         rf"rank 0 failed at 0SEND_F2 {PLACE}: the output of stage 0 is float32 \[3, 8\] for microbatch 2, "
-        r"its first in this step was float64 \[3, 8\]",
+        r"but float64 \[3, 8\] in the first step with inputs of this shape",
     ),
-    "tuple": (3, 1, rf"rank 1 failed at 1F2 {PLACE}: the output of stage 1 is a tuple, it must be one tensor"),
+    "text": (3, 1, rf"rank 1 failed at 1F2 {PLACE}: the output of stage 1 is a str: it must be a tensor, or .*"),
+    "list": (3, 1, rf"rank 1 failed at 1F2 {PLACE}: the output of stage 1 is a list that holds a NoneType: it must .*"),
     "integers": (3, 1, rf"rank 1 failed at 1F2 {PLACE}: the output of stage 1 \(torch.int64\) does not require grad.*"),
     "detached": (3, 1, rf"rank 1 failed at 1F2 {PLACE}: the output of stage 1 .* does not require grad.*"),
-    "complex": (3, 0, rf"rank 0 failed at 0SEND_F0 {PLACE}: .* is complex128 \[3, 8\], which cannot be sent"),
-    "vector_loss": (2, 1, rf"rank 1 failed at 1F0 {PLACE}: the loss has the shape \[3, 8\], it must be a scalar"),
+    "vector_loss": (2, 1, rf"rank 1 failed at 1F0 {PLACE}: the loss has the shape \[3, 8\], it must be a scalar .*"),
     "indivisible": (2, None, r"rank \d failed: `\w+` has 7 rows, which do not divide into 4 microbatches"),
-    "no_targets": (2, 1, r"rank 1 failed: `targets` must be a tensor on rank 1"),
-    "other_message": (2, 1, rf"rank 1 failed at 1RECV_F0 {PLACE}: rank 0 announced .*, where the plan has .*"),
+    "no_targets": (2, 1, r"rank 1 failed: `targets` is a NoneType: it must be a tensor, or .*"),
+    "other_message": (2, 1, rf"rank 1 failed at 1RECV_F0 {PLACE}: rank 0 has begun a step of another pipeline"),
     "other_plan": (3, None, r"rank \d failed: rank \d has another plan"),
     "processes": (2, None, r"rank \d failed: the plan needs 4 processes, 2 were started"),
-    "unsupported": (2, None, r"rank \d failed: this runtime does not run plans with several pipelines .* yet"),
+    "unsupported": (2, None, r"rank \d failed: this runtime does not run plans with slices of microbatches yet"),
     "stages": (2, 1, r"rank 1 failed: the plan gives this rank the stages \[1\], `stages` has \[0\]"),
+    "no_loss": (2, 1, r"rank 1 failed: the last stage is on this rank, so it needs a `loss_fn`"),
+    "replicas": (2, None, r"rank \d failed: the replicas of stage \d differ from those on rank \d: .*"),
     "optimizers": (2, None, r"rank \d failed: the plan updates the stages \[\d, \d\], `optimizers` has \[\]"),
     "absent": (2, 1, r"rank 1 failed: rank 0 has built no pipeline within 1 s"),
     "stalls": (3, None, rf"rank 1 has made no progress for \d\.\d s at 1F2 {PLACE}.*"),

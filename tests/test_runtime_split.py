@@ -128,7 +128,8 @@ def activations() -> Tensor:
 
 
 def stage(module: nn.Module, split: bool, number: int = 1) -> Stage:
-    return Stage(number, module, None, None, 1.0, split=range(9) if split else ())
+    splits, cpu = range(9) if split else (), torch.device("cpu")
+    return Stage(number, module, cpu, is_first=not number, loss_fn=None, loss_scale=1.0, split=splits)
 
 
 def forward(stage: Stage, microbatch: int, input: Tensor) -> Tensor:
@@ -137,7 +138,7 @@ def forward(stage: Stage, microbatch: int, input: Tensor) -> Tensor:
     stage.inputs[microbatch] = input.clone()
     stage.forward(microbatch)
     output = stage.outputs.pop(microbatch)
-    stage.gradients[microbatch] = torch.randn(output.shape, dtype=output.dtype)
+    stage.gradients[microbatch] = [torch.randn(output.shape, dtype=output.dtype)]
     return output
 
 
@@ -300,7 +301,8 @@ def test_microbatches_may_take_turns_in_any_order() -> None:
 
 def test_a_recomputed_forward_is_split_too() -> None:
     module = encoder()
-    ours = Stage(1, module, None, None, 1.0, recomputed=range(1), split=range(1))
+    ours = stage(module, split=True)
+    ours.recomputed = range(1)
     whole = stage(copy.deepcopy(module), split=False)
     input = activations()
     forward(ours, 0, input), forward(whole, 0, input)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from schedlang import Source, compile, write_plan
+from schedlang import Plan, Source, compile, read_plan, write_plan
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -62,6 +62,35 @@ def test_training_is_that_of_one_process(tmp_path: Path, name: str, ranks: int, 
     for idle in (figures["predicted_idle"], figures["measured_idle"]):
         assert len(idle) == ranks
         assert all(0 <= share < 1 for share in idle)
+
+
+@pytest.mark.parametrize(("name", "exact"), [("pipedream_2bw", True), ("dualpipe", False)])
+def test_training_with_late_gradients_and_with_replicas(tmp_path: Path, name: str, exact: bool) -> None:
+    plan = plan_file(tmp_path, name, ranks=2, microbatches=4)
+    trace = tmp_path / "trace.json"
+    done = torchrun(2, "-m", "schedlang.runtime", plan, "--steps", 3, "--check", "--trace", trace)
+    assert done.returncode == 0, done.stderr
+    check_trace(read_plan(plan), json.loads(trace.read_text())["traceEvents"])
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["steps"] == 3
+    assert figures["loss_error"] <= (0 if exact else 1e-5)
+    assert figures["gradient_error"] <= (0 if exact else 1e-5)
+
+
+def check_trace(plan: Plan, events: list[dict]) -> None:
+    """Every op and message of a rank is there, and no receive is over before its send began: clocks are aligned."""
+    spans = [each for each in events if each["ph"] == "X"]
+    for rank, actions in enumerate(plan.ranks):
+        words = set(map(actions.word, range(len(actions))))
+        assert words <= {each["name"] for each in spans if each["pid"] == rank}
+    sends = {each["name"]: each["ts"] for each in spans if each["name"] == "0SEND_F0"}
+    ends = {each["name"]: each["ts"] + each["dur"] for each in spans if each["name"] == "1RECV_F0"}
+    assert ends["1RECV_F0"] > sends["0SEND_F0"]
+
+
+def test_a_plan_for_inference_is_not_trained(tmp_path: Path) -> None:
+    done = python("-m", "schedlang.runtime", plan_file(tmp_path, "forward_only", ranks=1, microbatches=2))
+    assert (done.returncode, done.stderr) == (1, "the plan has no backward\n")
 
 
 def test_one_process_needs_no_launcher(tmp_path: Path) -> None:

@@ -203,6 +203,7 @@ def run(options: argparse.Namespace) -> int:
                   "--nproc-per-node", str(len(plan.ranks)), "-m", "schedlang.runtime", str(path)]  # fmt: skip
         launch += ["--steps", str(options.steps)] if options.steps is not None else []
         launch += ["--check"] if options.check else []
+        launch += ["--trace", options.trace] if options.trace else []
         return subprocess.run(launch, env={"OMP_NUM_THREADS": "1"} | dict(os.environ)).returncode
 
 

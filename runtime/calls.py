@@ -1,0 +1,137 @@
+"""A rank's actions as calls, each bound once to all that it needs; a step makes them one after the other."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+from schedlang.actions import is_transfer
+from schedlang.kinds import Kind
+from schedlang.plan import Plan
+from schedlang.runtime.exchange import Exchange
+from schedlang.runtime.messages import Receive, Send, post_as_one
+from schedlang.runtime.receipts import NEEDS, receipts
+from schedlang.runtime.stage import Stage
+from schedlang.transports import BLOCKING, PORTABLE
+
+#: The index of an action; a call that does it or a part of it; and kind, stage and microbatch of the op that it
+#: computes, the send that it begins, or the receive that it waits for.
+Call = tuple[int, Callable[[], None], tuple[Kind, int, int] | None]
+
+#: Where ranks may block, a send is waited for when this many others have followed, whatever is known of it.
+_WINDOW = 8
+
+#: By gloo, a receive begins this many ops early, for as many more buffers.
+_EARLY = 2
+
+
+def prepare(plan: Plan, rank: int, stages: dict[int, Stage], exchange: Exchange) -> list[Call]:
+    """The calls of a step; of a plan without backwards, they evaluate."""
+    return list(_Calls(plan, rank, stages, exchange).of_a_step())
+
+
+class _Calls:
+    def __init__(self, plan: Plan, rank: int, stages: dict[int, Stage], exchange: Exchange) -> None:
+        self.plan, self.rank, self.stages, self.exchange = plan, rank, stages, exchange
+        self.actions = plan.ranks[rank]
+        self.sends: dict[int, Send] = {}
+        self.receives: dict[int, Receive] = {}
+        for index, kind in enumerate(self.actions.kind):
+            if is_transfer(kind):
+                message = exchange.message(*self.op(index), self.box(*self.op(index)))
+                if isinstance(message, Send):
+                    self.sends[index] = message
+                else:
+                    self.receives[index] = message
+        self.received = {self.op(index): each for index, each in self.receives.items()}
+        #: What is done before an action, and after one, or in an op once its message has come.
+        self.before: dict[int, list[Callable[[], None]]] = {}
+        self.after: dict[int, list[Callable[[], None]]] = {}
+        self.place_receives()
+        self.place_waits()
+
+    def op(self, index: int) -> tuple[Kind, int, int]:
+        """An action's kind, stage and microbatch."""
+        return Kind(self.actions.kind[index]), self.actions.stage[index], self.actions.microbatch[index]
+
+    def box(self, kind: Kind, stage: int, _: int) -> dict[int, Any]:
+        """Where a message comes from or goes to."""
+        of = self.stages[stage]
+        return {Kind.SEND_F: of.outputs, Kind.RECV_F: of.inputs, Kind.SEND_B: of.input_gradients,
+                Kind.RECV_B: of.gradients}[kind]  # fmt: skip
+
+    def place_receives(self) -> None:
+        """By gloo, receives begin some ops early: it minds no order, and has less to say where they come first."""
+        ops: list[int] = []
+        for index, kind in enumerate(self.actions.kind):
+            if index in self.receives and not self.exchange.has_batches:
+                early = [*ops[-_EARLY:], index][0]
+                self.before.setdefault(early, []).append(self.receives[index].post)
+            elif not is_transfer(kind):
+                ops.append(index)
+
+    def place_waits(self) -> None:
+        """A send is waited for when it is known to have been received, or the window closes."""
+        received = receipts(self.plan, self.rank)
+        closes = self.plan.transport in (PORTABLE, BLOCKING.name)
+        sends = sorted(received)
+        for send, last in zip_longest(sends, sends[_WINDOW:]):
+            self.after.setdefault(received[send], []).append(self.sends[send].complete)
+            if closes and last is not None and last < received[send]:
+                self.after.setdefault(last, []).append(self.sends[send].complete_if_posted)
+
+    def of_a_step(self) -> Iterator[Call]:
+        """All calls, in order."""
+        for batch in self.actions.batches():
+            if not is_transfer(self.actions.kind[batch.start]):
+                for index in batch:
+                    yield from self.compute(index)
+            elif self.exchange.has_batches:
+                yield batch.start, self.as_one(batch), self.op(batch.start)
+                for index in batch:
+                    yield from self.others(self.after, index)
+            else:
+                for index in batch:
+                    yield from self.alone(index)
+        end = len(self.actions)
+        yield from ((end - 1, call, None) for _, call, _ in self.others(self.after, end))
+
+    def others(self, calls: dict[int, list[Callable[[], None]]], index: int) -> Iterator[Call]:
+        """What is done before or after an action."""
+        return ((index, call, None) for call in calls.get(index, ()))
+
+    def as_one(self, batch: range) -> Callable[[], None]:
+        """Messages that NCCL takes as one: sends first, as they stand in Megatron's batches."""
+        messages: list[Send | Receive] = [self.sends[index] for index in batch if index in self.sends]
+        messages += [self.receives[index] for index in batch if index in self.receives]
+        return messages[0].post if len(messages) == 1 else partial(post_as_one, messages)
+
+    def alone(self, index: int) -> Iterator[Call]:
+        """A message by gloo."""
+        yield from self.others(self.before, index)
+        if index in self.sends:
+            yield index, self.sends[index].post, self.op(index)
+        yield from self.others(self.after, index)
+
+    def compute(self, index: int) -> Iterator[Call]:
+        """A compute op, after the wait for what it needs from another rank."""
+        kind, number, microbatch = op = self.op(index)
+        yield from self.others(self.before, index)
+        if kind in NEEDS and (need := (NEEDS[kind], number, microbatch)) in self.received:
+            yield index, self.received[need].arrive, need
+            yield from self.others(self.after, index)
+        yield index, self.call(*op), op
+
+    def call(self, kind: Kind, number: int, microbatch: int) -> Callable[[], None]:
+        """What an op does."""
+        stage = self.stages[number]
+        if kind == Kind.U:
+            return stage.update
+        call = {
+            Kind.F: stage.evaluate if self.plan.is_forward_only else stage.forward,
+            Kind.B: stage.backward,
+            Kind.I: stage.backward_input,
+            Kind.W: stage.backward_weight,
+            Kind.R: stage.recompute,
+        }[kind]
+        return partial(call, microbatch)
