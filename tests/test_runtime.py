@@ -11,11 +11,16 @@ from pathlib import Path
 import pytest
 from attrs import frozen
 
+from schedlang import compile, read_source
+from schedlang.transports import NAMES
+
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+from schedlang.runtime.pipeline import unsupported  # noqa: E402
+
 pytestmark = pytest.mark.processes
 
 
@@ -199,3 +204,10 @@ def test_a_rank_that_does_not_answer_is_named_by_the_others(run: Run) -> None:
     assert outcome.codes == [1, -9, 1]
     for rank in (0, 2):
         assert says(outcome.logs[rank], rf"rank {rank}: stopped: rank 1 does not answer: rank \d has waited 1 s at .*")
+
+
+def test_the_runtime_runs_what_is_proved_where_ranks_block() -> None:
+    source = read_source(ROOT / "programs" / "1f1b.sched")
+    for name in NAMES:
+        refused = unsupported(compile(source, transport=name))
+        assert (refused is None) == (name in ("portable", "blocking")), refused
