@@ -19,16 +19,16 @@ def blocks(text: str) -> range:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
-    parser.addoption(
-        "--blocks", type=blocks, default="0..10", metavar="A..B", help="try these blocks of random and damaged plans"
-    )
+    parser.addoption("--blocks", type=blocks, metavar="A..B", help="try these blocks of random and damaged plans")
     parser.addoption("--tally", type=Path, metavar="FOLDER", help="leave what tests count, for verification_page.py")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """A test with a `block` runs once for each block of plans; its number is the seed."""
     if "block" in metafunc.fixturenames:
-        metafunc.parametrize("block", metafunc.config.getoption("--blocks"))
+        few = metafunc.definition.get_closest_marker("blocks")
+        default = range(few.args[0] if few else 10)
+        metafunc.parametrize("block", metafunc.config.getoption("--blocks") or default)
 
 
 @pytest.fixture
