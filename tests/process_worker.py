@@ -68,10 +68,9 @@ class Interpreter:
         self.weights = weights(len(plan["placement"]))
         self.gradients = [torch.zeros(WIDTH, WIDTH, dtype=torch.double) for _ in self.weights]
         self.ends = {each["stop"] - 1 for each in plan["pipelines"]}
+        self.inputs = inputs(plan)
         #: Outputs F of stages, and gradients B of their inputs; and the receives that bring them.
-        self.held: dict[Key, torch.Tensor] = {("F", start - 1, m): value
-                                              for start, values in inputs(plan).items()
-                                              for m, value in enumerate(values)}  # fmt: skip
+        self.held: dict[Key, torch.Tensor] = {}
         self.coming: dict[Key, dist.Work] = {}
         self.sends: list[dist.Work] = []
 
@@ -97,14 +96,17 @@ class Interpreter:
 
     def act(self, word: str, stage: int, microbatch: int) -> None:
         if word == "F":
-            self.held["F", stage, microbatch] = self.value("F", stage - 1, microbatch) @ self.weights[stage]
+            self.held["F", stage, microbatch] = self.input(stage, microbatch) @ self.weights[stage]
         if word in ("B", "I"):
             self.held["B", stage, microbatch] = self.output_gradient(stage, microbatch) @ self.weights[stage].T
         if word in ("B", "W"):
-            value, gradient = self.value("F", stage - 1, microbatch), self.output_gradient(stage, microbatch)
-            self.gradients[stage] += value.T @ gradient
+            gradient = self.output_gradient(stage, microbatch)
+            self.gradients[stage] += self.input(stage, microbatch).T @ gradient
         if "_" in word:
             self.transfer(word, stage, microbatch)
+
+    def input(self, stage: int, microbatch: int) -> torch.Tensor:
+        return self.inputs[stage][microbatch] if stage in self.inputs else self.value("F", stage - 1, microbatch)
 
     def output_gradient(self, stage: int, microbatch: int) -> torch.Tensor:
         return self.value("F", stage, microbatch) if stage in self.ends else self.value("B", stage + 1, microbatch)
