@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test explore gallery
+.PHONY: demo test explore fuzz gallery
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -21,6 +21,15 @@ explore: .venv/installed
 	$(BIN)/pytest -n 2 tests/test_machine.py tests/test_transports.py tests/test_processes.py --blocks $(BLOCKS) \
 	    --tally build/tally
 	$(BIN)/python tests/verification_page.py build/tally > docs/verification.md
+
+# Any bytes as a program and as a plan file, following the branches of the compiler (atheris), from the gallery on.
+FUZZ_SECONDS ?= 600
+fuzz: .venv/installed
+	$(BIN)/pip install --quiet atheris
+	mkdir -p build/fuzz/program build/fuzz/plan && cp programs/*.sched build/fuzz/program
+	for each in programs/*.sched; do $(BIN)/schedc compile $$each -o build/fuzz/plan/$$(basename $$each .sched).json; done
+	for what in program plan; do $(BIN)/python tests/fuzzed.py $$what build/fuzz/$$what -timeout=120 -rss_limit_mb=2048 \
+	    -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; done
 
 # The table of the programs and their figures; a test holds it current.
 gallery: .venv/installed
