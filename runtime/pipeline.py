@@ -196,13 +196,16 @@ class Pipeline:
 
 def unsupported(plan: Plan) -> str | None:
     """What of a plan this runtime does not run yet."""
+    batches = any(group and is_transfer(k) for a in plan.ranks for k, group in zip(a.kind, a.group, strict=True))
+    safe = (PORTABLE,) if batches else (PORTABLE, BLOCKING.name)
     found = {
         "several pipelines over the same ranks": len(plan.layout.pipelines) > 1,
         "slices of microbatches": plan.layout.slices > 1,
         "no backward": plan.is_forward_only,
         "offload of activations": bool(plan.offloaded),
-        # Receives wait for the first header of their stage, so ranks may block.
-        f"a proof for `{plan.transport}` alone": plan.transport not in (PORTABLE, BLOCKING.name),
+        # Receives wait for the first header of their stage, so ranks may block; and with them the sends of their batch,
+        # which `portable` allows and `blocking` does not.
+        f"a proof for `{plan.transport}` alone": plan.transport not in safe,
         "updates but no flush between them": plan.layout.updates > 1,
     }
     return next((f"this runtime does not run plans with {name} yet" for name, has in found.items() if has), None)

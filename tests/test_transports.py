@@ -21,6 +21,8 @@ PROGRAMS = TESTS.parent / "programs"
 TRANSPORTS = ["blocking", "gloo", "nccl", "nccl-eager", "buffered:1", "buffered:2", "buffered"]
 #: Ranks and microbatches at which every interleaving of a program can be tried.
 SMALL = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 2))
+#: Of each kind.
+PROGRAMS_OF_A_BLOCK = 250
 
 
 def verdict(schedule: Schedule, transport: str) -> bool:
@@ -41,7 +43,7 @@ def as_case(schedule: Schedule) -> dict[str, object]:
 def test_verdicts_are_those_of_every_interleaving(kind: str, block: int, tally: Counter[str]) -> None:
     plans = gallery(SMALL, slices=2) if kind == "gallery" else ()
     disagreements = []
-    for plan in damaged_plans(plans, 250, random.Random(f"{kind} {block}")):
+    for plan in damaged_plans(plans, PROGRAMS_OF_A_BLOCK, random.Random(f"{kind} {block}")):
         tally[f"{kind} programs"] += 1
         for transport in [*TRANSPORTS, "portable"]:
             right = is_right(plan, transport)
