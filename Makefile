@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test explore fuzz gallery
+.PHONY: demo test explore fuzz mutation gallery
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -30,6 +30,13 @@ fuzz: .venv/installed
 	for each in programs/*.sched; do $(BIN)/schedc compile $$each -o build/fuzz/plan/$$(basename $$each .sched).json; done
 	for what in program plan; do $(BIN)/python tests/fuzzed.py $$what build/fuzz/$$what -timeout=120 -rss_limit_mb=2048 \
 	    -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; done
+
+# Changes the verifier in one place at a time and sees whether the tests notice (mutmut); then docs/mutation.md. It takes
+# hours, can be stopped and goes on where it was; MUTANTS='schedlang.network*' tries some only.
+mutation: .venv/installed
+	$(BIN)/pip install --quiet mutmut
+	PATH=$(CURDIR)/$(BIN):$$PATH mutmut run --max-children 2 $(MUTANTS)
+	PATH=$(CURDIR)/$(BIN):$$PATH python tests/mutation_page.py > docs/mutation.md
 
 # The table of the programs and their figures; a test holds it current.
 gallery: .venv/installed
