@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,9 @@ from damage import damaged_plans, gallery
 from explorer import is_right
 from strategies import make_schedule
 
-from schedlang import Actions, CompileError, Kind, Schedule, prove, read_source
+from schedlang import Actions, CompileError, Schedule, prove, read_source
 from schedlang.compiler import check_program
+from schedlang.plan_reader import parse_actions
 from schedlang.transports import NAMES, transports
 
 TESTS = Path(__file__).parent
@@ -37,6 +39,11 @@ def as_case(schedule: Schedule) -> dict[str, object]:
     """A plan as cases/disagreements.json has it."""
     ranks = [actions.text() for actions in schedule.ranks]
     return {"placement": schedule.placement, "microbatches": schedule.microbatches, "ranks": ranks}
+
+
+def actions_of(text: str) -> Actions:
+    """Actions from their text, all from one place of a program."""
+    return parse_actions(text, [0] * len(re.findall(r"\d+[A-Z]", text)))
 
 
 @pytest.mark.parametrize("kind", ["random", "gallery"])
@@ -93,6 +100,32 @@ def test_transports_are_known_by_name() -> None:
             transports(name)
 
 
+#: Ranks that stand at the first use of different communicators; and one that never comes to a batch.
+FIRST_USES = {
+    "cycle": (
+        (0, 1, 2, 0), 1,
+        ["3RECV_F0 0F0 0SEND_F0 3F0 3B0 3SEND_B0 0RECV_B0 0B0", "1RECV_F0 1F0 1SEND_F0 1RECV_B0 1B0 1SEND_B0",
+         "2RECV_F0 2F0 2SEND_F0 2RECV_B0 2B0 2SEND_B0"],
+    ),
+    "never": (
+        (0, 1, 2), 2,
+        ["0F0 0SEND_F0 0F1 (0SEND_F1;0RECV_B0) 0B0 0RECV_B1 0B1",
+         "1RECV_F0 1F0 1SEND_F0 1RECV_B0 1B0 (1SEND_B0;1RECV_F1) 1F1 1SEND_F1 1RECV_B1 1B1 1SEND_B1",
+         "2RECV_F0 2F0 2B0 2SEND_B0 2RECV_F1 2F1 2B1 2SEND_B1"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIRST_USES)
+def test_messages_of_first_uses(name: str, golden: Callable[[str, Path], None]) -> None:
+    placement, microbatches, texts = FIRST_USES[name]
+    schedule = make_schedule(placement, microbatches, tuple(map(actions_of, texts)))
+    assert verdict(schedule, "gloo")
+    with pytest.raises(CompileError) as caught:
+        prove(evolve(schedule, transport="nccl"))
+    golden(f"{caught.value}\n", TESTS / "diagnostics" / f"first_use_{name}.txt")
+
+
 CASES = json.loads((TESTS / "cases" / "deadlock.json").read_text())
 CASES |= json.loads((TESTS / "cases" / "disagreements.json").read_text())
 #: The recorded models' names; `pair_fifo` is `nccl` where every transfer is issued alone.
@@ -103,18 +136,9 @@ MODELS = {"blocking": "blocking", "pair_fifo": "nccl", "rank_fifo": "nccl-eager"
 def test_recorded_verdicts(name: str) -> None:
     """Plans with their verdicts from an independent checker, for each model of a transport."""
     case = CASES[name]
-    ranks, batches = [], False
-    for text in case["ranks"]:
-        actions = Actions()
-        for group, token in enumerate(text.split(), start=1):
-            words = token.strip("()").split(";")
-            batches = batches or len(words) > 1
-            for word in words:
-                match = re.fullmatch(r"(\d+)([A-Z_]+?)(\d+)", word)
-                assert match
-                actions.add(Kind[match[2]], int(match[1]), int(match[3]), 0, group if len(words) > 1 else 0)
-        ranks.append(actions)
-    schedule = make_schedule(tuple(case["placement"]), case["microbatches"], tuple(ranks))
+    batches = any("(" in text for text in case["ranks"])
+    ranks = tuple(map(actions_of, case["ranks"]))
+    schedule = make_schedule(tuple(case["placement"]), case["microbatches"], ranks)
     for model, recorded in case["verdicts"].items():
         if model != "pair_fifo" or not batches:
             assert verdict(schedule, MODELS.get(model, model)) == (recorded == "ok"), model
