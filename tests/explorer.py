@@ -98,7 +98,7 @@ class _Explorer:
             passed = self.waits[-1].bit
 
     def read_posting(self, rank: int) -> None:
-        """A rank that goes on, up to an op that needs what a receive brings; that is there with the receive's batch."""
+        """A rank that goes on, up to an op that needs what a receive brings: it waits for the receive's whole batch."""
         actions, passed = self.schedule.ranks[rank], 0
         brought: dict[tuple[int, int, int], int] = {}
         lanes: dict[Hashable, int] = defaultdict(int)
@@ -114,7 +114,6 @@ class _Explorer:
                 met = sum(self.add(rank, index, len(part), passed | lanes[lane]) for index in part)
                 lanes[lane] |= met
                 brought |= {message_of(*actions.row(i)[:3]): met for i in part if actions.kind[i] in RECEIVES}
-        # All that is under way comes to its end after the last action.
 
     def lane(self, rank: int, batch: range) -> Hashable:
         """Batches of one lane go one after the other."""
