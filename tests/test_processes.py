@@ -109,9 +109,14 @@ def test_what_is_proved_ends_with_the_right_gradients(
         if len(found[len(plan.ranks)]) < PROVED:
             found[len(plan.ranks)].append(plan)
     for how, plans in product(RUN_BY[transport], found.values()):
-        takes = [plan for plan in plans if how != "runtime" or unsupported(as_plan(plan)) is None]
-        if takes:
-            run_all(launch, how, takes, tally)
+        runs = plans if how != "runtime" else [plan for plan in plans if runtime_takes(plan)]
+        if runs:
+            run_all(launch, how, runs, tally)
+
+
+def runtime_takes(plan: Schedule) -> bool:
+    """Whether schedlang's runtime runs a plan, and the worker knows how to give it its batch."""
+    return unsupported(as_plan(plan)) is None and len(plan.layout.pipelines) == 1
 
 
 def run_all(launch: Launch, how: str, plans: list[Schedule], tally: Counter[str]) -> None:
