@@ -1,7 +1,7 @@
 """Damaged plans: the gallery's at small sizes and random ones, each with some actions changed, from a fixed seed."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -119,6 +119,29 @@ def random_plan(rng: random.Random) -> Schedule:
     return evolve(schedule, ranks=tuple(_scattered(each, rng) for each in schedule.ranks))
 
 
+def batched_plan(rng: random.Random) -> Schedule:
+    """GPipe with its transfers in batches, which each rank cuts its own way: a batch meets parts of several."""
+    stages, microbatches = rng.choice([(2, 2), (2, 3), (2, 4), (3, 2), (3, 3)])
+    ranks = []
+    for stage in range(stages):
+        ops = {kind: [(kind, stage, each, 0) for each in range(microbatches)] for kind in Kind}
+        before, after = stage > 0, stage < stages - 1
+        turn = [*ops[Kind.SEND_F], *ops[Kind.RECV_B]] if after else []
+        if rng.random() < 0.5:
+            turn.sort(key=lambda op: op[2])
+        rows = [(*op, 0) for op in ops[Kind.F]]
+        rows = _in_batches(ops[Kind.RECV_F] if before else [], 100, rng) + rows + _in_batches(turn, 200, rng)
+        rows += [(*op, 0) for op in ops[Kind.B]] + _in_batches(ops[Kind.SEND_B] if before else [], 300, rng)
+        ranks.append(in_form(rows))
+    return make_schedule(tuple(range(stages)), microbatches, tuple(ranks))
+
+
+def _in_batches(ops: list[tuple[int, int, int, int]], group: int, rng: random.Random) -> list[Row]:
+    """Transfers cut into batches of two and more."""
+    cuts = [at for at in range(2, len(ops) - 1, 2) if rng.random() < 0.5]
+    return [(*op, group + sum(at >= cut for cut in cuts)) for at, op in enumerate(ops)]
+
+
 def _ops(placement: tuple[int, ...], microbatches: int, ranks: int, rng: random.Random) -> tuple[Actions, ...]:
     """Ops in the order in which one random execution does them."""
     programs = tuple(Actions() for _ in range(ranks))
@@ -167,12 +190,16 @@ def _received_late(rows: list[Row]) -> list[Row]:
 
 
 def damaged_plans(
-    plans: tuple[Schedule, ...], count: int, rng: random.Random, only: str | None = "transfers"
+    draw: Callable[[random.Random], Schedule], count: int, rng: random.Random, only: str | None = "transfers"
 ) -> Iterator[Schedule]:
-    """Some of these plans, or if there are none random ones, with up to three changes, of which most are `only` so."""
+    """Plans as they are drawn, with up to three changes, of which most are `only` so."""
     for _ in range(count):
-        plan = rng.choice(plans) if plans else random_plan(rng)
+        plan = draw(rng)
         which = rng.choice([None, only, only, only])
         for _ in range(rng.choice([0, 0, 1, 1, 2, 3])):
             plan = changed(plan, rng, which)
         yield plan
+
+
+def one_of(plans: tuple[Schedule, ...]) -> Callable[[random.Random], Schedule]:
+    return lambda rng: rng.choice(plans)

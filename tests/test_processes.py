@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from attrs import asdict, evolve
-from damage import damaged_plans, gallery
+from damage import batched_plan, damaged_plans, gallery, one_of, random_plan
 from own_order import is_in_order
 
 from schedlang import CompileError, Kind, Plan, Schedule, prove, write_plan
@@ -92,8 +92,8 @@ def samples(block: int, transport: str) -> Iterator[Schedule]:
     """Random and damaged plans for a transport that processes can run."""
     rng = random.Random(f"{transport} {block}")
     while True:
-        plans = gallery(SIZES) if rng.random() < 0.5 else ()
-        for plan in damaged_plans(plans, 1, rng):
+        draw = one_of(gallery(SIZES)) if rng.random() < 0.5 else rng.choice([random_plan, batched_plan])
+        for plan in damaged_plans(draw, 1, rng):
             if can_run(plan):
                 yield evolve(plan, transport=transport)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from damage import damaged_plans, gallery
+from damage import batched_plan, damaged_plans, gallery, one_of, random_plan
 from explorer import is_right
 from strategies import make_schedule
 
@@ -23,7 +23,7 @@ PROGRAMS = TESTS.parent / "programs"
 TRANSPORTS = ["blocking", "gloo", "nccl", "nccl-eager", "buffered:1", "buffered:2", "buffered"]
 #: Ranks and microbatches at which every interleaving of a program can be tried.
 SMALL = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 2))
-#: Of each kind.
+#: Of each of its kinds.
 PROGRAMS_OF_A_BLOCK = 250
 
 
@@ -46,11 +46,18 @@ def actions_of(text: str) -> Actions:
     return parse_actions(text, [0] * len(re.findall(r"\d+[A-Z]", text)))
 
 
-@pytest.mark.parametrize("kind", ["random", "gallery"])
+#: The programs of a block: of each kind so many.
+KINDS = {
+    "random": random_plan,
+    "batched": batched_plan,
+    "gallery": lambda rng: rng.choice(gallery(SMALL, slices=2)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_verdicts_are_those_of_every_interleaving(kind: str, block: int, tally: Counter[str]) -> None:
-    plans = gallery(SMALL, slices=2) if kind == "gallery" else ()
     disagreements = []
-    for plan in damaged_plans(plans, PROGRAMS_OF_A_BLOCK, random.Random(f"{kind} {block}")):
+    for plan in damaged_plans(KINDS[kind], PROGRAMS_OF_A_BLOCK, random.Random(f"{kind} {block}")):
         tally[f"{kind} programs"] += 1
         for transport in [*TRANSPORTS, "portable"]:
             right = is_right(plan, transport)
@@ -70,7 +77,7 @@ def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(b
         "buffered:1": ["buffered:2"], "buffered:2": ["buffered"],
     }  # fmt: skip
     seen = set()
-    for plan in damaged_plans(gallery(((3, 4), (4, 4))), 30, random.Random(block)):
+    for plan in damaged_plans(one_of(gallery(((3, 4), (4, 4)))), 30, random.Random(block)):
         right = {transport: verdict(plan, transport) for transport in [*TRANSPORTS, "portable"]}
         for transport, others in weaker.items():
             if right[transport]:
