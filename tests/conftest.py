@@ -40,8 +40,8 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{re.sub(r'[^a-z0-9]+', '_', request.node.name)}.json"
-        block = request.node.callspec.params["block"]
-        path.write_text(json.dumps({"test": request.node.originalname, "block": block, "counts": counts}))
+        found = {"test": request.node.originalname, "params": request.node.callspec.params, "counts": counts}
+        path.write_text(json.dumps(found))
 
 
 @pytest.fixture

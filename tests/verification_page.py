@@ -7,11 +7,20 @@ from collections import Counter, defaultdict
 from datetime import date
 from pathlib import Path
 
+from test_processes import HANGS
+from test_transports import KINDS, PROGRAMS_OF_A_BLOCK, SMALL
+
 TRANSPORTS = ("blocking", "gloo", "nccl", "nccl-eager", "buffered:1", "buffered:2", "buffered", "portable")
 INTERLEAVINGS = "test_verdicts_are_those_of_every_interleaving"
 ORACLE = "test_damaged_plans_are_judged_as_by_the_oracle"
 PROVED = "test_what_is_proved_ends_with_the_right_gradients"
 DEADLOCKS = "test_what_deadlocks_hangs"
+
+WHAT = {
+    "random": "random ops and transfers, on 2 and 3 ranks",
+    "batched": "random batches of GPipe's transfers, which each rank cuts its own way",
+    "gallery": f"plans of the gallery, for numbers of ranks and microbatches {', '.join(map(str, SMALL))}",
+}
 
 PAGE = """# The verifier, held to its word
 
@@ -25,9 +34,12 @@ Written on {date} with Python {python}.
 ## Against every interleaving
 
 `tests/explorer.py` steps through all states that a program can come to on a transport, written from the rules in
-[transports.md](transports.md) and not from the verifier. {random:,} programs are random, and {gallery:,} are plans of
-the gallery for {small}. Both have up to three actions dropped,
-doubled, moved, swapped, made another kind, stage or microbatch, batched or issued alone. Blocks {interleavings}.
+[transports.md](transports.md) and not from the verifier. Its programs are:
+
+{kinds}
+
+All have up to three actions dropped, doubled, moved, swapped, made another kind, stage or microbatch, batched or issued
+alone.
 
 {verdicts}
 
@@ -49,14 +61,15 @@ proved for these rules, or for all, must end with the gradients of one process; 
 """
 
 
-def read(folder: Path) -> tuple[dict[str, Counter[str]], dict[str, set[int]]]:
-    """The counts of each test over its blocks, and these blocks."""
+def read(folder: Path) -> tuple[dict[str, Counter[str]], dict[tuple[str, ...], set[int]]]:
+    """The counts of each test over its blocks; and these blocks, by test and its other parameters."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    blocks: dict[str, set[int]] = defaultdict(set)
+    blocks: dict[tuple[str, ...], set[int]] = defaultdict(set)
     for path in folder.glob("*.json"):
         found = json.loads(path.read_text())
+        block = found["params"].pop("block")
         counts[found["test"]] += Counter(found["counts"])
-        blocks[found["test"]].add(found["block"])
+        blocks[found["test"], *found["params"].values()].add(block)
     return counts, blocks
 
 
@@ -67,10 +80,6 @@ def ranges(blocks: set[int]) -> str:
     return ", ".join(f"{start}..{end}" for start, end in zip(starts, ends, strict=True))
 
 
-def count(microbatches: int) -> str:
-    return f"{microbatches} microbatch{'es' if microbatches > 1 else ''}"
-
-
 def table(*rows: tuple[object, ...]) -> str:
     head, *body = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
     rule = ["---", *["---:"] * (len(head) - 1)]
@@ -78,38 +87,34 @@ def table(*rows: tuple[object, ...]) -> str:
 
 
 def page(folder: Path) -> str:
-    # Here, so that the figures are the tests' own.
-    from test_processes import HANGS
-    from test_transports import PROGRAMS_OF_A_BLOCK, SMALL
-
     counts, blocks = read(folder)
     found, oracle, proved, dead = (counts[each] for each in (INTERLEAVINGS, ORACLE, PROVED, DEADLOCKS))
     verdicts = [("transport", "programs", "right", "wrong", "the verifier says otherwise")]
     for each in TRANSPORTS:
         right, wrong = found[f"{each} right"], found[f"{each} wrong"]
         verdicts.append((each, right + wrong, right, wrong, found[f"{each} disagreements"]))
+    kinds = [
+        f"- {found[f'{each} programs']:,} {WHAT[each]}: blocks {ranges(blocks[INTERLEAVINGS, each])}" for each in KINDS
+    ]
     total = oracle["right"] + oracle["wrong"]
     ran = [("", "proved", "of these hang", "wrong gradients", "deadlocks", "of these end")]
     for how, name in (("blocking", "`blocking`"), ("gloo", "`gloo`"), ("runtime", "our runtime")):
         hung = (dead[f"{how} deadlocks"], dead[f"{how} ended after deadlock"]) if how != "runtime" else ("", "")
         ran.append((name, proved[f"{how} proved"], proved[f"{how} hangs"], proved[f"{how} wrong gradients"], *hung))
     return PAGE.format(
-        sizes=2 * PROGRAMS_OF_A_BLOCK,
+        sizes=len(KINDS) * PROGRAMS_OF_A_BLOCK,
         date=date.today(),
         python=platform.python_version(),
-        random=found["random programs"],
-        gallery=found["gallery programs"],
-        small=", ".join(f"{ranks} ranks and {count(microbatches)}" for ranks, microbatches in SMALL),
-        interleavings=ranges(blocks[INTERLEAVINGS]),
+        kinds="\n".join(kinds),
         verdicts=table(*verdicts),
-        oracle_blocks=ranges(blocks[ORACLE]),
+        oracle_blocks=ranges(blocks[ORACLE,]),
         oracle=table(
             ("programs", "right", "wrong", "the verifier says otherwise"),
             (total, oracle["right"], oracle["wrong"], oracle["disagreements"]),
         ),
         hangs=HANGS,
-        proved_blocks=ranges(blocks[PROVED]),
-        deadlock_blocks=ranges(blocks[DEADLOCKS]),
+        proved_blocks=ranges(blocks[PROVED, "portable"]),
+        deadlock_blocks=ranges(blocks[DEADLOCKS,]),
         processes=table(*ran),
     )
 
