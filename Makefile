@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-browser explore gallery pictures bench-runtime bench-walk
+.PHONY: demo test test-browser explore fuzz mutation gallery pictures bench-runtime bench-walk
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -20,9 +20,29 @@ test-browser: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	$(BIN)/pytest -m browser -rP
 
-# The verifier against the oracle and against every interleaving, on many more damaged plans than `make test` tries.
+# The verifier against every interleaving, an oracle and real processes, on 10^5 programs where `make test` has 7500; then
+# docs/verification.md. A run can be divided by BLOCKS, each of its own seed; one that is tried again counts once.
+BLOCKS ?= 0..134
 explore: .venv/installed
-	$(BIN)/pytest -n 2 tests/test_machine.py tests/test_transports.py --explore 20
+	$(BIN)/pytest -n 2 tests/test_machine.py tests/test_transports.py tests/test_processes.py --blocks $(BLOCKS) \
+	    --tally build/tally
+	$(BIN)/python tests/verification_page.py build/tally > docs/verification.md
+
+# Any bytes as a program and as a plan file, following the branches of the compiler (atheris), from the gallery on.
+FUZZ_SECONDS ?= 600
+fuzz: .venv/installed
+	$(BIN)/pip install --quiet atheris
+	mkdir -p build/fuzz/program build/fuzz/plan && cp programs/*.sched build/fuzz/program
+	for each in programs/*.sched; do $(BIN)/schedc compile $$each -o build/fuzz/plan/$$(basename $$each .sched).json; done
+	for what in program plan; do $(BIN)/python tests/fuzzed.py $$what build/fuzz/$$what -timeout=120 -rss_limit_mb=2048 \
+	    -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; done
+
+# Changes the verifier in one place at a time and sees whether the tests notice (mutmut); then docs/mutation.md. It takes
+# hours, can be stopped and goes on where it was; MUTANTS='schedlang.network*' tries some only.
+mutation: .venv/installed
+	$(BIN)/pip install --quiet mutmut
+	PATH=$(CURDIR)/$(BIN):$$PATH mutmut run --max-children 2 $(MUTANTS)
+	PATH=$(CURDIR)/$(BIN):$$PATH python tests/mutation_page.py > docs/mutation.md
 
 # The runtime against torch's own pipelining: processor time per action, and time per step.
 bench-runtime: .venv/installed

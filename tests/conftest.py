@@ -1,6 +1,9 @@
-"""Golden files, `pytest --update-golden` writes them; and how long to explore, `make explore`."""
+"""Golden files, `pytest --update-golden` writes them; how many plans to try, and what came of it: `make explore`."""
 
-from collections.abc import Callable
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -9,15 +12,36 @@ TESTS = Path(__file__).parent
 PROGRAMS = TESTS.parent / "programs"
 
 
+def blocks(text: str) -> range:
+    first, _, end = text.partition("..")
+    return range(int(first), int(end))
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
-    parser.addoption("--explore", type=int, default=1, metavar="N", help="try N times as many damaged plans")
+    parser.addoption("--blocks", type=blocks, metavar="A..B", help="try these blocks of random and damaged plans")
+    parser.addoption("--tally", type=Path, metavar="FOLDER", help="leave what tests count, for verification_page.py")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test with a `block` runs once for each block of plans; its number is the seed."""
+    if "block" in metafunc.fixturenames:
+        few = metafunc.definition.get_closest_marker("blocks")
+        default = range(few.args[0] if few else 10)
+        metafunc.parametrize("block", metafunc.config.getoption("--blocks") or default)
 
 
 @pytest.fixture
-def times(request: pytest.FixtureRequest) -> int:
-    """How many times as many damaged plans are tried as in the default run."""
-    return int(request.config.getoption("--explore"))
+def tally(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
+    """What a test counts; a test that runs again replaces what it counted before."""
+    counts: Counter[str] = Counter()
+    yield counts
+    folder = request.config.getoption("--tally")
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"{re.sub(r'[^a-z0-9]+', '_', request.node.name)}.json"
+        found = {"test": request.node.originalname, "params": request.node.callspec.params, "counts": counts}
+        path.write_text(json.dumps(found))
 
 
 @pytest.fixture

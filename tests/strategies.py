@@ -1,5 +1,7 @@
 """Random schedules that can run, by construction, and an oracle that runs plans its own way."""
 
+from functools import cache
+
 from hypothesis import strategies as st
 
 from schedlang.actions import Actions
@@ -81,6 +83,7 @@ class _Oracle:
         self.updates = Kind.U in kinds
         self.recomputed = {row[1:] for rank in self.rows for row in rank if row[0] == Kind.R}
         self.offloads = [row[1:] for rank in self.rows for row in rank if row[0] == Kind.OFFLOAD]
+        self.right_output, self.right_gradient = cache(self._right_output), cache(self._right_gradient)
         self.reloads = [row[1:] for rank in self.rows for row in rank if row[0] == Kind.RELOAD]
 
     def run(self) -> bool:
@@ -229,12 +232,12 @@ class _Oracle:
     def is_last(self, stage: int) -> bool:
         return any(each.stop == stage + 1 for each in self.layout.pipelines)
 
-    def right_output(self, s: int, u: int) -> int:
+    def _right_output(self, s: int, u: int) -> int:
         value = u if self.is_first(s) else self.right_output(s - 1, u)
         state = self.right_output(s, u - 1) if u % self.layout.slices else 0
         return hash(("f", s, value, state, self.version.get((s, u), -1)))
 
-    def right_gradient(self, s: int, u: int) -> int:
+    def _right_gradient(self, s: int, u: int) -> int:
         gradient = 1 if self.is_last(s) else self.right_gradient(s + 1, u)
         state = self.right_gradient(s, u + 1) if (u + 1) % self.layout.slices else 0
         return hash(("d", s, self.right_output(s, u), gradient, state))

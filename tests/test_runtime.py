@@ -16,6 +16,7 @@ ROOT = TESTS.parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+
 pytestmark = pytest.mark.processes
 
 

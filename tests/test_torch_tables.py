@@ -1,14 +1,7 @@
-"""Torch's action tables, against torch itself: what it writes is read and proved, what we write it reads and runs."""
+"""Torch's action tables, read and written; with torch itself, see test_torch_itself.py."""
 
-import inspect
-import itertools
-import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -43,8 +36,6 @@ REFUSED = {
 }
 EXPORTABLE = sorted({path.stem for path in PROGRAMS.glob("*.sched")} - set(REFUSED))
 SIZES = [(2, 4), (3, 6), (4, 8), (2, 8)]
-MARKERS = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
-FORMS = {"torch-csv": "compute_comms", "torch-csv-compute": "compute_only"}
 
 
 def program(name: str, ranks: int, microbatches: int) -> Plan:
@@ -288,120 +279,3 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert captured.err.endswith("30 errors, the first 20 are shown; see: schedc explain table\n")
     assert main(["import", "absent.csv"]) == 1
     assert main(["export", one_f_one_b, "--to", "torch-csv", "-o", "absent/table.csv"]) == 1
-
-
-# From here on with torch itself.
-
-
-@pytest.fixture(scope="module")
-def torch_schedules() -> SimpleNamespace:
-    pytest.importorskip("torch", reason="these are torch's tables", exc_type=ImportError)
-    from torch.distributed.pipelining import schedules
-
-    return schedules
-
-
-def stages(ranks: int, number: int, local: int) -> list[SimpleNamespace]:
-    """What torch's schedules ask of stages while no process runs."""
-    modules = SimpleNamespace(modules=lambda: [])
-    return [SimpleNamespace(num_stages=number, group_size=ranks, group_rank=0, submod=modules) for _ in range(local)]
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", EXPORTABLE)
-def test_torch_reads_what_we_write(torch_schedules: SimpleNamespace, name: str, form: str, tmp_path: Path) -> None:
-    """It writes the very same file again, knows where the stages are, and finds that the table runs to its end."""
-    for ranks, microbatches in SIZES:
-        plan = program(name, ranks, microbatches)
-        (tmp_path / "table.csv").write_text(export_table(plan, form), newline="")
-        runtime = torch_schedules._PipelineScheduleRuntime(stages(ranks, len(plan.placement), 1), microbatches)
-        runtime._load_csv(str(tmp_path / "table.csv"), format=FORMS[form])
-        runtime._dump_csv(str(tmp_path / "again.csv"), format=FORMS[form])
-        assert (tmp_path / "again.csv").read_bytes() == (tmp_path / "table.csv").read_bytes()
-        assert runtime.stage_index_to_group_rank == dict(enumerate(plan.placement))
-        # The simulation knows neither groups nor what concerns whole stages.
-        singles = {
-            rank: [each for action in actions for each in action.sub_actions or [action]]
-            for rank, actions in runtime.pipeline_order_with_comms.items()
-        }
-        moves = {rank: [each for each in row if each.microbatch_index is not None] for rank, row in singles.items()}
-        torch_schedules._simulate_comms_compute(moves, plan.placement.__getitem__, len(plan.placement))
-
-
-CLASSES = {
-    "ScheduleInterleaved1F1B": (1, 2, 3),
-    "ScheduleLoopedBFS": (1, 2, 5),
-    "ScheduleInterleavedZeroBubble": (1, 2, 3),
-    "ScheduleZBVZeroBubble": (2,),
-    "ScheduleDualPipeV": (2,),
-}
-
-
-@pytest.mark.parametrize("name", CLASSES)
-def test_schedules_of_torch_prove(torch_schedules: SimpleNamespace, name: str, tmp_path: Path) -> None:
-    path = tmp_path / "table.csv"
-    for local, ranks, rounds in itertools.product(CLASSES[name], (1, 2, 3, 4), (1, 2, 3)):
-        microbatches = ranks * rounds * (2 if name == "ScheduleDualPipeV" else 1)
-        schedule = getattr(torch_schedules, name)(stages(ranks, local * ranks, local), microbatches)
-        rows = [" ".join(str(action) for action in row if action) for row in schedule.pipeline_order.values()]
-        with_comms = [
-            " ".join(str(action) for action in row if action.computation_type.value not in MARKERS)
-            for row in schedule.pipeline_order_with_comms.values()
-        ]
-        schedule._dump_csv(str(path), format="compute_only")
-        assert computes(plan_of(read_table(read_source(path)))) == rows
-        schedule._dump_csv(str(path), format="compute_comms")
-        plan = plan_of(read_table(read_source(path)))
-        assert texts(plan) == with_comms
-        assert plan.microbatches == microbatches
-
-
-@pytest.mark.parametrize(
-    ("name", "ranks", "microbatches"),
-    [
-        ("ScheduleZBVZeroBubble", 2, 4),
-        ("ScheduleZBVZeroBubble", 3, 12),
-        ("ScheduleInterleavedZeroBubble", 2, 4),
-        ("ScheduleInterleavedZeroBubble", 2, 8),
-        ("ScheduleDualPipeV", 3, 6),
-    ],
-)
-def test_deferred_receives_of_torch_train_wrong(
-    torch_schedules: SimpleNamespace, name: str, ranks: int, microbatches: int, tmp_path: Path
-) -> None:
-    """Torch 2.13 puts them in another order than the sends: seen to give wrong gradients, without an error."""
-    schedule = getattr(torch_schedules, name)
-    if "defer_pp_recv" not in inspect.signature(schedule).parameters:
-        pytest.skip("this torch does not defer receives")
-    schedule(stages(ranks, 2 * ranks, 2), microbatches, defer_pp_recv=True)._dump_csv(str(tmp_path / "table.csv"))
-    with pytest.raises(CompileError) as caught:
-        plan_of(read_table(read_source(tmp_path / "table.csv")))
-    assert caught.value.diagnostics[0].code in ("deadlock", "mismatched-transfer")
-
-
-@pytest.mark.processes
-def test_torch_trains_with_our_tables(torch_schedules: SimpleNamespace, tmp_path: Path) -> None:
-    """On two processes of torch's own runtime, the gradients of one."""
-    cases = []
-    for (name, microbatches), form in itertools.product(
-        [("1f1b", 3), ("interleaved_1f1b", 4), ("hanayo", 3), ("zb_v", 4), ("dualpipe_v", 5), ("v_min", 4)], FORMS
-    ):
-        plan = program(name, 2, microbatches)
-        cases.append([f"{name}.{form}", FORMS[form], plan.placement, microbatches])
-        (tmp_path / f"{name}.{form}").write_text(export_table(plan, form), newline="")
-    (tmp_path / "tables.json").write_text(json.dumps(cases))
-    workers = [
-        subprocess.Popen([sys.executable, str(TESTS / "torch_tables_worker.py"), str(tmp_path), str(rank)],
-                         env=os.environ | {"OMP_NUM_THREADS": "1"})
-        for rank in range(2)
-    ]  # fmt: skip
-    try:
-        assert [worker.wait(60) for worker in workers] == [0, 0]
-    finally:
-        for worker in workers:
-            worker.kill()
-    for rank in range(2):
-        found = json.loads((tmp_path / f"found{rank}.json").read_text())
-        assert len(found) == len(cases)
-        for case, difference in found.items():
-            assert difference < 1e-12, case

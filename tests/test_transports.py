@@ -3,28 +3,30 @@
 import json
 import random
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from attrs import evolve
-from explorer import Explorer
+from damage import batched_plan, damaged_plans, gallery, one_of, random_plan
+from explorer import is_right
 from strategies import make_schedule
 
-from schedlang import Actions, CompileError, Kind, Schedule, compile, prove, read_source
-from schedlang.actions import is_transfer
+from schedlang import Actions, CompileError, Schedule, prove, read_source
 from schedlang.compiler import check_program
 from schedlang.lints import lint
-from schedlang.runtime.pipeline import unsupported
+from schedlang.plan_reader import parse_actions
 from schedlang.transports import NAMES, transports
 from schedlang.verdicts import errors
 
 TESTS = Path(__file__).parent
 PROGRAMS = TESTS.parent / "programs"
-#: Plain programs, one pipeline and no slices, and how many mutants of each size are explored: states multiply quickly.
-PLAIN = {"1f1b": 20, "1f1b_explicit": 30, "gpipe": 20, "zb_h1": 12, "interleaved_1f1b": 2}
-SIZES = [(2, 1), (2, 2), (3, 1)]
 TRANSPORTS = ["blocking", "gloo", "nccl", "nccl-eager", "buffered:1", "buffered:2", "buffered"]
+#: Ranks and microbatches at which every interleaving of a program can be tried.
+SMALL = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 2))
+#: Of each of its kinds.
+PROGRAMS_OF_A_BLOCK = 250
 
 
 def verdict(schedule: Schedule, transport: str) -> bool:
@@ -35,66 +37,41 @@ def verdict(schedule: Schedule, transport: str) -> bool:
     return True
 
 
-def damaged(schedule: Schedule, rng: random.Random) -> Schedule:
-    """The schedule with one rank's transfers moved, or issued as other batches."""
-    rank = rng.randrange(len(schedule.ranks))
-    rows = [schedule.ranks[rank].row(index) for index in range(len(schedule.ranks[rank]))]
-    transfers = [index for index, row in enumerate(rows) if is_transfer(row[0])]
-    if not transfers:
-        return schedule
-    index = rng.choice(transfers)
-    match rng.choice(["move", "swap", "group", "ungroup", "drop"]):
-        case "move":
-            rows.insert(max(0, index + rng.choice([-2, -1, 1, 2])), rows.pop(index))
-        case "swap":
-            other = rng.choice(transfers)
-            rows[index], rows[other] = rows[other], rows[index]
-        case "group":
-            run = range(index, min(index + rng.choice([2, 3]), len(rows)))
-            if all(is_transfer(rows[each][0]) for each in run):
-                group = max(row[4] for row in rows) + 1
-                for each in run:
-                    rows[each] = (*rows[each][:4], group)
-        case "ungroup":
-            rows[index] = (*rows[index][:4], 0)
-        case "drop":
-            del rows[index]
-    changed = Actions()
-    for row in rows:
-        changed.add(*row)
-    return evolve(schedule, ranks=(*schedule.ranks[:rank], changed, *schedule.ranks[rank + 1 :]))
+def as_case(schedule: Schedule) -> dict[str, object]:
+    """A plan as cases/disagreements.json has it."""
+    ranks = [actions.text() for actions in schedule.ranks]
+    return {"placement": schedule.placement, "microbatches": schedule.microbatches, "ranks": ranks}
 
 
-def mutants(name: str, sizes: list[tuple[int, int]], count: int) -> Iterator[Schedule]:
-    """Plans of a program with up to four changes to their communication."""
-    rng = random.Random(name)
-    source = read_source(PROGRAMS / f"{name}.sched")
-    for ranks, microbatches in sizes:
-        try:
-            plan = compile(source, {"ranks": ranks, "microbatches": microbatches})
-        except CompileError:
-            continue
-        for _ in range(count):
-            mutant: Schedule = plan
-            for _ in range(rng.randrange(5)):
-                mutant = damaged(mutant, rng)
-            yield mutant
+def actions_of(text: str) -> Actions:
+    """Actions from their text, all from one place of a program."""
+    return parse_actions(text, [0] * len(re.findall(r"\d+[A-Z]", text)))
 
 
-@pytest.mark.parametrize("name", PLAIN)
-def test_verdicts_are_those_of_every_interleaving(name: str, times: int) -> None:
-    verdicts = set()
-    for mutant in mutants(name, SIZES, PLAIN[name] * times):
+#: The programs of a block: of each kind so many.
+KINDS = {
+    "random": random_plan,
+    "batched": batched_plan,
+    "gallery": lambda rng: rng.choice(gallery(SMALL, slices=2)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_verdicts_are_those_of_every_interleaving(kind: str, block: int, tally: Counter[str]) -> None:
+    disagreements = []
+    for plan in damaged_plans(KINDS[kind], PROGRAMS_OF_A_BLOCK, random.Random(f"{kind} {block}")):
+        tally[f"{kind} programs"] += 1
         for transport in [*TRANSPORTS, "portable"]:
-            parts = ["atomic", "nccl-warm"] if transport == "portable" else [transport]
-            right = all(Explorer(mutant, part).is_right() for part in parts)
-            assert verdict(mutant, transport) == right, (transport, [each.text() for each in mutant.ranks])
-            verdicts.add(right)
-    assert verdicts == {False, True}
+            right = is_right(plan, transport)
+            tally[f"{transport} {'right' if right else 'wrong'}"] += 1
+            if verdict(plan, transport) != right:
+                tally[f"{transport} disagreements"] += 1
+                disagreements.append({transport: right} | as_case(plan))
+    assert not disagreements, json.dumps(disagreements)
+    assert all(tally[f"{transport} {word}"] for transport in TRANSPORTS for word in ("right", "wrong"))
 
 
-@pytest.mark.parametrize("name", ["1f1b_explicit", "zb_h1", "interleaved_1f1b", "v_half"])
-def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(name: str, times: int) -> None:
+def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(block: int) -> None:
     """`nccl` itself asks for more than `portable`, the order of first uses."""
     weaker = {
         "portable": ["blocking", "gloo", "nccl-eager", "buffered:1", "buffered"],
@@ -102,19 +79,20 @@ def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(n
         "buffered:1": ["buffered:2"], "buffered:2": ["buffered"],
     }  # fmt: skip
     seen = set()
-    for mutant in mutants(name, [(3, 4), (4, 4)], 60 * times):
-        right = {transport: verdict(mutant, transport) for transport in [*TRANSPORTS, "portable"]}
+    for plan in damaged_plans(one_of(gallery(((3, 4), (4, 4)))), 30, random.Random(block)):
+        right = {transport: verdict(plan, transport) for transport in [*TRANSPORTS, "portable"]}
         for transport, others in weaker.items():
             if right[transport]:
-                assert all(right[other] for other in others), (transport, [each.text() for each in mutant.ranks])
+                assert all(right[other] for other in others), as_case(plan)
         seen.add(tuple(right.values()))
-    assert len(seen) > 2
+    assert len(seen) > 1
 
 
-def test_warnings_are_of_what_other_transports_refuse(times: int) -> None:
+def test_warnings_are_of_what_other_transports_refuse(block: int) -> None:
     """Batches whose other side is none are not portable; receives in another order are right on gloo only."""
     seen = set()
-    for mutant in mutants("1f1b_explicit", [(2, 2), (3, 4)], 150 * times):
+    explicit = [plan for plan in gallery(((2, 2), (3, 4))) if plan.source.path.endswith("1f1b_explicit.sched")]
+    for mutant in damaged_plans(one_of(explicit), 150, random.Random(block)):
         right = {transport for transport in [*TRANSPORTS, "portable"] if verdict(mutant, transport)}
         warned = {name: {each.code for each in lint(evolve(mutant, transport=name))} for name in right}
         asymmetric = [name for name in right if "asymmetric-batch" in warned[name]]
@@ -147,7 +125,34 @@ def test_transports_are_known_by_name() -> None:
             transports(name)
 
 
+#: Ranks that stand at the first use of different communicators; and one that never comes to a batch.
+FIRST_USES = {
+    "cycle": (
+        (0, 1, 2, 0), 1,
+        ["3RECV_F0 0F0 0SEND_F0 3F0 3B0 3SEND_B0 0RECV_B0 0B0", "1RECV_F0 1F0 1SEND_F0 1RECV_B0 1B0 1SEND_B0",
+         "2RECV_F0 2F0 2SEND_F0 2RECV_B0 2B0 2SEND_B0"],
+    ),
+    "never": (
+        (0, 1, 2), 2,
+        ["0F0 0SEND_F0 0F1 (0SEND_F1;0RECV_B0) 0B0 0RECV_B1 0B1",
+         "1RECV_F0 1F0 1SEND_F0 1RECV_B0 1B0 (1SEND_B0;1RECV_F1) 1F1 1SEND_F1 1RECV_B1 1B1 1SEND_B1",
+         "2RECV_F0 2F0 2B0 2SEND_B0 2RECV_F1 2F1 2B1 2SEND_B1"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FIRST_USES)
+def test_messages_of_first_uses(name: str, golden: Callable[[str, Path], None]) -> None:
+    placement, microbatches, texts = FIRST_USES[name]
+    schedule = make_schedule(placement, microbatches, tuple(map(actions_of, texts)))
+    assert verdict(schedule, "gloo")
+    with pytest.raises(CompileError) as caught:
+        prove(evolve(schedule, transport="nccl"))
+    golden(f"{caught.value}\n", TESTS / "diagnostics" / f"first_use_{name}.txt")
+
+
 CASES = json.loads((TESTS / "cases" / "deadlock.json").read_text())
+CASES |= json.loads((TESTS / "cases" / "disagreements.json").read_text())
 #: The recorded models' names; `pair_fifo` is `nccl` where every transfer is issued alone.
 MODELS = {"blocking": "blocking", "pair_fifo": "nccl", "rank_fifo": "nccl-eager", "unordered": "gloo"}
 
@@ -156,25 +161,9 @@ MODELS = {"blocking": "blocking", "pair_fifo": "nccl", "rank_fifo": "nccl-eager"
 def test_recorded_verdicts(name: str) -> None:
     """Plans with their verdicts from an independent checker, for each model of a transport."""
     case = CASES[name]
-    ranks, batches = [], False
-    for text in case["ranks"]:
-        actions = Actions()
-        for group, token in enumerate(text.split(), start=1):
-            words = token.strip("()").split(";")
-            batches = batches or len(words) > 1
-            for word in words:
-                match = re.fullmatch(r"(\d+)([A-Z_]+?)(\d+)", word)
-                assert match
-                actions.add(Kind[match[2]], int(match[1]), int(match[3]), 0, group if len(words) > 1 else 0)
-        ranks.append(actions)
-    schedule = make_schedule(tuple(case["placement"]), case["microbatches"], tuple(ranks))
+    batches = any("(" in text for text in case["ranks"])
+    ranks = tuple(map(actions_of, case["ranks"]))
+    schedule = make_schedule(tuple(case["placement"]), case["microbatches"], ranks)
     for model, recorded in case["verdicts"].items():
         if model != "pair_fifo" or not batches:
             assert verdict(schedule, MODELS.get(model, model)) == (recorded == "ok"), model
-
-
-def test_the_runtime_runs_what_is_proved_where_ranks_block() -> None:
-    source = read_source(PROGRAMS / "1f1b.sched")
-    for name in NAMES:
-        refused = unsupported(compile(source, transport=name))
-        assert (refused is None) == (name in ("portable", "blocking")), refused

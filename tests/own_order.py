@@ -1,0 +1,124 @@
+"""What a plan must keep on each rank by itself, whatever the transport; written apart from the verifier.
+
+Every op is there once, on its rank; nothing runs or is sent before what it needs is made, or its receive is issued;
+and weights are read and updated by their rules.
+"""
+
+from collections import defaultdict
+
+from schedlang import Kind, Schedule
+
+Row = tuple[int, int, int]
+#: What is there after an action: a forward's output F, a gradient B of the input and G of the weights, and so on.
+MAKES = {Kind.F: "F", Kind.B: "BG", Kind.I: "B", Kind.W: "G", Kind.R: "R", Kind.OFFLOAD: "O", Kind.RELOAD: "L"}
+COPIES = (Kind.OFFLOAD, Kind.RELOAD)
+
+
+def is_in_order(schedule: Schedule) -> bool:
+    rows = [[actions.row(index)[:3] for index in range(len(actions))] for actions in schedule.ranks]
+    everything = [row for rank in rows for row in rank]
+    return (
+        len(everything) == len(set(everything))
+        and all(_exists(schedule, rank, *row) for rank, own in enumerate(rows) for row in own)
+        and _is_complete(schedule, set(everything))
+        and all(_has_all_needs(schedule, rank) for rank in range(len(rows)))
+        and all(_keeps_weights(schedule, rows[rank], stage) for stage, rank in enumerate(schedule.placement))
+    )
+
+
+def _ends(schedule: Schedule, stage: int) -> tuple[int, int]:
+    """The first and the last stage of a stage's pipeline."""
+    return next((each.start, each.stop - 1) for each in schedule.layout.pipelines if each.start <= stage < each.stop)
+
+
+def _units(schedule: Schedule, stage: int) -> int:
+    pipeline = next(each for each in schedule.layout.pipelines if each.start <= stage < each.stop)
+    return pipeline.microbatches * schedule.layout.slices
+
+
+def _exists(schedule: Schedule, rank: int, kind: int, stage: int, unit: int) -> bool:
+    """Whether there is such an action, on this rank."""
+    placement = schedule.placement
+    if stage >= len(placement) or placement[stage] != rank:
+        return False
+    if kind >= Kind.SEND_F:
+        other, (first, last) = stage + (1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1), _ends(schedule, stage)
+        if not first <= other <= last or placement[other] == rank:
+            return False
+    return unit < (schedule.layout.updates if kind == Kind.U else _units(schedule, stage))
+
+
+def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
+    """Whether every stage runs each microbatch's forward and backward, or none has a backward."""
+    trains = any(kind in (Kind.B, Kind.I, Kind.W) for kind, *_ in found)
+    updates = any(kind == Kind.U for kind, *_ in found)
+    for stage in range(len(schedule.placement)):
+        for unit in range(_units(schedule, stage)):
+            done = {kind for kind in MAKES if (kind, stage, unit) in found}
+            work, copies = done - {Kind.R, *COPIES}, done & {*COPIES}
+            if work not in ([{Kind.F, Kind.B}, {Kind.F, Kind.I, Kind.W}] if trains else [{Kind.F}]):
+                return False
+            if len(copies) == 1 or (copies and Kind.R in done):
+                return False
+        made = {max(unit, 0) for kind, at, unit in found if (kind, at) == (Kind.U, stage)}
+        if updates and made != set(range(schedule.layout.updates)):
+            return False
+    return True
+
+
+def _has_all_needs(schedule: Schedule, rank: int) -> bool:
+    """Whether what each action needs is made by actions before it, or a receive for it is issued."""
+    actions, there = schedule.ranks[rank], set()
+    again = {row[1:3] for row in map(actions.row, range(len(actions))) if row[0] == Kind.R}
+    away = {row[1:3] for row in map(actions.row, range(len(actions))) if row[0] == Kind.OFFLOAD}
+    for batch in actions.batches():
+        rows = [actions.row(index)[:3] for index in batch]
+        if len(rows) > 1 and any(row[0] in COPIES for row in rows):
+            return False
+        made = set()
+        for kind, stage, unit in rows:
+            kept = "R" if (stage, unit) in again else "L" if (stage, unit) in away else "F"
+            if not _needs(schedule, kind, stage, unit, kept) <= there:
+                return False
+            if kind in (Kind.RECV_F, Kind.RECV_B):
+                made.add(("F", stage - 1, unit) if kind == Kind.RECV_F else ("B", stage + 1, unit))
+            made |= {(each, stage, unit) for each in MAKES.get(Kind(kind), "")}
+        there |= made
+    return True
+
+
+def _needs(schedule: Schedule, kind: int, stage: int, unit: int, kept: str) -> set[tuple[str, int, int]]:
+    """What must be on a rank before an action; `kept` is what the backward reads the forward's activations from."""
+    (first, last), slices = _ends(schedule, stage), schedule.layout.slices
+    if kind == Kind.F:
+        before = {("F", stage - 1, unit)} if stage > first else set()
+        return before | ({("F", stage, unit - 1)} if unit % slices else set())
+    if kind in (Kind.B, Kind.I):
+        after = {("B", stage + 1, unit)} if stage < last else set()
+        return {(kept, stage, unit)} | after | ({("B", stage, unit + 1)} if (unit + 1) % slices else set())
+    if kind == Kind.U:
+        size, number = _units(schedule, stage) // schedule.layout.updates, max(unit, 0)
+        return {("G", stage, each) for each in range(number * size, (number + 1) * size)}
+    needed = {Kind.W: "B", Kind.R: "F", Kind.OFFLOAD: "F", Kind.RELOAD: "O", Kind.SEND_F: "F", Kind.SEND_B: "B"}
+    return {(needed[Kind(kind)], stage, unit)} if kind in needed else set()
+
+
+def _keeps_weights(schedule: Schedule, rows: list[Row], stage: int) -> bool:
+    """Whether a stage reads its weights by its rule, and each gradient goes into the update that it belongs to."""
+    rule, updates, done = schedule.weights_of(stage), schedule.layout.updates, 0
+    read: dict[int, int] = {}
+    versions: dict[int, set[int]] = defaultdict(set)
+    for kind, at, unit in rows:
+        if at != stage or kind >= Kind.OFFLOAD:
+            continue
+        update = unit * updates // _units(schedule, stage)
+        if kind == Kind.U:
+            done += 1
+        elif kind == Kind.F:
+            read[unit] = max(update - rule.delay, 0) if rule.name == "delay" else done
+            versions[update].add(read[unit])
+            if read[unit] > done or len(versions[update]) > 1:
+                return False
+        elif (rule.name == "latest" and read[unit] != done) or (kind in (Kind.B, Kind.W) and update != done):
+            return False
+    return True
