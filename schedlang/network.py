@@ -175,15 +175,15 @@ class Network:
         over = max(since + latency, there) if self.transport.travels_ahead else max(since, there) + latency
         if self.transport.capacity:
             channel.received.append(over)
-            self._admit(channel, over)
+            self._admit(channel, sender[0], over)
         self._met(receiver, over)
         if self._progress[sender[0]][sender[1]] == Progress.STARTED:
             self._met(sender, since if self.transport.capacity else over)
 
-    def _admit(self, channel: _Channel, now: float) -> None:
-        """Of the sends that wait, the first one that had no room has it now."""
+    def _admit(self, channel: _Channel, sender: int, now: float) -> None:
+        """Of the sends that wait, if it is not receives, the first one that had no room has it now."""
         last = self.transport.capacity - 1
-        if len(channel.waiting) > last:
+        if len(channel.waiting) > last and channel.waiting[0][0][0] == sender:
             place, since = channel.waiting[int(last)]
             since = max(since, now)
             channel.waiting[int(last)] = place, since

@@ -88,11 +88,11 @@ def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(b
     assert len(seen) > 1
 
 
-def test_warnings_are_of_what_other_transports_refuse(block: int) -> None:
+def test_warnings_are_of_what_other_transports_refuse() -> None:
     """Batches whose other side is none are not portable; receives in another order are right on gloo only."""
     seen = set()
     explicit = [plan for plan in gallery(((2, 2), (3, 4))) if plan.source.path.endswith("1f1b_explicit.sched")]
-    for mutant in damaged_plans(one_of(explicit), 150, random.Random(block)):
+    for mutant in damaged_plans(one_of(explicit), 300, random.Random("warnings")):
         right = {transport for transport in [*TRANSPORTS, "portable"] if verdict(mutant, transport)}
         warned = {name: {each.code for each in lint(evolve(mutant, transport=name))} for name in right}
         asymmetric = [name for name in right if "asymmetric-batch" in warned[name]]
