@@ -29,7 +29,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS.pare
 SIZES = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 2), (3, 4))
 TRANSPORTS = ("blocking", "gloo")
 #: By whose rules processes run what is proved for a transport; schedlang's runtime, where it takes the plan.
-RUN_BY = {"blocking": ("blocking", "runtime"), "gloo": ("gloo",), "portable": ("blocking", "gloo", "runtime")}
+RUN_BY = {"blocking": ("blocking", "runtime"), "gloo": ("gloo", "runtime"), "portable": ("blocking", "gloo", "runtime")}
 #: Plans of one block, for each transport and number of ranks: so many that are proved.
 PROVED = 5
 #: In seconds, from when all ranks have started: for a plan that should hang, and for many that should not.
