@@ -2,27 +2,20 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
-from itertools import zip_longest
 from typing import Any
 
 from schedlang.actions import is_transfer
 from schedlang.kinds import Kind
+from schedlang.lifetimes import begins, waits
 from schedlang.plan import Plan
+from schedlang.receipts import NEEDS, receipts
 from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.messages import Receive, Send, post_as_one
-from schedlang.runtime.receipts import NEEDS, receipts
 from schedlang.runtime.stage import Stage
-from schedlang.transports import BLOCKING, PORTABLE
 
 #: The index of an action; a call that does it or a part of it; and kind, stage and microbatch of the op that it
 #: computes, the send that it begins, or the receive that it waits for.
 Call = tuple[int, Callable[[], None], tuple[Kind, int, int] | None]
-
-#: Where ranks may block, a send is waited for when this many others have followed, whatever is known of it.
-_WINDOW = 8
-
-#: By gloo, a receive begins this many ops early, for as many more buffers.
-_EARLY = 2
 
 
 def prepare(plan: Plan, rank: int, stages: dict[int, Stage], exchange: Exchange) -> list[Call]:
@@ -62,23 +55,17 @@ class _Calls:
 
     def place_receives(self) -> None:
         """By gloo, receives begin some ops early: it minds no order, and has less to say where they come first."""
-        ops: list[int] = []
-        for index, kind in enumerate(self.actions.kind):
-            if index in self.receives and not self.exchange.has_batches:
-                early = [*ops[-_EARLY:], index][0]
-                self.before.setdefault(early, []).append(self.receives[index].post)
-            elif not is_transfer(kind):
-                ops.append(index)
+        if not self.exchange.has_batches:
+            for receive, place in begins(self.plan, self.rank, early=True).items():
+                self.before.setdefault(place, []).append(self.receives[receive].post)
 
     def place_waits(self) -> None:
         """A send is waited for when it is known to have been received, or the window closes."""
         received = receipts(self.plan, self.rank)
-        closes = self.plan.transport in (PORTABLE, BLOCKING.name)
-        sends = sorted(received)
-        for send, last in zip_longest(sends, sends[_WINDOW:]):
+        for send, place in waits(self.plan, self.rank).items():
             self.after.setdefault(received[send], []).append(self.sends[send].complete)
-            if closes and last is not None and last < received[send]:
-                self.after.setdefault(last, []).append(self.sends[send].complete_if_posted)
+            if place < received[send]:
+                self.after.setdefault(place, []).append(self.sends[send].complete_if_posted)
 
     def of_a_step(self) -> Iterator[Call]:
         """All calls, in order."""

@@ -27,7 +27,7 @@ from schedlang.schedule import Schedule
 from schedlang.standstill import Standstill
 from schedlang.structure import check_structure
 from schedlang.timeline import Bar, Timeline
-from schedlang.transports import PORTABLE, TIMED, Transport, transports
+from schedlang.transports import Transport, timed, transports
 from schedlang.versions import bytes_of_weights, follow_weights
 
 # What has happened to a microbatch on a stage, one bit each: made there, arrived there, sent from there.
@@ -78,8 +78,7 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, ideal: bool = False) -> Ex
     time of `costs.transfers` counts. What `costs` leave open is as the program gave it. ValueError for a wrong number
     of costs; CompileError for a schedule that does not run there.
     """
-    rules = TIMED if schedule.transport == PORTABLE else transports(schedule.transport)[0]
-    return _run(schedule, costs.over(schedule.costs), rules, ideal)
+    return _run(schedule, costs.over(schedule.costs), timed(schedule.transport), ideal)
 
 
 def _run(schedule: Schedule, costs: Costs, transport: Transport, ideal: bool) -> Execution:

@@ -6,6 +6,7 @@ from schedlang.bubbles.attribution import bubbles, exposed
 from schedlang.bubbles.critical_path import critical_path, path_by_ops
 from schedlang.bubbles.waits import waits
 from schedlang.costs import UNIT, Costs
+from schedlang.lifetimes import peak_messages
 from schedlang.machine import Execution, simulate
 from schedlang.plan import Plan
 from schedlang.versions import follow_weights
@@ -37,6 +38,7 @@ def figures(plan: Plan, execution: Execution, costs: Costs = UNIT) -> dict[str, 
         "span": timeline.span,
         "spans": timeline.spans,
         "peak_activations": list(execution.peak_activations),
+        "peak_messages": peak_messages(plan),
         "peak_memory": list(execution.peak_memory),
         **bytes,
         "busy": timeline.busy,
@@ -58,6 +60,11 @@ def figures_text(plan: Plan, execution: Execution, ideal: float, costs: Costs = 
         ("bubble of span", f"{timeline.bubble_of_span:.2%}", "idle share of the rank with the longest span,"),
         ("", "", "counted from its own first start to its own last end"),
         ("peak activations", " ".join(map(str, execution.peak_activations)), "per rank, held until the last use"),
+        (
+            "peak messages",
+            " ".join(map(str, found["peak_messages"])),
+            "per rank, held until used, or known to be received",
+        ),
     ]
     if execution.peak_memory != execution.peak_activations:
         peaks = " ".join(f"{peak:.10g}" for peak in execution.peak_memory)

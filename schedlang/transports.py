@@ -53,6 +53,11 @@ TIMED = GLOO
 NAMES = (PORTABLE, *_BY_NAME, "buffered", "buffered:1")
 
 
+def timed(name: str) -> Transport:
+    """The rules by which a plan for a transport is timed; ValueError for an unknown name."""
+    return TIMED if name == PORTABLE else transports(name)[0]
+
+
 def transports(name: str, batches: bool = True) -> tuple[Transport, ...]:
     """The rules that a plan for a transport must satisfy, each set for itself; ValueError for an unknown name.
 

@@ -8,12 +8,14 @@ import copy
 import gc
 import json
 import os
+import re
 import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -22,6 +24,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from schedlang import CompileError, Kind, Source, compile
+from schedlang.actions import is_transfer
+from schedlang.lifetimes import Holds, Lifetime, lifetimes
 from schedlang.plan import Plan
 from schedlang.runtime import Pipeline
 from schedlang.runtime.checks import unsupported
@@ -469,9 +473,66 @@ def boundary() -> None:
 
 
 def activations() -> int:
-    """How many tensors as large as an activation there are, in storages of their own."""
+    """How many tensors as large as an activation there are, in storages of their own: not those of a batch."""
     tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
-    return len({each.untyped_storage().data_ptr() for each in tensors if each.shape == (ROWS, WIDTH)})
+    storages = [each.untyped_storage() for each in tensors if each.shape == (ROWS, WIDTH)]
+    return len({each.data_ptr() for each in storages if each.nbytes() == 8 * ROWS * WIDTH})
+
+
+HOLDS = ["1f1b", "interleaved_1f1b", "1f1b_recompute", "gpipe", "chimera", "zb_h1", "zb_v", "dualpipe"]
+
+
+def holds() -> None:
+    """After each op of a step, how many more tensors are held, beside batch and weights, than the plan says.
+
+    For each schedule, the least and the most.
+    """
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    found = {}
+    for name in HOLDS:
+        plan = program(name, ranks=ranks, microbatches=4 * ranks)
+        ours = pipeline(plan, replicated(plan))
+        # A step with new inputs finds out what they look like: it begins receives later, and waits for sends later.
+        ours.step(*batch(plan, 0))
+        assert activations() == 0
+        counts: dict[int, int] = {}
+        ours._training = [
+            (index, partial(counting, call, index, counts) if op and not is_transfer(op[0]) else call, op)
+            for index, call, op in ours._training
+        ]
+        ours.step(*batch(plan, 1))
+        more = [counts[index] - tensors for index, tensors in tensors_after(plan, rank).items()]
+        found[name] = [min(more), max(more)]
+    report(f"found{rank}", found)
+
+
+def counting(call: Callable[[], None], index: int, counts: dict[int, int]) -> None:
+    call()
+    counts[index] = activations()
+
+
+def tensors_after(plan: Plan, rank: int) -> dict[int, int]:
+    """How many tensors there are by the plan when an op has ended."""
+    found = [(each, tensors_of(plan, each)) for each in lifetimes(plan, rank)]
+    return {
+        index: len(set().union(*(tensors for each, tensors in found if each.start <= index < each.stop)))
+        for index, kind in enumerate(plan.ranks[rank].kind)
+        if not is_transfer(kind)
+    }
+
+
+def tensors_of(plan: Plan, lifetime: Lifetime) -> set[object]:
+    """The tensors of an activation or a message: outputs of ops, or gradients of their inputs, by stage, microbatch.
+
+    An activation is input and output of its stage, and the inputs of a pipeline's first stage are those of the batch.
+    """
+    stage, kind, microbatch = re.match(r"(\d+)([A-Z_]+)(\d+)", lifetime.name).groups()
+    stage, microbatch = int(stage), int(microbatch)
+    if lifetime.what == Holds.ACTIVATION:
+        input = set() if plan.layout.is_first(stage) else {("F", stage - 1, microbatch)}
+        return input | {(kind, stage, microbatch)}
+    maker = {"RECV_F": ("F", stage - 1), "RECV_B": ("B", stage + 1), "SEND_F": ("F", stage), "F": ("F", stage)}
+    return {(*maker.get(kind, ("B", stage)), microbatch)}
 
 
 class Strided(nn.Module):
@@ -646,6 +707,7 @@ SCENARIOS = {
     "crossed": crossed,
     "containers": containers,
     "boundary": boundary,
+    "holds": holds,
     "strided": strided,
     "data_parallel": data_parallel,
     "sharded": sharded,

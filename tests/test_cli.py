@@ -47,6 +47,7 @@ def test_compile_show_simulate(tmp_path: Path) -> None:
         "span": 12.0,
         "spans": [12.0, 9.0],
         "peak_activations": [2, 1],
+        "peak_messages": [4, 3],
         "peak_memory": [2, 1],
         "busy": [9.0, 9.0],
         "copying": [0.0, 0.0],

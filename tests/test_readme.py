@@ -45,6 +45,14 @@ def test_times_of_transfers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     assert capsys.readouterr().out == shown(f"schedc {command}", page)
 
 
+def test_what_each_action_lets_go(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    command = "show programs/1f1b.sched -p ranks=2 -p microbatches=3 --frees"
+    assert main(command.split()) == 0
+    page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == shown(f"schedc {command}", page)
+
+
 def test_every_command_and_program_is_named() -> None:
     commands = ("compile", "check", "show", "simulate", "view", "compare", "explain-bubble", "pipeline")
     for command in (*commands, "export", "import", "run", "explain"):

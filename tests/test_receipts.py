@@ -7,11 +7,10 @@ import pytest
 from schedlang import Plan, compile, read_source
 from schedlang.actions import counterpart, is_send
 from schedlang.kinds import Kind
+from schedlang.receipts import receipts
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 WAITS = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind.RECV_B}
-
-pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 
 
 def knowledge(plan: Plan) -> dict[tuple[int, int], list[int]]:
@@ -44,8 +43,6 @@ def knowledge(plan: Plan) -> dict[tuple[int, int], list[int]]:
     ("name", "fewest"), [("1f1b", 0.7), ("interleaved_1f1b", 0.7), ("zb_v", 0.5), ("chimera", 0.5)]
 )
 def test_a_send_is_waited_for_only_where_it_is_known_to_have_been_received(name: str, fewest: float) -> None:
-    from schedlang.runtime.receipts import receipts
-
     plan = compile(read_source(PROGRAMS / f"{name}.sched"), {"ranks": 4, "microbatches": 16})
     after, places = knowledge(plan), []
     for rank, actions in enumerate(plan.ranks):

@@ -13,6 +13,7 @@ import tempfile
 from difflib import get_close_matches
 from math import prod
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 from schedlang.commands.given import UsageError, compiled, load, load_priced
@@ -131,16 +132,21 @@ def _warn(warnings: list[Diagnostic], format: str = "text") -> None:
 
 def show(options: argparse.Namespace) -> int:
     """Print what each rank does."""
+    from schedlang.lifetimes import frees
+
     plan = load(options)
-    texts = [(actions.compute() if options.compute else actions).text() for actions in plan.ranks]
+    if options.frees:
+        texts = [frees(plan, rank) for rank in range(len(plan.ranks))]
+    else:
+        texts = [(actions.compute() if options.compute else actions).text() for actions in plan.ranks]
     if options.ranks:
-        print("\n".join(texts))
+        print("\n".join(text.replace("\n", " ") for text in texts))
         return 0
     params = ", ".join(f"{name} = {value}" for name, value in plan.params.items())
     print(f"{plan.name} ({params}), from {plan.source.path}, proved for transport {plan.transport}")
     for rank, text in enumerate(texts):
         stages = ", ".join(map(str, plan.stages_of(rank)))
-        print(f"\nrank {rank}, stage{'s' if ',' in stages else ''} {stages}\n  {text}")
+        print(f"\nrank {rank}, stage{'s' if ',' in stages else ''} {stages}\n" + indent(text, "  "))
     return 0
 
 

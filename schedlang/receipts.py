@@ -10,7 +10,7 @@ from itertools import accumulate
 
 from schedlang.actions import Actions, counterpart, is_send
 from schedlang.kinds import Kind
-from schedlang.plan import Plan
+from schedlang.schedule import Schedule
 
 #: The message that an op waits for, where it comes from another rank.
 NEEDS: dict[int, Kind] = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind.RECV_B}
@@ -18,24 +18,24 @@ NEEDS: dict[int, Kind] = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind
 _Message = tuple[int, int, int]
 
 
-def receipts(plan: Plan, rank: int) -> dict[int, int]:
+def receipts(schedule: Schedule, rank: int) -> dict[int, int]:
     """For each send of a rank the op, both by index, whose message shows that it has been received; or else the end."""
-    actions = plan.ranks[rank]
-    peers = {send: plan.peer(actions.kind[send], actions.stage[send]) for send in _sends(actions)}
-    shown = {peer: _Shown(plan, rank, peer) for peer in peers.values() if peer is not None}
+    actions = schedule.ranks[rank]
+    peers = {send: schedule.peer(actions.kind[send], actions.stage[send]) for send in _sends(actions)}
+    shown = {peer: _Shown(schedule, rank, peer) for peer in peers.values() if peer is not None}
     return {send: shown[peer].received(_received(actions, send)) for send, peer in peers.items() if peer is not None}
 
 
 class _Shown:
     """What the messages of a peer show of those to it."""
 
-    def __init__(self, plan: Plan, rank: int, peer: int) -> None:
-        actions, own = plan.ranks[peer], _uses(plan.ranks[rank])
-        self.uses, self.end = _uses(actions), len(plan.ranks[rank])
+    def __init__(self, schedule: Schedule, rank: int, peer: int) -> None:
+        actions, own = schedule.ranks[peer], _uses(schedule.ranks[rank])
+        self.uses, self.end = _uses(actions), len(schedule.ranks[rank])
         answers = [
             (index, own[_received(actions, index)])
             for index in _sends(actions)
-            if plan.peer(actions.kind[index], actions.stage[index]) == rank
+            if schedule.peer(actions.kind[index], actions.stage[index]) == rank
         ]
         self.sent = [index for index, _ in answers]
         #: The first of this rank's ops to use one of the answers from each on.

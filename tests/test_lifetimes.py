@@ -1,0 +1,128 @@
+"""What ranks hold and let go: against what every action needs, looked up anew, and against the machine's memory."""
+
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+from strategies import schedules
+from test_offload import offloaded
+
+from schedlang import Costs, Kind, Schedule, compile, prove, read_source
+from schedlang.cli import main
+from schedlang.lifetimes import Holds, lifetimes, peak, peak_messages
+from schedlang.lowering import lower
+
+PROGRAMS = sorted((Path(__file__).parent.parent / "programs").glob("*.sched"))
+
+
+def activations(schedule: Schedule) -> tuple[int, ...]:
+    """The peak of each rank's activations."""
+    return tuple(
+        peak(each for each in lifetimes(schedule, rank) if each.what == Holds.ACTIVATION)
+        for rank in range(len(schedule.ranks))
+    )
+
+
+def message_in(schedule: Schedule, kind: int, stage: int, microbatch: int) -> str | None:
+    """How the name of the message begins that an op needs; None if it needs none."""
+    forward = kind in (Kind.F, Kind.R)
+    if stage == (0 if forward else len(schedule.placement) - 1):
+        return None
+    before = stage - 1 if forward else stage + 1
+    if schedule.placement[before] != schedule.placement[stage]:
+        return f"{stage}{'RECV_F' if forward else 'RECV_B'}{microbatch}"
+    if forward:
+        return f"{before}F{microbatch}>"
+    return f"{before}{'I' if (before, microbatch) in schedule.split else 'B'}{microbatch}>"
+
+
+@settings(max_examples=200, deadline=None)
+@given(schedules())
+def test_nothing_is_used_after_it_is_let_go(schedule: Schedule) -> None:
+    """Nor held for longer than to its last use, the end of the step for what is sent apart."""
+    lowered = lower(schedule)
+    for rank, actions in enumerate(lowered.ranks):
+        found = lifetimes(lowered, rank)
+        last = {each.name: each.start for each in found}
+        assert len(last) == len(found)
+        for index in range(len(actions)):
+            kind, stage, microbatch, *_ = actions.row(index)
+            names = [actions.word(index)] if kind in (Kind.SEND_F, Kind.SEND_B) else []
+            if kind in (Kind.F, Kind.B, Kind.I, Kind.W):
+                names.append(f"{stage}F{microbatch}")
+                names.append(message_in(lowered, kind, stage, microbatch))
+            for name in filter(None, names):
+                (each,) = [each for each in found if each.name == name or (">" in name and each.name.startswith(name))]
+                assert each.start <= index <= each.stop <= len(actions)
+                last[each.name] = index
+        used = {each.name: each.stop for each in found if each.what != Holds.SENT}
+        assert used == {name: index for name, index in last.items() if name in used}
+
+
+@settings(max_examples=200, deadline=None)
+@given(schedules())
+def test_the_peak_of_activations_is_the_machines(schedule: Schedule) -> None:
+    lowered = lower(schedule)
+    assert activations(lowered) == prove(lowered).peak_activations
+    copied = lower(evolve(offloaded(schedule), costs=Costs(offload=(0,), reload=(0,))))
+    assert activations(copied) == prove(copied).peak_activations
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_the_peak_of_activations_of_programs_is_the_machines(path: Path) -> None:
+    """Copies count as over at once, so where they take time a rank holds more."""
+    plan = compile(read_source(path))
+    if plan.offloaded:
+        assert all(map(int.__le__, activations(plan), prove(plan).peak_activations))
+    else:
+        assert activations(plan) == prove(plan).peak_activations
+
+
+@pytest.mark.parametrize(
+    ("transport", "peaks"),
+    [
+        # When rank 0 waits for 0RECV_B0, it holds 0SEND_F0 and 0SEND_F1.
+        ("nccl", {"1f1b": [3, 3], "gpipe": [17, 16]}),
+        # Receives are begun two ops early: there is also 0RECV_B1.
+        ("gloo", {"1f1b": [4, 4], "gpipe": [19, 16]}),
+        # At most eight sends wait.
+        ("portable", {"1f1b": [4, 4], "gpipe": [11, 9]}),
+        ("blocking", {"1f1b": [3, 3], "gpipe": [9, 9]}),
+    ],
+)
+def test_messages_by_hand(transport: str, peaks: dict[str, list[int]]) -> None:
+    sizes = {"1f1b": 4, "gpipe": 16}
+    for path in (each for each in PROGRAMS if each.stem in peaks):
+        plan = compile(read_source(path), {"ranks": 2, "microbatches": sizes[path.stem]}, transport=transport)
+        assert peak_messages(plan) == peaks[path.stem]
+
+
+SHOWN = """
+rank 0, stages 0, 3
+  0F0 0SEND_F0 3RECV_F0 3F0 free(3RECV_F0, 0SEND_F0)
+  3B0 free(3F0)
+  3SEND_B0 0RECV_B0 0B0 free(0F0, 0RECV_B0, 3SEND_B0)
+
+rank 1, stages 1, 2
+  1RECV_F0 1F0 free(1RECV_F0)
+  2F0 free(1F0>2F0)
+  2SEND_F0 2RECV_B0 2B0 free(2F0, 2RECV_B0, 2SEND_F0)
+  1B0 free(1F0, 2B0>1B0)
+  1SEND_B0 end free(1SEND_B0)
+"""
+
+
+def test_what_each_action_lets_go_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    program = tmp_path / "v.sched"
+    program.write_text(
+        "schedule v { param ranks = 2 param microbatches = 1"
+        " stage s in 0 .. 2 * ranks on if s < ranks then s else 2 * ranks - 1 - s"
+        " rank r { F(r, 0) F(2 * ranks - 1 - r, 0) B(2 * ranks - 1 - r, 0) B(r, 0) } }"
+    )
+    assert main(["show", str(program), "--frees"]) == 0
+    assert capsys.readouterr().out.endswith(SHOWN)
+    assert main(["show", str(program), "--frees", "--ranks"]) == 0
+    assert [line.split(" free(")[0] for line in capsys.readouterr().out.splitlines()] == [
+        "0F0 0SEND_F0 3RECV_F0 3F0", "1RECV_F0 1F0"
+    ]  # fmt: skip
