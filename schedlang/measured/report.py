@@ -54,10 +54,7 @@ def _ops(found: Comparison) -> list[str]:
 
 def _table(rows: list[list[str]]) -> list[str]:
     first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
-    return [
-        "  ".join([f"{row[0]:<{first}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], widths, strict=True))])
-        for row in rows
-    ]
+    return ["  ".join([f"{row[0]:<{first}}", *map(str.rjust, row[1:], widths)]).rstrip() for row in rows]
 
 
 def _blame(straggler: Straggler) -> str:
