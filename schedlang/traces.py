@@ -1,10 +1,13 @@
 """The actions in a trace in Chrome's format: those that a run has recorded, or another tool."""
 
 import re
+from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
-from schedlang.actions import NO_MICROBATCH
+from attrs import evolve
+
+from schedlang.actions import NO_MICROBATCH, is_send, is_transfer
 from schedlang.kinds import Kind
 from schedlang.timeline import Bar
 
@@ -31,3 +34,21 @@ def traced_actions(events: Any) -> list[Traced]:
                 microbatch = NO_MICROBATCH if word[3] is None else int(word[3])
                 found.append((rank, Bar(Kind[word[2]], int(word[1]), microbatch, start, start + duration)))
     return sorted(found, key=lambda action: action[1].start)
+
+
+def ops_with_sends(actions: Iterable[Traced]) -> list[Traced]:
+    """The ops among actions in order of time, each until the sends that follow it on its rank have begun.
+
+    Beginning them takes the rank time, in which it does nothing else; a wait for a receive is none of its work.
+    """
+    found: list[Traced] = []
+    last: dict[int, int] = {}
+    for rank, bar in actions:
+        if not is_transfer(bar.kind):
+            last[rank] = len(found)
+            found.append((rank, bar))
+        elif not is_send(bar.kind):
+            last.pop(rank, None)
+        elif rank in last:
+            found[last[rank]] = rank, evolve(found[last[rank]][1], end=bar.end)
+    return found

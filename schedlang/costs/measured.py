@@ -7,18 +7,19 @@ from typing import Any
 from schedlang.actions import counterpart, is_send
 from schedlang.costs.model import DURATIONS, Costs
 from schedlang.timeline import Bar
+from schedlang.traces import Traced, ops_with_sends
 
 
-def measured_costs(actions: Sequence[Bar]) -> Costs:
-    """The costs that the actions of a run show, in the unit of the run: medians.
+def measured_costs(actions: Sequence[Traced]) -> Costs:
+    """The costs that the actions of a run show, in order of time and in its unit: medians.
 
-    A duration is that of a kind of op on a stage; a kind that did not run at all is left open, and where one ran on
-    some stages only, its duration on the others is 0. The time of a transfer is over all of them, see `latencies`.
+    A duration is that of a kind of op on a stage, with the sends that follow it (`ops_with_sends`); a kind that did not
+    run at all is left open, and where one ran on some stages only, its duration on the others is 0. The time of a
+    transfer is over all of them, see `latencies`.
     """
     durations: dict[tuple[int, int], list[float]] = {}
-    for bar in actions:
-        if bar.kind in DURATIONS:
-            durations.setdefault((bar.kind, bar.stage), []).append(bar.end - bar.start)
+    for _, bar in ops_with_sends(actions):
+        durations.setdefault((bar.kind, bar.stage), []).append(bar.end - bar.start)
     stages = range(1 + max((stage for _, stage in durations), default=-1))
     ran = {kind for kind, _ in durations}
     found: dict[str, Any] = {
@@ -35,19 +36,19 @@ def _median(times: list[float]) -> float:
     return float(f"{median(times):.9g}")
 
 
-def latencies(actions: Sequence[Bar]) -> list[float]:
-    """How long transfers took: from where a send began to the end of the wait for what it sends.
+def latencies(actions: Sequence[Traced]) -> list[float]:
+    """How long transfers took: from where a send had begun to the end of the wait for what it sends, or 0.
 
     Only those count whose receiver waited from before the send; others may have been there for long. Every send has
-    its receive, in each step of the run; the actions are in order of time.
+    its receive, in each step of the run.
     """
-    ends: dict[tuple[int, int, int], list[Bar]] = {}
-    for bar in actions:
-        ends.setdefault((bar.kind, bar.stage, bar.microbatch), []).append(bar)
+    bars: dict[tuple[int, int, int], list[Bar]] = {}
+    for _, bar in actions:
+        bars.setdefault((bar.kind, bar.stage, bar.microbatch), []).append(bar)
     return [
-        received.end - sent.start
-        for (kind, stage, microbatch), sends in ends.items()
+        max(received.end - sent.end, 0.0)
+        for (kind, stage, microbatch), sends in bars.items()
         if is_send(kind)
-        for sent, received in zip(sends, ends.get((*counterpart(kind, stage), microbatch), ()), strict=False)
+        for sent, received in zip(sends, bars.get((*counterpart(kind, stage), microbatch), ()), strict=False)
         if received.start <= sent.start <= received.end
     ]

@@ -57,7 +57,7 @@ def costs_of(document: Any) -> Costs:
 
 def _traced_costs(events: Any) -> Costs:
     """The costs in the events of a trace."""
-    actions = [bar for _, bar in traced_actions(events)]
+    actions = traced_actions(events)
     if not actions:
         raise ValueError("the trace has no actions, such as an event `2F0` with a duration")
     return measured_costs(actions)

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from attrs import evolve, field, frozen
 
-from schedlang.actions import is_transfer
 from schedlang.costs import UNIT, Costs, measured_costs
 from schedlang.diagnostics import CompileError, Diagnostic
 from schedlang.machine import Execution
@@ -15,19 +14,19 @@ from schedlang.plan import Plan
 from schedlang.plan_reader import plan_in
 from schedlang.source import read_source
 from schedlang.timeline import Bar, Timeline
-from schedlang.traces import Traced, traced_actions
+from schedlang.traces import Traced, ops_with_sends, traced_actions
 
 
 @frozen
 class Run:
-    """What a run of a plan has recorded, in microseconds: the ops of each step, all transfers among the `actions`.
+    """What a run of a plan has recorded, in microseconds: all `actions`, and of each step the ops with their sends.
 
     The steps are in order; each starts at 0. All ranks are in one clock.
     """
 
     plan: Plan
     steps: tuple[Timeline, ...]
-    actions: tuple[Bar, ...] = field(repr=False)
+    actions: tuple[Traced, ...] = field(repr=False)
 
     @property
     def costs(self) -> Costs:
@@ -80,20 +79,21 @@ def read_run(path: str | Path) -> Run:
 
 def run_of(plan: Plan, actions: Sequence[Traced]) -> Run:
     """The run that actions, in order of time, are of; ValueError if they are not those of some steps of the plan."""
-    steps = [_steps(plan, rank, [bar for each, bar in actions if each == rank]) for rank in range(len(plan.ranks))]
+    ops = ops_with_sends(actions)
+    steps = [_steps(plan, rank, [bar for each, bar in ops if each == rank]) for rank in range(len(plan.ranks))]
     recorded = {len(each) for each in steps}
     if len(recorded) > 1:
         raise ValueError("the trace does not have as many steps of every rank")
     if recorded == {0}:
         raise ValueError("the trace has no step")
     timelines = tuple(_from_zero(ranks) for ranks in zip(*steps, strict=True))
-    return Run(plan, timelines, tuple(bar for _, bar in actions))
+    return Run(plan, timelines, tuple(actions))
 
 
-def _steps(plan: Plan, rank: int, bars: list[Bar]) -> list[tuple[Bar, ...]]:
+def _steps(plan: Plan, rank: int, ops: list[Bar]) -> list[tuple[Bar, ...]]:
     """A rank's ops by step."""
-    words = list(map(plan.ranks[rank].compute().word, range(len(plan.ranks[rank].compute()))))
-    ops = [bar for bar in bars if not is_transfer(bar.kind)]
+    actions = plan.ranks[rank].compute()
+    words = list(map(actions.word, range(len(actions))))
     steps = [tuple(ops[start : start + len(words)]) for start in range(0, len(ops), len(words) or 1)]
     for number, step in enumerate(steps):
         if list(map(str, step)) != words:
