@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-browser explore fuzz mutation gallery pictures bench-runtime bench-walk
+.PHONY: demo test test-browser explore fuzz mutation gallery pictures bench-runtime bench-walk bench-prediction
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -51,6 +51,10 @@ bench-runtime: .venv/installed
 # What an action costs by itself, without models and messages.
 bench-walk: .venv/installed
 	$(BIN)/python benchmarks/walk.py
+
+# Predicted against measured step time, for a machine without other work.
+bench-prediction: .venv/installed
+	$(BIN)/python benchmarks/prediction.py
 
 # The table of the programs and their figures; a test holds it current.
 gallery: .venv/installed

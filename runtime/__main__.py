@@ -13,12 +13,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from schedlang.diagnostics import CompileError
+from schedlang.measured import run_of
 from schedlang.plan import Plan
 from schedlang.plan_reader import read_plan
 from schedlang.runtime.checks import unsupported, wrong_number
 from schedlang.runtime.corpus import read_corpus
 from schedlang.runtime.report import TOLERANCE, compare, print_header, report, total_losses
-from schedlang.runtime.trace import write_trace
+from schedlang.runtime.trace import aligned, write_trace
 from schedlang.runtime.train import Training, train, train_alone
 from schedlang.runtime.watchdog import PipelineError, say
 
@@ -111,13 +112,14 @@ def _start(path: Path) -> tuple[Plan, Tensor]:
 
 def _conclude(plan: Plan, corpus: Tensor, options: argparse.Namespace, found: list[Training]) -> bool:
     """Print what came out, and the same as one line of JSON; whether it is right as far as is known."""
-    figures = report(plan, found)
+    bars = [[bar for step in (*each.recorded, *each.messages) for bar in step] for each in found]
+    actions = aligned(bars, [each.offset for each in found])
+    figures = report(run_of(plan, actions), found)
     if options.trace:
-        bars = [[bar for step in (*each.recorded, *each.messages) for bar in step] for each in found]
         try:
-            write_trace(options.trace, bars, [each.offset for each in found])
-        except OSError as error:
-            say(f"cannot write `{options.trace}`: {error.strerror}")
+            write_trace(options.trace, plan, actions)
+        except CompileError as error:
+            say(str(error))
             return False
     right = True
     if options.check:

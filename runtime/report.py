@@ -2,13 +2,11 @@
 
 import os
 
-from schedlang.costs import measured_costs
-from schedlang.machine import simulate
+from schedlang.measured import Run, comparison_text
+from schedlang.measured import compare as compare_run
 from schedlang.plan import Plan
 from schedlang.runtime.gpt import build_gpt
 from schedlang.runtime.train import Training, tokens
-from schedlang.timeline import Timeline
-from schedlang.views.terminal import draw
 
 #: The largest relative difference that another order of the same float32 additions explains.
 TOLERANCE = 1e-5
@@ -24,21 +22,14 @@ def print_header(plan: Plan) -> None:
     )
 
 
-def report(plan: Plan, trainings: list[Training]) -> dict[str, object]:
-    """Print where the time went in the last step; the figures for machines. `trainings` are those of all ranks."""
-    measured = Timeline(tuple(tuple(each.recorded[-1]) for each in trainings))
-    bars = [bar for each in trainings for step in each.recorded for bar in step]
-    costs = measured_costs((bar.kind, bar.stage, bar.end - bar.start) for bar in bars)
-    predicted = simulate(plan, costs).timeline
-    ranks = range(len(plan.ranks))
-    print("\nthe last step, as measured:\n" + draw(measured))
-    print("\nidle        " + "".join(f"{f'rank {rank}':>9}" for rank in ranks))
-    print("  predicted " + "".join(f"{predicted.idle[rank]:>9.1%}" for rank in ranks) + "  with the measured costs")
-    print("  measured  " + "".join(f"{measured.idle[rank]:>9.1%}" for rank in ranks))
+def report(run: Run, trainings: list[Training]) -> dict[str, object]:
+    """Print where the time went; the figures for machines. `trainings` are those of all ranks."""
+    plan, found = run.plan, compare_run(run.plan, run)
+    print(f"\n{comparison_text(found)}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if cores < len(ranks):
-        print(f"  {len(ranks)} ranks share {cores} cores: ops take longer when ranks work at once, so this is no")
-        print("  measurement of the schedule")
+    if cores < len(plan.ranks):
+        print(f"\n{len(plan.ranks)} ranks share {cores} cores: ops take longer when ranks work at once, so this is no")
+        print("measurement of the schedule")
     writer = trainings[plan.placement[-1]]
     # The first step also pays for what torch sets up once.
     seconds = writer.seconds[1:] or writer.seconds
@@ -46,8 +37,8 @@ def report(plan: Plan, trainings: list[Training]) -> dict[str, object]:
         "steps": len(writer.losses),
         "loss": total_losses(trainings)[-1],
         "tokens_per_second": tokens(plan) // plan.layout.updates * len(seconds) / sum(seconds),
-        "predicted_idle": predicted.idle,
-        "measured_idle": measured.idle,
+        "predicted_idle": found.predicted.idle,
+        "measured_idle": found.measured.idle,
     }
 
 

@@ -4,11 +4,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import torch.distributed as dist
+from attrs import evolve
 
 from schedlang.actions import is_transfer
+from schedlang.plan import Plan, write_text
 from schedlang.timeline import Bar
+from schedlang.traces import Traced
 
 #: How often two ranks compare their clocks; the quickest answer is the most exact.
 _PINGS = 8
@@ -40,26 +44,35 @@ def clock_offset(of: int) -> float:
     return offset
 
 
-def write_trace(path: Path, ranks: Sequence[Sequence[Bar]], offsets: Sequence[float]) -> None:
-    """Write the bars of all ranks, in one clock: ops in one row of a rank, sends and waits for receives in another.
+def aligned(ranks: Sequence[Sequence[Bar]], offsets: Sequence[float]) -> list[Traced]:
+    """The bars of all ranks in one clock, with times in microseconds from the first start, to the nanosecond."""
+    starts = [(rank, bar, bar.start + offsets[rank]) for rank, bars in enumerate(ranks) for bar in bars]
+    first = min((start for _, _, start in starts), default=0.0)
+    found = []
+    for rank, bar, start in sorted(starts, key=lambda each: each[2]):
+        begin = round((start - first) * 1e6, 3)
+        found.append((rank, evolve(bar, start=begin, end=round(begin + (bar.end - bar.start) * 1e6, 3))))
+    return found
 
-    OSError if it cannot be written.
+
+def write_trace(path: Path, plan: Plan, actions: Sequence[Traced]) -> None:
+    """Write the actions of all ranks: ops in one row of a rank, sends and waits for receives in another; and the plan.
+
+    `schedlang.measured` reads it. CompileError if it cannot be written.
     """
-    all_bars = [(rank, bar) for rank, bars in enumerate(ranks) for bar in bars]
-    start = min((bar.start + offsets[rank] for rank, bar in all_bars), default=0.0)
-    events = [
+    events: list[dict[str, Any]] = [
         {
             "name": str(bar),
             "ph": "X",
             "pid": rank,
             "tid": int(is_transfer(bar.kind)),
-            "ts": (bar.start + offsets[rank] - start) * 1e6,
-            "dur": (bar.end - bar.start) * 1e6,
+            "ts": bar.start,
+            "dur": round(bar.end - bar.start, 3),
         }
-        for rank, bar in all_bars
+        for rank, bar in actions
     ]
-    for rank in range(len(ranks)):
+    for rank in range(len(plan.ranks)):
         events.append({"name": "process_name", "ph": "M", "pid": rank, "args": {"name": f"rank {rank}"}})
         for row, name in enumerate(("ops", "messages")):
             events.append({"name": "thread_name", "ph": "M", "pid": rank, "tid": row, "args": {"name": name}})
-    path.write_text(json.dumps({"traceEvents": events}))
+    write_text(json.dumps({"traceEvents": events, "otherData": {"plan": plan.to_json()}}), path)

@@ -48,7 +48,8 @@ def _parser() -> argparse.ArgumentParser:
     run = _command(parsers, "run", commands.run, "train a small GPT with it on this machine", "--steps 5 --check")
     run.add_argument("--steps", type=int, help="how many updates")
     run.add_argument("--check", action="store_true", help="compare with the same training in one process")
-    run.add_argument("--trace", metavar="FILE", help="write what the last steps did and when, for ui.perfetto.dev")
+    run.add_argument("--trace", metavar="FILE", help="write what the last steps did and when: for `schedc view`, "
+                     "`schedc compare` and ui.perfetto.dev")  # fmt: skip
 
     help = "say what error codes mean, and how such programs are put right"
     explain = parsers.add_parser("explain", help=help, description=f"{help[0].upper()}{help[1:]}.",
@@ -103,6 +104,8 @@ def _looking(parsers: Any) -> None:
     _costs(compare)
     compare.add_argument("--sort", choices=("given", "makespan"), default="given", help="the order of the rows")
     compare.add_argument("--json", action="store_true", help="the figures of each, for machines")
+    compare.add_argument("--write-costs", metavar="FILE", help="of a program or plan and the trace of a run: write "
+                         "what its ops took, for --costs")  # fmt: skip
 
     help = "say what every idle time is due to, and what would make it less"
     bubble = _command(parsers, "explain-bubble", figures.explain_bubble, help, "--p2p-time 0.1")
@@ -179,9 +182,11 @@ def _command(parsers: Any, name: str, run: Any, help: str, example: str) -> argp
         description=f"{help[0].upper()}{help[1:]}.",
         epilog=f"example: schedc {name} {_TABLE if name == 'import' else _EXAMPLE} {example}",
     )
-    what = {"compile": "a program", "import": "a table"}
+    what = {"compile": "a program", "import": "a table", "view": "a program, a plan, or the trace of a run"}
     if name == "compare":
-        command.add_argument("files", metavar="FILE", nargs="+", help="programs and plans")
+        command.add_argument(
+            "files", metavar="FILE", nargs="+", help="programs and plans; or one, and the trace of a run"
+        )
     else:
         command.add_argument("file", metavar="FILE", help=what.get(name, "a program or a plan"))
     if name != "import":

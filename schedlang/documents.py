@@ -1,4 +1,4 @@
-"""JSON and YAML files that users write: costs, and the settings of `schedc pipeline`."""
+"""JSON and YAML files of users: costs, and the settings of `schedc pipeline`."""
 
 import json
 import re
@@ -7,6 +7,7 @@ from typing import Any
 
 import yaml
 
+from schedlang.plan import write_text
 from schedlang.source import read_source
 
 
@@ -25,9 +26,17 @@ def read_document(path: str | Path) -> Any:
     ValueError for what is neither; CompileError for a file that cannot be read.
     """
     text = read_source(path).text
-    if Path(path).suffix not in (".yaml", ".yml"):
-        return json.loads(text)
-    return read_value(text)
+    return read_value(text) if _is_yaml(path) else json.loads(text)
+
+
+def write_document(value: Any, path: str | Path) -> None:
+    """Write what `read_document` reads; CompileError when it cannot be written."""
+    text = yaml.safe_dump(value, sort_keys=False) if _is_yaml(path) else json.dumps(value, indent=1) + "\n"
+    write_text(text, path)
+
+
+def _is_yaml(path: str | Path) -> bool:
+    return Path(path).suffix in (".yaml", ".yml")
 
 
 def read_value(text: str) -> Any:

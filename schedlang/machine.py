@@ -41,10 +41,11 @@ _SENT_OF: dict[int, Kind] = {send: made for made, send in SENDS.items()}
 class Execution:
     """What an execution shows of a schedule that runs to its end.
 
-    `transport` is the one that its times are of, or `ideal`. `peak_activations[r]` counts stage activations, one per
-    stage and microbatch, held from the forward to the last use: the whole backward, or the weight half.
-    `peak_memory[r]` is the same in the program's amounts, and `memory[r]` is what the rank holds over time, in steps:
-    (time, amount from then on). `peak_bytes[r]` is the peak in bytes, if costs give them.
+    `transport` is the one that its times are of, or `ideal`; or `measured`, if a run has recorded them.
+    `peak_activations[r]` counts stage activations, one per stage and microbatch, held from the forward to the last use:
+    the whole backward, or the weight half. `peak_memory[r]` is the same in the program's amounts, and `memory[r]` is
+    what the rank holds over time, in steps: (time, amount from then on). `peak_bytes[r]` is the peak in bytes, if costs
+    give them.
     """
 
     transport: str
@@ -216,12 +217,8 @@ class _Machine:
     def hold(self, rank: int, kind: int, stage: int, microbatch: int, begin: float, end: float) -> None:
         """Note what an op begins to hold when it begins, or ceases to hold when it ends."""
         for amounts, levels in self.memories:
-            amount = amounts[kind][stage]
             levels[rank].advance(self.clock[rank])
-            if not self.schedule.keeps(kind, stage, microbatch):
-                levels[rank].hold(begin, amount)
-            else:
-                levels[rank].change(begin if amount > 0 else end, amount)
+            levels[rank].run(begin, end, amounts[kind][stage], self.schedule.keeps(kind, stage, microbatch))
 
     def slot(self, stage: int, microbatch: int) -> int:
         """The index of a stage's microbatch in `state` and `ends`."""

@@ -29,6 +29,13 @@ class Level:
         self.peak = max(self.peak, self.now + amount)
         self.steps += (start, self.now + amount), (start, self.now)
 
+    def run(self, begin: float, end: float, amount: float, stays: bool) -> None:
+        """Run an op: what it takes, it takes as it begins, what it gives back, as it ends; or it holds it meanwhile."""
+        if not stays:
+            self.hold(begin, amount)
+        else:
+            self.change(begin if amount > 0 else end, amount)
+
     def advance(self, time: float = inf) -> None:
         """Let time go on, by default to the end."""
         while self._later and self._later[0][0] <= time:

@@ -36,6 +36,11 @@ def read_plan(path: str | Path) -> Plan:
         raise plan_error(
             path, f"not a whole plan file: {error}", help="write it again with `schedc compile -o`"
         ) from None
+    return plan_in(path, document)
+
+
+def plan_in(path: str | Path, document: Any) -> Plan:
+    """The plan that a document from a file holds, as `read_plan`."""
     plan = _Reader(path, document).plan()
     prove(plan)
     if plan.kernels:

@@ -10,6 +10,10 @@ from pathlib import Path
 import pytest
 
 from schedlang import Plan, Source, compile, read_plan, write_plan
+from schedlang.cli import main
+from schedlang.costs import read_costs
+from schedlang.measured import compare as compare_run
+from schedlang.measured import read_run
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -70,7 +74,15 @@ def test_training_with_late_gradients_and_with_replicas(tmp_path: Path, name: st
     trace = tmp_path / "trace.json"
     done = torchrun(2, "-m", "schedlang.runtime", plan, "--steps", 3, "--check", "--trace", trace)
     assert done.returncode == 0, done.stderr
-    check_trace(read_plan(plan), json.loads(trace.read_text())["traceEvents"])
+    run = read_run(trace)
+    check_trace(run.plan, json.loads(trace.read_text())["traceEvents"])
+    assert run.plan.layout.updates * len(run.steps) == (3 if exact else 2)
+    assert 0 < sum(each.makespan for each in run.steps) < 60e6
+    assert read_costs(trace) == run.costs
+    found = compare_run(read_plan(plan), run)
+    # In one clock, ranks do not work longer than the steps take.
+    assert all(0 <= idle < 1 for idle in (*found.predicted.idle, *found.measured.idle))
+    assert main(["view", str(trace)]) == 0
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["steps"] == 3
     assert figures["loss_error"] <= (0 if exact else 1e-5)

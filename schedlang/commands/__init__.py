@@ -16,7 +16,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from schedlang.commands.given import UsageError, compiled, load, load_priced
+from schedlang.commands.given import UsageError, compiled, costs_given, load, load_priced
 from schedlang.diagnostics import CompileError, Diagnostic, counted, render
 
 #: The most sizes that one `schedc check --for` looks at.
@@ -168,8 +168,7 @@ def simulate(options: argparse.Namespace) -> int:
 
 def view(options: argparse.Namespace) -> int:
     """Draw executions: one in the terminal, or one or two in a file."""
-    from schedlang import simulate as execute
-    from schedlang.views import check_path, lay_out, write_pictures
+    from schedlang.views import check_path, write_pictures
     from schedlang.views.terminal import view as draw
 
     files = [options.file, *([options.other] if options.other else [])]
@@ -180,8 +179,7 @@ def view(options: argparse.Namespace) -> int:
             check_path(options.output, len(files))
     except ValueError as error:
         raise UsageError(str(error)) from None
-    priced = [load_priced(options, file) for file in files]
-    pictures = [lay_out(plan, execute(plan, costs, options.ideal)) for plan, costs in priced]
+    pictures = [_picture(options, file) for file in files]
     if not options.output:
         print(draw(pictures[0], colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR")))
         return 0
@@ -192,6 +190,23 @@ def view(options: argparse.Namespace) -> int:
         return 1
     print(f"wrote {options.output}")
     return 0
+
+
+def _picture(options: argparse.Namespace, file: str) -> Any:
+    """The picture of an execution: simulated, or recorded by a run."""
+    from schedlang import read_source
+    from schedlang import simulate as execute
+    from schedlang.costs import Costs
+    from schedlang.measured import is_trace, read_run
+    from schedlang.views import lay_out
+
+    if is_trace(read_source(file).text):
+        if not options.other and (options.params or costs_given(options) != Costs()):
+            raise UsageError(f"`{file}` is a recorded run: it is drawn as it was, without parameters and costs")
+        run = read_run(file)
+        return lay_out(run.plan, run.execution())
+    plan, costs = load_priced(options, file)
+    return lay_out(plan, execute(plan, costs, options.ideal))
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,26 +1,54 @@
 """Costs from a measured run."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
+from schedlang.actions import counterpart, is_send
 from schedlang.costs.model import DURATIONS, Costs
+from schedlang.timeline import Bar
+from schedlang.traces import Traced, ops_with_sends
 
 
-def measured_costs(ops: Iterable[tuple[int, int, float]]) -> Costs:
-    """The costs that a run shows: of each kind of op on each stage, the median duration, in the unit of the run.
+def measured_costs(actions: Sequence[Traced]) -> Costs:
+    """The costs that the actions of a run show, in order of time and in its unit: medians.
 
-    `ops` are (kind, stage, duration). A kind that did not run at all is left open; where one ran on some stages only,
-    its duration on the others is 0.
+    A duration is that of a kind of op on a stage, with the sends that follow it (`ops_with_sends`); a kind that did not
+    run at all is left open, and where one ran on some stages only, its duration on the others is 0. The time of a
+    transfer is over all of them, see `latencies`.
     """
     durations: dict[tuple[int, int], list[float]] = {}
-    for kind, stage, duration in ops:
-        durations.setdefault((kind, stage), []).append(duration)
+    for _, bar in ops_with_sends(actions):
+        durations.setdefault((bar.kind, bar.stage), []).append(bar.end - bar.start)
     stages = range(1 + max((stage for _, stage in durations), default=-1))
     ran = {kind for kind, _ in durations}
     found: dict[str, Any] = {
-        name: tuple(median(durations.get((kind, stage), [0.0])) for stage in stages)
+        name: tuple(_median(durations.get((kind, stage), [0.0])) for stage in stages)
         for kind, name in DURATIONS.items()
         if kind in ran
     }
-    return Costs(**found)
+    times = latencies(actions)
+    return Costs(**found, p2p=_median(times) if times else None)
+
+
+def _median(times: list[float]) -> float:
+    """To as many digits as differences of times have."""
+    return float(f"{median(times):.9g}")
+
+
+def latencies(actions: Sequence[Traced]) -> list[float]:
+    """How long transfers took: from where a send had begun to the end of the wait for what it sends, or 0.
+
+    Only those count whose receiver waited from before the send; others may have been there for long. Every send has
+    its receive, in each step of the run.
+    """
+    bars: dict[tuple[int, int, int], list[Bar]] = {}
+    for _, bar in actions:
+        bars.setdefault((bar.kind, bar.stage, bar.microbatch), []).append(bar)
+    return [
+        max(received.end - sent.end, 0.0)
+        for (kind, stage, microbatch), sends in bars.items()
+        if is_send(kind)
+        for sent, received in zip(sends, bars.get((*counterpart(kind, stage), microbatch), ()), strict=False)
+        if received.start <= sent.start <= received.end
+    ]

@@ -6,7 +6,7 @@ from math import inf
 from operator import add, neg, sub
 from typing import Any
 
-from attrs import asdict, evolve, frozen
+from attrs import evolve, frozen
 
 from schedlang.costs.transfers import Transfers
 from schedlang.kinds import Kind
@@ -217,8 +217,8 @@ class Costs:
 
     def to_json(self) -> dict[str, Any]:
         """What is given, as a file has it."""
-        given = asdict(self)
-        return {name: given[field] for name, field in NAMES.items() if given[field] is not None}
+        given = ((name, getattr(self, field)) for name, field in NAMES.items())
+        return {name: list(each) if isinstance(each, tuple) else each for name, each in given if each is not None}
 
 
 #: The costs that leave everything open: unit costs.

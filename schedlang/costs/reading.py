@@ -1,6 +1,5 @@
 """Costs from what a user gives: lists by their names, a JSON or YAML file, or the trace of a measured run."""
 
-import re
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from math import isfinite
@@ -10,9 +9,7 @@ from typing import Any
 from schedlang.costs.measured import measured_costs
 from schedlang.costs.model import NAMES, SINGLE, Costs
 from schedlang.diagnostics import CompileError, Diagnostic
-from schedlang.kinds import Kind
-
-_ACTION = re.compile(r"(\d+)(F|B|I|W|R|U|OFFLOAD|RELOAD)\d*")
+from schedlang.traces import traced_actions
 
 
 def make_costs(lists: Mapping[str, Sequence[float]]) -> Costs:
@@ -59,15 +56,11 @@ def costs_of(document: Any) -> Costs:
 
 
 def _traced_costs(events: Any) -> Costs:
-    """The costs in a trace: complete events ("X") named as actions are in a plan, `2F0`, with a duration each."""
-    ops = []
-    for event in events if isinstance(events, list) else ():
-        match event:
-            case {"ph": "X", "name": str(name), "dur": int() | float() as duration} if found := _ACTION.fullmatch(name):
-                ops.append((Kind[found[2]], int(found[1]), float(duration)))
-    if not ops:
+    """The costs in the events of a trace."""
+    actions = traced_actions(events)
+    if not actions:
         raise ValueError("the trace has no actions, such as an event `2F0` with a duration")
-    return measured_costs(ops)
+    return measured_costs(actions)
 
 
 def read_costs(path: str | Path) -> Costs:

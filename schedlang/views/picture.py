@@ -52,7 +52,8 @@ class Picture:
     """What a view shows of an execution.
 
     `ops` and `copies` have the boxes of each rank, in order of time; `boxes` is all of them. An arrow (a, b) says that
-    box b needs what box a makes, both counted in `boxes`. `memory[r]` is what rank r holds, as in an execution.
+    box b needs what box a makes, both counted in `boxes`. `memory[r]` is what rank r holds, as in an execution. Where
+    it is `measured`, a unit of time is a microsecond.
     """
 
     name: str
@@ -64,6 +65,7 @@ class Picture:
     arrows: tuple[tuple[int, int], ...]
     places: tuple[Place, ...]
     memory: tuple[Steps, ...]
+    measured: bool = False
 
     @cached_property
     def boxes(self) -> list[Box]:
@@ -73,7 +75,8 @@ class Picture:
     @cached_property
     def title(self) -> str:
         """The schedule's name with its parameters."""
-        return f"{self.name} ({', '.join(f'{name} = {value}' for name, value in self.params.items())})"
+        params = ", ".join(f"{name} = {value}" for name, value in self.params.items())
+        return f"{self.name} ({params}){', measured, in microseconds' if self.measured else ''}"
 
     @cached_property
     def chunks(self) -> int:
@@ -105,7 +108,7 @@ def lay_out(plan: Plan, execution: Execution) -> Picture:
     boxes = [box.bar for rows in (ops, copies) for row in rows for box in row]
     return Picture(
         plan.name, plan.params, plan.layout, timeline, ops, copies, _arrows(plan, boxes), tuple(scribe.lines),
-        execution.memory,
+        execution.memory, execution.transport == "measured",
     )  # fmt: skip
 
 

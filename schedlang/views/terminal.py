@@ -29,6 +29,20 @@ def draw(timeline: Timeline, width: int | None = None) -> str:
     return _text(rows, _fit(timeline, rows, width), _plain)
 
 
+def draw_both(predicted: Timeline, measured: Timeline, width: int | None = None) -> str:
+    """Two timelines of one schedule on one axis of time, which starts at 0 in both: of each rank, one below the other.
+
+    As wide as `draw` makes it.
+    """
+    rows = [
+        (f"{before}{which:9} ", bars, after)
+        for both in zip(_rows(predicted), _rows(measured), strict=True)
+        for which, (before, bars, after) in zip(("predicted", "measured"), both, strict=True)
+    ]
+    longer = max(predicted, measured, key=lambda timeline: timeline.makespan)
+    return _text(rows, _fit(longer, rows, width), _plain)
+
+
 def view(picture: Picture, colour: bool) -> str:
     """The picture as wide as the terminal, in colour or plain; with its copies, and what the letters mean."""
     timeline = picture.timeline

@@ -1,7 +1,7 @@
 """A picture as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open: the Trace Event Format, as JSON.
 
 A rank is a process with a thread for its ops, one for its copies and a counter of its memory; what crosses ranks is a
-flow arrow. One unit of time is a millisecond there.
+flow arrow. One unit of time is a millisecond there; what was measured takes the time that it took.
 """
 
 import json
@@ -14,7 +14,6 @@ from schedlang.actions import is_copy
 from schedlang.views import palette
 from schedlang.views.picture import Box, Picture
 
-_MICROSECONDS = 1000.0
 #: An arrow starts within its slice: at the slice's very end, viewers no longer find it.
 _BEFORE_END = 0.001
 
@@ -32,11 +31,17 @@ class _Thread:
         return {"pid": self.rank + 1, "tid": 2 * self.rank + 1 + self.copies}
 
 
+def _microseconds(picture: Picture) -> float:
+    """In a unit of time."""
+    return 1.0 if picture.measured else 1000.0
+
+
 def trace(picture: Picture) -> str:
     """The document, an event a line."""
     events = [*_names(picture), *_slices(picture), *_flows(picture), *_memory(picture)]
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
-    title = json.dumps({"schedule": picture.title, "time": "1 unit is 1 ms"})
+    about = {"schedule": picture.title} | ({} if picture.measured else {"time": "1 unit is 1 ms"})
+    title = json.dumps(about)
     return f'{{"displayTimeUnit":"ms","otherData":{title},"traceEvents":[\n{lines}\n]}}\n'
 
 
@@ -57,12 +62,13 @@ def _about(thread: _Thread, what: str, **args: Any) -> _Event:
 
 def _slices(picture: Picture) -> Iterator[_Event]:
     """One slice per box, with what hovering shows elsewhere."""
+    scale = _microseconds(picture)
     for box, thread in _threads(picture):
         args = {"stage": box.bar.stage, "microbatch": box.label, "weights": box.version,
                 "source": picture.places[box.place].where}  # fmt: skip
         yield {
             "ph": "X", "name": str(box.bar), "cat": palette.NAMES[box.bar.kind], **thread.ids(),
-            "ts": box.bar.start * _MICROSECONDS, "dur": (box.bar.end - box.bar.start) * _MICROSECONDS, "args": args,
+            "ts": box.bar.start * scale, "dur": (box.bar.end - box.bar.start) * scale, "args": args,
         }  # fmt: skip
 
 
@@ -73,18 +79,19 @@ def _threads(picture: Picture) -> list[tuple[Box, _Thread]]:
 
 def _flows(picture: Picture) -> Iterator[_Event]:
     """From the end of what made something to the start of what needed it on another rank."""
-    boxes = _threads(picture)
+    boxes, scale = _threads(picture), _microseconds(picture)
     for number, (source, target) in enumerate(picture.arrows):
         (made, maker), (needed, user) = boxes[source], boxes[target]
         if made.rank != needed.rank:
-            start = max(made.bar.end * _MICROSECONDS - _BEFORE_END, made.bar.start * _MICROSECONDS)
+            start = max(made.bar.end * scale - _BEFORE_END, made.bar.start * scale)
             common = {"name": "transfer", "cat": "transfer", "id": number}
             yield {"ph": "s", **common, **maker.ids(), "ts": start}
-            yield {"ph": "f", "bp": "e", **common, **user.ids(), "ts": needed.bar.start * _MICROSECONDS}
+            yield {"ph": "f", "bp": "e", **common, **user.ids(), "ts": needed.bar.start * scale}
 
 
 def _memory(picture: Picture) -> Iterator[_Event]:
+    scale = _microseconds(picture)
     for rank, steps in enumerate(picture.memory):
         # The last of the steps at one time: viewers draw the others as dents.
         for time, amount in dict(steps).items():
-            yield {"ph": "C", "name": "memory", "pid": rank + 1, "ts": time * _MICROSECONDS, "args": {"held": amount}}
+            yield {"ph": "C", "name": "memory", "pid": rank + 1, "ts": time * scale, "args": {"held": amount}}
