@@ -22,7 +22,7 @@ def receipts(schedule: Schedule, rank: int) -> dict[int, int]:
     """For each send of a rank the op, both by index, whose message shows that it has been received; or else the end."""
     actions = schedule.ranks[rank]
     peers = {send: schedule.peer(actions.kind[send], actions.stage[send]) for send in _sends(actions)}
-    shown = {peer: _Shown(schedule, rank, peer) for peer in peers.values() if peer is not None}
+    shown = {peer: _Shown(schedule, rank, peer) for peer in set(peers.values()) if peer is not None}
     return {send: shown[peer].received(_received(actions, send)) for send, peer in peers.items() if peer is not None}
 
 
