@@ -122,6 +122,7 @@ CLOSED_FORMS: dict[str, Callable[[int, int], tuple[int, int]]] = {
     "1f1b": lambda p, m: (3 * (p - 1), p),
     "eager_1f1b": lambda p, m: (3 * (p - 1), 2 * p - 1),
     "interleaved_1f1b": lambda p, m: (3 * (p - 1), 3 * p - 1),
+    "interleaved_overlap": lambda ranks, microbatches: microbatches >= ranks and microbatches % ranks == 0,
     "interleaved_low_memory": lambda p, m: (2 * (p - 1), 2 * p),
     "seq1f1b": lambda p, m: (3 * (p - 1), p + 1),
     "zb_h1": lambda p, m: (p - 1, p),
