@@ -122,7 +122,6 @@ CLOSED_FORMS: dict[str, Callable[[int, int], tuple[int, int]]] = {
     "1f1b": lambda p, m: (3 * (p - 1), p),
     "eager_1f1b": lambda p, m: (3 * (p - 1), 2 * p - 1),
     "interleaved_1f1b": lambda p, m: (3 * (p - 1), 3 * p - 1),
-    "interleaved_overlap": lambda ranks, microbatches: microbatches >= ranks and microbatches % ranks == 0,
     "interleaved_low_memory": lambda p, m: (2 * (p - 1), 2 * p),
     "seq1f1b": lambda p, m: (3 * (p - 1), p + 1),
     "zb_h1": lambda p, m: (p - 1, p),
@@ -182,6 +181,7 @@ def refusal(name: str, **params: int) -> list[str]:
 # Where a program runs; everywhere else it refuses with its own reason.
 LEGAL = {
     "interleaved_1f1b": lambda ranks, microbatches: microbatches >= ranks and microbatches % ranks == 0,
+    "interleaved_overlap": lambda ranks, microbatches: microbatches >= ranks and microbatches % ranks == 0,
     "interleaved_low_memory": lambda ranks, microbatches: microbatches % ranks == 0,
     "pipe_offload": lambda ranks, microbatches: microbatches % ranks == 0,
     "chimera": lambda ranks, microbatches: ranks % 2 == 0 and microbatches % ranks == 0,
