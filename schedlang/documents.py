@@ -25,9 +25,10 @@ def read_document(path: str | Path) -> Any:
     ValueError for what is neither; CompileError for a file that cannot be read.
     """
     text = read_source(path).text
-    if Path(path).suffix not in (".yaml", ".yml"):
-        return json.loads(text)
-    return read_value(text)
+    try:
+        return read_value(text) if Path(path).suffix in (".yaml", ".yml") else json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def read_value(text: str) -> Any:
