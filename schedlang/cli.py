@@ -47,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
 
     run = _command(parsers, "run", commands.run, "train a small GPT with a schedule on this machine",
                    "--steps 5 --check")  # fmt: skip
-    run.add_argument("--steps", type=int, metavar="N", help="how many updates")
+    run.add_argument("--steps", type=_count, metavar="N", help="how many updates")
     run.add_argument("--check", action="store_true", help="compare with the same training in one process")
     run.add_argument("--trace", metavar="FILE", help="write what the last steps did and when, for ui.perfetto.dev")
 
@@ -197,6 +197,12 @@ def _param(text: str) -> tuple[str, int]:
         return name.strip(), int(value)
     except ValueError:
         raise argparse.ArgumentTypeError(f"`{text}` is not NAME=VALUE with a whole number") from None
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number from 1")
+    return int(text)
 
 
 def _setting(text: str) -> str:

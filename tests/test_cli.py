@@ -132,6 +132,7 @@ def test_costs(tmp_path: Path) -> None:
         (["check", ONE_F_ONE_B, "--for", "ranks=2..3", "-p", "ranks=4"], "`ranks` has a -p and a --for"),
         (["simulate", ONE_F_ONE_B, "--updates", "3"], "the plan has 1 update: no part of it repeats"),
         (["simulate", str(PROGRAMS / "pipedream.sched"), "--updates", f"{10**12}"], "more than 20,000,000 actions"),
+        (["run", ONE_F_ONE_B, "--steps", "0"], "`0` is not a whole number from 1"),
         (["explain", "deadlok"], "there is no code `deadlok`; near it: `deadlock`"),
         (["explain", "deadlock", "zzz"], "there is no code `zzz`; all: `schedc explain`"),
     ],
