@@ -45,8 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     _exchanging(parsers)
     _pipeline(parsers)
 
-    run = _command(parsers, "run", commands.run, "train a small GPT with it on this machine", "--steps 5 --check")
-    run.add_argument("--steps", type=int, help="how many updates")
+    run = _command(parsers, "run", commands.run, "train a small GPT with a schedule on this machine",
+                   "--steps 5 --check")  # fmt: skip
+    run.add_argument("--steps", type=_count, metavar="N", help="how many updates")
     run.add_argument("--check", action="store_true", help="compare with the same training in one process")
     run.add_argument("--trace", metavar="FILE", help="write what the last steps did and when: for `schedc view`, "
                      "`schedc compare` and ui.perfetto.dev")  # fmt: skip
@@ -100,7 +101,8 @@ def _looking(parsers: Any) -> None:
     view.add_argument("-o", "--output", metavar="VIEW", help="the file to write, instead of the terminal: NAME.svg or "
                       ".png for papers, .html to zoom and hover, .json a trace for Perfetto and Chrome")  # fmt: skip
 
-    compare = _command(parsers, "compare", figures.compare, "compare schedules in one table", "--sort makespan")
+    compare = _command(parsers, "compare", figures.compare, "compare schedules in one table",
+                       "programs/zb_h1.sched --sort makespan")  # fmt: skip
     _costs(compare)
     compare.add_argument("--sort", choices=("given", "makespan"), default="given", help="the order of the rows")
     compare.add_argument("--json", action="store_true", help="the figures of each, for machines")
@@ -132,7 +134,7 @@ def _costs(parser: argparse.ArgumentParser) -> None:
 
 def _exchanging(parsers: Any) -> None:
     """The commands for torch's action tables."""
-    export = _command(parsers, "export", commands.export, "write it as an action table of torch", "--to torch-csv")
+    export = _command(parsers, "export", commands.export, "write a plan as an action table of torch", "--to torch-csv")
     export.add_argument("--to", required=True, choices=("torch-csv", "torch-csv-compute"), help="with communication, "
                         "or compute ops only, the form that torchtitan loads")  # fmt: skip
     export.add_argument("-o", "--output", metavar="TABLE", help="the file to write, instead of stdout")
@@ -202,6 +204,12 @@ def _param(text: str) -> tuple[str, int]:
         return name.strip(), int(value)
     except ValueError:
         raise argparse.ArgumentTypeError(f"`{text}` is not NAME=VALUE with a whole number") from None
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a whole number from 1")
+    return int(text)
 
 
 def _setting(text: str) -> str:

@@ -26,7 +26,10 @@ def read_document(path: str | Path) -> Any:
     ValueError for what is neither; CompileError for a file that cannot be read.
     """
     text = read_source(path).text
-    return read_value(text) if _is_yaml(path) else json.loads(text)
+    try:
+        return read_value(text) if _is_yaml(path) else json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def write_document(value: Any, path: str | Path) -> None:

@@ -15,7 +15,8 @@ from typing import Any
 from attrs import asdict, field, frozen
 
 from schedlang.choice import Trial
-from schedlang.diagnostics import CompileError, Diagnostic
+from schedlang.declarations import MOST_STEPS
+from schedlang.diagnostics import CompileError, Diagnostic, counted
 from schedlang.schedule import Kernel, Schedule
 from schedlang.stream import repeat
 
@@ -33,10 +34,13 @@ class Plan(Schedule):
     trials: tuple[Trial, ...] = field(default=(), eq=False, repr=False)
 
     def for_updates(self, updates: int) -> "Plan":
-        """The plan of a schedule without a flush for more updates than it shows; ValueError for fewer."""
+        """The plan of a schedule without a flush for more updates than it shows; ValueError for fewer, or too many."""
         more = updates - self.layout.updates
         if more < 0 or (more and not self.kernels):
-            raise ValueError(f"the plan has {self.layout.updates} updates{' or more' if self.kernels else ''}")
+            shown = counted(self.layout.updates, "update")
+            raise ValueError(f"the plan has {shown}{' or more' if self.kernels else ': no part of it repeats'}")
+        if more * sum(kernel.stop - kernel.start for kernel in self.kernels) > MOST_STEPS:
+            raise ValueError(f"{updates:,} updates are more than {MOST_STEPS:,} actions")
         return repeat(self, self.kernels, more) if more else self
 
     def to_json(self) -> dict[str, Any]:

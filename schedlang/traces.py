@@ -27,10 +27,10 @@ def traced_actions(events: Any) -> list[Traced]:
         match event:
             case {"ph": "X", "name": str(name), "dur": int() | float() as duration} if word := _ACTION.fullmatch(name):
                 start, rank = event.get("ts", 0), event.get("pid", 0)
-                if not all(isinstance(time, int | float) and isfinite(time) for time in (start, duration)):
-                    raise ValueError(f"`{name}` starts at {start} and lasts {duration}")
-                if duration < 0 or not isinstance(rank, int):
-                    raise ValueError(f"`{name}` lasts {duration} on rank {rank}")
+                if not (isfinite(duration) and duration >= 0):
+                    raise ValueError(f"`{name}` lasts {duration}, it must be a number from 0")
+                if not (isinstance(start, int | float) and isfinite(start) and isinstance(rank, int)):
+                    raise ValueError(f"`{name}` starts at {start} on process {rank}, both must be numbers")
                 microbatch = NO_MICROBATCH if word[3] is None else int(word[3])
                 found.append((rank, Bar(Kind[word[2]], int(word[1]), microbatch, start, start + duration)))
     return sorted(found, key=lambda action: action[1].start)

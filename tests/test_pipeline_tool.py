@@ -178,6 +178,13 @@ def test_wrong_usage(arguments: list[str], complaint: str, capsys: pytest.Captur
     assert complaint in capsys.readouterr().err
 
 
+def test_a_file_that_is_nested_too_deep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "deep.json").write_text("[" * 100_000)
+    with pytest.raises(SystemExit):
+        main(["pipeline", "-c", str(tmp_path / "deep.json")])
+    assert "deep.json`: it is nested too deep" in capsys.readouterr().err
+
+
 def test_a_size_that_the_schedule_refuses_is_a_diagnostic(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "strategy=dualpipe", "num_stages=4", "num_batches=4"]) == 1
     assert "error[require]: the schedule requires: there are at least two microbatches" in capsys.readouterr().err

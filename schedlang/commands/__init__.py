@@ -16,7 +16,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from schedlang.commands.given import UsageError, compiled, costs_given, load, load_priced
+from schedlang.commands.given import UsageError, compiled, costs_given, is_plan, load, load_priced
 from schedlang.diagnostics import CompileError, Diagnostic, counted, render
 
 #: The most sizes that one `schedc check --for` looks at.
@@ -27,8 +27,11 @@ def compile_program(options: argparse.Namespace) -> int:
     """Prove a program and write its plan."""
     from schedlang import read_source
 
+    source = read_source(options.file)
+    if is_plan(source):
+        raise UsageError(f"`{options.file}` is a plan, which `schedc check` proves again")
     choices = {"forward_only": options.forward_only, "transport": options.transport}
-    plan = compiled(read_source(options.file), dict(options.params), **choices)
+    plan = compiled(source, dict(options.params), **choices)
     status = _write(plan, options.output, options.format)
     if options.verbose:
         from schedlang.report import lowering_text
@@ -95,21 +98,22 @@ def check(options: argparse.Namespace) -> int:
     from schedlang.verdicts import count_instances, errors, verdicts_json, verdicts_text, warnings
 
     source, ranges = read_source(options.file), dict(options.ranges)
-    is_plan = source.text.lstrip().startswith("{")
-    if is_plan and (options.params or ranges):
+    if is_plan(source) and (options.params or ranges):
         raise UsageError(f"-p and --for are for the parameters of a program, `{options.file}` is a plan")
     if ranges:
         if options.transport == "all" or options.json:
             raise UsageError("--for checks many sizes for one transport, and prints one line")
         if len(ranges) < len(options.ranges):
             raise UsageError("a parameter has one --for")
+        if both := ranges.keys() & dict(options.params).keys():
+            raise UsageError(f"`{min(both)}` has a -p and a --for")
         sizes = prod(map(len, ranges.values()))
         if sizes > MOST_SIZES:
             raise UsageError(f"--for asks for {sizes:,} sizes, at most {MOST_SIZES:,} are looked at")
         print(count_instances(check_range(source, dict(options.params), ranges, options.transport), sizes))
         return 0
     names = NAMES if options.transport == "all" else (options.transport,)
-    if is_plan:
+    if is_plan(source):
         found = check_schedule(read_plan(options.file), names)
     else:
         found = check_program(source, dict(options.params), names)
@@ -119,7 +123,7 @@ def check(options: argparse.Namespace) -> int:
         return int(wrong)
     if len(found) == 1 and wrong:
         error = CompileError(found[options.transport])
-        raise error if is_plan else advise(error, source, dict(options.params), transport=options.transport)
+        raise error if is_plan(source) else advise(error, source, dict(options.params), transport=options.transport)
     print(verdicts_text(found) if len(found) > 1 else f"proved for {options.transport}")
     _warn(warnings(each for diagnostics in found.values() for each in diagnostics))
     return int(wrong)

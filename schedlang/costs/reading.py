@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,19 @@ from schedlang.costs.model import NAMES, SINGLE, Costs
 from schedlang.diagnostics import CompileError, Diagnostic
 from schedlang.traces import traced_actions
 
+#: The largest number that is taken: sums and products of such ones are still numbers.
+_MOST = 1e100
+
 
 def make_costs(lists: Mapping[str, Sequence[float]]) -> Costs:
     """Costs from the user's lists, by their `NAMES`; ValueError for what cannot be one."""
     given: dict[str, Any] = {}
     for name, values in lists.items():
         if name not in NAMES:
-            close = get_close_matches(name, NAMES, n=1)
+            close = get_close_matches(str(name), NAMES, n=1)
             raise ValueError(f"there is no cost `{name}`{f', there is `{close[0]}`' if close else ''}")
-        if not values or not all(isfinite(each) and (each >= 0 or "memory" in name) for each in values):
-            raise ValueError(f"`{name}` must be numbers{'' if 'memory' in name else ' from 0'}")
+        if not values or not all((-_MOST if "memory" in name else 0) <= each <= _MOST for each in values):
+            raise ValueError(f"`{name}` must be numbers from {-_MOST if 'memory' in name else 0:g} to {_MOST:g}")
         given[NAMES[name]] = _single(name, values) if NAMES[name] in SINGLE else tuple(map(float, values))
     return Costs(**given)
 
@@ -30,8 +32,8 @@ def _single(name: str, values: Sequence[float]) -> float | int:
     value = values[0]
     if len(values) > 1:
         raise ValueError(f"`{name}` is one number")
-    if name.startswith("bandwidth") and value == 0:
-        raise ValueError(f"`{name}` is 0, it must be more")
+    if name.startswith("bandwidth") and value < 1 / _MOST:
+        raise ValueError(f"`{name}` is {value:g}, it must be more")
     if name != "ranks_per_node":
         return float(value)
     if value < 1 or value != int(value):
@@ -69,5 +71,5 @@ def read_costs(path: str | Path) -> Costs:
 
     try:
         return costs_of(read_document(path))
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise CompileError([Diagnostic("costs", f"costs in `{path}`: {error}", file=str(path))]) from None
