@@ -88,10 +88,10 @@ def edited(source: Source, edits: list[dict[str, Any]]) -> Source:
     return Source(source.path, text)
 
 
-def test_what_is_advised_is_true(times: int) -> None:
+def test_what_is_advised_is_true() -> None:
     """A smallest size shows the mistake, and no smaller value of one parameter does; a repaired program is proved."""
     seen: dict[str, int] = {}
-    for source, params, transport, found in standstills(150 * times):
+    for source, params, transport, found in standstills(150):
         sizes = [note for note in found["notes"] if "smallest" in note]
         small = {"ranks": 3, "microbatches": 4} if sizes else params
         small = small | {name: int(value) for note in sizes for name, value in re.findall(r"-p (\w+)=(\d+)", note)}

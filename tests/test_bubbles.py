@@ -198,8 +198,9 @@ def test_a_faster_op_is_simulated() -> None:
     assert "overlap" in {each.field for each in overlapping.faster}
 
 
-def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program = str(PROGRAMS / "1f1b.sched")
+def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(PROGRAMS.parent)
+    program = "programs/1f1b.sched"
     assert main(["explain-bubble", program, "--p2p-time", "0.1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["idle"] == pytest.approx(4 * 34.6 - 96)

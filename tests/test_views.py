@@ -272,7 +272,7 @@ def test_colour_is_for_terminals_and_not_with_no_color(
         (["-o", "view"], "`view` must end in .svg, .png, .html or .json"),
         ([str(GALLERY[1])], "two schedules stand side by side on a page: -o NAME.html"),
         ([str(GALLERY[1]), "-o", "view.svg"], "two schedules stand side by side on a page, NAME.html"),
-        (["--updates", "2"], "the plan has 1 updates"),
+        (["--updates", "2"], "the plan has 1 update: no part of it repeats"),
     ],
 )
 def test_wrong_usage(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
