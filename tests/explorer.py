@@ -119,7 +119,7 @@ class _Explorer:
         """Batches of one lane go one after the other."""
         if self.name == "gloo":
             return batch.start
-        return self.name == "nccl" and len(batch) == 1 and self.peer(rank, batch.start)
+        return ("alone", self.peer(rank, batch.start)) if self.name == "nccl" and len(batch) == 1 else "all"
 
     def peer(self, rank: int, index: int) -> int:
         actions = self.schedule.ranks[rank]
