@@ -39,15 +39,11 @@ def compare(files: Iterable[str], params: Mapping[str, int], costs: Costs) -> li
     what is wrong with a program, but not for its own `require`.
     """
     sources = {file: read_source(file) for file in files}
-    programs = {file: _params(source) for file, source in sources.items() if not _is_plan(source)}
+    programs = {file: _params(source) for file, source in sources.items() if not source.is_plan}
     unknown = params.keys() - set().union(*programs.values())
     if unknown:
         raise ValueError(f"no program has a parameter `{min(unknown)}`")
     return [_entry(file, sources[file], programs.get(file), params, costs) for file in sources]
-
-
-def _is_plan(source: Source) -> bool:
-    return source.text.lstrip().startswith("{")
 
 
 def _params(source: Source) -> set[str]:

@@ -28,6 +28,11 @@ class Source:
     text: str = field(repr=False)
     imports: tuple[tuple[str, int], ...] = ()
 
+    @property
+    def is_plan(self) -> bool:
+        """Whether the text is a plan's: it begins with `{`, a program never does."""
+        return self.text.lstrip().startswith("{")
+
     def file(self, offset: int) -> tuple[str, int]:
         """The file that a character is in, and where the file's text starts."""
         started = [each for each in self.imports if each[1] <= offset]

@@ -298,3 +298,15 @@ def test_warnings_stand_beside_a_verdict() -> None:
     assert table.stderr.count("warning[") == 1
     verdicts = json.loads(schedc("check", explicit, "--transport", "all", "--json").stdout)["verdicts"]
     assert {each["transport"] for each in verdicts if each["warnings"]} == {"nccl"}
+
+
+def test_a_run_that_cannot_end_well_does_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+    for options, complaint in [
+        ([ONE_F_ONE_B, "--trace", "/no/such/folder/run.json"], "there is no folder for the trace"),
+        ([str(PROGRAMS / "pipedream.sched"), "--steps", "10000000000"], "updates are more than"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            main(["run", *options])
+        assert ended.value.code == 2
+        assert complaint in capsys.readouterr().err

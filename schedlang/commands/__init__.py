@@ -16,7 +16,7 @@ from pathlib import Path
 from textwrap import indent
 from typing import Any
 
-from schedlang.commands.given import UsageError, compiled, costs_given, is_plan, load, load_priced
+from schedlang.commands.given import UsageError, compiled, costs_given, load, load_priced
 from schedlang.diagnostics import CompileError, Diagnostic, counted, render
 
 #: The most sizes that one `schedc check --for` looks at.
@@ -28,7 +28,7 @@ def compile_program(options: argparse.Namespace) -> int:
     from schedlang import read_source
 
     source = read_source(options.file)
-    if is_plan(source):
+    if source.is_plan:
         raise UsageError(f"`{options.file}` is a plan, which `schedc check` proves again")
     choices = {"forward_only": options.forward_only, "transport": options.transport}
     plan = compiled(source, dict(options.params), **choices)
@@ -98,7 +98,7 @@ def check(options: argparse.Namespace) -> int:
     from schedlang.verdicts import count_instances, errors, verdicts_json, verdicts_text, warnings
 
     source, ranges = read_source(options.file), dict(options.ranges)
-    if is_plan(source) and (options.params or ranges):
+    if source.is_plan and (options.params or ranges):
         raise UsageError(f"-p and --for are for the parameters of a program, `{options.file}` is a plan")
     if ranges:
         if options.transport == "all" or options.json:
@@ -113,7 +113,7 @@ def check(options: argparse.Namespace) -> int:
         print(count_instances(check_range(source, dict(options.params), ranges, options.transport), sizes))
         return 0
     names = NAMES if options.transport == "all" else (options.transport,)
-    if is_plan(source):
+    if source.is_plan:
         found = check_schedule(read_plan(options.file), names)
     else:
         found = check_program(source, dict(options.params), names)
@@ -123,7 +123,7 @@ def check(options: argparse.Namespace) -> int:
         return int(wrong)
     if len(found) == 1 and wrong:
         error = CompileError(found[options.transport])
-        raise error if is_plan(source) else advise(error, source, dict(options.params), transport=options.transport)
+        raise error if source.is_plan else advise(error, source, dict(options.params), transport=options.transport)
     print(verdicts_text(found) if len(found) > 1 else f"proved for {options.transport}")
     _warn(warnings(each for diagnostics in found.values() for each in diagnostics))
     return int(wrong)
@@ -221,6 +221,14 @@ def run(options: argparse.Namespace) -> int:
     if importlib.util.find_spec("torch") is None:
         print("schedc run needs torch: pip install 'schedlang[runtime]'", file=sys.stderr)
         return 1
+    # What would end the run only once it is over, or on every rank, is told before it begins.
+    if options.trace and not Path(options.trace).absolute().parent.is_dir():
+        raise UsageError(f"there is no folder for the trace `{options.trace}`")
+    try:
+        if plan.kernels:
+            plan.for_updates(max(options.steps or 0, plan.layout.updates))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "plan.json"
         write_plan(plan, path)

@@ -12,18 +12,13 @@ class UsageError(Exception):
     """The options do not go together."""
 
 
-def is_plan(source: Any) -> bool:
-    """Whether a file holds a plan: it begins with `{`, a program never does."""
-    return bool(source.text.lstrip().startswith("{"))
-
-
 def load(options: argparse.Namespace, file: str | None = None, **choices: Any) -> Any:
     """The plan in the file, or the plan of the program in it, with some choices of `compile`."""
     from schedlang import read_plan, read_source
 
     file = file or options.file
     source = read_source(file)
-    if not is_plan(source):
+    if not source.is_plan:
         return compiled(source, dict(options.params), **choices)
     if options.params:
         raise UsageError(f"-p sets parameters of a program, `{file}` is a plan")
