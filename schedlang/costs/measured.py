@@ -1,7 +1,7 @@
 """Costs from a measured run."""
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean
 from typing import Any
 
 from schedlang.actions import counterpart, is_send
@@ -11,7 +11,7 @@ from schedlang.traces import Traced, ops_with_sends
 
 
 def measured_costs(actions: Sequence[Traced]) -> Costs:
-    """The costs that the actions of a run show, in order of time and in its unit: medians.
+    """The costs that the actions of a run show, in order of time and in its unit: means, since a step is a sum.
 
     A duration is that of a kind of op on a stage, with the sends that follow it (`ops_with_sends`); a kind that did not
     run at all is left open, and where one ran on some stages only, its duration on the others is 0. The time of a
@@ -23,17 +23,17 @@ def measured_costs(actions: Sequence[Traced]) -> Costs:
     stages = range(1 + max((stage for _, stage in durations), default=-1))
     ran = {kind for kind, _ in durations}
     found: dict[str, Any] = {
-        name: tuple(_median(durations.get((kind, stage), [0.0])) for stage in stages)
+        name: tuple(_mean(durations.get((kind, stage), [0.0])) for stage in stages)
         for kind, name in DURATIONS.items()
         if kind in ran
     }
     times = latencies(actions)
-    return Costs(**found, p2p=_median(times) if times else None)
+    return Costs(**found, p2p=_mean(times) if times else None)
 
 
-def _median(times: list[float]) -> float:
+def _mean(times: list[float]) -> float:
     """To as many digits as differences of times have."""
-    return float(f"{median(times):.9g}")
+    return float(f"{fmean(times):.9g}")
 
 
 def latencies(actions: Sequence[Traced]) -> list[float]:

@@ -44,7 +44,7 @@ def _single(name: str, values: Sequence[float]) -> float | int:
 def costs_of(document: Any) -> Costs:
     """Costs from an object such as `{"forward_times": [1, 1.5], "p2p_time": 0.1}`; ValueError says what is wrong.
 
-    An object with `traceEvents` is a trace in Chrome's format; of its actions, the median durations are taken.
+    An object with `traceEvents` is a trace in Chrome's format; of its actions, the mean durations are taken.
     """
     if not isinstance(document, dict):
         raise ValueError('it must be an object, such as {"forward_times": [1, 2]}')

@@ -1,6 +1,6 @@
 """A recorded run against the prediction for its plan; and who keeps the others waiting."""
 
-from statistics import median, quantiles
+from statistics import fmean, median, quantiles
 
 from attrs import evolve, frozen
 
@@ -21,14 +21,14 @@ UNSTEADY = 0.3
 class Durations:
     """How long the ops of a kind on a stage took, in microseconds.
 
-    `ratio` is their median over the median of the other stages' medians, and 1 where there is no other stage. `spread`
-    is the distance of the quartiles over the median.
+    `mean` is what the costs of a run take. `ratio` is that over the median of the other stages' means, and 1 where
+    there is no other stage. `spread` is the distance of the quartiles over the median.
     """
 
     kind: Kind
     stage: int
     count: int
-    median: float
+    mean: float
     ratio: float
     spread: float
 
@@ -97,11 +97,12 @@ def _durations(run: Run) -> list[Durations]:
         times.setdefault(Kind(bar.kind), {}).setdefault(bar.stage, []).append(bar.end - bar.start)
     found = []
     for kind, by_stage in times.items():
-        medians = {stage: median(each) for stage, each in by_stage.items()}
+        means = {stage: fmean(each) for stage, each in by_stage.items()}
         for stage, each in sorted(by_stage.items()):
-            ratio = _ratio(medians, stage)
+            ratio = _ratio(means, stage)
             low, middle, high = quantiles(each, n=4, method="inclusive") if len(each) > 1 else each * 3
-            found.append(Durations(kind, stage, len(each), middle, ratio, (high - low) / middle if middle else 0.0))
+            spread = (high - low) / middle if middle else 0.0
+            found.append(Durations(kind, stage, len(each), means[stage], ratio, spread))
     return found
 
 
@@ -116,7 +117,7 @@ def _stragglers(run: Run, durations: tuple[Durations, ...]) -> list[Straggler]:
     work = dict.fromkeys(range(len(run.plan.placement)), 0.0)
     for each in durations:
         # An optimizer step is none of a microbatch.
-        work[each.stage] += each.median if each.kind != Kind.U else 0.0
+        work[each.stage] += each.mean if each.kind != Kind.U else 0.0
     slow, unsteady = [], []
     for rank in range(len(run.plan.ranks)):
         mine = run.plan.stages_of(rank)

@@ -45,9 +45,9 @@ def _ranks(found: Comparison) -> list[str]:
 
 def _ops(found: Comparison) -> list[str]:
     """How long ops took: by kind and stage."""
-    rows = [["op", "stage", "median, ms", "to the other stages", "spread of the middle half"]]
+    rows = [["op", "stage", "mean, ms", "to the other stages", "spread of the middle half"]]
     for each in found.durations:
-        took = f"{each.median / _MILLISECOND:.4g}", f"{each.ratio:.2f}x", f"{each.spread:.0%}"
+        took = f"{each.mean / _MILLISECOND:.4g}", f"{each.ratio:.2f}x", f"{each.spread:.0%}"
         rows.append([each.kind.name, str(each.stage), *took])
     return _table(rows)
 

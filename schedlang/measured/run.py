@@ -30,7 +30,7 @@ class Run:
 
     @property
     def costs(self) -> Costs:
-        """What ops and transfers took: medians over all steps."""
+        """What ops and transfers took: means over all steps."""
         return measured_costs(self.actions)
 
     @property
