@@ -276,15 +276,16 @@ def test_perfetto_reads_the_trace(browser: Browser, perfetto: str) -> None:
     page.route("**/*", lambda route: route.continue_() if "//127.0.0.1" in route.request.url else route.abort())
     page.goto(perfetto)
     page.get_by_text("rank 3 (stages 3, 4)").wait_for(timeout=60 * SECOND)
-    # In its search box, a colon begins a query.
+    # In its search box, a colon begins a query; the box is then another.
     page.locator("input").first.fill(":")
-    page.keyboard.insert_text(
+    box = page.locator(".pf-omnibox--query-mode input")
+    box.fill(
         "select (select count(*) from slice) || ' slices, ' || count(*) || ' arrows, '"
         " || sum(made.name || '>' || used.name in ('0F5>1F5', '2I5>1I5')) || ' of two, '"
         " || (select sum(value) from stats where severity = 'error') || ' errors' as found"
         " from flow join slice made on slice_out = made.id join slice used on slice_in = used.id"
         " where used.ts >= made.ts + made.dur and made.track_id != used.track_id"
     )
-    page.keyboard.press("Enter")
+    box.press("Enter")
     page.get_by_text("192 slices, 96 arrows, 2 of two, 0 errors", exact=True).wait_for(timeout=30 * SECOND)
     page.close()
