@@ -60,8 +60,7 @@ def _finding(schedule: Schedule, uses: Uses, position: list[int], rank: int) -> 
         edges = dict(list(edges.items())[list(edges).index(rank) :])
         message = f"{ranks_text(sorted(edges))} wait for each other, each at the first use of a communicator"
     help = "let all ranks use all communicators once before the step, or open them with `device_id` (nccl-eager)"
-    place = schedule.ranks[rank].source[edges[rank].at[1]]
-    return Finding("first-use", message, rank, place, help=help, waits=describe(schedule, list(edges.values())))
+    return Finding("first-use", message, rank, help=help, waits=describe(schedule, list(edges.values())))
 
 
 def _edge(uses: Uses, position: list[int], rank: int) -> tuple[Edge, int]:

@@ -157,6 +157,8 @@ def test_bytes() -> None:
     assert simulate(plan, more).peak_bytes == (61, 61)
     two = compile(read_source(PROGRAMS / "pipedream_2bw.sched"))
     assert simulate(two, Costs(weights_bytes=(5,))).peak_bytes == tuple(5.0 * each for each in follow_weights(two).held)
+    chunks = compile(read_source(PROGRAMS / "interleaved_1f1b.sched"), {"ranks": 2, "microbatches": 2, "chunks": 2})
+    assert simulate(chunks, Costs(weights_bytes=(1, 2, 3, 4))).peak_bytes == (1 + 3, 2 + 4)
 
 
 def test_a_file_is_json_or_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
