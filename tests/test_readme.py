@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from schedlang import compile
 from schedlang.cli import main
+from schedlang.source import Source
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -51,6 +53,21 @@ def test_what_each_action_lets_go(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert main(command.split()) == 0
     page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
     assert capsys.readouterr().out == shown(f"schedc {command}", page)
+
+
+LANGUAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("program", re.findall(r"^```\n(schedule .*?)^```", LANGUAGE, re.M | re.S))
+def test_programs_of_the_reference_compile(program: str) -> None:
+    compile(Source("language.md", program))
+
+
+def test_every_word_of_the_grammar_is_in_the_reference() -> None:
+    grammar = re.sub(r"//.*", "", (ROOT / "grammars" / "sched.lark").read_text(encoding="utf-8"))
+    words = set(re.findall(r'"([a-zA-Z]+)"', grammar))
+    assert len(words) > 40
+    assert not words - set(re.findall(r"\w+", " ".join(re.findall(r"`[^`]+`|^```.*?^```", LANGUAGE, re.M | re.S))))
 
 
 def test_every_command_and_program_is_named() -> None:
