@@ -120,5 +120,7 @@ class _Calls:
             Kind.I: stage.backward_input,
             Kind.W: stage.backward_weight,
             Kind.R: stage.recompute,
+            Kind.OFFLOAD: stage.offload,
+            Kind.RELOAD: stage.reload,
         }[kind]
         return partial(call, microbatch)

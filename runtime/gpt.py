@@ -1,5 +1,7 @@
 """A small GPT over bytes, cut into stages."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,9 +21,9 @@ class Embedding(nn.Module):
         self.byte = nn.Embedding(_BYTES, _WIDTH)
         self.position = nn.Parameter(torch.randn(CONTEXT, _WIDTH) * 0.02)
 
-    def forward(self, bytes: Tensor) -> Tensor:
-        """(rows, length) bytes to (rows, length, width)."""
-        embedded: Tensor = self.byte(bytes) + self.position[: bytes.shape[1]]
+    def forward(self, bytes: Tensor, begin: int = 0) -> Tensor:
+        """(rows, length) bytes, of which so many went before, to (rows, length, width)."""
+        embedded: Tensor = self.byte(bytes) + self.position[begin : begin + bytes.shape[1]]
         return embedded
 
 
@@ -36,18 +38,21 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(rows, length, width) to the same."""
-        x = x + self.attend(self.attention_norm(x))
-        fed: Tensor = self.down(F.gelu(self.up(self.norm(x))))
-        return x + fed
+        return self.extend(x, None)[0]
 
-    def attend(self, x: Tensor) -> Tensor:
-        """Causal self-attention."""
+    def extend(self, x: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The same, for the part of a text after the one with these keys and values; with those of both."""
         rows, length, width = x.shape
-        heads = self.query_key_value(x).view(rows, length, 3 * _HEADS, width // _HEADS).transpose(1, 2)
-        query, key, value = heads.chunk(3, dim=1)
-        mixed = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        merged: Tensor = self.merge(mixed.transpose(1, 2).reshape(rows, length, width))
-        return merged
+        heads = self.query_key_value(self.attention_norm(x)).view(rows, length, 3 * _HEADS, width // _HEADS)
+        query, *new = heads.transpose(1, 2).chunk(3, dim=1)
+        seen = torch.stack(new) if past is None else torch.cat([past, torch.stack(new)], dim=3)
+        before = seen.shape[3] - length
+        mask = torch.ones(length, before + length, dtype=torch.bool, device=x.device).tril(before) if before else None
+        key, value = seen
+        mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
+        x = x + self.merge(mixed.transpose(1, 2).reshape(rows, length, width))
+        fed: Tensor = self.down(F.gelu(self.up(self.norm(x))))
+        return x + fed, seen
 
 
 class Head(nn.Module):
@@ -63,14 +68,31 @@ class Head(nn.Module):
         return scores
 
 
-def build_gpt(stages: int, seed: int) -> list[nn.Sequential]:
+class Sliced(nn.Sequential):
+    """The layers of a stage, for one slice of a text after the other: a block sees keys and values of all before."""
+
+    def forward(self, input: Tensor, past: Sequence[Tensor] | None = None) -> tuple[Tensor, list[Tensor]]:
+        """The output, and for each block the keys and values so far, (2, rows, heads, length, width)."""
+        x, before, seen = input, iter(past or ()), list[Tensor]()
+        for layer in self:
+            if isinstance(layer, Block):
+                x, keys_and_values = layer.extend(x, next(before, None))
+                seen.append(keys_and_values)
+            elif isinstance(layer, Embedding):
+                x = layer(x, past[0].shape[3] if past else 0)
+            else:
+                x = layer(x)
+        return x, seen
+
+
+def build_gpt(stages: int, seed: int, slices: int = 1) -> list[nn.Sequential]:
     """The stages of a model, the same for the same seed: as many blocks in each, at least four in all."""
     torch.manual_seed(seed)
     blocks = -(-_LEAST_BLOCKS // stages)
     layers: list[list[nn.Module]] = [[Block() for _ in range(blocks)] for _ in range(stages)]
     layers[0].insert(0, Embedding())
     layers[-1].append(Head())
-    return [nn.Sequential(*each) for each in layers]
+    return [(nn.Sequential if slices == 1 else Sliced)(*each) for each in layers]
 
 
 def next_byte_loss(scores: Tensor, following: Tensor) -> Tensor:

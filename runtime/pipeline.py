@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from time import perf_counter
 from typing import Any
@@ -19,8 +19,9 @@ from schedlang.runtime.calls import Call, prepare
 from schedlang.runtime.checks import check_same_plan, check_stages, check_transport, device_of
 from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.replicas import Replicas
+from schedlang.runtime.slices import SlicedStage
 from schedlang.runtime.stage import LossFn, Stage
-from schedlang.runtime.values import Look, Value, cut, flatten
+from schedlang.runtime.values import Look, Value, cut, flatten, join
 from schedlang.runtime.watchdog import PipelineError, Watchdog
 from schedlang.runtime.weights import Weights, delays
 from schedlang.runtime.wire import Wire, warm_up
@@ -37,6 +38,7 @@ class Pipeline:
 
     `stages` are the modules of exactly the stages that the plan gives to this rank. A stage takes what the one before
     returns, a tensor, or tensors in tuples, lists and dictionaries, microbatch first; a tuple as several arguments.
+    Where the plan has slices, stages take and return more, see `SlicedStage`.
     `loss_fn(output, targets)` gives the scalar loss of one microbatch. Every microbatch's loss is multiplied by
     `loss_scale` before its backward; without it by 1/microbatches, those of one update, for the gradient of the mean.
     `optimizers` are those of the stages that the plan updates (`U`), and no others. No wait is longer than `timeout`
@@ -90,16 +92,18 @@ class Pipeline:
         """Run the plan once on a batch; gradients add up in `.grad`.
 
         `inputs` are needed on the rank of the first stage, `targets` on that of the last; all their tensors are cut
-        into microbatches along their first dimension. `options` are keyword arguments for the modules of this rank, one
-        dictionary per microbatch. Gives the losses by microbatch, unscaled, on the rank of the last stage, and None
-        elsewhere. Of several pipelines the first has the first microbatches; a rank gives the losses that it has.
+        into microbatches along their first dimension, and these into slices along the second one. `options` are keyword
+        arguments for the modules of this rank, one dictionary per microbatch. Gives the losses by microbatch, unscaled,
+        on the rank of the last stage, and None elsewhere; that of a microbatch is the mean of its slices'. Of several
+        pipelines the first has the first microbatches; a rank gives the losses that it has.
         """
         if self._plan.is_forward_only:
             raise PipelineError("the plan has no backward, it evaluates")
         self._replicas.begin()
         self._run(self._training, inputs, targets, options, evaluates=False)
-        losses = [stage.outputs.pop(each) for stage, units in self._last_stages() for each in range(units)]
-        return torch.stack(losses) if losses else None
+        losses = self._outputs()
+        slices = self._plan.layout.slices
+        return torch.stack(losses).view(-1, slices).mean(dim=1) if losses else None
 
     def evaluate(
         self, inputs: Value = None, targets: Value = None, options: Options | None = None
@@ -110,7 +114,10 @@ class Pipeline:
         """
         with torch.no_grad():
             self._run(self._evaluation, inputs, targets, options, evaluates=True)
-        found = [stage.outputs.pop(each) for stage, units in self._last_stages() for each in range(units)]
+        found, slices = self._outputs(), self._plan.layout.slices
+        if slices > 1:
+            parts = [found[begin : begin + slices] for begin in range(0, len(found), slices)]
+            found = [join(each) if targets is None else torch.stack(each).mean() for each in parts]
         return found or None
 
     def state_dict(self) -> dict[int, Any]:
@@ -182,27 +189,34 @@ class Pipeline:
             mine = slice(begin, begin := begin + pipeline.microbatches)
             first, last = self._stages.get(pipeline.start), self._stages.get(pipeline.stop - 1)
             if first is not None:
-                parts = cut("inputs", inputs, self._plan.microbatches)[mine]
+                parts = self._cut("inputs", inputs, mine)
                 first.inputs.update(enumerate(parts))
                 looks[pipeline.start] = evaluates, Look.of(*flatten(parts[0], "`inputs`"))
             if last is not None:
                 given = not evaluates or targets is not None
-                parts = cut("targets", targets, self._plan.microbatches)[mine] if given else []
-                last.targets = dict(enumerate(parts))
+                last.targets = dict(enumerate(self._cut("targets", targets, mine) if given else []))
             for number in range(pipeline.start, pipeline.stop):
                 if number in self._stages:
                     self._stages[number].begin(self._options(options, mine))
         return looks
+
+    def _cut(self, name: str, batch: Value, mine: slice) -> list[Value]:
+        """Some microbatches of a batch, or their slices."""
+        parts, slices = cut(name, batch, self._plan.microbatches)[mine], self._plan.layout.slices
+        if slices == 1:
+            return parts
+        return [each for part in parts for each in cut(name, part, slices, "slices", dimension=1)]
 
     def _options(self, options: Options | None, mine: slice) -> dict[int, Mapping[str, Any]]:
         if options is not None and len(options) != self._plan.microbatches:
             raise PipelineError(f"`options` are {len(options)}, the plan has {self._plan.microbatches} microbatches")
         return dict(enumerate(options[mine])) if options else {}
 
-    def _last_stages(self) -> list[tuple[Stage, int]]:
-        """The last stages that are on this rank, each with the number of its microbatches."""
+    def _outputs(self) -> list[Value]:
+        """What the last stages that are on this rank have made, by microbatch, or slice of one."""
         layout = self._plan.layout
-        return [(stage, layout.units(number)) for number, stage in self._stages.items() if layout.is_last(number)]
+        last = [(stage, layout.units(number)) for number, stage in self._stages.items() if layout.is_last(number)]
+        return [stage.outputs.pop(each) for stage, units in last for each in range(units)]
 
     def _connected(
         self,
@@ -214,18 +228,20 @@ class Pipeline:
         """The stages of this rank; neighbours among them share their boxes."""
         layout, stages = self._plan.layout, dict[int, Stage]()
         behind = delays(self._plan, self._rank)
+        make = Stage if layout.slices == 1 else partial(SlicedStage, slices=layout.slices)
         for number in sorted(modules):
             per_update = layout.units(number) // layout.updates
-            stages[number] = Stage(
+            stages[number] = make(
                 number,
                 modules[number],
                 self._device,
                 is_first=layout.is_first(number),
                 loss_fn=loss_fn if layout.is_last(number) else None,
-                loss_scale=scale,
+                loss_scale=scale / layout.slices,
                 optimizer=optimizers.get(number),
                 recomputed={microbatch for stage, microbatch in self._plan.recomputed if stage == number},
                 split={microbatch for stage, microbatch in self._plan.split if stage == number},
+                offloaded={microbatch for stage, microbatch in self._plan.offloaded if stage == number},
                 weights=Weights(modules[number], behind[number], per_update) if behind[number] else None,
             )
         for number, stage in stages.items():

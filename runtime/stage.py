@@ -1,4 +1,4 @@
-"""One stage: what F, B, I, W, R and U mean on a torch module."""
+"""One stage: what F, B, I, W, R, U, OFFLOAD and RELOAD mean on a torch module."""
 
 import sys
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer
 
+from schedlang.runtime.offload import Offload, copy_stream
 from schedlang.runtime.split import Split, warn_of
 from schedlang.runtime.values import Value, flatten, has_gradient, unflatten
 from schedlang.runtime.watchdog import PipelineError
@@ -35,7 +36,7 @@ class Stage:
 
     The last stage has a `loss_fn`: its output is then the loss, detached, whose gradient is `loss_scale`. Of the
     `recomputed` microbatches, F keeps only the input, and R makes the rest again before the backward. The `split`
-    ones have their backward in two halves.
+    ones have their backward in two halves; of the `offloaded` ones, what F keeps for it is copied to the host and back.
     """
 
     def __init__(
@@ -50,11 +51,12 @@ class Stage:
         optimizer: Optimizer | None = None,
         recomputed: Container[int] = (),
         split: Container[int] = (),
+        offloaded: Container[int] = (),
         weights: Weights | None = None,
     ) -> None:
         self.number, self.module, self.device, self.is_first = number, module, device, is_first
         self.optimizer, self.loss_fn = optimizer, loss_fn
-        self.recomputed, self.split = recomputed, split
+        self.recomputed, self.split, self.offloaded = recomputed, split, offloaded
         self.inputs: dict[int, Value] = {}
         self.outputs: dict[int, Value] = {}
         self.gradients: dict[int, list[Tensor]] = {}
@@ -68,6 +70,9 @@ class Stage:
         self._live: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         #: The halves of a backward, from F (or R) to W.
         self._splits: dict[int, Split] = {}
+        #: What goes to the host, from F to RELOAD; a GPU copies on a stream of its own.
+        self._offloads: dict[int, Offload] = {}
+        self._copies = copy_stream(device) if offloaded else None
         self._warned = False
         self._sharded = _fsdp_modules(module)
         #: Input and random state, from F to R.
@@ -103,12 +108,12 @@ class Stage:
 
     def _record(self, microbatch: int, input: Value) -> Value:
         """The output of the module, whose graph is kept for the backward."""
-        inputs = []
-        if not self.is_first:
-            inputs = [each.requires_grad_() for each in flatten(input, "")[0] if has_gradient(each)]
+        inputs = self._leaves(microbatch, input)
         if microbatch in self.split:
             self._splits[microbatch] = Split()
-        with self._splits.get(microbatch, nullcontext()):
+        if microbatch in self.offloaded:
+            self._offloads[microbatch] = self._offload(microbatch, input)
+        with self._splits.get(microbatch, nullcontext()), self._offloads.get(microbatch, nullcontext()):
             output = self._run(microbatch, input)
         tensors, tree = flatten(output, f"the output of stage {self.number}")
         outputs = [each for each in tensors if has_gradient(each)]
@@ -123,16 +128,31 @@ class Stage:
             self.gradients[microbatch] = [torch.full_like(each, self._loss_scale) for each in outputs]
         return unflatten([each.detach() for each in tensors], tree)
 
+    def _offload(self, microbatch: int, input: Value) -> Offload:
+        if self._sharded:
+            raise PipelineError(f"stage {self.number} is sharded, so its activations cannot be offloaded yet")
+        weights = self.module.parameters() if self.weights is None else self.weights.read(microbatch).values()
+        stays = [*weights, *self.module.buffers(), *flatten(input, "")[0]]
+        return Offload(self.device, stays, self._copies)
+
+    def _leaves(self, microbatch: int, input: Value) -> list[Tensor]:
+        """What the forward takes that gets a gradient."""
+        return [] if self.is_first else with_gradients(input)
+
     def _run(self, microbatch: int, input: Value) -> Value:
         """The module's output, or on the last stage its loss."""
         output = self._call(microbatch, input, self.weights)
         return output if self.loss_fn is None else self._loss(microbatch, output)
 
     def _call(self, microbatch: int, input: Value, weights: Weights | None) -> Value:
-        arguments, options = input if isinstance(input, tuple) else (input,), self.options.get(microbatch, _NO_OPTIONS)
+        arguments, options = input if isinstance(input, tuple) else (input,), self._options(microbatch)
         if weights is None:
             return self.module(*arguments, **options)
         return functional_call(self.module, weights.read(microbatch), arguments, dict(options))
+
+    def _options(self, microbatch: int) -> Mapping[str, Any]:
+        """The keyword arguments of the module."""
+        return self.options.get(microbatch, _NO_OPTIONS)
 
     def _loss(self, microbatch: int, output: Value) -> Tensor:
         if self.loss_fn is None:
@@ -146,14 +166,14 @@ class Stage:
     def backward(self, microbatch: int) -> None:
         """B: the gradients of the weights, which add up, and of the input."""
         inputs, outputs = self._live.pop(microbatch)
-        torch.autograd.backward(*_roots(outputs, self.gradients.pop(microbatch)))
+        torch.autograd.backward(*_roots(outputs, self._gradients(microbatch)))
         self._pass_back(microbatch, inputs, [each.grad for each in inputs])
 
     def backward_input(self, microbatch: int) -> None:
         """I: the gradients of the inputs."""
         inputs, outputs = self._live.pop(microbatch)
         split = self._splits[microbatch]
-        found = split.backward_input(*_roots(outputs, self.gradients.pop(microbatch)), inputs)
+        found = split.backward_input(*_roots(outputs, self._gradients(microbatch)), inputs)
         self._pass_back(microbatch, inputs, found)
         if split.others and not self._warned:
             self._warned = True
@@ -169,6 +189,14 @@ class Stage:
             if state._is_root:
                 state._root_post_backward_final_callback()
 
+    def offload(self, microbatch: int) -> None:
+        """OFFLOAD: what the backward needs goes to the host."""
+        self._offloads[microbatch].offload()
+
+    def reload(self, microbatch: int) -> None:
+        """RELOAD: it comes back."""
+        self._offloads.pop(microbatch).reload()
+
     def update(self) -> None:
         """U: the optimizer's step, and gradients start anew."""
         assert self.optimizer is not None
@@ -178,13 +206,24 @@ class Stage:
         else:
             self.weights.update(self.optimizer)
 
+    def _gradients(self, microbatch: int) -> list[Tensor]:
+        """The gradients of what the forward made."""
+        return self.gradients.pop(microbatch)
+
     def _pass_back(self, microbatch: int, inputs: list[Tensor], gradients: Sequence[Tensor | None]) -> None:
         if not self.is_first:
-            # The stage before waits for a gradient, even where the output does not depend on the input.
-            self.input_gradients[microbatch] = [
-                torch.zeros_like(each) if gradient is None else gradient
-                for each, gradient in zip(inputs, gradients, strict=True)
-            ]
+            self.input_gradients[microbatch] = or_zeros(inputs, gradients)
+
+
+def with_gradients(value: Value) -> list[Tensor]:
+    """The tensors of a value whose gradients are wanted, as leaves of the graph to come."""
+    return [each.requires_grad_() for each in flatten(value, "")[0] if has_gradient(each)]
+
+
+def or_zeros(tensors: list[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """Gradients of tensors for one who waits for them, even where nothing depends on a tensor."""
+    pairs = zip(tensors, gradients, strict=True)
+    return [torch.zeros_like(tensor) if gradient is None else gradient for tensor, gradient in pairs]
 
 
 def _roots(outputs: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:

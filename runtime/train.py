@@ -93,7 +93,7 @@ def _note(training: Training, plan: Plan, losses: Tensor, seconds: float) -> Non
 def build_stages(plan: Plan, numbers: Iterable[int], seed: int) -> dict[int, nn.Module]:
     """Some stages of the model; stages of several pipelines that are replicas begin with the same weights."""
     starts = {number: plan.layout.pipeline_of[number].start for number in numbers}
-    models = {start: build_gpt(plan.layout.pieces, seed) for start in set(starts.values())}
+    models = {start: build_gpt(plan.layout.pieces, seed, plan.layout.slices) for start in set(starts.values())}
     return {number: models[start][number - start] for number, start in starts.items()}
 
 

@@ -1,5 +1,6 @@
 """What passes between stages: a tensor, or tensors in tuples, lists and dictionaries."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -71,14 +72,21 @@ class Look:
         return " and ".join(f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype in parts)
 
 
-def cut(name: str, batch: Value, microbatches: int) -> list[Value]:
-    """The microbatches of a batch: all of its tensors are cut along their first dimension, into equal parts."""
+def cut(name: str, batch: Value, count: int, into: str = "microbatches", dimension: int = 0) -> list[Value]:
+    """The parts of a batch: all of its tensors are cut along a dimension, into equal parts."""
     tensors, tree = flatten(batch, f"`{name}`")
-    rows = {len(each) if each.ndim else 0 for each in tensors}
-    if len(rows) > 1:
-        raise PipelineError(f"the tensors of `{name}` have {' and '.join(map(str, sorted(rows)))} rows")
-    for count in rows:
-        if not count or count % microbatches:
-            raise PipelineError(f"`{name}` has {count} rows, which do not divide into {microbatches} microbatches")
-    parts = zip(*(each.chunk(microbatches) for each in tensors), strict=True)
+    sizes = {each.shape[dimension] if each.ndim > dimension else 0 for each in tensors}
+    what = "rows" if dimension == 0 else "columns"
+    if len(sizes) > 1:
+        raise PipelineError(f"the tensors of `{name}` have {' and '.join(map(str, sorted(sizes)))} {what}")
+    for size in sizes:
+        if not size or size % count:
+            raise PipelineError(f"`{name}` has {size} {what}, which do not divide into {count} {into}")
+    parts = zip(*(each.chunk(count, dimension) for each in tensors), strict=True)
     return [unflatten(list(part), tree) for part in parts]
+
+
+def join(slices: Sequence[Value]) -> Value:
+    """The inverse of cutting a microbatch into slices, along the second dimension."""
+    tensors, trees = zip(*(flatten(each, "the output") for each in slices), strict=True)
+    return unflatten([torch.cat(parts, dim=1) for parts in zip(*tensors, strict=True)], trees[0])

@@ -67,6 +67,31 @@ UPDATES = """schedule updates {
 }
 """
 
+# Replicas that are updated, each for itself.
+UPDATED = """schedule updated {
+    param ranks = 2
+    param microbatches = 2
+    pipeline down runs 1 stage s in 0 .. ranks on s
+    pipeline up   runs 1 stage s in 0 .. ranks on ranks - 1 - s
+    rank r {
+        F(down(r), 0)  F(up(ranks - 1 - r), 0)
+        B(down(r), 0)  B(up(ranks - 1 - r), 0)
+        U
+    }
+}
+"""
+# Slices whose forwards are run again, and whose backward is split.
+SLICES = """schedule slices {
+    param ranks = 2
+    param microbatches = 3
+    param slices = 3
+    rank r {
+        for m in 0 .. microbatches { for k in 0 .. slices { F(m, k) } }
+        for m in 0 .. microbatches { for k in 0 .. slices { R(m, slices - 1 - k)  B(m, slices - 1 - k) } }
+        repeat microbatches * slices { W }
+    }
+}
+"""
 
 # Proved for gloo alone: the first rank sends in an order, the second one receives in another.
 CROSSED = """schedule crossed {
@@ -86,17 +111,47 @@ def program(name: str, **params: int) -> Plan:
     return compile(Source(path.name, path.read_text()), params)
 
 
-def modules(stages: int, dtype: torch.dtype = torch.float64) -> list[nn.Module]:
+class Summed(nn.Module):
+    """Where microbatches have slices: every position sees those before."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDTH, WIDTH, dtype=dtype)
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+        seen = self.linear(x).cumsum(dim=1) + (0 if past is None else past)
+        return torch.tanh(seen), seen[:, -1:]
+
+
+def modules(stages: int, dtype: torch.dtype = torch.float64, sliced: bool = False) -> list[nn.Module]:
     """All stages of a small model, the same on every rank."""
     torch.manual_seed(0)
+    if sliced:
+        return [Summed(dtype) for _ in range(stages)]
     return [nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=dtype), nn.Tanh()) for _ in range(stages)]
+
+
+class Forgetful(Summed):
+    """Returns nothing for the next slice."""
+
+    def forward(self, x: torch.Tensor, past: torch.Tensor | None) -> torch.Tensor:
+        return super().forward(x, past)[0]
+
+
+def alone(model: list[nn.Module], x: torch.Tensor) -> torch.Tensor:
+    """The output of all stages, of whole microbatches."""
+    for each in model:
+        x = each(x, None)[0] if isinstance(each, Summed) else each(x)
+    return x
 
 
 def batch(plan: Plan, seed: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
-    rows = ROWS * plan.microbatches
-    inputs = torch.randn(rows, WIDTH, generator=generator, dtype=dtype)
-    return inputs, torch.randn(rows, WIDTH, generator=generator, dtype=dtype)
+    shape = [ROWS * plan.microbatches, WIDTH]
+    if plan.layout.slices > 1:
+        shape.insert(1, 3 * plan.layout.slices)
+    inputs = torch.randn(shape, generator=generator, dtype=dtype)
+    return inputs, torch.randn(shape, generator=generator, dtype=dtype)
 
 
 def pipeline(plan: Plan, model: list[nn.Module], **options: object) -> Pipeline:
@@ -119,7 +174,7 @@ def difference(ours: torch.Tensor, expected: torch.Tensor) -> float:
 @cache
 def sweep_plans(ranks: int) -> dict[str, Plan]:
     """Every program that runs so far, at several sizes."""
-    plans = {"v 3": compile(Source("v.sched", V), {"ranks": ranks, "microbatches": 3})}
+    plans = {name: compile(Source(name, text), {"ranks": ranks}) for name, text in (("v 3", V), ("slices 3", SLICES))}
     for path in sorted(PROGRAMS.glob("*.sched")):
         # 12 is more than the sends that may be under way.
         for microbatches in sorted({1, ranks - 1, ranks, 2 * ranks + ranks % 2 if ranks > 2 else 12}):
@@ -139,7 +194,8 @@ def sweep() -> None:
 
 def replicated(plan: Plan, dtype: torch.dtype = torch.float64) -> list[nn.Module]:
     """All stages of a small model, the same on every rank, with replicas for all pipelines."""
-    return [module for _ in plan.layout.pipelines for module in modules(plan.layout.pieces, dtype)]
+    layout = plan.layout
+    return [module for _ in layout.pipelines for module in modules(layout.pieces, dtype, layout.slices > 1)]
 
 
 def compare(plan: Plan, dtype: torch.dtype = torch.float64, **options: float) -> list[float]:
@@ -147,7 +203,7 @@ def compare(plan: Plan, dtype: torch.dtype = torch.float64, **options: float) ->
 
     Two steps, whose gradients add up, with an evaluation between them, which leaves them alone.
     """
-    model, reference = replicated(plan, dtype), modules(plan.layout.pieces, dtype)
+    model, reference = replicated(plan, dtype), modules(plan.layout.pieces, dtype, plan.layout.slices > 1)
     scale = options.get("loss_scale", 1 / plan.microbatches)
     ours = pipeline(plan, model, **options)
     worst = [0.0, 0.0]
@@ -155,9 +211,13 @@ def compare(plan: Plan, dtype: torch.dtype = torch.float64, **options: float) ->
         inputs, targets = batch(plan, step, dtype)
         expected = []
         for x, y in zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True):
-            loss = nn.functional.mse_loss(nn.Sequential(*reference)(x), y)
+            loss = nn.functional.mse_loss(alone(reference, x), y)
             (loss * scale).backward()
             expected.append(loss.detach())
+        if plan.layout.slices > 1:
+            # Put together again.
+            for output, x in zip(ours.evaluate(inputs) or [], inputs.chunk(plan.microbatches), strict=False):
+                worst[0] = max(worst[0], difference(output, alone(reference, x)))
         evaluated = ours.evaluate(inputs, targets)
         found = [evaluated and torch.stack(evaluated)]
         if not plan.is_forward_only:
@@ -735,7 +795,10 @@ SCENARIOS = {
     "crashes_between": crashes_between,
     "terminated": terminated,
     "processes": lambda: pipeline(program("1f1b", ranks=4), modules(4)),
-    "unsupported": lambda: pipeline(program("terapipe", ranks=2, slices=2), modules(4)),
+    "unsupported": lambda: pipeline(compile(Source("updated.sched", UPDATED)), modules(4)),
+    "no_past": lambda: pipeline(program("seq1f1b", ranks=2), [Forgetful(torch.float64) for _ in range(2)]).step(
+        *batch(program("seq1f1b", ranks=2), 0)
+    ),
     "stages": lambda: Pipeline(program("1f1b", ranks=2), {0: modules(1)[0]}, nn.functional.mse_loss),
     "no_loss": lambda: Pipeline(program("1f1b", ranks=2), {dist.get_rank(): modules(1)[0]}),
     "replicas": lambda: pipeline(program("gems", ranks=2, microbatches=2), modules(4)),

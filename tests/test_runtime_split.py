@@ -1,7 +1,6 @@
 """A backward in two halves gives the gradients of a whole one, to the bit, and keeps between them what W needs."""
 
 import copy
-import gc
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -10,10 +9,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 
+from storages import Storages, counted_storages  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
-from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from schedlang.runtime.gpt import Block, Embedding, Head  # noqa: E402
@@ -317,33 +315,10 @@ def test_a_recomputed_forward_is_split_too() -> None:
 # What is held, and what is run.
 
 
-class Storages(TorchDispatchMode):
-    """The memory that operations have made; `held()` is what of it is still there, in bytes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.made: dict[StorageWeakRef, int] = {}
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        for each in torch.utils._pytree.tree_leaves(result):
-            if isinstance(each, Tensor):
-                storage = each.untyped_storage()
-                self.made[StorageWeakRef(storage)] = storage.nbytes()
-        return result
-
-    def held(self) -> int:
-        return sum(size for storage, size in self.made.items() if not storage.expired())
-
-
 @pytest.fixture
 def storages() -> Iterator[Storages]:
-    """Without the garbage collector: memory must not wait for it."""
-    gc.collect()
-    gc.disable()
-    with Storages() as storages:
+    with counted_storages() as storages:
         yield storages
-    gc.enable()
 
 
 SIZE = ROWS * LENGTH * WIDTH * 4
