@@ -5,11 +5,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from attrs import evolve
 
 from schedlang import CompileError, Costs, Plan, Source, compile, prove, read_plan, read_source, simulate, write_plan
 from schedlang.expand import expand
 from schedlang.imports import load
 from schedlang.lowering import lower
+from schedlang.plan_reader import parse_actions
 from schedlang.stream import unroll
 from schedlang.versions import follow_weights
 
@@ -53,6 +55,14 @@ def test_figures() -> None:
     ]:
         versions = follow_weights(program(name, ranks=ranks, microbatches=microbatches).for_updates(12))
         assert (versions.held, versions.staleness) == (held, staleness), name
+
+
+@pytest.mark.parametrize(("text", "precede"), [("0F2", "0 updates precede"), ("0F0 0B0 0U0 0F3", "1 update precedes")])
+def test_a_forward_that_is_too_early_for_its_version(text: str, precede: str) -> None:
+    plan = program("pipedream_2bw", ranks=1, microbatches=1).for_updates(4)
+    (finding,) = follow_weights(evolve(plan, ranks=(parse_actions(text, [0] * (text.count(" ") + 1)),))).findings
+    wants = int(text[-1]) - 1
+    assert finding.message == f"`{text[-3:]}` reads version {wants} of the weights, but only {precede} it on rank 0"
 
 
 @pytest.mark.parametrize("name", STREAMS)
