@@ -1,7 +1,6 @@
 """The line from a program to its plan, and the verdicts on it for one size or many."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
 from math import prod
@@ -107,6 +106,8 @@ def check_range(
     source: Source, params: Mapping[str, int], ranges: Mapping[str, range], transport: str
 ) -> Iterator[Instance]:
     """Every size in some ranges of parameters, the smallest first, worked on by all cores."""
+    from concurrent.futures import ProcessPoolExecutor
+
     sizes = [{**params, **dict(zip(ranges, values, strict=True))} for values in product(*ranges.values())]
     sizes.sort(key=lambda size: (prod(max(size[name], 1) for name in ranges), list(size.values())))
     # Ctrl-C is for this process, which ends the others.
