@@ -58,9 +58,11 @@ def compile_tree(
     transports(transport)
     schedule = evolve(_ops(source, tree, params, costs, forward_only), transport=transport)
     choice = choose_lowering(schedule, costs)
-    check_claims(choice.schedule, prove(choice.schedule), costs)
+    execution = prove(choice.schedule)
+    check_claims(choice.schedule, execution, costs)
     parts = asdict(evolve(choice.schedule, claims=(), recall=None), recurse=False)
-    return Plan(**parts, kernels=choice.kernels, lowering=choice.name, trials=choice.trials)
+    idle = execution.timeline.bubble_over_makespan
+    return Plan(**parts, kernels=choice.kernels, idle=idle, lowering=choice.name, trials=choice.trials)
 
 
 def _ops(

@@ -64,19 +64,17 @@ def export(options: argparse.Namespace) -> int:
 
 def _write(plan: Any, output: str | None, format: str = "text") -> int:
     """Write a plan, if to a file, and say in a line what it is, and what to beware of."""
-    from schedlang import simulate as execute
     from schedlang import write_plan
     from schedlang.lints import lint
     from schedlang.lowering import OWN
 
     if output:
         write_plan(plan, output)
-    idle = execute(plan, ideal=True).timeline.bubble_over_makespan
     costs = "the plan's costs" if plan.costs.gives_times else "unit costs"
     sizes = {"rank": len(plan.ranks), "stage": len(plan.placement), "microbatch": plan.microbatches,
              "action": sum(map(len, plan.ranks))}  # fmt: skip
     facts = [counted(number, noun) for noun, number in sizes.items()]
-    print(f"{plan.name}: {', '.join(facts)}; no deadlock; {idle:.1%} idle at {costs}")
+    print(f"{plan.name}: {', '.join(facts)}; no deadlock; {plan.idle:.1%} idle at {costs}")
     if output:
         print(f"wrote {output}")
     if plan.lowering in (OWN, ""):  # what the compiler placed, it proved from the first use of each communicator on
