@@ -93,14 +93,16 @@ def torchs(name: str, ranks: int, microbatches: int) -> dict[str, Any]:
     orders = made.pipeline_order
     runtime = schedules._PipelineScheduleRuntime([stage, stage], microbatches)
     lower = least(lambda: runtime._prepare_schedule_with_comms(orders))
-    # The simulator knows none of these.
+    # The simulator knows none of these, and no ops that overlap.
     without = {schedules.UNSHARD, schedules.RESHARD, schedules.REDUCE_GRAD}
     actions = sum(map(len, runtime.pipeline_order_with_comms.values()))
     order = {
         rank: [action for action in row if action.computation_type not in without]
         for rank, row in runtime.pipeline_order_with_comms.items()
     }
-    simulate = least(lambda: schedules._simulate_comms_compute(order, runtime.stage_index_to_group_rank.get, 2 * ranks))
+    rank_of, simulate = runtime.stage_index_to_group_rank.__getitem__, 0.0
+    if not any(action.computation_type == schedules.OVERLAP_F_B for row in order.values() for action in row):
+        simulate = least(lambda: schedules._simulate_comms_compute(order, rank_of, 2 * ranks))
     return {"lower": lower, "simulate": simulate, "actions": actions}
 
 
@@ -131,7 +133,7 @@ def row(name: str, program: str, ranks: int, microbatches: int) -> dict[str, Any
     """Print a case's line; our figures."""
     theirs, mine = measured("torchs", name, ranks, microbatches), measured("ours", program, ranks, microbatches)
     late = f">{LIMIT}"
-    cells = [program, ranks, microbatches, *([theirs["lower"], theirs["simulate"]] if theirs else [late, late])]
+    cells = [program, ranks, microbatches, *([theirs["lower"], theirs["simulate"] or "-"] if theirs else [late, late])]
     if mine:
         whole = mine["compile"] + mine["write"]
         ratio = whole / (theirs["lower"] + theirs["simulate"]) if theirs else ""
