@@ -36,10 +36,12 @@ def lines_per_action(source: Any, tree: Schedule, ranks: int, microbatches: int)
     return lines / sum(map(len, plan.ranks))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["1f1b", "chimera", "dualpipe", "gpipe", "interleaved_1f1b", "pipe_offload", "seq1f1b", "wpipe", "zb_1p", "zb_h1"],
-)
+PLAIN = ["1f1b", "chimera", "dualpipe", "gpipe", "interleaved_1f1b", "pipe_offload", "seq1f1b", "wpipe", "zb_h1"]
+#: With passes that look for a better order.
+SEARCHED = ["1f1b_v", "v_half", "v_zb", "zb_1p"]
+
+
+@pytest.mark.parametrize("name", PLAIN + SEARCHED)
 def test_lines_per_action(name: str) -> None:
     """In microbatches and in ranks."""
     loaded = load(read_source(PROGRAMS / f"{name}.sched"))
