@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-browser explore fuzz mutation gallery pictures bench-runtime bench-walk bench-prediction
+.PHONY: demo test test-browser explore fuzz mutation gallery pictures bench bench-runtime bench-walk bench-prediction
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -43,6 +43,10 @@ mutation: .venv/installed
 	$(BIN)/pip install --quiet mutmut
 	PATH=$(CURDIR)/$(BIN):$$PATH mutmut run --max-children 2 $(MUTANTS)
 	PATH=$(CURDIR)/$(BIN):$$PATH python tests/mutation_page.py > docs/mutation.md
+
+# The compiler against torch's own pipelining, in a few minutes; `python benchmarks/compile.py --large` for the largest.
+bench: .venv/installed
+	$(BIN)/python benchmarks/compile.py
 
 # The runtime against torch's own pipelining: processor time per action, and time per step.
 bench-runtime: .venv/installed

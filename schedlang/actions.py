@@ -11,6 +11,7 @@ NO_MICROBATCH = -1
 #: What the text of ops that overlap ends with.
 OVERLAP = "OVERLAP_F_B"
 
+_NAMES: dict[int, str] = {kind: kind.name for kind in Kind}
 
 _OTHER_END: dict[int, tuple[Kind, int]] = {
     Kind.SEND_F: (Kind.RECV_F, 1),
@@ -43,7 +44,7 @@ def is_send(kind: int) -> bool:
 
 def word(kind: int, stage: int, microbatch: int) -> str:
     """An action in torch's spelling: `2SEND_F0`, `1B3`, `0U`."""
-    return f"{stage}{Kind(kind).name}{'' if microbatch == NO_MICROBATCH else microbatch}"
+    return f"{stage}{_NAMES[kind]}{'' if microbatch == NO_MICROBATCH else microbatch}"
 
 
 @define
@@ -113,7 +114,9 @@ class Actions:
 
         A batch of transfers is `(0SEND_F4;0RECV_B1)`, ops that overlap are `(0F4;7B1)OVERLAP_F_B`.
         """
-        return " ".join(map(self.batch_text, self.batches()))
+        if any(self.group):
+            return " ".join(map(self.batch_text, self.batches()))
+        return " ".join(map(word, self.kind, self.stage, self.microbatch))
 
     def batch_text(self, batch: range) -> str:
         """Actions that are issued together, as `text` has them."""

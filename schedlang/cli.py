@@ -7,12 +7,8 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
-
-from schedlang import commands
-from schedlang.commands import figures, pipeline
-from schedlang.commands.given import UsageError
-from schedlang.diagnostics import CompileError, render
 
 _EXAMPLE, _TABLE = "programs/1f1b.sched", "table.csv"
 _IDEAL = "no transfer waits for another: only latency counts"
@@ -22,8 +18,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     parser = _parser()
     options = parser.parse_args(argv)
+    from schedlang.commands.given import UsageError
+    from schedlang.diagnostics import CompileError, render
+
+    module, _, function = options.run.rpartition(".")
     try:
-        return options.run(options)  # type: ignore[no-any-return]
+        return getattr(import_module(f"schedlang.{module}"), function)(options)  # type: ignore[no-any-return]
     except CompileError as error:
         print(render(error.diagnostics, getattr(options, "format", "text")), file=sys.stderr)
         return 1
@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     _exchanging(parsers)
     _pipeline(parsers)
 
-    run = _command(parsers, "run", commands.run, "train a small GPT with a schedule on this machine",
+    run = _command(parsers, "run", "commands.run", "train a small GPT with a schedule on this machine",
                    "--steps 5 --check")  # fmt: skip
     run.add_argument("--steps", type=_count, metavar="N", help="how many updates")
     run.add_argument("--check", action="store_true", help="compare with the same training in one process")
@@ -56,14 +56,14 @@ def _parser() -> argparse.ArgumentParser:
     explain = parsers.add_parser("explain", help=help, description=f"{help[0].upper()}{help[1:]}.",
                                  epilog="example: schedc explain deadlock")  # fmt: skip
     explain.add_argument("codes", metavar="CODE", nargs="*", help="what stands in `error[…]`; without, all are listed")
-    explain.set_defaults(run=commands.explain)
+    explain.set_defaults(run="commands.explain")
     return parser
 
 
 def _proving(parsers: Any) -> None:
     """The commands that say whether a program is right."""
     help = "prove a program and write its plan"
-    compile = _command(parsers, "compile", commands.compile_program, help, "-p ranks=8 -o plan.json")
+    compile = _command(parsers, "compile", "commands.compile_program", help, "-p ranks=8 -o plan.json")
     compile.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write")
     compile.add_argument("--forward-only", action="store_true", help="keep only the forwards: the inference plan")
     compile.add_argument("--format", choices=("text", "json", "github"), default="text",
@@ -73,7 +73,7 @@ def _proving(parsers: Any) -> None:
     compile.add_argument("-v", "--verbose", action="store_true", help="say how its communication was chosen, and what "
                          "it costs")  # fmt: skip
 
-    check = _command(parsers, "check", commands.check, "prove a program for transports or sizes", "--for ranks=2..8")
+    check = _command(parsers, "check", "commands.check", "prove a program for transports or sizes", "--for ranks=2..8")
     check.add_argument("--transport", type=_transports, default="portable", metavar="NAME",
                        help="a transport, or `all` for a table")  # fmt: skip
     check.add_argument("--for", dest="ranges", action="append", default=[], type=_range, metavar="NAME=A..B",
@@ -83,25 +83,25 @@ def _proving(parsers: Any) -> None:
 
 def _looking(parsers: Any) -> None:
     """The commands that show what a plan does."""
-    show = _command(parsers, "show", commands.show, "print what each rank does", "--compute")
+    show = _command(parsers, "show", "commands.show", "print what each rank does", "--compute")
     show.add_argument("--ranks", action="store_true", help="only the actions, one line per rank")
     what = show.add_mutually_exclusive_group()
     what.add_argument("--compute", action="store_true", help="without sends and receives")
     what.add_argument("--frees", action="store_true", help="with the activations and messages that each action lets go")
 
-    simulate = _command(parsers, "simulate", commands.simulate, "predict time, bubble and memory", "--p2p-time 0.1")
+    simulate = _command(parsers, "simulate", "commands.simulate", "predict time, bubble and memory", "--p2p-time 0.1")
     _execution(simulate)
     simulate.add_argument("--ideal", action="store_true", help=_IDEAL)
     simulate.add_argument("--json", action="store_true", help="the figures, for machines")
 
-    view = _command(parsers, "view", commands.view, "draw when each op runs", "-o 1f1b.html")
+    view = _command(parsers, "view", "commands.view", "draw when each op runs", "-o 1f1b.html")
     view.add_argument("other", metavar="FILE", nargs="?", help="another one, side by side with it on a page")
     _execution(view)
     view.add_argument("--ideal", action="store_true", help=_IDEAL)
     view.add_argument("-o", "--output", metavar="VIEW", help="the file to write, instead of the terminal: NAME.svg or "
                       ".png for papers, .html to zoom and hover, .json a trace for Perfetto and Chrome")  # fmt: skip
 
-    compare = _command(parsers, "compare", figures.compare, "compare schedules in one table",
+    compare = _command(parsers, "compare", "commands.figures.compare", "compare schedules in one table",
                        "programs/zb_h1.sched --sort makespan")  # fmt: skip
     _costs(compare)
     compare.add_argument("--sort", choices=("given", "makespan"), default="given", help="the order of the rows")
@@ -110,7 +110,7 @@ def _looking(parsers: Any) -> None:
                          "what its ops took, for --costs")  # fmt: skip
 
     help = "say what every idle time is due to, and what would make it less"
-    bubble = _command(parsers, "explain-bubble", figures.explain_bubble, help, "--p2p-time 0.1")
+    bubble = _command(parsers, "explain-bubble", "commands.figures.explain_bubble", help, "--p2p-time 0.1")
     _execution(bubble)
     bubble.add_argument("--json", action="store_true", help="every idle interval, for machines")
 
@@ -134,13 +134,14 @@ def _costs(parser: argparse.ArgumentParser) -> None:
 
 def _exchanging(parsers: Any) -> None:
     """The commands for torch's action tables."""
-    export = _command(parsers, "export", commands.export, "write a plan as an action table of torch", "--to torch-csv")
+    help = "write a plan as an action table of torch"
+    export = _command(parsers, "export", "commands.export", help, "--to torch-csv")
     export.add_argument("--to", required=True, choices=("torch-csv", "torch-csv-compute"), help="with communication, "
                         "or compute ops only, the form that torchtitan loads")  # fmt: skip
     export.add_argument("-o", "--output", metavar="TABLE", help="the file to write, instead of stdout")
 
     help = "prove an action table of torch and write its plan"
-    table = _command(parsers, "import", commands.import_table, help, "-o plan.json")
+    table = _command(parsers, "import", "commands.import_table", help, "-o plan.json")
     table.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write")
     table.add_argument("--transport", type=_transport, default="portable", metavar="NAME",
                        help="what the plan is proved for")  # fmt: skip
@@ -167,7 +168,7 @@ def _pipeline(parsers: Any) -> None:
     compat.add_argument("--compat", action="store_const", const="sync", help="count time as the tool's later version")
     compat.add_argument("--compat-async", dest="compat", action="store_const", const="async",
                         help="the same before its commit 56a94ad: no gaps after transfers")  # fmt: skip
-    tool.set_defaults(run=pipeline.pipeline)
+    tool.set_defaults(run="commands.pipeline.pipeline")
 
 
 _OPS = {
@@ -176,7 +177,7 @@ _OPS = {
 }  # fmt: skip
 
 
-def _command(parsers: Any, name: str, run: Any, help: str, example: str) -> argparse.ArgumentParser:
+def _command(parsers: Any, name: str, run: str, help: str, example: str) -> argparse.ArgumentParser:
     """A command that takes a program or a plan, and parameters for a program; or a table."""
     command: argparse.ArgumentParser = parsers.add_parser(
         name,
@@ -241,7 +242,9 @@ def _range(text: str) -> tuple[str, range]:
         found = range(0)
     if not name or not found:
         raise argparse.ArgumentTypeError(f"`{text}` is not NAME=A..B with whole numbers")
+    from schedlang.commands import MOST_SIZES
+
     # Also because Python counts no longer ranges.
-    if found[-1] - found[0] >= commands.MOST_SIZES:
-        raise argparse.ArgumentTypeError(f"`{text}` is more than {commands.MOST_SIZES:,} sizes")
+    if found[-1] - found[0] >= MOST_SIZES:
+        raise argparse.ArgumentTypeError(f"`{text}` is more than {MOST_SIZES:,} sizes")
     return name, found

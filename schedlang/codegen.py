@@ -1,7 +1,7 @@
 """Syntax tree → Python text, so that a program runs as fast as Python, not as a walk over its tree.
 
-Names become `v_name`. What can go wrong while a program runs calls a function that knows its place in the program:
-the last argument of each such call is an index into `spans`.
+Names become `v_name`, and those of parameters their values. What can go wrong while a program runs calls a function
+that knows its place in the program: the last argument of each such call is an index into `spans`.
 """
 
 from attrs import define, field
@@ -11,6 +11,8 @@ from schedlang.scopes import BUILTINS
 from schedlang.source import Span
 
 _PYTHON = {"/": "//"}
+#: The functions of operations that can fail.
+_CHECKED = {"/": "divide_quotient", "%": "divide_rest", "*": "multiply"}
 
 
 def variable(name: str) -> str:
@@ -22,11 +24,12 @@ def variable(name: str) -> str:
 class Codegen:
     """Generates Python for parts of one program.
 
-    `spans` collects the places that the text refers to, `words` the words of its ops.
+    `spans` collects the places that the text refers to, `words` the words of its ops; `params` are those bound so far.
     """
 
     spans: list[Span] = field(factory=list)
     words: set[str] = field(factory=set)
+    params: dict[str, int] = field(factory=dict)
 
     def place(self, node: syntax.Node) -> int:
         """The index in `spans` of a node's place."""
@@ -39,7 +42,7 @@ class Codegen:
             case expressions.Number(value):
                 return str(value)
             case expressions.Reference(name):
-                return variable(name)
+                return f"({self.params[name]})" if name in self.params else variable(name)
             case expressions.Next():
                 return "None"
             case expressions.Call(name, args):
@@ -57,13 +60,13 @@ class Codegen:
         raise TypeError(f"not an expression: {node}")
 
     def binary(self, node: syntax.Node, operator: str, left: syntax.Node, right: syntax.Node) -> str:
-        """An operation; division looks at its divisor and multiplication at its size, unless a literal is safe."""
+        """An operation; division looks at its divisor and multiplication at its size, unless a known number is safe."""
         operands = self.expression(left), self.expression(right)
         literal = isinstance(right, expressions.Number) and right.value > 0
-        if operator in ("/", "%") and not literal:
-            return f"divide_{'quotient' if operator == '/' else 'rest'}({', '.join(operands)}, {self.place(node)})"
-        if operator == "*" and not literal:
-            return f"multiply({', '.join(operands)}, {self.place(node)})"
+        if operator in _CHECKED and not literal:
+            place = self.place(node)
+            if not (isinstance(right, expressions.Reference) and self.params.get(right.name, 0) > 0):
+                return f"{_CHECKED[operator]}({', '.join(operands)}, {place})"
         if operator in ("and", "or"):
             return f"bool({operands[0]} {operator} {operands[1]})"
         return f"({operands[0]} {_PYTHON.get(operator, operator)} {operands[1]})"

@@ -1,7 +1,6 @@
 """The line from a program to its plan, and the verdicts on it for one size or many."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import product
 from math import prod
@@ -59,9 +58,11 @@ def compile_tree(
     transports(transport)
     schedule = evolve(_ops(source, tree, params, costs, forward_only), transport=transport)
     choice = choose_lowering(schedule, costs)
-    check_claims(choice.schedule, prove(choice.schedule), costs)
+    execution = prove(choice.schedule)
+    check_claims(choice.schedule, execution, costs)
     parts = asdict(evolve(choice.schedule, claims=(), recall=None), recurse=False)
-    return Plan(**parts, kernels=choice.kernels, lowering=choice.name, trials=choice.trials)
+    idle = execution.timeline.bubble_over_makespan
+    return Plan(**parts, kernels=choice.kernels, idle=idle, lowering=choice.name, trials=choice.trials)
 
 
 def _ops(
@@ -107,6 +108,8 @@ def check_range(
     source: Source, params: Mapping[str, int], ranges: Mapping[str, range], transport: str
 ) -> Iterator[Instance]:
     """Every size in some ranges of parameters, the smallest first, worked on by all cores."""
+    from concurrent.futures import ProcessPoolExecutor
+
     sizes = [{**params, **dict(zip(ranges, values, strict=True))} for values in product(*ranges.values())]
     sizes.sort(key=lambda size: (prod(max(size[name], 1) for name in ranges), list(size.values())))
     # Ctrl-C is for this process, which ends the others.

@@ -67,7 +67,7 @@ class Declarations:
             raise Fault("parameter", f"`{name}` is {value}, it must be 1 or more", self.codegen.place(item))
         if abs(value) > 10**9:
             raise Fault("parameter", f"`{name}` is {value}, it must be within ±10^9", self.codegen.place(item))
-        self.params[name] = self.names[variable(name)] = int(value)
+        self.params[name] = self.codegen.params[name] = self.names[variable(name)] = int(value)
 
     def evaluate(self, node: syntax.Node | None) -> int:
         """The value of an expression."""

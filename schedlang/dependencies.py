@@ -46,6 +46,42 @@ def _backward_needs(schedule: Schedule, stage: int, microbatch: int) -> list[Op]
     return found
 
 
+class Numbers:
+    """The ops of a schedule as whole numbers below `count`, and what each needs, for walks over many.
+
+    Ops of one kind and stage have the numbers from `first` on, in the order of their microbatches. `made` has the first
+    numbers of what an op of a kind and stage makes.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule, self.stages = schedule, len(schedule.placement)
+        self.stride = max(map(schedule.layout.units, range(self.stages)))
+        self.count = (max(Kind) + 1) * self.stages * self.stride
+        self.made = {
+            (kind, stage): tuple(self.first(made, stage) for made in makes)
+            for kind, makes in MAKES.items()
+            for stage in range(self.stages)
+        }
+        alike = schedule.layout.slices == 1 and not schedule.recomputed and not schedule.offloaded
+        #: For each kind and stage of which all microbatches have like needs, the first numbers of these.
+        self._firsts: dict[tuple[int, int], tuple[int, ...]] = {
+            (kind, stage): tuple(self.first(made, holder) for made, holder, _ in needs(schedule, kind, stage, 0))
+            for kind in (Kind.F, Kind.B, Kind.I, Kind.W)
+            for stage in range(self.stages if alike else 0)
+        }
+
+    def first(self, kind: int, stage: int) -> int:
+        """The number of an op of a kind and stage on microbatch 0."""
+        return (kind * self.stages + stage) * self.stride
+
+    def needs(self, kind: int, stage: int, microbatch: int) -> list[int]:
+        """The ops whose results an op needs, see the function `needs`."""
+        firsts = self._firsts.get((kind, stage))
+        if firsts is not None:
+            return [first + microbatch for first in firsts]
+        return [self.first(made, holder) + each for made, holder, each in needs(self.schedule, kind, stage, microbatch)]
+
+
 #: What is there once an op of a kind has ended: an activation (F, R, RELOAD, or on the host OFFLOAD), a gradient of the
 #: input (B), of the weights (W).
 MAKES: dict[int, tuple[Kind, ...]] = {

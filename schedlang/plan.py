@@ -29,7 +29,9 @@ class Plan(Schedule):
 
     #: For a schedule without a flush: the part of every rank that repeats once per update, or else nothing.
     kernels: tuple[Kernel, ...] = ()
-    #: The name of its lowering, and the lowerings that were tried; a plan that was read does not know.
+    #: The share of all time that ranks are idle, ideally; the name of its lowering, and those that were tried. A plan
+    #: that was read does not know.
+    idle: float | None = field(default=None, eq=False, repr=False)
     lowering: str = field(default="", eq=False, repr=False)
     trials: tuple[Trial, ...] = field(default=(), eq=False, repr=False)
 

@@ -1,5 +1,8 @@
 """Records the ops of one rank while its program runs, and refuses those that it cannot mean."""
 
+from collections import OrderedDict
+from operator import itemgetter
+
 from attrs import define, field
 
 from schedlang.actions import NO_MICROBATCH, Actions, is_copy, word
@@ -25,6 +28,16 @@ _KINDS = {
 
 
 @define
+class Done:
+    """What an op has done on a stage: the microbatches, and one up to which all are done."""
+
+    stage: int
+    units: int
+    microbatches: set[int] = field(factory=set)
+    first: int = 0
+
+
+@define
 class Recorder:
     """The ops of one rank so far, and what is still to come, for `next` and a bare `W`."""
 
@@ -40,12 +53,14 @@ class Recorder:
     stages: list[int] = field(init=False)
     batches: int = 0
     batch: int = 0
-    #: For each word and stage, the microbatches done; for a rank's weight gradients, those owed, oldest first.
-    done: dict[tuple[str, int], set[int]] = field(factory=dict)
-    owed: dict[tuple[int, int], None] = field(factory=dict)
+    #: For each word and stage; None stands for the only stage of the rank.
+    done: dict[tuple[str, int | None], Done] = field(factory=dict)
+    #: For each stage, the microbatches whose weight gradients are owed, oldest first, each with where its `B` stands.
+    owed: dict[int, OrderedDict[int, int]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.stages = self.layout.stages_of(self.rank)
+        self.owed = {stage: OrderedDict() for stage in self.stages}
 
     def op(self, word: str, args: tuple[int | None, ...], place: int) -> None:
         """Record a compute op: `args` is (), (stage,) for `U`, or what `which` takes."""
@@ -58,13 +73,13 @@ class Recorder:
             raise Fault("which-microbatch", message, place, f"write `{word}(m)`, or `{word}(s, m)`")
         stage, microbatch = self.which(word, args, place) if args else self.oldest_owed(None, place)
         kind = _KINDS[word]
-        if is_copy(kind) and self.batch:
+        if self.batch and is_copy(kind):
             raise Fault("overlap", f"`{word}` goes on beside what follows by itself: it stands alone", place)
         if word == "B" and self.splits_backward:
             kind = Kind.I
-            self.owed[stage, microbatch] = None
+            self.owed[stage].setdefault(microbatch, len(self.actions))
         elif word == "W":
-            self.owed.pop((stage, microbatch), None)
+            self.owed[stage].pop(microbatch, None)
         self.actions.add(kind, stage, microbatch, place, self.batch)
 
     def transfer(self, word: str, args: tuple[int | None, ...], place: int) -> None:
@@ -95,24 +110,28 @@ class Recorder:
 
     def which(self, word: str, args: tuple[int | None, ...], place: int) -> tuple[int, int]:
         """The stage and microbatch that an op means by `(m)`, `(s, m)`, or with slices `(m, k)`, `(s, m, k)`."""
-        stage = self.stage(word, args[0] if len(args) == 2 + self.sliced else None, place)
-        wanted = args[-1]
-        # A backward is one thing whether it is written B or BW.
-        done = self.done.setdefault(("B" if word == "BW" else word, stage), set())
-        if wanted is None:
-            microbatch = self.oldest_owed(stage, place)[1] if word == "W" else self.next(word, stage, done, place)
+        named = args[0] if len(args) == 2 + self.sliced else None
+        done = self.done.get((word, named)) or self.begin(word, named, place)
+        microbatch = args[-1]
+        if microbatch is None:
+            microbatch = self.oldest_owed(done.stage, place)[1] if word == "W" else self.next(word, done, place)
         elif self.sliced:
-            microbatch = self.slice(word, args[-2] or 0, wanted, place)
-        else:
-            microbatch = int(wanted)
-        microbatches = self.layout.units(stage) // self.layout.slices
+            microbatch = self.slice(word, args[-2] or 0, microbatch, place)
         # In a stream, microbatches run on into later updates.
-        if microbatch < 0 or (microbatch >= self.layout.units(stage) and not self.part):
-            number = microbatch // self.layout.slices
-            message = f"`{word}` of microbatch {number}, there are microbatches 0 to {microbatches - 1}"
+        if microbatch < 0 or (microbatch >= done.units and not self.part):
+            number, last = microbatch // self.layout.slices, done.units // self.layout.slices - 1
+            message = f"`{word}` of microbatch {number}, there are microbatches 0 to {last}"
             raise Fault("no-such-microbatch", message, place)
-        done.add(microbatch)
-        return stage, microbatch
+        done.microbatches.add(microbatch)
+        return done.stage, microbatch
+
+    def begin(self, word: str, named: int | None, place: int) -> Done:
+        """What is done by an op that runs on a stage for the first time."""
+        stage = self.stage(word, named, place)
+        # A backward is one thing whether it is written B or BW.
+        one = "B" if word == "BW" else word
+        self.done[word, named] = self.done.setdefault((one, stage), Done(stage, self.layout.units(stage)))
+        return self.done[word, named]
 
     def slice(self, word: str, microbatch: int, slice: int, place: int) -> int:
         """The number of a microbatch's slice, counted through all microbatches."""
@@ -137,21 +156,22 @@ class Recorder:
             raise Fault("not-on-this-rank", message, place)
         return int(wanted)
 
-    def next(self, word: str, stage: int, done: set[int], place: int) -> int:
+    def next(self, word: str, done: Done, place: int) -> int:
         """The first microbatch of a stage that this op has not done yet."""
-        microbatch = len(done)
-        if microbatch and max(done) != microbatch - 1:
-            microbatch = next(each for each in range(microbatch + 1) if each not in done)
-        if microbatch >= self.layout.units(stage):
-            message = f"`{word}` of the next microbatch of stage {stage}, all {microbatch} are done"
+        while done.first in done.microbatches:
+            done.first += 1
+        if done.first >= done.units:
+            message = f"`{word}` of the next microbatch of stage {done.stage}, all {done.first} are done"
             raise Fault("nothing-next", message, place)
-        return microbatch
+        return done.first
 
     def oldest_owed(self, stage: int | None, place: int) -> tuple[int, int]:
         """The weight gradient that has waited longest, of one stage or of all."""
-        for owed in self.owed:
-            if stage is None or owed[0] == stage:
-                return owed
+        stages = self.stages if stage is None else [stage]
+        first = [(*next(iter(self.owed[each].items())), each) for each in stages if self.owed[each]]
+        if first:
+            microbatch, _, holder = min(first, key=itemgetter(1))
+            return holder, microbatch
         of = "" if stage is None else f" of stage {stage}"
         raise Fault("nothing-next", f"`W`, but no weight gradient{of} is owed here", place)
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from schedlang.bubbles.attribution import bubbles, exposed
 from schedlang.bubbles.critical_path import critical_path, path_by_ops
+from schedlang.bubbles.exposed import exposed
 from schedlang.bubbles.waits import waits
 from schedlang.costs import UNIT, Costs
 from schedlang.lifetimes import peak_messages
@@ -43,7 +43,7 @@ def figures(plan: Plan, execution: Execution, costs: Costs = UNIT) -> dict[str, 
         **bytes,
         "busy": timeline.busy,
         "copying": timeline.copying,
-        "exposed": exposed(bubbles(found, costs)),
+        "exposed": exposed(found),
         "critical_path": path_by_ops(plan, critical_path(found)),
         "versions": list(follow_weights(plan).held),
     }

@@ -125,6 +125,7 @@ class Schedule:
         return frozenset(
             (stage, microbatch)
             for actions in self.ranks
+            if wanted in actions.kind
             for kind, stage, microbatch in zip(actions.kind, actions.stage, actions.microbatch, strict=True)
             if kind == wanted
         )

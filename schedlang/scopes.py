@@ -1,7 +1,6 @@
 """Names and where they are known, and what can be said of an expression before it has a value."""
 
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 from attrs import define, field, frozen
 
@@ -29,6 +28,8 @@ class Declared:
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
     """A help line with the closest known name, if one is close."""
+    from difflib import get_close_matches
+
     close = get_close_matches(name, known, n=1)
     return f"there is `{close[0]}`" if close else None
 

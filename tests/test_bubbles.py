@@ -13,8 +13,9 @@ from strategies import schedules
 from schedlang import Actions, CompileError, Costs, Execution, Kind, Schedule, Source, compile, read_source, simulate
 from schedlang.bubbles.attribution import CAUSES, Idle, bubbles
 from schedlang.bubbles.critical_path import Segment, critical_path
+from schedlang.bubbles.exposed import exposed
 from schedlang.bubbles.report import explain_bubble
-from schedlang.bubbles.waits import waits
+from schedlang.bubbles.waits import Step, Waits, waits
 from schedlang.cli import main
 from schedlang.costs import UNIT
 from schedlang.lowering import lower
@@ -41,6 +42,8 @@ def check(schedule: Schedule, costs: Costs) -> None:
         assert [start for start, _ in covered] + [makespan] == pytest.approx(ends, abs=1e-6)
     for each in idle:
         assert is_true(schedule, execution, each), each
+    communication = sum(each.length for each in idle if each.cause in ("transfer", "transport"))
+    assert exposed(waits(schedule, execution.timeline, costs)) == pytest.approx(communication, abs=1e-6 * makespan)
     assert sum(segment.length for segment in path) == pytest.approx(makespan)
     assert [segment.start for segment in path] + [makespan] == pytest.approx([0.0, *(segment.end for segment in path)])
 
@@ -225,3 +228,25 @@ def test_nothing_takes_time(capsys: pytest.CaptureFixture[str]) -> None:
     zero = ["--forward-times", "0", "--backward-times", "0"]
     assert main(["explain-bubble", str(PROGRAMS / "1f1b.sched"), *zero]) == 0
     assert "idle time 0 of 0" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["1f1b", "gpipe", "zb_v"])
+def test_what_is_exposed_takes_linear_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in the number of ranks, though the waits of most ranks go on through the waits of others."""
+    counts: list[int] = []
+
+    def counted(self: Waits, rank: int, index: int) -> tuple[Step | None, float]:
+        counts[-1] += 1
+        return latest(self, rank, index)
+
+    latest = Waits.latest
+    monkeypatch.setattr(Waits, "latest", counted)
+    for ranks in (8, 32):
+        plan, costs = (
+            compile(read_source(PROGRAMS / f"{name}.sched"), {"ranks": ranks, "microbatches": 16}),
+            Costs(p2p=0.1),
+        )
+        found = waits(plan, simulate(plan, costs).timeline, costs)
+        counts.append(0)
+        assert exposed(found) > 0
+    assert counts[0] < counts[1] < 4.4 * counts[0]

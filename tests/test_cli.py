@@ -1,5 +1,6 @@
 """The command as a user meets it: its output, its exit codes, its manners."""
 
+import ast
 import json
 import os
 import re
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import schedlang
 from schedlang.cli import main
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
@@ -230,8 +232,40 @@ def test_the_compiler_never_imports_torch(tmp_path: Path) -> None:
                       ["export", plan, "--to", "torch-csv", "-o", table], ["import", table]):  # fmt: skip
         subprocess.run([sys.executable, "-m", "schedlang", *arguments], env=environment, check=True, timeout=60,
                        stdout=subprocess.DEVNULL)  # fmt: skip
-    lines = "import schedlang, sys; assert not {'torch', 'numpy'} & set(sys.modules)"
+    lines = "import sys; from schedlang import *; assert not {'torch', 'numpy'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", lines], env=environment, check=True, timeout=60)
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """The modules that a command imports."""
+    lines = "import sys; from schedlang.cli import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
+    command = [sys.executable, "-c", lines, *arguments]
+    return set(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stderr.split())
+
+
+def test_a_command_imports_what_it_needs() -> None:
+    """This is why it starts fast: `make bench` has the times."""
+    found = imported_by("--help")
+    assert {name for name in found if name.startswith("schedlang")} == {"schedlang", "schedlang.cli"}
+    assert not {"attrs", "lark", "yaml", "json", "pathlib"} & found
+    found = imported_by("compile", ONE_F_ONE_B)
+    assert {"lark", "schedlang.machine"} <= found
+    assert not {"yaml", "concurrent.futures", "difflib", "fractions", "statistics", "subprocess"} & found
+    ours = {name.split(".")[1] for name in found if name.startswith("schedlang.")}
+    assert not {"advice", "bubbles", "documents", "plan_reader", "repair", "report", "torch_tables", "views"} & ours
+    assert "yaml" not in imported_by("simulate", ONE_F_ONE_B, "--p2p-time", "1")
+
+
+def test_public_names_are_imported_when_they_are_used() -> None:
+    """The table that the program reads, and the imports that mypy reads, say the same."""
+    tree = ast.parse(Path(schedlang.__file__).read_text())
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]
+    seen = {name.name: node.module for node in nodes if node.module for name in node.names}
+    for name in schedlang.__all__:
+        assert getattr(schedlang, name) is getattr(sys.modules[str(seen[name])], name)
+    assert {name for name, module in seen.items() if str(module).startswith("schedlang.")} == set(schedlang.__all__)
+    with pytest.raises(AttributeError, match="has no `nothing`"):
+        schedlang.nothing  # noqa: B018
 
 
 def test_a_closed_pipe_is_no_error() -> None:

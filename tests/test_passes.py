@@ -13,6 +13,8 @@ from strategies import make_schedule, oracle, schedules
 from schedlang import Actions, CompileError, Costs, Kind, Schedule, Source, compile, prove, read_source, simulate
 from schedlang.lowering import lower
 from schedlang.passes import fill_weights, fill_within, forward_only, recompute, reorder, squeeze
+from schedlang.passes.slots import fill_slots
+from schedlang.passes.track import Track
 from schedlang.plan_reader import parse_actions
 
 TESTS = Path(__file__).parent
@@ -203,3 +205,24 @@ def test_collisions_name_the_ops_the_rank_and_the_slot() -> None:
     with pytest.raises(CompileError) as caught:
         compile(Source("s.sched", block("stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at 3 }")))
     assert str(caught.value).startswith("error[collision]: `0B0` and `0F1` collide on rank 0 in slot 3")
+
+
+@pytest.mark.parametrize("name", ["1f1b_v", "v_half", "v_zb"])
+def test_a_move_is_judged_by_what_it_concerns(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so it is by the whole order of the rank."""
+    judged: set[bool] = set()
+
+    def checked(self: Track, node: int, now: int, slot: int) -> bool:
+        rows = sorted([*(row for row in self.rows if row[1] != node), (slot, node)])
+        placed = ((at, int(self.graph.time[each]), each, self.owes.get(each, ())) for at, each in rows)
+        fits = self.graph.peak([each for _, each in fill_slots(placed)]) <= self.limit
+        judged.add(fits)
+        moved = move(self, node, now, slot)
+        assert (moved, self.rows == rows) == (fits, fits)
+        return moved
+
+    move = Track.move
+    monkeypatch.setattr(Track, "move", checked)
+    for ranks in (3, 4):
+        compile(read_source(PROGRAMS / f"{name}.sched"), {"ranks": ranks, "microbatches": 9})
+    assert judged == {True, False}

@@ -59,11 +59,6 @@ def bubbles(waits: Waits, costs: Costs) -> list[Idle]:
     return found
 
 
-def exposed(idle: list[Idle]) -> float:
-    """The idle time of all ranks that is exposed to communication: what is waited for is on its way, or held back."""
-    return sum((each.length for each in idle if each.cause in ("transfer", "transport")), 0.0)
-
-
 def _even(durations: Durations) -> Durations:
     """Durations as they would be if all stages were alike."""
     overlap = durations.overlap and [fmean(durations.overlap)] * len(durations.overlap)

@@ -5,8 +5,9 @@ from typing import Any
 
 from attrs import frozen
 
-from schedlang.bubbles.attribution import CAUSES, Idle, bubbles, exposed
+from schedlang.bubbles.attribution import CAUSES, Idle, bubbles
 from schedlang.bubbles.critical_path import Segment, critical_path
+from schedlang.bubbles.exposed import exposed
 from schedlang.bubbles.waits import Step, waits
 from schedlang.costs import Costs
 from schedlang.costs.model import DURATIONS
@@ -37,6 +38,7 @@ class Explanation:
     plan: Plan
     makespan: float
     idle: list[Idle]
+    exposed: float
     path: list[Segment]
     faster: list[Faster]
 
@@ -51,7 +53,7 @@ def explain_bubble(plan: Plan, costs: Costs) -> Explanation:
     timeline = simulate(plan, costs).timeline
     found = waits(plan, timeline, costs)
     path = critical_path(found)
-    return Explanation(plan, timeline.makespan, bubbles(found, costs), path, _faster(plan, costs, path))
+    return Explanation(plan, timeline.makespan, bubbles(found, costs), exposed(found), path, _faster(plan, costs, path))
 
 
 def _faster(plan: Plan, costs: Costs, path: list[Segment]) -> list[Faster]:
@@ -82,7 +84,7 @@ def explanation_json(found: Explanation) -> dict[str, Any]:
         "params": plan.params,
         "makespan": found.makespan,
         "idle": found.idle_time,
-        "exposed": exposed(found.idle),
+        "exposed": found.exposed,
         "causes": [
             {"cause": cause, "about": list(subject), "time": time, "per_rank": per_rank}
             for cause in CAUSES

@@ -20,11 +20,13 @@ ROUNDING = 1e-9
 class Step:
     """An op, or ops that overlap, or a copy, as it ran: on `rank`, the rows `rows` of its actions.
 
+    `index` counts the steps of a rank before it, or of a copy, those before the next one.
     `needs` are the steps whose results it needs, each with the time that these take to arrive. `before` are those that
     kept what it runs on: the step before it on its rank, or the copy before it on its link.
     """
 
     rank: int
+    index: int
     rows: range
     start: float
     end: float
@@ -106,10 +108,10 @@ def _steps(schedule: Schedule, timeline: Timeline) -> tuple[list[list[Step]], li
             kind = actions.kind[batch.start]
             if is_copy(kind):
                 bar = next(copies)
-                step = Step(rank, batch, bar.start, bar.end, True, before=steps[-1:])
+                step = Step(rank, len(steps), batch, bar.start, bar.end, True, before=steps[-1:])
                 links.setdefault(schedule.layout.links[rank] if schedule.layout.links else rank, []).append(step)
             elif not is_transfer(kind):
                 taken = [next(bars) for _ in batch]
-                steps.append(Step(rank, batch, taken[0].start, taken[-1].end, False))
+                steps.append(Step(rank, len(steps), batch, taken[0].start, taken[-1].end, False))
         ranks.append(steps)
     return ranks, [sorted(each, key=attrgetter("start")) for each in links.values()]

@@ -4,16 +4,11 @@ What a command needs is imported when it runs, so that `schedc --help` is there 
 """
 
 import argparse
-import importlib.util
 import json
 import os
-import subprocess
 import sys
-import tempfile
-from difflib import get_close_matches
 from math import prod
 from pathlib import Path
-from textwrap import indent
 from typing import Any
 
 from schedlang.commands.given import UsageError, compiled, costs_given, load, load_priced
@@ -69,19 +64,17 @@ def export(options: argparse.Namespace) -> int:
 
 def _write(plan: Any, output: str | None, format: str = "text") -> int:
     """Write a plan, if to a file, and say in a line what it is, and what to beware of."""
-    from schedlang import simulate as execute
     from schedlang import write_plan
     from schedlang.lints import lint
     from schedlang.lowering import OWN
 
     if output:
         write_plan(plan, output)
-    idle = execute(plan, ideal=True).timeline.bubble_over_makespan
     costs = "the plan's costs" if plan.costs.gives_times else "unit costs"
     sizes = {"rank": len(plan.ranks), "stage": len(plan.placement), "microbatch": plan.microbatches,
              "action": sum(map(len, plan.ranks))}  # fmt: skip
     facts = [counted(number, noun) for noun, number in sizes.items()]
-    print(f"{plan.name}: {', '.join(facts)}; no deadlock; {idle:.1%} idle at {costs}")
+    print(f"{plan.name}: {', '.join(facts)}; no deadlock; {plan.idle:.1%} idle at {costs}")
     if output:
         print(f"wrote {output}")
     if plan.lowering in (OWN, ""):  # what the compiler placed, it proved from the first use of each communicator on
@@ -136,6 +129,8 @@ def _warn(warnings: list[Diagnostic], format: str = "text") -> None:
 
 def show(options: argparse.Namespace) -> int:
     """Print what each rank does."""
+    from textwrap import indent
+
     from schedlang.lifetimes import frees
 
     plan = load(options)
@@ -215,10 +210,14 @@ def _picture(options: argparse.Namespace, file: str) -> Any:
 
 def run(options: argparse.Namespace) -> int:
     """Train a small GPT on this machine."""
+    import subprocess
+    from importlib.util import find_spec
+    from tempfile import TemporaryDirectory
+
     from schedlang import write_plan
 
     plan = load(options)
-    if importlib.util.find_spec("torch") is None:
+    if find_spec("torch") is None:
         print("schedc run needs torch: pip install 'schedlang[runtime]'", file=sys.stderr)
         return 1
     # What would end the run only once it is over, or on every rank, is told before it begins.
@@ -229,7 +228,7 @@ def run(options: argparse.Namespace) -> int:
             plan.for_updates(max(options.steps or 0, plan.layout.updates))
     except ValueError as error:
         raise UsageError(str(error)) from None
-    with tempfile.TemporaryDirectory() as directory:
+    with TemporaryDirectory() as directory:
         path = Path(directory) / "plan.json"
         write_plan(plan, path)
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone",
@@ -242,6 +241,8 @@ def run(options: argparse.Namespace) -> int:
 
 def explain(options: argparse.Namespace) -> int:
     """Print what error codes mean."""
+    from difflib import get_close_matches
+
     from schedlang.explain import codes, page, summary
 
     known = codes()

@@ -1,7 +1,7 @@
 """Costs from a measured run."""
 
 from collections.abc import Sequence
-from statistics import fmean
+from math import fsum
 from typing import Any
 
 from schedlang.actions import counterpart, is_send
@@ -33,7 +33,7 @@ def measured_costs(actions: Sequence[Traced]) -> Costs:
 
 def _mean(times: list[float]) -> float:
     """To as many digits as differences of times have."""
-    return float(f"{fmean(times):.9g}")
+    return float(f"{fsum(times) / len(times):.9g}")
 
 
 def latencies(actions: Sequence[Traced]) -> list[float]:

@@ -1,7 +1,6 @@
 """Costs from what a user gives: lists by their names, a JSON or YAML file, or the trace of a measured run."""
 
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,8 @@ def make_costs(lists: Mapping[str, Sequence[float]]) -> Costs:
     given: dict[str, Any] = {}
     for name, values in lists.items():
         if name not in NAMES:
+            from difflib import get_close_matches
+
             close = get_close_matches(str(name), NAMES, n=1)
             raise ValueError(f"there is no cost `{name}`{f', there is `{close[0]}`' if close else ''}")
         if not values or not all((-_MOST if "memory" in name else 0) <= each <= _MOST for each in values):

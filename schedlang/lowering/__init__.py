@@ -9,6 +9,7 @@ from collections.abc import Callable
 from attrs import evolve
 
 from schedlang.actions import Actions, is_transfer
+from schedlang.kinds import Kind
 from schedlang.lowering.co_issue import co_issue
 from schedlang.lowering.defer import defer
 from schedlang.lowering.early import post_early
@@ -33,7 +34,7 @@ def lower(schedule: Schedule) -> Schedule:
 
 def writes_communication(schedule: Schedule) -> bool:
     """Whether a schedule has sends or receives."""
-    return any(is_transfer(kind) for actions in schedule.ranks for kind in actions.kind)
+    return any(is_transfer(max(actions.kind, default=Kind.F)) for actions in schedule.ranks)
 
 
 def _reachable(schedule: Schedule, actions: Actions) -> Actions:

@@ -7,13 +7,15 @@ costs: a receive stands where its message would arrive. It is what torch's own p
 
 from heapq import heappop, heappush
 
-from attrs import define, evolve, field
+from attrs import evolve
 
 from schedlang.actions import Actions, counterpart, is_copy
-from schedlang.costs import Durations
-from schedlang.dependencies import MAKES, SENDS, Op, needs
+from schedlang.dependencies import MAKES, SENDS, Numbers, Op, needs
 from schedlang.kinds import Kind
 from schedlang.schedule import Schedule
+
+#: A send of what an op has made: its kind, the rank that receives, and the kind and stage of the receive.
+_Route = tuple[Kind, int, Kind, int]
 
 
 def co_issue(schedule: Schedule) -> Schedule:
@@ -21,117 +23,134 @@ def co_issue(schedule: Schedule) -> Schedule:
     return evolve(schedule, ranks=_Insertion(schedule).ranks())
 
 
-@define
 class _Insertion:
     """The global execution: what each rank has issued, and which ops have ended.
 
     An op is ready once the ops it needs have ended; a rank runs its ops in its own order.
     """
 
-    schedule: Schedule
-    issued: list[Actions] = field(init=False)
-    position: list[int] = field(init=False)
-    #: The ranks that may have an op ready: they have ended one, or been handed something, since they last tried.
-    woken: set[int] = field(init=False)
-    busy: set[int] = field(factory=set)
-    ended: set[Op] = field(factory=set)
-    #: Ends of the ops that run, as (time, order, rank); no rank runs two at once.
-    running: list[tuple[float, int, int]] = field(factory=list)
-
-    def __attrs_post_init__(self) -> None:
-        ranks = len(self.schedule.ranks)
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule, self.numbers = schedule, Numbers(schedule)
+        ranks, stages = len(schedule.ranks), len(schedule.placement)
+        self.durations = schedule.costs.durations(stages)
+        self.routes = {(kind, stage): _route(schedule, kind, stage) for kind in MAKES for stage in range(stages)}
         self.issued = [Actions() for _ in range(ranks)]
         self.position = [0] * ranks
+        #: Whether an op has ended, by its number.
+        self.ended = bytearray(self.numbers.count)
+        #: The ranks that may have an op ready: they have ended one, or been handed something, since they last tried.
         self.woken = set(range(ranks))
+        self.busy: set[int] = set()
+        #: Ends of the ops that run, as (time, order, rank); no rank runs two at once.
+        self.running: list[tuple[float, int, int]] = []
 
     def ranks(self) -> tuple[Actions, ...]:
         """Run to the end, or to a standstill, from where each rank just goes on: the proof will say why it hangs."""
-        costs = self.schedule.costs.durations(len(self.schedule.placement))
-        self.start(0.0, costs)
+        self.start(0.0)
         while self.running:
             now = self.running[0][0]
             # All ops that end at this moment hand over before the next ones start, or a neighbour would wait longer.
             while self.running and self.running[0][0] == now:
                 self.end(heappop(self.running)[2])
-            self.start(now, costs)
+            self.start(now)
         for rank, actions in enumerate(self.schedule.ranks):
             while self.position[rank] < len(actions):
                 self.go_on(rank, actions.batch(self.position[rank]))
         return tuple(self.issued)
 
-    def start(self, now: float, costs: Durations) -> None:
+    def start(self, now: float) -> None:
         """Issue the next op of every woken rank that has one ready, or the next ops that overlap."""
         woken, self.woken = sorted(self.woken - self.busy), set()
         for rank in woken:
-            actions = self.schedule.ranks[rank]
-            if self.position[rank] == len(actions):
+            actions, index = self.schedule.ranks[rank], self.position[rank]
+            if index == len(actions):
                 continue
-            batch = actions.batch(self.position[rank])
-            if not any(self.lacking(actions, index) for index in batch):
-                self.issue(rank, batch)
+            batch = actions.batch(index)
+            if self.ready(actions, batch):
+                for each in batch:
+                    self.issued[rank].add(*actions.row(each))
                 self.busy.add(rank)
-                end = now + costs.ends(list(map(actions.row, batch)))[-1]
                 # Of ops that end together, those hand over first whose ranks have done less.
-                heappush(self.running, (end, batch.start, rank))
+                heappush(self.running, (now + self.duration(actions, batch), index, rank))
 
-    def lacking(self, actions: Actions, index: int) -> list[Op]:
-        """What an op needs that has not ended."""
-        op = actions.kind[index], actions.stage[index], actions.microbatch[index]
-        return [need for need in needs(self.schedule, *op) if need not in self.ended]
+    def duration(self, actions: Actions, batch: range) -> float:
+        """How long ops that are issued together take."""
+        if len(batch) == 1:
+            return self.durations[actions.kind[batch.start]][actions.stage[batch.start]]
+        return self.durations.ends([actions.row(index) for index in batch])[-1]
 
-    def issue(self, rank: int, batch: range) -> None:
-        actions = self.schedule.ranks[rank]
+    def ready(self, actions: Actions, batch: range) -> bool:
+        """Whether all that some ops need has ended."""
         for index in batch:
-            self.issued[rank].add(*actions.row(index))
+            for each in self.numbers.needs(actions.kind[index], actions.stage[index], actions.microbatch[index]):
+                if not self.ended[each]:
+                    return False
+        return True
 
     def end(self, rank: int) -> None:
         """Ops have ended: their results go to the next stages, in one moment on both ranks."""
-        actions = self.schedule.ranks[rank]
-        batch = actions.batch(self.position[rank])
+        actions, batch = self.schedule.ranks[rank], self.schedule.ranks[rank].batch(self.position[rank])
         self.position[rank] = batch.stop
-        self.note(actions, batch)
+        for index in batch:
+            self.note(actions, index)
         self.copy(rank)
         for index in batch:
-            for made in MAKES[actions.kind[index]]:
-                self.send(rank, index, made, receive=True)
+            peer = self.send(rank, index, receive=True)
+            if peer is not None:
+                self.woken.add(peer)
         self.busy.discard(rank)
         self.woken.add(rank)
 
-    def note(self, actions: Actions, batch: range) -> None:
-        """What ops make is there."""
-        for index in batch:
-            op = actions.stage[index], actions.microbatch[index]
-            self.ended.update((made, *op) for made in MAKES[actions.kind[index]])
+    def note(self, actions: Actions, index: int) -> None:
+        """What an op makes is there."""
+        for first in self.numbers.made[actions.kind[index], actions.stage[index]]:
+            self.ended[first + actions.microbatch[index]] = True
 
     def copy(self, rank: int) -> None:
         """Begin the copies that come next: the rank does not wait for them, nor they for its transfers."""
         actions = self.schedule.ranks[rank]
         while (index := self.position[rank]) < len(actions) and is_copy(actions.kind[index]):
-            if self.lacking(actions, index):
+            if not self.ready(actions, range(index, index + 1)):
                 break
-            self.issue(rank, range(index, index + 1))
-            self.note(actions, range(index, index + 1))
+            self.issued[rank].add(*actions.row(index))
+            self.note(actions, index)
             self.position[rank] += 1
 
-    def send(self, rank: int, index: int, made: Kind, receive: bool) -> None:
-        """Issue the send of what an op has made, if it goes to another rank, and the receive there."""
-        _, stage, microbatch, place, _ = self.schedule.ranks[rank].row(index)
-        peer = self.schedule.peer(SENDS[made], stage) if made in SENDS else None
-        if peer is not None:
-            self.issued[rank].add(SENDS[made], stage, microbatch, place)
-            if receive:
-                self.woken.add(peer)
-                self.issued[peer].add(*counterpart(SENDS[made], stage), microbatch, place)
+    def send(self, rank: int, index: int, receive: bool) -> int | None:
+        """Issue the send of what an op has made, if it goes to another rank, and the receive there; to which rank."""
+        kind, stage, microbatch, place, _ = self.schedule.ranks[rank].row(index)
+        route = self.routes[kind, stage]
+        if route is None:
+            return None
+        send, peer, other, receiver = route
+        self.issued[rank].add(send, stage, microbatch, place)
+        if receive:
+            self.issued[peer].add(other, receiver, microbatch, place)
+        return peer
 
     def go_on(self, rank: int, batch: range) -> None:
         """Issue ops after a standstill: receive what they still need from other ranks, run, send."""
-        actions = self.schedule.ranks[rank]
+        actions, issued = self.schedule.ranks[rank], self.issued[rank]
         for index in batch:
             for kind, holder, microbatch in self.lacking(actions, index):
                 if self.schedule.placement[holder] != rank:
-                    self.issued[rank].add(*counterpart(SENDS[kind], holder), microbatch, actions.source[index])
-        self.issue(rank, batch)
+                    issued.add(*counterpart(SENDS[kind], holder), microbatch, actions.source[index])
         for index in batch:
-            for made in MAKES[actions.kind[index]]:
-                self.send(rank, index, made, receive=False)
+            issued.add(*actions.row(index))
+        for index in batch:
+            self.send(rank, index, receive=False)
         self.position[rank] = batch.stop
+
+    def lacking(self, actions: Actions, index: int) -> list[Op]:
+        """What an op needs that has not ended."""
+        needed = needs(self.schedule, *actions.row(index)[:3])
+        return [need for need in needed if not self.ended[self.numbers.first(*need[:2]) + need[2]]]
+
+
+def _route(schedule: Schedule, kind: int, stage: int) -> _Route | None:
+    """Where what an op of a kind makes on a stage goes, if that is another rank."""
+    for made in MAKES[kind]:
+        peer = schedule.peer(SENDS[made], stage) if made in SENDS else None
+        if peer is not None:
+            return SENDS[made], peer, *counterpart(SENDS[made], stage)
+    return None

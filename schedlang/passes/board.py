@@ -1,12 +1,11 @@
 """The slots of a schedule's ops, and the moves that bring them forward."""
 
-from bisect import insort
-
 from attrs import define, field
 
 from schedlang.kinds import Kind
 from schedlang.passes.graph import Graph, Orders
 from schedlang.passes.slots import fill_slots
+from schedlang.passes.track import Track
 
 
 @define
@@ -30,21 +29,21 @@ class Board:
     owes: dict[int, list[int]] = field(init=False)
     #: Per rank: the slots that are taken, and the nodes by their slots.
     taken: list[set[int]] = field(factory=list)
-    rows: list[list[tuple[int, int]]] = field(factory=list)
+    tracks: list[Track] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        ends = self.graph.ends(self.orders)
+        ends, rows = self.graph.ends(self.orders), list[list[tuple[int, int]]]()
         for order in self.orders:
             self.taken.append(set())
-            self.rows.append([])
             slots = [(int(ends[node] - self.graph.time[node]), node) for node in order]
             if self.steady:
                 self.fixed |= self.steady_nodes(slots)
-            for slot, node in slots:
-                if node in self.fixed or not self.graph.is_all(node, Kind.W):
-                    self.put(node, slot)
+            rows.append([row for row in slots if row[1] in self.fixed or not self.graph.is_all(row[1], Kind.W)])
+            for slot, node in rows[-1]:
+                self.put(node, slot)
         weights = self.graph.weights.items()
         self.owes = {node: [each for each in owed if each not in self.fixed] for node, owed in weights}
+        self.tracks = [Track(self.graph, self.limit, self.owes, sorted(row)) for row in rows]
 
     def steady_nodes(self, slots: list[tuple[int, int]]) -> set[int]:
         """The nodes of a rank's steady phase."""
@@ -57,39 +56,31 @@ class Board:
     def moved_forward(self) -> Orders:
         """The orders after every node has moved as far forward as it can go, in order of time."""
         ends: dict[tuple[int, int], int] = {}
-        for _, rank, node in sorted((slot, rank, node) for rank, row in enumerate(self.rows) for slot, node in row):
+        for _, rank, node in sorted(
+            (slot, rank, node) for rank, track in enumerate(self.tracks) for slot, node in track.rows
+        ):
             kinds = {op[:2] for op in self.graph.ops[node]}
             if node not in self.fixed:
                 self.move(rank, node, max(ends.get(kind, 0) for kind in kinds))
             ends.update(dict.fromkeys(kinds, self.end[node]))
-        return [self.order(rank) for rank in range(len(self.rows))]
+        return [self.order(rank) for rank in range(len(self.tracks))]
 
     def move(self, rank: int, node: int, earliest: int) -> None:
         """Move a node to the first slot from `earliest` on that its inputs and the rank's memory allow."""
         now, width = self.start[node], int(self.graph.time[node])
         earliest = max([earliest, *(self.end[need] for need, _ in self.graph.needs[node] if need in self.end)])
-        self.lift(rank, node)
-        for slot in range(earliest, now):
-            if self.taken[rank].isdisjoint(range(slot, slot + width)):
-                self.put(node, slot)
-                if self.graph.peak(self.order(rank)) <= self.limit:
-                    return
-                self.lift(rank, node)
-        self.put(node, now)
+        taken = self.taken[rank]
+        taken.difference_update(range(now, now + width))
+        slots = (slot for slot in range(earliest, now) if taken.isdisjoint(range(slot, slot + width)))
+        self.put(node, next((slot for slot in slots if self.tracks[rank].move(node, now, slot)), now))
 
     def put(self, node: int, slot: int) -> None:
         """Let a node start at a slot."""
         rank, end = self.graph.rank[node], slot + int(self.graph.time[node])
         self.start[node], self.end[node] = slot, end
         self.taken[rank].update(range(slot, end))
-        insort(self.rows[rank], (slot, node))
-
-    def lift(self, rank: int, node: int) -> None:
-        """Take a node from its slot."""
-        self.rows[rank].remove((self.start[node], node))
-        self.taken[rank].difference_update(range(self.start[node], self.end[node]))
 
     def order(self, rank: int) -> list[int]:
         """A rank's nodes at their slots, with its virtual weight gradients in the free ones."""
-        placed = ((slot, self.end[node] - slot, node, self.owes.get(node, ())) for slot, node in self.rows[rank])
+        placed = ((slot, self.end[node] - slot, node, self.owes.get(node, ())) for slot, node in self.tracks[rank].rows)
         return [node for _, node in fill_slots(placed)]

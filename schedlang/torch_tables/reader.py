@@ -127,10 +127,10 @@ def plan_of(table: Table, transport: str = PORTABLE) -> Plan:
         check_markers(schedule, table.markers)
         if not table.has_communication:
             schedule = lower(schedule)
-        prove(schedule)
+        execution = prove(schedule)
     except CompileError as error:
         raise CompileError([_in_words_of_tables(table, each) for each in error.diagnostics]) from None
-    return Plan(**asdict(schedule, recurse=False))
+    return Plan(**asdict(schedule, recurse=False), idle=execution.timeline.bubble_over_makespan)
 
 
 def _schedule(table: Table) -> Schedule:

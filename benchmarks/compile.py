@@ -1,0 +1,185 @@
+"""What it costs to compile, prove, write, read and simulate a plan, beside torch's own pipelining: `make bench`.
+
+All figures are seconds of processor time, from processes of their own, the least of a few runs where these are short.
+Ours is from the text of a program to a proved plan on disk, and its parts; torch's is its lowering of its own schedule
+(`_prepare_schedule_with_comms`) and its simulator (`_simulate_comms_compute`, of ops and transfers). Both are for all
+ranks. `--large` adds the sizes of the largest runs; no process takes longer than LIMIT seconds.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from math import log
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+PROGRAMS = Path(__file__).parent.parent / "programs"
+#: Of one process, in seconds of the clock; how much processor time the runs of one figure take together at least.
+LIMIT, LONG = 300, 2.0
+#: The parts of `schedlang.compiler.compile_tree`, as it calls them, in order; the rest is reading and parsing.
+PARTS = ("expand", "check_structure", "choose_lowering", "prove", "check_claims")
+HEADS = ("expand", "check", "lower", "prove", "claims", "write", "simulate", "read")
+
+#: Torch's schedule, our program for it, and the sizes: ranks and microbatches.
+CASES = {
+    "ScheduleInterleaved1F1B": ("interleaved_1f1b", [(8, 64), (16, 128), (32, 256)]),
+    "ScheduleZBVZeroBubble": ("zb_v", [(8, 64), (16, 64)]),
+    "ScheduleDualPipeV": ("dualpipe_v", [(8, 64), (16, 128)]),
+}
+LARGE = {
+    "ScheduleInterleaved1F1B": [(64, 512), (64, 1024), (64, 2048), (512, 1024)],
+    "ScheduleZBVZeroBubble": [(32, 256), (64, 1024)],
+    "ScheduleDualPipeV": [(32, 256), (64, 1024)],
+}
+
+
+def least(work: Callable[[], object]) -> float:
+    """The processor time of some work, the least of as many runs as take LONG seconds."""
+    times: list[float] = []
+    while sum(times) < LONG and len(times) < 10:
+        start = process_time()
+        work()
+        times.append(process_time() - start)
+    return min(times)
+
+
+def ours(program: str, ranks: int, microbatches: int) -> dict[str, Any]:
+    """The figures of one of our programs at a size."""
+    from schedlang import compile, compiler, read_plan, read_source, simulate, write_plan
+
+    source, params = read_source(PROGRAMS / f"{program}.sched"), {"ranks": ranks, "microbatches": microbatches}
+    spent = dict.fromkeys(PARTS, 0.0)
+
+    def timed(name: str, part: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            start = process_time()
+            found = part(*arguments, **options)
+            spent[name] = process_time() - start
+            return found
+
+        return run
+
+    for name in PARTS:
+        setattr(compiler, name, timed(name, getattr(compiler, name)))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "plan.json"
+        plan = compile(source, params)
+        found = {
+            "actions": sum(map(len, plan.ranks)),
+            "compile": least(lambda: compile(source, params)),
+            **spent,
+            "write": least(lambda: write_plan(plan, path)),
+            "bytes": path.stat().st_size,
+            "simulate": least(lambda: simulate(plan)),
+        }
+        found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return found | {"read": least(lambda: read_plan(path))}
+
+
+def torchs(name: str, ranks: int, microbatches: int) -> dict[str, Any]:
+    """The figures of one of torch's schedules at a size; its stages are mocks, as in its own visualizer."""
+    from unittest import mock
+
+    from torch.distributed.pipelining import PipelineStage, schedules
+
+    stage = mock.create_autospec(PipelineStage, instance=True)
+    stage.group_rank, stage.group_size, stage.num_stages, stage.submod = 0, ranks, 2 * ranks, None
+    made = getattr(schedules, name)([stage, stage], microbatches)
+    orders = made.pipeline_order
+    runtime = schedules._PipelineScheduleRuntime([stage, stage], microbatches)
+    lower = least(lambda: runtime._prepare_schedule_with_comms(orders))
+    # The simulator knows none of these, and no ops that overlap.
+    without = {schedules.UNSHARD, schedules.RESHARD, schedules.REDUCE_GRAD}
+    actions = sum(map(len, runtime.pipeline_order_with_comms.values()))
+    order = {
+        rank: [action for action in row if action.computation_type not in without]
+        for rank, row in runtime.pipeline_order_with_comms.items()
+    }
+    rank_of, simulate = runtime.stage_index_to_group_rank.__getitem__, 0.0
+    if not any(action.computation_type == schedules.OVERLAP_F_B for row in order.values() for action in row):
+        simulate = least(lambda: schedules._simulate_comms_compute(order, rank_of, 2 * ranks))
+    return {"lower": lower, "simulate": simulate, "actions": actions}
+
+
+def measured(what: str, *arguments: object) -> dict[str, Any] | None:
+    """The figures from a process of their own; none if they take too long."""
+    command = [sys.executable, __file__, "--one", what, *map(str, arguments)]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    except subprocess.TimeoutExpired:
+        return None
+    if result.returncode:
+        sys.exit(result.stderr)
+    return dict(json.loads(result.stdout))
+
+
+def process_seconds(*arguments: str) -> float:
+    """The least processor time of a whole `schedc` process."""
+    found = []
+    for _ in range(10):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "schedlang", *arguments], stdout=subprocess.DEVNULL, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(found)
+
+
+def row(name: str, program: str, ranks: int, microbatches: int) -> dict[str, Any] | None:
+    """Print a case's line; our figures."""
+    theirs, mine = measured("torchs", name, ranks, microbatches), measured("ours", program, ranks, microbatches)
+    late = f">{LIMIT}"
+    cells = [program, ranks, microbatches, *([theirs["lower"], theirs["simulate"] or "-"] if theirs else [late, late])]
+    if mine:
+        whole = mine["compile"] + mine["write"]
+        ratio = whole / (theirs["lower"] + theirs["simulate"]) if theirs else ""
+        cells += [whole, ratio, f"{whole / mine['actions'] * 1e6:.1f}", *(mine[part] for part in (*PARTS, "write"))]
+        cells += [mine["simulate"], mine["read"], f"{mine['memory'] / 2**20:.0f}", f"{mine['actions']:,}"]
+    else:
+        cells.append(late)
+    print(line(cells), flush=True)
+    return mine
+
+
+def line(cells: list[Any]) -> str:
+    """Cells under each other."""
+    texts = [f"{each:.3f}" if isinstance(each, float) else str(each) for each in cells]
+    return f"{texts[0]:<17}" + "".join(f"{each:>9}" for each in texts[1:])
+
+
+def exponents(program: str, found: list[dict[str, Any]]) -> None:
+    """Print by which power of the actions each part grows, from the smallest size to the largest."""
+    if len(found) < 2:
+        return
+    first, last = found[0], found[-1]
+    more = log(last["actions"] / first["actions"])
+    powers = {part: log(last[part] / first[part]) / more for part in ("compile", *PARTS, "write", "simulate", "read")}
+    print(f"{program}: exponent in actions " + ", ".join(f"{part} {power:.2f}" for part, power in powers.items()))
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--large", action="store_true", help="also the sizes of the largest runs")
+    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        what, name, *size = options.one
+        print(json.dumps((ours if what == "ours" else torchs)(name, *map(int, size))))
+        return
+    example = str(PROGRAMS / "1f1b.sched")
+    print(f"schedc --help      {process_seconds('--help'):.3f} s, whole process")
+    print(f"schedc compile 4x8 {process_seconds('compile', example):.3f} s, whole process\n")
+    print(line(["", "", "", "torch", "torch", "ours", "of", "us per", *[""] * 6, "", "", "peak", "lowered"]))
+    print(line(["program", "ranks", "mb", "lower", "simulate", "whole", "torch's", "action", *HEADS, "MiB", "actions"]))
+    for name, (program, sizes) in CASES.items():
+        found = [row(name, program, *size) for size in sizes + (LARGE[name] if options.large else [])]
+        exponents(program, [each for each in found if each])
+
+
+if __name__ == "__main__":
+    main()

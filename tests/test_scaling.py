@@ -1,0 +1,50 @@
+"""Compiling takes time linear in the actions: executed lines are counted at two sizes, so that no clock decides."""
+
+import sys
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from schedlang import read_source
+from schedlang.compiler import compile_tree
+from schedlang.imports import load
+from schedlang.syntax import Schedule
+
+PROGRAMS = Path(__file__).parent.parent / "programs"
+#: How many more lines an action may take at the larger size.
+MORE = 1.02
+
+
+def lines_per_action(source: Any, tree: Schedule, ranks: int, microbatches: int) -> float:
+    """The lines of Python, and rounds of comprehensions, for each action of the plan and of its text."""
+    lines = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += 1
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        plan = compile_tree(source, tree, {"ranks": ranks, "microbatches": microbatches})
+        plan.to_json()
+    finally:
+        sys.settrace(before)
+    return lines / sum(map(len, plan.ranks))
+
+
+PLAIN = ["1f1b", "chimera", "dualpipe", "gpipe", "interleaved_1f1b", "pipe_offload", "seq1f1b", "wpipe", "zb_h1"]
+#: With passes that look for a better order.
+SEARCHED = ["1f1b_v", "v_half", "v_zb", "zb_1p"]
+
+
+@pytest.mark.parametrize("name", PLAIN + SEARCHED)
+def test_lines_per_action(name: str) -> None:
+    """In microbatches and in ranks."""
+    loaded = load(read_source(PROGRAMS / f"{name}.sched"))
+    small = lines_per_action(*loaded, 4, 16)
+    assert lines_per_action(*loaded, 4, 64) < MORE * small
+    assert lines_per_action(*loaded, 12, 24) < MORE * small
