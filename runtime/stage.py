@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer
 
-from schedlang.runtime.split import Split, warn_of
+from schedlang.runtime.split import Split, has_reentrant_checkpoint, run_backward, warn_of
 from schedlang.runtime.values import Value, flatten, has_gradient, unflatten
 from schedlang.runtime.watchdog import PipelineError
 from schedlang.runtime.weights import Weights
@@ -68,6 +68,8 @@ class Stage:
         self._live: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
         #: The halves of a backward, from F (or R) to W.
         self._splits: dict[int, Split] = {}
+        #: Whether the module has reentrant checkpoints; the first split forward shows it, and what is out of reach.
+        self._is_reentrant: bool | None = None
         self._warned = False
         self._sharded = _fsdp_modules(module)
         #: Input and random state, from F to R.
@@ -107,7 +109,7 @@ class Stage:
         if not self.is_first:
             inputs = [each.requires_grad_() for each in flatten(input, "")[0] if has_gradient(each)]
         if microbatch in self.split:
-            self._splits[microbatch] = Split()
+            self._splits[microbatch] = Split(splits_all=self._is_reentrant is not False)
         with self._splits.get(microbatch, nullcontext()):
             output = self._run(microbatch, input)
         tensors, tree = flatten(output, f"the output of stage {self.number}")
@@ -119,6 +121,8 @@ class Stage:
                 f"the {what} of stage {self.number} ({types}) does not require grad, so it has no backward"
             )
         self._live[microbatch] = inputs, outputs
+        if microbatch in self.split and self._is_reentrant is None:
+            self._is_reentrant = has_reentrant_checkpoint(each for each in outputs if each.requires_grad)
         if self.loss_fn is not None:
             self.gradients[microbatch] = [torch.full_like(each, self._loss_scale) for each in outputs]
         return unflatten([each.detach() for each in tensors], tree)
@@ -146,7 +150,7 @@ class Stage:
     def backward(self, microbatch: int) -> None:
         """B: the gradients of the weights, which add up, and of the input."""
         inputs, outputs = self._live.pop(microbatch)
-        torch.autograd.backward(*_roots(outputs, self.gradients.pop(microbatch)))
+        run_backward(*_roots(outputs, self.gradients.pop(microbatch)))
         self._pass_back(microbatch, inputs, [each.grad for each in inputs])
 
     def backward_input(self, microbatch: int) -> None:
@@ -155,7 +159,7 @@ class Stage:
         split = self._splits[microbatch]
         found = split.backward_input(*_roots(outputs, self.gradients.pop(microbatch)), inputs)
         self._pass_back(microbatch, inputs, found)
-        if split.others and not self._warned:
+        if split.splits_all and split.others and not self._warned:
             self._warned = True
             warn_of(split.others, self.module, self.number)
 
