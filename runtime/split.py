@@ -124,7 +124,7 @@ def warn_of(weights: Iterable[Tensor], module: nn.Module, stage: int) -> None:
     where = shown or "tensors that are no weights of its module"
     warnings.warn(
         f"stage {stage} computes weight gradients in B and not in W, those of {where}: only linear layers, "
-        "convolutions, embeddings and norms are split, and nothing inside torch.compile or torch.func",
+        "convolutions, embeddings and matrix products are split, and nothing inside torch.compile or torch.func",
         stacklevel=2,
     )
 
