@@ -3,7 +3,7 @@
 Both train the same model in the same processes, by turns of a few steps; the figures are medians over the turns, on the
 rank that takes most. Other work on the machine hits both alike. `cpu` is the processor time of all threads of a rank,
 per action of the plan; `step` is the time of the clock. Torch runs the plan itself, as the table that `schedc export`
-writes, or its own schedule where one is named.
+writes, or its own schedule where one is named. `bare` is the least that it can cost: `benchmarks/bare.py`.
 """
 
 import copy
@@ -20,6 +20,7 @@ from time import perf_counter, process_time
 
 import torch
 import torch.distributed as dist
+from bare import Bare
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
@@ -56,7 +57,7 @@ def medium(stages: int) -> tuple[list[nn.Module], Tensor]:
 
 
 class Contender:
-    """One of the two."""
+    """One of the three."""
 
     def __init__(self, step: Callable[[], object]) -> None:
         self.step = step
@@ -102,15 +103,21 @@ def measure(ranks: int, kind: str, program: str, microbatches: int, name: str | 
     torch.manual_seed(0)
     model, row = (tiny if kind == "tiny" else medium)(len(plan.placement))
     batch = row.repeat(microbatches, *[1] * (row.ndim - 1))
-    both = ours(plan, model, batch), torchs(plan, copy.deepcopy(model), batch, name)
-    for each in both:
+    contenders = {
+        "bare": Contender(Bare(plan, copy.deepcopy(model), batch, nn.functional.mse_loss).step),
+        "torch": torchs(plan, copy.deepcopy(model), batch, name),
+        "ours": ours(plan, model, batch),
+    }
+    for each in contenders.values():
         each.turn(2)
     for _ in range(TURNS):
-        for each in both:
+        for each in contenders.values():
             each.turn(5 if kind == "tiny" else 1)
-    actions = len(plan.ranks[dist.get_rank()])
-    (cpu, clock), (their_cpu, their_clock) = ((median(each.cpu[1:]), median(each.clock[1:])) for each in both)
-    return {"cpu": cpu / actions, "their cpu": their_cpu / actions, "step": clock, "their step": their_clock}
+    actions, figures = len(plan.ranks[dist.get_rank()]), dict[str, float]()
+    for which, each in contenders.items():
+        figures[f"{which} cpu"] = median(each.cpu[1:]) / actions * 1e6
+        figures[f"{which} step"] = median(each.clock[1:]) * 1e3
+    return figures
 
 
 def rank_main(place: int, rank: int, folder: Path) -> None:
@@ -123,7 +130,7 @@ def rank_main(place: int, rank: int, folder: Path) -> None:
 
 
 def launch(place: int) -> dict[str, float]:
-    """The figures of a case, of the rank that takes most."""
+    """The figures of a case, each of the rank that takes most."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = range(CASES[place][0])
         commands = [[sys.executable, __file__, str(place), str(rank), folder] for rank in ranks]
@@ -136,19 +143,20 @@ def launch(place: int) -> dict[str, float]:
         if any(codes):
             sys.exit(f"ranks ended with {codes}")
         found = [json.loads((Path(folder) / f"found{rank}.json").read_text()) for rank in ranks]
-    return max(found, key=lambda each: each["cpu"])
+    return {figure: max(each[figure] for each in found) for figure in found[0]}
 
 
 def main() -> None:
     """Print the table."""
-    print(f"{'':42} | cpu, us/action      | step, ms")
-    print("ranks model  program          microbatches |  ours torch  ratio  |    ours   torch  ratio | torch runs")
+    print(f"{'':42} | cpu, us/action           | step, ms")
+    print("ranks model  program          microbatches |  bare  ours torch  ratio |", end="")
+    print("    bare    ours   torch  ratio | torch runs")
     for place, (ranks, kind, program, microbatches, name) in enumerate(CASES):
         figures = launch(place)
-        cpu, their_cpu, step, their_step = (figures[each] for each in ("cpu", "their cpu", "step", "their step"))
+        cpu, step = ([figures[f"{which} {what}"] for which in ("bare", "ours", "torch")] for what in ("cpu", "step"))
         print(
-            f"{ranks:>5} {kind:<6} {program:<16} {microbatches:>12} | {cpu * 1e6:>5.0f} {their_cpu * 1e6:>5.0f}  "
-            f"{cpu / their_cpu:>5.2f}  | {step * 1e3:>7.1f} {their_step * 1e3:>7.1f}  {step / their_step:>5.2f} | "
+            f"{ranks:>5} {kind:<6} {program:<16} {microbatches:>12} | {''.join(f'{each:>5.0f} ' for each in cpu)}"
+            f" {cpu[1] / cpu[2]:>5.2f} | {''.join(f'{each:>7.1f} ' for each in step)} {step[1] / step[2]:>5.2f} | "
             f"{name or 'the table'}",
             flush=True,
         )

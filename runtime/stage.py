@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from schedlang.runtime.offload import Offload, copy_stream
-from schedlang.runtime.split import Split, warn_of
+from schedlang.runtime.split import Split, has_reentrant_checkpoint, run_backward, warn_of
 from schedlang.runtime.values import Value, flatten, has_gradient, unflatten
 from schedlang.runtime.watchdog import PipelineError
 from schedlang.runtime.weights import Weights
@@ -73,6 +73,8 @@ class Stage:
         #: What goes to the host, from F to RELOAD; a GPU copies on a stream of its own.
         self._offloads: dict[int, Offload] = {}
         self._copies = copy_stream(device) if offloaded else None
+        #: Whether the module has reentrant checkpoints; the first split forward shows it, and what is out of reach.
+        self._is_reentrant: bool | None = None
         self._warned = False
         self._sharded = _fsdp_modules(module)
         #: Input and random state, from F to R.
@@ -110,7 +112,7 @@ class Stage:
         """The output of the module, whose graph is kept for the backward."""
         inputs = self._leaves(microbatch, input)
         if microbatch in self.split:
-            self._splits[microbatch] = Split()
+            self._splits[microbatch] = Split(splits_all=self._is_reentrant is not False)
         if microbatch in self.offloaded:
             self._offloads[microbatch] = self._offload(microbatch, input)
         with self._splits.get(microbatch, nullcontext()), self._offloads.get(microbatch, nullcontext()):
@@ -124,6 +126,8 @@ class Stage:
                 f"the {what} of stage {self.number} ({types}) does not require grad, so it has no backward"
             )
         self._live[microbatch] = inputs, outputs
+        if microbatch in self.split and self._is_reentrant is None:
+            self._is_reentrant = has_reentrant_checkpoint(each for each in outputs if each.requires_grad)
         if self.loss_fn is not None:
             self.gradients[microbatch] = [torch.full_like(each, self._loss_scale) for each in outputs]
         return unflatten([each.detach() for each in tensors], tree)
@@ -166,7 +170,7 @@ class Stage:
     def backward(self, microbatch: int) -> None:
         """B: the gradients of the weights, which add up, and of the input."""
         inputs, outputs = self._live.pop(microbatch)
-        torch.autograd.backward(*_roots(outputs, self._gradients(microbatch)))
+        run_backward(*_roots(outputs, self._gradients(microbatch)))
         self._pass_back(microbatch, inputs, [each.grad for each in inputs])
 
     def backward_input(self, microbatch: int) -> None:
@@ -175,7 +179,7 @@ class Stage:
         split = self._splits[microbatch]
         found = split.backward_input(*_roots(outputs, self._gradients(microbatch)), inputs)
         self._pass_back(microbatch, inputs, found)
-        if split.others and not self._warned:
+        if split.splits_all and split.others and not self._warned:
             self._warned = True
             warn_of(split.others, self.module, self.number)
 

@@ -1,8 +1,10 @@
 """Tensors to and from other ranks: begun without waiting, and waited for with a limit."""
 
+import os
 import pickle
 import warnings
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,7 @@ class Wire:
         assert group is not None
         # What `dist.isend` and `dist.irecv` call in the end, in a third of their time.
         self._send, self._receive = group.send, group.recv
+        _let_main_thread_go_on()
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
         """Begin to send a tensor, which must stay as it is until the wait for it."""
@@ -79,6 +82,18 @@ class Wire:
             # Torch warns of what its own containers do here.
             warnings.simplefilter("ignore", FutureWarning)
             return pickle.loads(data.numpy().tobytes())
+
+
+def _let_main_thread_go_on() -> None:
+    """Keep gloo's threads from interrupting the main thread, on Linux.
+
+    A thread of gloo wakes for what comes from a rank, but can do nothing while the main thread is sending to that rank:
+    it tries again and again. Where it has taken the main thread's place on a core, it does so until its time is over,
+    which is many times what the messages take.
+    """
+    for name in Path("/proc/self/task").glob("*/comm"):
+        if name.read_text() == "gloo_tcp_loop\n":
+            os.sched_setscheduler(int(name.parent.name), os.SCHED_BATCH, os.sched_param(0))
 
 
 def warm_up(plan: Plan, device: torch.device) -> None:

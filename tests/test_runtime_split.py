@@ -17,7 +17,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from schedlang.runtime.gpt import Block, Embedding, Head  # noqa: E402
 from schedlang.runtime.stage import Stage  # noqa: E402
 
-ROWS, LENGTH, WIDTH = 2, 5, 32
+# A linear layer of this width is just worth its split; narrower ones are not.
+ROWS, LENGTH, WIDTH = 4, 16, 128
 
 
 class Does(nn.Module):
@@ -86,7 +87,9 @@ SPLIT: dict[str, Callable[[], nn.Module]] = {
     "block": lambda: Does(lambda self, x: self.block(self.up(x)), up=nn.Linear(WIDTH, 128), block=Block()),
     "encoder": encoder,
     "attention": lambda: Does(attend, attention=nn.MultiheadAttention(WIDTH, 4, kdim=8, vdim=16, batch_first=True)),
-    "norms": lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH), nn.GroupNorm(5, LENGTH)),
+    "norms": lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH), nn.GroupNorm(4, LENGTH)),
+    "narrow": lambda: nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH)),
+    "used in part": lambda: Does(lambda s, x: s.part(x) + s.part(x[:1]), part=linear()),
     "used twice": lambda: Does(twice, part=linear()),
     "view of a weight": lambda: Does(lambda s, x: torch.tanh(x) @ s.part.weight.T + s.part(x), part=linear()),
     "scale and shift": lambda: Does(lambda s, x: s.a * x.tanh() + s.b, a=weight(WIDTH), b=weight(LENGTH, 1)),
@@ -94,6 +97,7 @@ SPLIT: dict[str, Callable[[], nn.Module]] = {
     "einsum": lambda: Does(lambda s, x: torch.einsum("rli,io->rlo", x, s.weight), weight=weight(WIDTH, WIDTH)),
     "weight by name": lambda: Does(lambda s, x: F.linear(weight=s.weight, input=x), weight=weight(WIDTH, WIDTH)),
     "not contiguous": lambda: Does(lambda s, x: s.part(x.mT.contiguous().mT), part=linear()),
+    "weight as input": lambda: Does(lambda s, x: x + s.part(s.row[:1]), part=linear(), row=weight(64, WIDTH)),
     "one dimension": lambda: Does(lambda s, x: s.part(x[0, 0]), part=linear()),
     "four dimensions": lambda: Does(lambda s, x: s.part(x[:, None]), part=linear()),
     "in place": lambda: Does(lambda s, x: s.after(s.part(x).mul_(2).relu_()), part=linear(), after=linear()),
