@@ -41,6 +41,11 @@ _MODULES = {
 __all__ = list(_MODULES)
 
 
+def __dir__() -> list[str]:
+    """The public names, also before they are imported."""
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     """A public name, from its module."""
     if name not in _MODULES:

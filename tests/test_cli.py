@@ -261,6 +261,7 @@ def test_public_names_are_imported_when_they_are_used() -> None:
     tree = ast.parse(Path(schedlang.__file__).read_text())
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0]
     seen = {name.name: node.module for node in nodes if node.module for name in node.names}
+    assert dir(schedlang) == sorted(schedlang.__all__)
     for name in schedlang.__all__:
         assert getattr(schedlang, name) is getattr(sys.modules[str(seen[name])], name)
     assert {name for name, module in seen.items() if str(module).startswith("schedlang.")} == set(schedlang.__all__)

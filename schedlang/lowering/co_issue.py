@@ -41,6 +41,8 @@ class _Insertion:
         #: The ranks that may have an op ready: they have ended one, or been handed something, since they last tried.
         self.woken = set(range(ranks))
         self.busy: set[int] = set()
+        #: The ops that each busy rank runs.
+        self.runs: dict[int, range] = {}
         #: Ends of the ops that run, as (time, order, rank); no rank runs two at once.
         self.running: list[tuple[float, int, int]] = []
 
@@ -70,6 +72,7 @@ class _Insertion:
                 for each in batch:
                     self.issued[rank].add(*actions.row(each))
                 self.busy.add(rank)
+                self.runs[rank] = batch
                 # Of ops that end together, those hand over first whose ranks have done less.
                 heappush(self.running, (now + self.duration(actions, batch), index, rank))
 
@@ -89,15 +92,14 @@ class _Insertion:
 
     def end(self, rank: int) -> None:
         """Ops have ended: their results go to the next stages, in one moment on both ranks."""
-        actions, batch = self.schedule.ranks[rank], self.schedule.ranks[rank].batch(self.position[rank])
+        actions, batch = self.schedule.ranks[rank], self.runs[rank]
         self.position[rank] = batch.stop
         for index in batch:
             self.note(actions, index)
-        self.copy(rank)
+        if self.schedule.offloaded:
+            self.copy(rank)
         for index in batch:
-            peer = self.send(rank, index, receive=True)
-            if peer is not None:
-                self.woken.add(peer)
+            self.send(rank, index, receive=True)
         self.busy.discard(rank)
         self.woken.add(rank)
 
@@ -116,17 +118,18 @@ class _Insertion:
             self.note(actions, index)
             self.position[rank] += 1
 
-    def send(self, rank: int, index: int, receive: bool) -> int | None:
-        """Issue the send of what an op has made, if it goes to another rank, and the receive there; to which rank."""
-        kind, stage, microbatch, place, _ = self.schedule.ranks[rank].row(index)
-        route = self.routes[kind, stage]
+    def send(self, rank: int, index: int, receive: bool) -> None:
+        """Issue the send of what an op has made, if it goes to another rank, and the receive there."""
+        actions = self.schedule.ranks[rank]
+        route = self.routes[actions.kind[index], actions.stage[index]]
         if route is None:
-            return None
+            return
         send, peer, other, receiver = route
-        self.issued[rank].add(send, stage, microbatch, place)
+        microbatch, place = actions.microbatch[index], actions.source[index]
+        self.issued[rank].add(send, actions.stage[index], microbatch, place)
         if receive:
             self.issued[peer].add(other, receiver, microbatch, place)
-        return peer
+            self.woken.add(peer)
 
     def go_on(self, rank: int, batch: range) -> None:
         """Issue ops after a standstill: receive what they still need from other ranks, run, send."""
