@@ -161,6 +161,20 @@ def test_bytes() -> None:
     assert simulate(chunks, Costs(weights_bytes=(1, 2, 3, 4))).peak_bytes == (1 + 3, 2 + 4)
 
 
+def test_each_direction_moves_the_bytes_between_its_stages() -> None:
+    """Nothing overlaps: the activations of both microbatches, and their gradients, go between stages 0 and 1."""
+    costs = Costs(boundary_bytes=(1, 100), bandwidth_in_node=1)
+    for ideal in (True, False):
+        assert simulate(program(""), costs, ideal).timeline.makespan == 4 * (1 + 2 + 1)
+
+
+def test_memory_over_time() -> None:
+    items = "param ranks = 1  param microbatches = 2  memory F = 3  memory B = -3  rank r { F(0) F(1) B(0) B(1) }"
+    execution = simulate(compile(Source("s.sched", f"schedule s {{ {items} }}")))
+    assert execution.memory == (((0, 3), (1, 6), (4, 3), (6, 0)),)
+    assert (execution.peak_memory, execution.peak_activations) == ((6,), (2,))
+
+
 def test_a_file_is_json_or_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "costs.json").write_text('{"forward_times": [1, 2], "p2p_time": 25e-2}')
     (tmp_path / "costs.yaml").write_text("# measured\nforward_times:\n  - 1\n  - 2.0\np2p_time: 25e-2\n")

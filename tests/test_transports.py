@@ -13,7 +13,7 @@ from damage import batched_plan, damaged_plans, gallery, one_of, random_plan
 from explorer import is_right
 from strategies import make_schedule
 
-from schedlang import Actions, CompileError, Schedule, prove, read_source
+from schedlang import Actions, CompileError, Schedule, prove, read_source, simulate
 from schedlang.compiler import check_program
 from schedlang.lints import lint
 from schedlang.plan_reader import parse_actions
@@ -120,9 +120,29 @@ def test_programs_that_leave_communication_to_the_compiler_run_everywhere(path: 
 
 
 def test_transports_are_known_by_name() -> None:
-    for name in ("mpi", "buffered:", "buffered:0", "buffered:x", "gloo:1", ""):
-        with pytest.raises(ValueError, match="there is no transport"):
+    names = "it is portable, blocking, gloo, nccl, nccl-eager, buffered, buffered:1 or buffered:k"
+    for name in ("mpi", "buffered:", "buffered:0", "buffered:x", "buffered:1000000000", "gloo:1", ""):
+        with pytest.raises(ValueError, match=f"there is no transport `{name}`: {names}$"):
             transports(name)
+    assert [each.capacity for each in transports("buffered:999999999")] == [999999999]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "buffered:2"])
+def test_an_execution_says_on_which_transport_its_times_are(name: str) -> None:
+    plan = evolve(gallery(((2, 2),), slices=2)[0], transport=name)
+    assert simulate(plan).transport == ("gloo" if name == "portable" else name)
+    assert simulate(plan, ideal=True).transport == "ideal"
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "word"),
+    [("0F0 0B0 0SEND_B0", "unmatched-send", "0SEND_B0"), ("0RECV_F0 0F0 0B0", "unmatched-receive", "0RECV_F0")],
+)
+def test_a_transfer_must_have_another_end(text: str, code: str, word: str) -> None:
+    with pytest.raises(CompileError) as caught:
+        prove(make_schedule((0,), 1, (actions_of(text),)))
+    found = [(each.code, each.message, bool(each.labels)) for each in caught.value.diagnostics]
+    assert found == [(code, f"`{word}` has no other rank to reach", True)]
 
 
 #: Ranks that stand at the first use of different communicators; and one that never comes to a batch.
