@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
-#: Functions whose weights' gradients are no work beside those of the input.
-_LIGHT: frozenset[Callable[..., Any]] = frozenset(
+#: Layers whose weights' gradients are no work beside those of the input.
+LIGHT_LAYERS: frozenset[Callable[..., Any]] = frozenset(
     {
         F.layer_norm, F.rms_norm, F.group_norm, F.batch_norm, F.instance_norm,
         torch.add, torch.mul, Tensor.add, Tensor.mul,
@@ -26,7 +26,7 @@ _LIGHT: frozenset[Callable[..., Any]] = frozenset(
 )  # fmt: skip
 
 #: Functions whose gradients, of the input and of the weights, both come from that of the output in one step.
-LAYERS: frozenset[Callable[..., Any]] = _LIGHT.union(
+LAYERS: frozenset[Callable[..., Any]] = LIGHT_LAYERS.union(
     {
         F.linear, F.bilinear, F.embedding, F.embedding_bag,
         F.conv1d, F.conv2d, F.conv3d, F.conv_transpose1d, F.conv_transpose2d, F.conv_transpose3d,
@@ -100,10 +100,10 @@ class Call:
 
     def is_worth(self) -> bool:
         """Whether the weight gradients take longer than to split them off."""
-        if self.function is F.linear:
-            input, weight, *_ = self.values  # or the other way round
-            return bool(input.numel() * weight.numel() >= _WORTH * input.shape[-1])
-        return self.function not in _LIGHT
+        if self.function is not F.linear:
+            return True
+        input, weight, *_ = self.values  # or the other way round
+        return bool(input.numel() * weight.numel() >= _WORTH * input.shape[-1])
 
     def is_simple(self) -> bool:
         """Whether it is a linear layer of plain weights, which need gradients, and no cast."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
 
-from schedlang.runtime.layers import ANCHOR, ENGINE, LAYERS, Call, Owed, accumulate
+from schedlang.runtime.layers import ANCHOR, ENGINE, LAYERS, LIGHT_LAYERS, Call, Owed, accumulate
 
 
 def _without_dispatch(function: Any) -> Callable[..., Any]:
@@ -61,9 +61,10 @@ class Split(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if function in LAYERS and torch.is_grad_enabled() and _is_plain():
-            call = Call(function, [*args, *kwargs.values()], tuple(kwargs))
-            if call.weights and (self.splits_all or call.is_worth()):
-                return call.as_layer(self.owed)
+            if self.splits_all or function not in LIGHT_LAYERS:
+                call = Call(function, [*args, *kwargs.values()], tuple(kwargs))
+                if call.weights and (self.splits_all or call.is_worth()):
+                    return call.as_layer(self.owed)
         elif function in _BODIES and _is_plain():
             with self:
                 return _BODIES[function](*args, **kwargs)

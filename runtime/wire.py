@@ -3,6 +3,7 @@
 import os
 import pickle
 import warnings
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -91,9 +92,10 @@ def _let_main_thread_go_on() -> None:
     it tries again and again. Where it has taken the main thread's place on a core, it does so until its time is over,
     which is many times what the messages take.
     """
-    for name in Path("/proc/self/task").glob("*/comm"):
-        if name.read_text() == "gloo_tcp_loop\n":
-            os.sched_setscheduler(int(name.parent.name), os.SCHED_BATCH, os.sched_param(0))
+    with suppress(OSError):
+        for name in Path("/proc/self/task").glob("*/comm"):
+            if name.read_text() == "gloo_tcp_loop\n":
+                os.sched_setscheduler(int(name.parent.name), os.SCHED_BATCH, os.sched_param(0))
 
 
 def warm_up(plan: Plan, device: torch.device) -> None:

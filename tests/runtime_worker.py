@@ -749,6 +749,14 @@ def end_soon(output: torch.Tensor) -> torch.Tensor:
     return output
 
 
+def threads() -> None:
+    """Whether gloo's threads leave the core to the main thread."""
+    pipeline(program("1f1b", ranks=2), modules(2))
+    names = {int(each.parent.name): each.read_text().strip() for each in Path("/proc/self/task").glob("*/comm")}
+    policies = {os.sched_getscheduler(thread) for thread, name in names.items() if name == "gloo_tcp_loop"}
+    report(f"found{dist.get_rank()}", [sorted(policies), os.sched_getscheduler(os.getpid())])
+
+
 def vector_loss() -> None:
     plan = program("1f1b", ranks=2, microbatches=4)
     model = modules(2)
@@ -772,6 +780,7 @@ SCENARIOS = {
     "data_parallel": data_parallel,
     "sharded": sharded,
     "ignores_input": ignores_input,
+    "threads": threads,
     "throws": lambda: fails(throw),
     "throws_at_the_store": lambda: fails(throw, stage=0),
     "shape": lambda: fails(lambda x: x[1:], stage=0),

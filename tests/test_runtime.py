@@ -149,6 +149,11 @@ def test_replicas_of_a_split_stage_get_the_mean_gradient(run: Run, scenario: str
     assert max(run(scenario, 2).found()) < 1e-12
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such a policy for threads")
+def test_threads_of_gloo_do_not_interrupt_the_main_thread(run: Run) -> None:
+    assert run("threads", 2).found() == [[[os.SCHED_BATCH], os.SCHED_OTHER]] * 2
+
+
 def test_a_stage_that_ignores_its_input_passes_zeros_back(run: Run) -> None:
     assert run("ignores_input", 3).codes == [0, 0, 0]
 

@@ -345,6 +345,22 @@ def test_between_the_halves_only_inputs_of_layers_and_gradients_of_their_outputs
     assert storages.held() - before - SIZE == sum(each.grad.nbytes for each in ours.module.parameters())
 
 
+def test_of_narrow_layers_their_gradients_are_held(storages: Storages) -> None:
+    """From the second forward on: the first one shows that there is no reentrant checkpoint."""
+    ours = stage(nn.Sequential(nn.Linear(WIDTH, 2), nn.Tanh(), nn.Linear(2, WIDTH)), split=True)
+    forward(ours, 0, activations())
+    ours.backward_input(0)
+    ours.backward_weight(0)
+    ours.gradients.clear(), ours.input_gradients.clear()
+    before = storages.held()
+    forward(ours, 1, activations())
+    ours.backward_input(1)
+    ours.input_gradients.clear()
+    assert storages.held() - before == sum(each.nbytes for each in ours.module.parameters())
+    ours.backward_weight(1)
+    assert storages.held() == before
+
+
 def test_a_checkpoint_holds_its_input_and_is_recomputed_once(storages: Storages) -> None:
     calls = []
     part = nn.Sequential(encoder(), Does(lambda s, x: calls.append(len(calls)) or s.part(x), part=linear()))
