@@ -743,7 +743,7 @@ SCENARIOS = {
 }
 
 
-def rank_main(name: str, rank: int, ranks: int, folder: Path) -> None:
+def rank_main(scenario: Callable[[], None], rank: int, ranks: int, folder: Path) -> None:
     """One rank of a scenario."""
     log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
@@ -759,18 +759,18 @@ def rank_main(name: str, rank: int, ranks: int, folder: Path) -> None:
             time.sleep(0.005)
         store = dist.TCPStore("127.0.0.1", int(port.read_text()), ranks, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    SCENARIOS[name]()
+    scenario()
     dist.barrier()
     dist.destroy_process_group()
 
 
-def fork(name: str, rank: int, ranks: int, folder: Path) -> int:
+def fork(scenario: Callable[[], None], rank: int, ranks: int, folder: Path) -> int:
     child = os.fork()
     if child:
         return child
     code = 1
     try:
-        rank_main(name, rank, ranks, folder)
+        rank_main(scenario, rank, ranks, folder)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -778,7 +778,8 @@ def fork(name: str, rank: int, ranks: int, folder: Path) -> int:
     os._exit(code)
 
 
-def main() -> None:
+def main(scenario: Callable[[str], Callable[[], None]]) -> None:
+    """Run scenarios, which are known by their names."""
     torch.set_num_threads(1)
     # What is imported is not looked through when tensors are counted.
     gc.freeze()
@@ -788,7 +789,7 @@ def main() -> None:
             # Once, and not in every rank.
             sweep_plans(ranks)
         start = time.monotonic()
-        children = [fork(name, rank, ranks, Path(folder)) for rank in range(ranks)]
+        children = [fork(scenario(name), rank, ranks, Path(folder)) for rank in range(ranks)]
         codes: dict[int, int] = {}
         while len(codes) < ranks:
             for child in children:
@@ -803,4 +804,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(SCENARIOS.__getitem__)
