@@ -5,6 +5,8 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -49,26 +51,27 @@ def main() -> NoReturn:
         if dist.get_rank() == writer:
             print(f"nothing is left to do: `{options.checkpoint}` has step {training.first}")
         _exit(0)
+    found: list[Any] | None = [None] * len(plan.ranks) if dist.get_rank() == writer else None
+    right = [True]
+    with _together():
+        dist.gather_object(training, found, dst=writer)
+    if found is not None:
+        right = [_conclude(plan, corpus, options, found)]
+    with _together():
+        dist.broadcast_object_list(right, src=writer)
+        dist.barrier()
+        dist.destroy_process_group()
+    _exit(0 if right[0] else 1)
+
+
+@contextmanager
+def _together() -> Iterator[None]:
+    """What all ranks do after the training; where one of them is gone, the others end."""
     try:
-        right = _together(plan, corpus, options, training)
+        yield
     except RuntimeError as error:
         say(f"rank {dist.get_rank()} lost another rank after the training: {str(error).splitlines()[0]}")
         _exit(1)
-    _exit(0 if right else 1)
-
-
-def _together(plan: Plan, corpus: Tensor, options: argparse.Namespace, training: Training) -> bool:
-    """Let the rank of the last stage conclude, for all of them; RuntimeError where one of them is gone."""
-    writer = plan.placement[-1]
-    found: list[Any] | None = [None] * len(plan.ranks) if dist.get_rank() == writer else None
-    dist.gather_object(training, found, dst=writer)
-    right = [True]
-    if found is not None:
-        right = [_conclude(plan, corpus, options, found)]
-    dist.broadcast_object_list(right, src=writer)
-    dist.barrier()
-    dist.destroy_process_group()
-    return right[0]
 
 
 def _exit(code: int) -> NoReturn:

@@ -73,7 +73,8 @@ class Pipeline:
         self._plan, self._rank = plan, dist.get_rank()
         number = next(_pipelines)
         self._watchdog = Watchdog(plan, number, timeout)
-        weakref.finalize(self, self._watchdog.close)
+        # At the exit of the process, it closes itself.
+        weakref.finalize(self, self._watchdog.close).atexit = False
         try:
             check_stages(plan, stages, optimizers or {}, loss_fn)
             check_same_plan(plan, self._watchdog)

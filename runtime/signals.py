@@ -44,6 +44,13 @@ class SignalBell:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
+    def ignore(self) -> None:
+        """From now on, SIGTERM does not change the exit code of a process that is ending."""
+        if self._hung:
+            self._hung = False
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
     def let_finish(self, seconds: float) -> None:
         """From now on, SIGTERM leaves the process some seconds to end with its own exit code."""
 

@@ -98,13 +98,13 @@ class Watchdog:
         self._closed = self._found = self._is_alone = False
         self._bell = SignalBell()
         self._post()
-        atexit.register(self._tell_uncaught)
+        atexit.register(self._at_exit)
         self._thread = threading.Thread(target=self._watch, name="schedlang watchdog", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop watching."""
-        atexit.unregister(self._tell_uncaught)
+        atexit.unregister(self._at_exit)
         self._stop_thread()
         self._bell.take_down()
 
@@ -145,13 +145,15 @@ class Watchdog:
         self._count_out()
         raise PipelineError(report) from (error.__cause__ if isinstance(error, PipelineError) else error)
 
-    def _tell_uncaught(self) -> None:
-        """Where this process ends by an error of its script, between two steps: tell all ranks of it."""
+    def _at_exit(self) -> None:
+        """Where this process ends by an error of its script, between two steps, tell all ranks of it."""
         error = getattr(sys, "last_value", None)
-        if error is not None and not self._closed and _ending.acquire(blocking=False):
+        if isinstance(error, Exception) and not self._closed and _ending.acquire(blocking=False):
+            self._bell.ignore()
             cause = self._publish(self._explain(error))
-            say(self._report(cause) if self._found else f"rank {self._rank}: stopped: {cause}")
+            say(f"rank {self._rank}: stopped: {self._report(cause) if self._found else cause}")
             self._count_out()
+        self.close()
 
     def _deeper(self, error: Exception) -> Exception:
         """What is behind a lost connection: the loss of the store, for which the other rank may have ended itself."""
@@ -163,7 +165,7 @@ class Watchdog:
                 return lost
         return error
 
-    def _explain(self, error: BaseException) -> str:
+    def _explain(self, error: Exception) -> str:
         place = "" if self.action is None else self._place()
         # gloo begins with a place in its own source, and ends with advice and a greeting.
         reason = re.sub(r"^\[[^]]*\] |\. This is typically.*", "", str(error).split("\n", 1)[0])
