@@ -22,9 +22,10 @@ from schedlang.plan_reader import read_plan
 from schedlang.runtime.checks import unsupported, wrong_number
 from schedlang.runtime.corpus import read_corpus
 from schedlang.runtime.report import TOLERANCE, compare, print_header, report, total_losses
+from schedlang.runtime.store import of_this_attempt
 from schedlang.runtime.trace import aligned, write_trace
 from schedlang.runtime.train import Checkpoints, Training, train, train_alone
-from schedlang.runtime.watchdog import PipelineError, of_this_attempt, say
+from schedlang.runtime.watchdog import PipelineError, say
 
 
 def main() -> NoReturn:

@@ -1,8 +1,6 @@
 """Where every rank stands, which each writes to the process group's store, several times a second."""
 
 import json
-from collections.abc import Callable
-from time import monotonic, sleep
 from typing import Any
 
 from attrs import frozen
@@ -62,13 +60,3 @@ class Standings:
         if standing.waits_for is None:
             return f"rank {rank} has been{place} for {standing.seconds:.1f} s"
         return f"rank {rank} has waited {standing.seconds:.1f} s for rank {standing.waits_for}{place}"
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for something that other ranks do, at most some seconds; whether it came."""
-    end = monotonic() + seconds
-    while not condition():
-        if monotonic() > end:
-            return False
-        sleep(0.01)
-    return True

@@ -14,16 +14,16 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache, partial
+from functools import partial
 from time import monotonic
 from typing import Any, NoReturn
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
 
 from schedlang.plan import Plan
 from schedlang.runtime.signals import SignalBell
-from schedlang.runtime.standings import Standing, Standings, wait_until
+from schedlang.runtime.standings import Standing, Standings
+from schedlang.runtime.store import connection, is_of_torchrun, wait_until
 
 #: Seconds between two looks at the store.
 POLL = 0.2
@@ -37,7 +37,7 @@ _CAUSE, _OUT = "cause", "out"
 
 
 class PipelineError(Exception):
-    """What stopped the pipeline, in one line: the rank, the action with its program line, the reason."""
+    """What stopped the pipeline: the rank, the action with its program line, the reason; and where all ranks stood."""
 
 
 class LostRank(PipelineError):
@@ -56,26 +56,6 @@ def say(line: str) -> None:
         sys.stderr.flush()
 
 
-def of_this_attempt(store: Any) -> Any:
-    """A store where nothing is seen of the processes before a restart, which torchrun's own outlives.
-
-    Torch's own keys are mixed up there (pytorch/pytorch#135712).
-    """
-    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] if _in_torchrun() else "0"
-    return PrefixStore(f"schedlang/{attempt}", store)
-
-
-def _in_torchrun() -> bool:
-    """Whether the store is in torchrun's own process, and not in that of rank 0."""
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-
-
-@lru_cache(1)
-def _connection(store: Any) -> Any:
-    """A connection to the store of its own: on the group's, the thread would wait while the main thread waits."""
-    return of_this_attempt(store.clone())
-
-
 class Watchdog:
     """Watches one rank. Its main thread keeps `step`, `action` and `waits_for` up to date.
 
@@ -90,7 +70,7 @@ class Watchdog:
         self.waits_for: int | None = None
         self._plan, self._number, self._timeout = plan, number, timeout
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
-        self.store = _connection(dist.distributed_c10d._get_default_store())
+        self.store = connection(dist.distributed_c10d._get_default_store())
         self._standings = Standings(plan, self.store)
         self._stands: tuple[int, int | None, int | None] = (0, None, None)
         self._since = monotonic()
@@ -173,7 +153,7 @@ class Watchdog:
             gone = " or ".join(map(str, sorted(error.ranks)))
             return f"rank {gone} is gone: rank {self._rank} lost its connection{place}: {reason}"
         if isinstance(error, dist.DistNetworkError):
-            gone = "torchrun" if _in_torchrun() else "rank 0"
+            gone = "torchrun" if is_of_torchrun() else "rank 0"
             return f"{gone} is gone: rank {self._rank} lost the store of the process group{place}: {reason}"
         kind = "" if isinstance(error, PipelineError) else f"{type(error).__name__}: "
         return f"rank {self._rank} failed{place}: {kind}{reason}"

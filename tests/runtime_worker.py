@@ -676,17 +676,21 @@ def stopped(_: torch.Tensor) -> torch.Tensor:
     raise AssertionError
 
 
-def terminated() -> None:
-    """Rank 0 gets SIGTERM while it waits inside gloo for rank 1, which sleeps."""
+def signalled(what: signal.Signals) -> None:
+    """Rank 0 gets a signal while it waits inside gloo for rank 1, which sleeps."""
+    # A job in the background of a shell ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     plan = program("1f1b", ranks=3, microbatches=4)
     model = modules(3)
-    model[0], model[1] = Does(model[0], 1, end_soon), Does(model[1], 2, sleep)
+    model[1] = Does(model[1], 2, partial(alarm, what))
+    report(f"pid{dist.get_rank()}", os.getpid())
     pipeline(plan, model).step(*batch(plan, 0))
 
 
-def end_soon(output: torch.Tensor) -> torch.Tensor:
-    later(0.5, signal.SIGTERM)
-    return output
+def alarm(what: signal.Signals, output: torch.Tensor) -> torch.Tensor:
+    time.sleep(1)
+    os.kill(json.loads((Path(os.environ["FOLDER"]) / "pid0.json").read_text()), what)
+    return sleep(output)
 
 
 def vector_loss() -> None:
@@ -733,7 +737,8 @@ SCENARIOS = {
     "absent": absent,
     "idles": idles,
     "crashes_between": crashes_between,
-    "terminated": terminated,
+    "terminated": lambda: signalled(signal.SIGTERM),
+    "interrupted": lambda: signalled(signal.SIGINT),
     "processes": lambda: pipeline(program("1f1b", ranks=4), modules(4)),
     "unsupported": lambda: pipeline(program("terapipe", ranks=2, slices=2), modules(4)),
     "stages": lambda: Pipeline(program("1f1b", ranks=2), {0: modules(1)[0]}, nn.functional.mse_loss),

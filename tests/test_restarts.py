@@ -90,7 +90,7 @@ def plan_file(folder: Path, name: str, **params: int) -> Path:
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("name", "optimizer", "ranks"),
-    product(("1f1b", "zb_v", "pipedream_2bw", "dualpipe"), ("momentum", "adamw"), (4,)),
+    list(product(("1f1b", "zb_v", "pipedream_2bw", "dualpipe"), ("momentum", "adamw"), (4,))),
 )
 def test_a_restarted_run_is_the_uncut_one(tmp_path: Path, name: str, optimizer: str, ranks: int) -> None:
     """To the bit: weights in all versions, the state of the optimizers, and random numbers by the way."""

@@ -151,6 +151,7 @@ FAILURES = {
     "stalls": (3, None, rf"rank 1 has made no progress for \d\.\d s at 1F2 {PLACE}.*"),
     "idles": (3, None, r"rank 1 has made no progress for \d\.\d s between two steps: rank \d has waited 1 s at .*"),
     "terminated": (3, None, rf"rank 0 was terminated at 0B\d {PLACE}"),
+    "interrupted": (3, None, rf"rank 0 was interrupted at 0B\d {PLACE}"),
 }  # fmt: skip
 
 
