@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-browser explore fuzz mutation gallery pictures bench bench-runtime bench-walk bench-prediction
+.PHONY: demo test test-browser explore faults fuzz mutation gallery pictures
+.PHONY: bench bench-runtime bench-walk bench-prediction
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -27,6 +28,11 @@ explore: .venv/installed
 	$(BIN)/pytest -n 2 tests/test_machine.py tests/test_transports.py tests/test_processes.py --blocks $(BLOCKS) \
 	    --tally build/tally
 	$(BIN)/python tests/verification_page.py build/tally > docs/verification.md
+
+# Everything that may go wrong in a training run, on 4 real processes: ranks killed at every point, stages that throw,
+# stall or return wrong shapes, and restarts; `make test` tries a few of each.
+faults: .venv/installed
+	$(BIN)/pytest -m processes tests/test_faults.py tests/test_restarts.py
 
 # Any bytes as a program and as a plan file, following the branches of the compiler (atheris), from the gallery on.
 FUZZ_SECONDS ?= 600

@@ -1,7 +1,6 @@
 """What must be right before a pipeline runs; PipelineError says what is not."""
 
 from collections.abc import Mapping
-from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -11,7 +10,7 @@ from torch.optim import Optimizer
 from schedlang.kinds import Kind
 from schedlang.plan import Plan
 from schedlang.runtime.stage import LossFn
-from schedlang.runtime.watchdog import PipelineError, Watchdog, wait_until
+from schedlang.runtime.watchdog import PipelineError, Watchdog
 from schedlang.transports import NCCL, NCCL_EAGER, PORTABLE
 
 
@@ -49,16 +48,10 @@ def check_stages(
         raise PipelineError(f"the plan updates the stages {updated}, `optimizers` has {sorted(optimizers)}")
 
 
-def check_same_plan(plan: Plan, number: int, watchdog: Watchdog, timeout: float) -> None:
-    """Compare plans among all ranks, which also waits for all of them; `number` is the pipeline's in its process."""
-    group = f"schedlang/plans/{number}"
-    keys = [f"{group}/{rank}" for rank in range(len(plan.ranks))]
-    watchdog.store.set(keys[dist.get_rank()], plan.digest())
-    if not wait_until(partial(watchdog.store.check, keys), timeout):
-        missing = [str(rank) for rank, key in enumerate(keys) if not watchdog.store.check([key])]
-        raise PipelineError(f"rank {' and '.join(missing)} has built no pipeline within {timeout:g} s")
-    own = plan.digest().encode()
-    for rank, digest in enumerate(watchdog.store.multi_get(keys)):
+def check_same_plan(plan: Plan, watchdog: Watchdog) -> None:
+    """Compare plans among all ranks, which also waits for all of them."""
+    own = plan.digest()
+    for rank, digest in enumerate(watchdog.gather(own)):
         if digest != own:
             raise PipelineError(f"rank {rank} has another plan")
 

@@ -1,9 +1,11 @@
 """One rank's part of a pipeline: the plan's actions as a list of calls, walked once per step."""
 
+import json
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import count
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -16,6 +18,7 @@ from schedlang.actions import is_transfer, word
 from schedlang.passes.forward_only import FORWARD, forward_only
 from schedlang.plan import Plan
 from schedlang.runtime.calls import Call, prepare
+from schedlang.runtime.checkpoint import RandomState, Stateful, load, read, steps_in, write
 from schedlang.runtime.checks import check_same_plan, check_stages, check_transport, device_of
 from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.replicas import Replicas
@@ -70,12 +73,13 @@ class Pipeline:
         self.bars: list[Bar] = []
         self.messages: list[Bar] = []
         self._plan, self._rank = plan, dist.get_rank()
-        self._watchdog = Watchdog(plan, timeout)
-        weakref.finalize(self, self._watchdog.close)
+        number = next(_pipelines)
+        self._watchdog = Watchdog(plan, number, timeout)
+        # At the exit of the process, it closes itself.
+        weakref.finalize(self, self._watchdog.close).atexit = False
         try:
             check_stages(plan, stages, optimizers or {}, loss_fn)
-            number = next(_pipelines)
-            check_same_plan(plan, number, self._watchdog, timeout)
+            check_same_plan(plan, self._watchdog)
             self._device = device_of(stages)
             check_transport(plan, self._device)
             scale = plan.layout.updates / plan.microbatches if loss_scale is None else loss_scale
@@ -134,6 +138,44 @@ class Pipeline:
         for number, weights in versioned.items():
             weights.load_state_dict(state[number])
 
+    def save(self, folder: str | Path, step: int, others: Sequence[Stateful] = ()) -> None:
+        """Write this rank's file of a checkpoint, between two updates; all ranks do so, after the same steps.
+
+        It has the weights of the stages, in all versions, the optimizers that the pipeline was given, and torch's
+        random state; and the states of `others`, such as optimizers of the script and learning rate schedulers.
+        """
+        try:
+            write(Path(folder), self._plan, self._rank, step, self._parts(others))
+        except Exception as error:
+            self._watchdog.fail(error)
+
+    def resume(self, folder: str | Path, others: Sequence[Stateful] = ()) -> int:
+        """Go on from the newest checkpoint that all ranks have in the folder: its step, or 0 if there is none.
+
+        All ranks do so, with as many `others`, in the same order, as for `save`.
+        """
+        try:
+            files = steps_in(Path(folder), self._rank)
+            if files:
+                # Also where there is none of all ranks: what is of another plan is not to be written over.
+                read(files[max(files)], self._plan, self._device)
+            everywhere = map(set[int], map(json.loads, self._watchdog.gather(json.dumps([0, *files]))))
+            newest = max(set.intersection(*everywhere))
+            if newest:
+                load(read(files[newest], self._plan, self._device), self._parts(others))
+        except Exception as error:
+            self._watchdog.fail(error)
+        return newest
+
+    def _parts(self, others: Sequence[Stateful]) -> dict[str, Stateful]:
+        """What a checkpoint is made of, modules before the versions of their weights."""
+        parts: dict[str, Stateful] = {f"stage {number}": stage.module for number, stage in self._stages.items()}
+        for number, stage in self._stages.items():
+            if stage.optimizer is not None:
+                parts[f"the optimizer of stage {number}"] = stage.optimizer
+        parts |= {"the versions of the weights": self, "the random state": RandomState(self._device)}
+        return parts | {f"number {number} of the others": each for number, each in enumerate(others)}
+
     @cached_property
     def _evaluation(self) -> list[Call]:
         """The calls of the forwards, by their places in the whole plan."""
@@ -162,9 +204,10 @@ class Pipeline:
             if self._device.type == "cuda":
                 # The host has gone ahead; here the watchdog sees a GPU that waits in vain.
                 torch.cuda.synchronize(self._device)
-            watchdog.action = None
         except Exception as error:
             watchdog.fail(error)
+        finally:
+            watchdog.action = None
 
     def _walk_recording(self, calls: list[Call]) -> None:
         self.bars, self.messages = [], []

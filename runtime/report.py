@@ -34,7 +34,7 @@ def report(run: Run, trainings: list[Training]) -> dict[str, object]:
     # The first step also pays for what torch sets up once.
     seconds = writer.seconds[1:] or writer.seconds
     return {
-        "steps": len(writer.losses),
+        "steps": writer.first + len(writer.losses),
         "loss": total_losses(trainings)[-1],
         "tokens_per_second": tokens(plan) // plan.layout.updates * len(seconds) / sum(seconds),
         "predicted_idle": found.predicted.idle,
@@ -49,7 +49,8 @@ def total_losses(trainings: list[Training]) -> list[float]:
 
 def compare(trainings: list[Training], losses: list[float], alone: Training) -> dict[str, float]:
     """Print the largest differences from the training in one process, relative to its figures; the same as figures."""
-    loss_error = max(abs(ours - other) / abs(other) for ours, other in zip(losses, alone.losses, strict=True))
+    last = alone.losses[-len(losses) :]
+    loss_error = max(abs(ours - other) / abs(other) for ours, other in zip(losses, last, strict=True))
     ours = {name: gradient for each in trainings for name, gradient in each.gradients.items()}
     assert ours.keys() == alone.gradients.keys()
     errors = {

@@ -4,12 +4,13 @@ import copy
 from collections import deque
 from collections.abc import Iterable
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from attrs import define, field
+from attrs import define, field, frozen
 from torch import Tensor, nn
 
 from schedlang.kinds import Kind
@@ -17,6 +18,7 @@ from schedlang.plan import Plan
 from schedlang.runtime.corpus import draw_batch
 from schedlang.runtime.gpt import CONTEXT, build_gpt, next_byte_loss
 from schedlang.runtime.pipeline import Pipeline
+from schedlang.runtime.progress import Progress
 from schedlang.runtime.trace import clock_offset
 from schedlang.runtime.weights import delays
 from schedlang.timeline import Bar
@@ -31,12 +33,13 @@ RECORDED = 10
 class Training:
     """What came out on one rank.
 
-    `losses` is what the rank's microbatches add to the mean loss of each step, on ranks of last stages only; `seconds`
-    how long each took there. `gradients` are the last step's, by stage and parameter; `recorded` the compute ops of the
-    recorded steps, and `messages` their sends and waits for receives, in the clock of the last stage's rank with the
-    `offset`.
+    `first` is how many steps a checkpoint had. `losses` is what the rank's microbatches add to the mean loss of each
+    step, on ranks of last stages only; `seconds` how long each took there. `gradients` are the last step's, by stage
+    and parameter; `recorded` the compute ops of the recorded steps, and `messages` their sends and waits for receives,
+    in the clock of the last stage's rank with the `offset`.
     """
 
+    first: int = 0
     losses: list[float] = field(factory=list)
     seconds: list[float] = field(factory=list)
     gradients: dict[str, Tensor] = field(factory=dict)
@@ -45,49 +48,63 @@ class Training:
     offset: float = 0.0
 
 
-def train(plan: Plan, corpus: Tensor, steps: int, seed: int, timeout: float) -> Training:
-    """Train with the plan, together with all other ranks; the rank of the last stage prints a line per step."""
-    training = Training()
-    rank = dist.get_rank()
-    stages = build_stages(plan, plan.stages_of(rank), seed)
-    optimizers = {stage: _optimizer(module) for stage, module in stages.items()}
-    for stage, optimizer in optimizers.items():
-        # The last moment at which gradients are whole, whether the plan or the loop below updates.
-        piece = stage - plan.layout.pipeline_of[stage].start
-        optimizer.register_step_pre_hook(partial(_keep_gradients, training, piece, stages[stage]))
-    actions = plan.ranks[rank]
+@frozen
+class Checkpoints:
+    """The folder of a run's checkpoints, and after how many steps one is written, at least."""
+
+    folder: Path
+    every: int
+
+
+def train(
+    plan: Plan, corpus: Tensor, steps: int, seed: int, timeout: float, checkpoints: Checkpoints | None = None
+) -> Training:
+    """Train with the plan, together with all other ranks; the rank of the last stage prints a line per step.
+
+    With checkpoints, it goes on from the last one.
+    """
+    training, progress = Training(), Progress(plan, steps)
+    stages = build_stages(plan, plan.stages_of(dist.get_rank()), seed)
+    optimizers = {stage: _noting_optimizer(training, plan, stage, module) for stage, module in stages.items()}
+    actions = plan.ranks[dist.get_rank()]
     updated = {stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U}
     pipeline = Pipeline(
         plan, stages, next_byte_loss, optimizers={stage: optimizers[stage] for stage in updated}, timeout=timeout
     )
-    begins = range(0, steps, plan.layout.updates)
+    others = [optimizers[stage] for stage in sorted(optimizers.keys() - updated)]
+    if checkpoints:
+        training.first = pipeline.resume(checkpoints.folder, others)
+    begins = range(training.first, steps, plan.layout.updates)
     # The first step also pays for what torch sets up once.
     recorded = begins[1:][-RECORDED:] or begins
     for step in begins:
         start = perf_counter()
-        pipeline.record = step in recorded
-        losses = pipeline.step(*_batch(plan, corpus, seed, step))
-        for stage in optimizers.keys() - updated:
-            optimizers[stage].step()
-            optimizers[stage].zero_grad()
-        if pipeline.record:
+        pipeline.record = progress.is_bar or step in recorded
+        losses = pipeline.step(*_batches(plan, corpus, seed, step))
+        for optimizer in others:
+            optimizer.step()
+            optimizer.zero_grad()
+        if step in recorded:
             training.recorded.append(pipeline.bars)
             training.messages.append(pipeline.messages)
         if losses is not None:
-            _note(training, plan, losses, perf_counter() - start)
+            busy = sum(bar.end - bar.start for bar in pipeline.bars)
+            _note(training, plan, losses, perf_counter() - start, busy, progress)
+        end = step + plan.layout.updates
+        if checkpoints and (end >= steps or end // checkpoints.every > step // checkpoints.every):
+            pipeline.save(checkpoints.folder, end, others)
     training.offset = clock_offset(plan.placement[-1])
     return training
 
 
-def _note(training: Training, plan: Plan, losses: Tensor, seconds: float) -> None:
-    """Note the losses of a step, by its updates; on the rank of the last stage, print them."""
+def _note(training: Training, plan: Plan, losses: Tensor, seconds: float, busy: float, progress: Progress) -> None:
+    """Note and tell the losses of a step, by its updates."""
     updates = plan.layout.updates
     for each in losses.view(updates, -1):
         training.losses.append(float(each.sum()) * updates / plan.microbatches)
         training.seconds.append(seconds / updates)
-        if dist.get_rank() == plan.placement[-1]:
-            step, speed = len(training.losses), tokens(plan) / seconds
-            print(f"step {step:>3}  loss {float(each.mean()):.4f}  {speed:>9,.0f} tokens/s", flush=True)
+        step = training.first + len(training.losses)
+        progress.show(step, float(each.mean()), tokens(plan) / seconds, 1 - busy / seconds)
 
 
 def build_stages(plan: Plan, numbers: Iterable[int], seed: int) -> dict[int, nn.Module]:
@@ -99,22 +116,20 @@ def build_stages(plan: Plan, numbers: Iterable[int], seed: int) -> dict[int, nn.
 
 def train_alone(plan: Plan, corpus: Tensor, steps: int, seed: int) -> Training:
     """The same training in this process, without schedule or messages; where gradients are late, as late."""
-    training, updates = Training(), plan.layout.updates
+    training, per_update = Training(), plan.microbatches // plan.layout.updates
     parts = build_gpt(plan.layout.pieces, seed)
     optimizers = [_optimizer(part) for part in parts]
     behind = {stage: late for rank in range(len(plan.ranks)) for stage, late in delays(plan, rank).items()}
     #: For each part the weights that the next update's microbatches read, and all later ones.
     versions = [deque([copy.deepcopy(part)], behind[stage] + 1) for stage, part in enumerate(parts)]
-    for step in range(0, steps, updates):
-        inputs, targets = (batch.chunk(updates) for batch in _batch(plan, corpus, seed, step))
-        for update in zip(inputs, targets, strict=True):
-            read = [each[0] for each in versions]
-            training.losses.append(_add_gradients(nn.Sequential(*read), *update, plan.microbatches // updates))
-            for part, other, optimizer, kept in zip(parts, read, optimizers, versions, strict=True):
-                for weight, old in zip(part.parameters(), other.parameters(), strict=True):
-                    weight.grad, old.grad = old.grad, None
-                optimizer.step()
-                kept.append(copy.deepcopy(part))
+    for step in range(steps):
+        read = [each[0] for each in versions]
+        training.losses.append(_add_gradients(nn.Sequential(*read), *_batch(plan, corpus, seed, step), per_update))
+        for part, other, optimizer, kept in zip(parts, read, optimizers, versions, strict=True):
+            for weight, old in zip(part.parameters(), other.parameters(), strict=True):
+                weight.grad, old.grad = old.grad, None
+            optimizer.step()
+            kept.append(copy.deepcopy(part))
     for stage, part in enumerate(parts):
         _keep_gradients(training, stage, part)
     return training
@@ -135,9 +150,24 @@ def tokens(plan: Plan) -> int:
     return plan.microbatches * ROWS * CONTEXT
 
 
-def _batch(plan: Plan, corpus: Tensor, seed: int, step: int) -> tuple[Tensor, Tensor]:
+def _batches(plan: Plan, corpus: Tensor, seed: int, step: int) -> tuple[Tensor, Tensor]:
     """What is trained on in a step of the plan, which may make several updates."""
-    return draw_batch(corpus, plan.microbatches * ROWS, CONTEXT, seed * 1_000_003 + step)
+    batches = [_batch(plan, corpus, seed, each) for each in range(step, step + plan.layout.updates)]
+    inputs, targets = zip(*batches, strict=True)
+    return torch.cat(inputs), torch.cat(targets)
+
+
+def _batch(plan: Plan, corpus: Tensor, seed: int, step: int) -> tuple[Tensor, Tensor]:
+    """What is trained on in one update."""
+    return draw_batch(corpus, plan.microbatches // plan.layout.updates * ROWS, CONTEXT, seed * 1_000_003 + step)
+
+
+def _noting_optimizer(training: Training, plan: Plan, stage: int, module: nn.Module) -> torch.optim.SGD:
+    """One that notes the gradients, at the last moment at which they are whole, whoever updates."""
+    optimizer = _optimizer(module)
+    piece = stage - plan.layout.pipeline_of[stage].start
+    optimizer.register_step_pre_hook(partial(_keep_gradients, training, piece, module))
+    return optimizer
 
 
 def _optimizer(module: nn.Module) -> torch.optim.SGD:

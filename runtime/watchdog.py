@@ -2,24 +2,28 @@
 
 A rank that fails writes the cause under one key of the process group's store. Every rank has a thread that looks
 there; it prints the cause and ends the process, since nothing can wake a main thread that waits inside gloo. The same
-thread sees when its main thread makes no progress, and asks the others which rank that is the fault of.
+thread tells the others where its rank stands; it sees when its main thread makes no progress, and whose fault that is.
+The rank that finds out also reports where all others stood.
 """
 
-import json
+import atexit
 import os
 import re
+import signal
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from functools import lru_cache, partial
-from time import monotonic, sleep
+from functools import partial
+from time import monotonic
 from typing import Any, NoReturn
 
 import torch.distributed as dist
 
 from schedlang.plan import Plan
-from schedlang.runtime.sigterm import SigtermBell
+from schedlang.runtime.signals import SignalBell
+from schedlang.runtime.standings import Standing, Standings
+from schedlang.runtime.store import connection, is_of_torchrun, wait_until
 
 #: Seconds between two looks at the store.
 POLL = 0.2
@@ -29,11 +33,11 @@ GRACE = 2.0
 #: Held by the thread that ends this process, whichever of its pipelines fails. Never given back.
 _ending = threading.Lock()
 
-_CAUSE, _OUT, _ASKED, _STANDS = (f"schedlang/{name}" for name in ("cause", "out", "asked", "stands"))
+_CAUSE, _OUT = "cause", "out"
 
 
 class PipelineError(Exception):
-    """What stopped the pipeline, in one line: the rank, the action with its program line, the reason."""
+    """What stopped the pipeline: the rank, the action with its program line, the reason; and where all ranks stood."""
 
 
 class LostRank(PipelineError):
@@ -41,7 +45,7 @@ class LostRank(PipelineError):
 
     def __init__(self, ranks: set[int], reason: str) -> None:
         super().__init__(reason)
-        self.ranks = " or ".join(map(str, sorted(ranks)))
+        self.ranks = ranks
 
 
 def say(line: str) -> None:
@@ -52,45 +56,35 @@ def say(line: str) -> None:
         sys.stderr.flush()
 
 
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for something that other ranks do, at most some seconds; whether it came."""
-    end = monotonic() + seconds
-    while not condition():
-        if monotonic() > end:
-            return False
-        sleep(0.01)
-    return True
-
-
-@lru_cache(1)
-def _connection(store: Any) -> Any:
-    """A connection to the store of its own: on the group's, the thread would wait while the main thread waits."""
-    return store.clone()
-
-
 class Watchdog:
     """Watches one rank. Its main thread keeps `step`, `action` and `waits_for` up to date.
 
     `action` is an index into the rank's actions, None outside of a step; `waits_for` is the rank at the other end of
-    the message that the main thread waits for, None while it computes.
+    the message that the main thread waits for, None while it computes. `number` tells apart the pipelines that all
+    processes have built one after another.
     """
 
-    def __init__(self, plan: Plan, timeout: float) -> None:
-        self.step = 0
+    def __init__(self, plan: Plan, number: int, timeout: float) -> None:
+        self.step = self._gathered = 0
         self.action: int | None = None
         self.waits_for: int | None = None
-        self._plan, self._timeout = plan, timeout
+        self._plan, self._number, self._timeout = plan, number, timeout
         self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
-        self.store = _connection(dist.distributed_c10d._get_default_store())
+        self.store = connection(dist.distributed_c10d._get_default_store())
+        self._standings = Standings(plan, self.store)
         self._stands: tuple[int, int | None, int | None] = (0, None, None)
         self._since = monotonic()
-        self._closed = False
-        self._bell = SigtermBell()
+        #: Whether it does not watch any more, has found the cause, and has lost the store.
+        self._closed = self._found = self._is_alone = False
+        self._bell = SignalBell()
+        self._post()
+        atexit.register(self._at_exit)
         self._thread = threading.Thread(target=self._watch, name="schedlang watchdog", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Stop watching."""
+        atexit.unregister(self._at_exit)
         self._stop_thread()
         self._bell.take_down()
 
@@ -99,6 +93,18 @@ class Watchdog:
         self._bell.interrupt()
         self._thread.join()
 
+    def gather(self, value: str) -> list[str]:
+        """The values that all ranks give here; PipelineError if some do not come here in time."""
+        group = f"gathered/{self._number}/{self._gathered}"
+        keys = [f"{group}/{rank}" for rank in range(self._ranks)]
+        self._gathered += 1
+        self.store.set(keys[self._rank], value)
+        if not wait_until(partial(self.store.check, keys), self._timeout):
+            missing = [str(rank) for rank, key in enumerate(keys) if not self.store.check([key])]
+            what = "not resumed" if self._gathered > 1 else "built no pipeline"
+            raise PipelineError(f"rank {' and '.join(missing)} has {what} within {self._timeout:g} s")
+        return [found.decode() for found in self.store.multi_get(keys)]
+
     def fail(self, error: Exception) -> NoReturn:
         """Tell all ranks of an error that the main thread has met, and raise it as PipelineError.
 
@@ -106,58 +112,110 @@ class Watchdog:
         """
         # If the thread has begun to end the process, the main thread stays here.
         _ending.acquire()
-        message = self._explain(error)
-        cause = self._publish(message)
-        if cause != message:
+        if isinstance(error, LostRank):
+            self.waits_for = min(error.ranks)
+        cause = self._publish(self._explain(self._deeper(error)))
+        if not self._found:
             self._leave(cause)
         self._stop_thread()
         self._bell.let_finish(GRACE)
         if isinstance(error, LostRank):
             self._count_out()
-        # The others go first: a launcher kills them as soon as it sees that one has ended.
-        self._until_out(self._ranks - 1)
+        report = self._report(cause)
         self._count_out()
-        raise PipelineError(message) from (error.__cause__ if isinstance(error, PipelineError) else error)
+        raise PipelineError(report) from (error.__cause__ if isinstance(error, PipelineError) else error)
+
+    def _at_exit(self) -> None:
+        """Where this process ends by an error of its script, between two steps, tell all ranks of it."""
+        error = getattr(sys, "last_value", None)
+        if isinstance(error, Exception) and not self._closed and _ending.acquire(blocking=False):
+            self._bell.ignore()
+            cause = self._publish(self._explain(error))
+            say(f"rank {self._rank}: stopped: {self._report(cause) if self._found else cause}")
+            self._count_out()
+        self.close()
+
+    def _deeper(self, error: Exception) -> Exception:
+        """What is behind a lost connection: the loss of the store, for which the other rank may have ended itself."""
+        if isinstance(error, LostRank) and 0 not in error.ranks:
+            try:
+                self.store.check([_CAUSE])
+            except RuntimeError as lost:
+                self._is_alone = True
+                return lost
+        return error
 
     def _explain(self, error: Exception) -> str:
         place = "" if self.action is None else self._place()
         # gloo begins with a place in its own source, and ends with advice and a greeting.
         reason = re.sub(r"^\[[^]]*\] |\. This is typically.*", "", str(error).split("\n", 1)[0])
         if isinstance(error, LostRank):
-            return f"rank {error.ranks} is gone: rank {self._rank} lost its connection{place}: {reason}"
+            gone = " or ".join(map(str, sorted(error.ranks)))
+            return f"rank {gone} is gone: rank {self._rank} lost its connection{place}: {reason}"
         if isinstance(error, dist.DistNetworkError):
-            return f"rank {self._rank} lost the store of the process group{place}: {reason}"
+            gone = "torchrun" if is_of_torchrun() else "rank 0"
+            return f"{gone} is gone: rank {self._rank} lost the store of the process group{place}: {reason}"
         kind = "" if isinstance(error, PipelineError) else f"{type(error).__name__}: "
         return f"rank {self._rank} failed{place}: {kind}{reason}"
 
+    def _post(self, ended: bool = False) -> Standing:
+        """Tell the other ranks where the main thread stands."""
+        standing = self._standing(ended)
+        self._standings.post(self._rank, standing)
+        return standing
+
+    def _standing(self, ended: bool = False) -> Standing:
+        stands = self.step, self.action, self.waits_for
+        if stands != self._stands:
+            self._stands, self._since = stands, monotonic()
+        return Standing(*stands, monotonic() - self._since, ended)
+
     def _place(self) -> str:
-        """Where the main thread stands: ` at 1F0 (1f1b.sched:9)`."""
-        if self.action is None:
-            return " between two steps" if self.step else " at the start"
-        return f" at {self._plan.ranks[self._rank].word(self.action)} ({self._plan.where(self._rank, self.action)})"
+        return self._standing().place(self._plan, self._rank)
 
     def _publish(self, message: str) -> str:
         """Make this the cause, if there is none yet; the cause."""
-        with suppress(RuntimeError):
-            return bytes(self.store.compare_set(_CAUSE, "", message)).decode()
-        return message
+        cause: str = self._ask(lambda: bytes(self.store.compare_set(_CAUSE, "", message)).decode(), message)
+        self._found = cause == message
+        return cause
+
+    def _ask(self, call: Callable[[], Any], otherwise: Any = None) -> Any:
+        """Do something with the store; not once it is gone: every time torch would print a page about it."""
+        if not self._is_alone:
+            try:
+                return call()
+            except RuntimeError:
+                self._is_alone = True
+        return otherwise
 
     def _leave(self, cause: str) -> NoReturn:
-        say(f"rank {self._rank}: stopped: {cause}")
+        said = self._report(cause) if self._found else cause
+        self._ask(partial(self._post, ended=True))
+        say(f"rank {self._rank}: stopped: {said}")
         self._count_out()
         if self._rank == 0:
             # The store may be in this process, so the others go first.
             self._until_out(self._ranks)
         os._exit(1)
 
+    def _report(self, cause: str) -> str:
+        """The cause, and where all ranks stood when they ended.
+
+        That is known when all others have ended. They go first also because a launcher kills the others as soon as it
+        sees that one has ended.
+        """
+        standing = self._standing(ended=True)
+        self._ask(partial(self._standings.post, self._rank, standing))
+        self._until_out(self._ranks - 1)
+        lines = self._ask(self._standings.lines, [self._standings.line(self._rank, standing)])
+        return "\n  ".join([cause, *(lines if self.step else ())])
+
     def _count_out(self) -> None:
-        with suppress(RuntimeError):
-            self.store.add(_OUT, 1)
+        self._ask(lambda: self.store.add(_OUT, 1))
 
     def _until_out(self, ranks: int) -> None:
         """Wait until so many ranks have said their last word, or are known to be gone."""
-        with suppress(RuntimeError):
-            wait_until(lambda: self.store.add(_OUT, 0) >= ranks, GRACE)
+        self._ask(lambda: wait_until(lambda: self.store.add(_OUT, 0) >= ranks, GRACE))
 
     def _watch(self) -> None:
         """The thread: look, wait, look again, until there is a cause to end for."""
@@ -169,48 +227,50 @@ class Watchdog:
                 # The store is gone with the process that held it; outside of a step, that only means the end of a job.
                 if self.action is None:
                     return
-                cause = self._explain(error)
+                self._is_alone = True
+                cause = self._publish(self._explain(error))
         if cause is not None and _ending.acquire(blocking=False):
             self._leave(cause)
 
     def _look(self) -> str | None:
         """Wait `POLL` seconds, then look whether there is a cause to end for."""
-        terminated = self._bell.wait(POLL)
-        if terminated:
+        signals = self._bell.wait(POLL)
+        if signal.SIGINT in signals and self._stays():
+            return self._publish(f"rank {self._rank} was interrupted{self._place()}")
+        if signal.SIGTERM in signals:
             # A launcher sends SIGTERM when another rank has died; those who knew that rank may yet say so.
             wait_until(lambda: self.store.check([_CAUSE]), GRACE / 2)
         if self.store.check([_CAUSE]):
             return str(self.store.get(_CAUSE).decode())
-        if terminated:
+        if signal.SIGTERM in signals:
             return self._publish(f"rank {self._rank} was terminated{self._place()}")
-        if self.store.check([_ASKED]):
-            self._answer()
-        stands = self.step, self.action, self.waits_for
-        if stands != self._stands:
-            self._stands, self._since = stands, monotonic()
-        elif self.action is not None and monotonic() - self._since > self._timeout:
+        standing = self._post()
+        if standing.action is not None and standing.seconds > self._timeout:
             return self._publish(self._find_fault())
         return None
 
-    def _answer(self) -> None:
-        """Write down where this rank stands, how long, and for whom it waits."""
-        answer = [self._place(), monotonic() - self._since, self.waits_for]
-        self.store.set(f"{_STANDS}/{self._rank}", json.dumps(answer))
+    def _stays(self) -> bool:
+        """Whether the main thread stays where it is in a step, and so does not come to its KeyboardInterrupt."""
+        stands = self._standing()
+        gone = wait_until(lambda: self.action is None or self._standing().seconds < stands.seconds, GRACE / 2)
+        return stands.action is not None and not gone
 
     def _find_fault(self) -> str:
         """Follow the waits from rank to rank, to one that waits for nobody; what is to be said about it."""
-        self.store.set(_ASKED, "")
-        self._answer()
         waited = f"rank {self._rank} has waited {self._timeout:g} s{self._place()}"
-        rank, seen = self._rank, {self._rank}
-        while True:
-            key = f"{_STANDS}/{rank}"
-            if not wait_until(partial(self.store.check, [key]), GRACE):
-                return f"rank {rank} does not answer: {waited}"
-            place, since, waits_for = json.loads(self.store.get(key))
-            if waits_for is None or waits_for in seen:
-                break
-            rank = waits_for
+        rank, seen, standing = self._rank, {self._rank}, self._standing()
+        while standing.waits_for is not None and standing.waits_for not in seen:
+            rank = standing.waits_for
             seen.add(rank)
-        stands = f"rank {rank} has made no progress for {since:.1f} s{place}"
+            last = self._standings.of(rank)
+            if not wait_until(partial(self._is_new, rank, last), GRACE):
+                return f"rank {rank} does not answer: {waited}"
+            standing = self._standings.of(rank) or standing
+        place = standing.place(self._plan, rank)
+        stands = f"rank {rank} has made no progress for {standing.seconds:.1f} s{place}"
         return stands if rank == self._rank else f"{stands}: {waited}"
+
+    def _is_new(self, rank: int, last: Standing | None) -> bool:
+        """Whether a rank has told since where it stands, or all is over; this one tells others, who may wait for it."""
+        self._post()
+        return self._standings.of(rank) != last or bool(self.store.check([_CAUSE]))

@@ -52,6 +52,11 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--trace", metavar="FILE", help="write what the last steps did and when: for `schedc view`, "
                      "`schedc compare` and ui.perfetto.dev")  # fmt: skip
 
+    run.add_argument("--checkpoint", metavar="DIR", help="resume from the newest checkpoint in a folder, and write "
+                     "more there")  # fmt: skip
+    run.add_argument("--every", type=_count, metavar="N", help="how many updates from one checkpoint to the next "
+                     "(default: 10)")  # fmt: skip
+
     help = "say what error codes mean, and how such programs are put right"
     explain = parsers.add_parser("explain", help=help, description=f"{help[0].upper()}{help[1:]}.",
                                  epilog="example: schedc explain deadlock")  # fmt: skip

@@ -736,17 +736,21 @@ def stopped(_: torch.Tensor) -> torch.Tensor:
     raise AssertionError
 
 
-def terminated() -> None:
-    """Rank 0 gets SIGTERM while it waits inside gloo for rank 1, which sleeps."""
+def signalled(what: signal.Signals) -> None:
+    """Rank 0 gets a signal while it waits inside gloo for rank 1, which sleeps."""
+    # A job in the background of a shell ignores it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     plan = program("1f1b", ranks=3, microbatches=4)
     model = modules(3)
-    model[0], model[1] = Does(model[0], 1, end_soon), Does(model[1], 2, sleep)
+    model[1] = Does(model[1], 2, partial(alarm, what))
+    report(f"pid{dist.get_rank()}", os.getpid())
     pipeline(plan, model).step(*batch(plan, 0))
 
 
-def end_soon(output: torch.Tensor) -> torch.Tensor:
-    later(0.5, signal.SIGTERM)
-    return output
+def alarm(what: signal.Signals, output: torch.Tensor) -> torch.Tensor:
+    time.sleep(1)
+    os.kill(json.loads((Path(os.environ["FOLDER"]) / "pid0.json").read_text()), what)
+    return sleep(output)
 
 
 def threads() -> None:
@@ -802,7 +806,8 @@ SCENARIOS = {
     "absent": absent,
     "idles": idles,
     "crashes_between": crashes_between,
-    "terminated": terminated,
+    "terminated": lambda: signalled(signal.SIGTERM),
+    "interrupted": lambda: signalled(signal.SIGINT),
     "processes": lambda: pipeline(program("1f1b", ranks=4), modules(4)),
     "unsupported": lambda: pipeline(compile(Source("updated.sched", UPDATED)), modules(4)),
     "no_past": lambda: pipeline(program("seq1f1b", ranks=2), [Forgetful(torch.float64) for _ in range(2)]).step(
@@ -815,7 +820,7 @@ SCENARIOS = {
 }
 
 
-def rank_main(name: str, rank: int, ranks: int, folder: Path) -> None:
+def rank_main(scenario: Callable[[], None], rank: int, ranks: int, folder: Path) -> None:
     """One rank of a scenario."""
     log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
@@ -831,18 +836,18 @@ def rank_main(name: str, rank: int, ranks: int, folder: Path) -> None:
             time.sleep(0.005)
         store = dist.TCPStore("127.0.0.1", int(port.read_text()), ranks, is_master=False)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
-    SCENARIOS[name]()
+    scenario()
     dist.barrier()
     dist.destroy_process_group()
 
 
-def fork(name: str, rank: int, ranks: int, folder: Path) -> int:
+def fork(scenario: Callable[[], None], rank: int, ranks: int, folder: Path) -> int:
     child = os.fork()
     if child:
         return child
     code = 1
     try:
-        rank_main(name, rank, ranks, folder)
+        rank_main(scenario, rank, ranks, folder)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -850,7 +855,8 @@ def fork(name: str, rank: int, ranks: int, folder: Path) -> int:
     os._exit(code)
 
 
-def main() -> None:
+def main(scenario: Callable[[str], Callable[[], None]]) -> None:
+    """Run scenarios, which are known by their names."""
     torch.set_num_threads(1)
     # What is imported is not looked through when tensors are counted.
     gc.freeze()
@@ -860,7 +866,7 @@ def main() -> None:
             # Once, and not in every rank.
             sweep_plans(ranks)
         start = time.monotonic()
-        children = [fork(name, rank, ranks, Path(folder)) for rank in range(ranks)]
+        children = [fork(scenario(name), rank, ranks, Path(folder)) for rank in range(ranks)]
         codes: dict[int, int] = {}
         while len(codes) < ranks:
             for child in children:
@@ -875,4 +881,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(SCENARIOS.__getitem__)

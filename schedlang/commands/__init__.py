@@ -210,7 +210,6 @@ def _picture(options: argparse.Namespace, file: str) -> Any:
 
 def run(options: argparse.Namespace) -> int:
     """Train a small GPT on this machine."""
-    import subprocess
     from importlib.util import find_spec
     from tempfile import TemporaryDirectory
 
@@ -223,6 +222,8 @@ def run(options: argparse.Namespace) -> int:
     # What would end the run only once it is over, or on every rank, is told before it begins.
     if options.trace and not Path(options.trace).absolute().parent.is_dir():
         raise UsageError(f"there is no folder for the trace `{options.trace}`")
+    if options.every and not options.checkpoint:
+        raise UsageError("--every says how often --checkpoint writes")
     try:
         if plan.kernels:
             plan.for_updates(max(options.steps or 0, plan.layout.updates))
@@ -231,12 +232,33 @@ def run(options: argparse.Namespace) -> int:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "plan.json"
         write_plan(plan, path)
-        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+        launch = [sys.executable, "-m", "schedlang.runtime.launch", "--standalone",
                   "--nproc-per-node", str(len(plan.ranks)), "-m", "schedlang.runtime", str(path)]  # fmt: skip
-        launch += ["--steps", str(options.steps)] if options.steps is not None else []
+        for name in ("steps", "trace", "checkpoint", "every"):
+            given = getattr(options, name)
+            launch += [f"--{name}", str(given)] if given is not None else []
         launch += ["--check"] if options.check else []
-        launch += ["--trace", options.trace] if options.trace else []
-        return subprocess.run(launch, env={"OMP_NUM_THREADS": "1"} | dict(os.environ)).returncode
+        return _follow(launch, {"OMP_NUM_THREADS": "1"} | dict(os.environ))
+
+
+def _follow(command: list[str], environment: dict[str, str]) -> int:
+    """Run a command; its exit code. Signals that would end this process are for it alone, and once: it ends its own."""
+    import signal
+    import subprocess
+
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
+
+    def pass_on(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        process.send_signal(number)
+
+    signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, pass_on) for number in signals}
+    try:
+        return process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def explain(options: argparse.Namespace) -> int:

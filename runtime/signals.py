@@ -1,4 +1,7 @@
-"""SIGTERM, which launchers send to all ranks as soon as one has ended, comes to a thread that can still say why."""
+"""SIGTERM, which launchers send to all ranks as soon as one has ended, comes to a thread that can still say why.
+
+So does SIGINT, for which the main thread has an exception, but not before it comes out of gloo.
+"""
 
 import atexit
 import os
@@ -8,8 +11,8 @@ import socket
 import threading
 
 
-class SigtermBell:
-    """Rings at SIGTERM, where the process has no handler of its own for it.
+class SignalBell:
+    """Rings at SIGTERM and SIGINT, where the process has no handler of its own for SIGTERM.
 
     A Python handler alone would not run while the main thread is inside gloo; the wakeup descriptor is written to at
     once, and any thread can wait for it.
@@ -25,10 +28,10 @@ class SigtermBell:
             signal.signal(signal.SIGTERM, lambda *_: None)
             signal.set_wakeup_fd(self._button.fileno(), warn_on_full_buffer=False)
 
-    def wait(self, seconds: float) -> bool:
-        """Wait; whether SIGTERM came."""
+    def wait(self, seconds: float) -> bytes:
+        """Wait; the signals that came."""
         ready, _, _ = select.select([self._bell], [], [], seconds)
-        return bool(ready) and signal.SIGTERM in self._bell.recv(64)
+        return self._bell.recv(64) if ready else b""
 
     def interrupt(self) -> None:
         """End the wait in another thread."""
@@ -40,6 +43,13 @@ class SigtermBell:
             self._hung = False
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def ignore(self) -> None:
+        """From now on, SIGTERM does not change the exit code of a process that is ending."""
+        if self._hung:
+            self._hung = False
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def let_finish(self, seconds: float) -> None:
         """From now on, SIGTERM leaves the process some seconds to end with its own exit code."""
