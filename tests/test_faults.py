@@ -34,8 +34,8 @@ CAUSES = {
     "shape": r"rank {rank} failed at {place}: (?:the output of stage \d is float64 \[2, 8\] .* but float64 \[3, 8\]"
     r"|RuntimeError: The size of tensor a \(2\) must match .* b \(3\))",
 }
-#: Seconds until all have ended: they find a stall only after 5.
-LIMITS = {"kill": 5, "throw": 5, "stall": 10, "shape": 5}
+#: Seconds in which all end, the time-out of `fault_worker.py`; they take about one, and six for a stall.
+LIMIT = 30
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_all_ranks_end_at_once_and_say_why(run: Run, case: str) -> None:
     outcome = run(case, RANKS)
     happened = outcome.folder / "fault.json"
     assert happened.exists(), outcome.logs
-    assert time.monotonic() - json.loads(happened.read_text()) < LIMITS[what], outcome.logs
+    assert time.monotonic() - json.loads(happened.read_text()) < LIMIT, outcome.logs
     died = {int(rank)} if what == "kill" else set()
     assert outcome.codes == [-9 if each in died else 1 for each in range(RANKS)], outcome.logs
     place = rf"\S+ \({schedule}\.sched:\d+\)"
