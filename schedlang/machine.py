@@ -282,15 +282,6 @@ class _Machine:
         message = f"`{self.schedule.ranks[rank].word(index)}` on rank {rank} runs before `{need}`"
         self.find("order", message, rank, index, help=help)
 
-    def find(
-        self,
-        code: str,
-        message: str,
-        rank: int,
-        index: int,
-        related: tuple[tuple[int, str], ...] = (),
-        help: str | None = None,
-    ) -> None:
+    def find(self, code: str, message: str, rank: int, index: int, help: str | None = None) -> None:
         """Report what is wrong with an action."""
-        place = self.schedule.ranks[rank].source[index]
-        self.findings.append(Finding(code, message, rank, place, related=related, help=help))
+        self.findings.append(Finding(code, message, rank, self.schedule.ranks[rank].source[index], help=help))

@@ -4,13 +4,17 @@ import random
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from attrs import evolve
 from damage import damaged_plans, gallery, one_of
 from hypothesis import given, settings
-from strategies import oracle, schedules
+from strategies import make_schedule, oracle, schedules
 
-from schedlang import CompileError, Costs, Schedule, compile, prove, read_source, simulate
+from schedlang import Actions, CompileError, Costs, Schedule, compile, prove, read_source, simulate
 from schedlang.lowering import lower
+from schedlang.plan_reader import parse_actions
+from schedlang.source import Span
+from schedlang.structure import check_structure
 
 TESTS = Path(__file__).parent
 PROGRAMS = sorted((TESTS.parent / "programs").glob("*.sched"))
@@ -22,6 +26,27 @@ def proved(schedule: Schedule) -> bool:
     except CompileError:
         return False
     return True
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "wrong"),
+    [
+        ("0F0 0F1 2F0", "no-such-stage", "there are stages 0 to 1"),
+        ("0F0 0F1 1F0", "not-on-this-rank", "stage 1 is on rank 1"),
+        ("0F0 0F1 0F2", "no-such-microbatch", "there are microbatches 0 to 1"),
+        ("0F0 0F1 0U1", "update", "there are updates 0 to 0"),
+    ],
+)
+def test_actions_that_cannot_be(text: str, code: str, wrong: str) -> None:
+    """Of a schedule that was made without a program; each action has a place of its own."""
+    actions = parse_actions(text, [0, 1, 2])
+    schedule = make_schedule((0, 1), 2, (actions, Actions()))
+    schedule = evolve(schedule, spans=tuple(Span(each, each + 1) for each in range(3)))
+    with pytest.raises(CompileError) as caught:
+        check_structure(schedule)
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.message) == (code, f"`{text[-3:]}` on rank 0: {wrong}")
+    assert [label.span for label in found.labels] == [Span(2, 3)]
 
 
 @settings(max_examples=300, deadline=None)

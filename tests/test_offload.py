@@ -36,6 +36,11 @@ def test_copies_run_one_after_the_other_beside_the_ops() -> None:
     ]  # fmt: skip
 
 
+def test_a_copy_begins_where_it_stands() -> None:
+    source = program("F(0) F(1) offload(0) B(1) reload(0) B(0)")
+    assert copies(source, Costs(offload=(1,), reload=(1,))) == [["0OFFLOAD0 2-3", "0RELOAD0 4-5"]]
+
+
 def test_ranks_share_a_link_in_order_of_time() -> None:
     ops = "F(0) offload(0) F(1) reload(0) B(0) B(1)"
     costs = Costs(offload=(4,), reload=(1,), p2p=0)
@@ -65,6 +70,7 @@ def test_memory_is_held_until_the_copy_ends_and_from_when_the_next_begins(offloa
     ("ops", "message"),
     [
         ("F(0) offload(0) F(1) B(0) B(1)", "of microbatch 0 on stage 0 are offloaded, and never reloaded"),
+        ("F(0) F(1) offload(1) B(0) B(1)", "of microbatch 1 on stage 0 are offloaded, and never reloaded"),
         ("F(0) F(1) reload(0) B(0) B(1)", "of microbatch 0 on stage 0 are reloaded, and never offloaded"),
         ("F(0) offload(0) F(1) B(0) reload(0) B(1)", "`0B0` on rank 0 runs before `0RELOAD0`"),
         ("offload(0) F(0) F(1) reload(0) B(0) B(1)", "`0OFFLOAD0` on rank 0 runs before `0F0`"),

@@ -55,6 +55,8 @@ def test_figures() -> None:
     ]:
         versions = follow_weights(program(name, ranks=ranks, microbatches=microbatches).for_updates(12))
         assert (versions.held, versions.staleness) == (held, staleness), name
+    # Only the first of WPipe's groups of stages reads late weights.
+    assert follow_weights(program("wpipe", ranks=4, microbatches=4).for_updates(12)).held_of == (2,) * 4 + (1,) * 4
 
 
 @pytest.mark.parametrize(("text", "precede"), [("0F2", "0 updates precede"), ("0F0 0B0 0U0 0F3", "1 update precedes")])
