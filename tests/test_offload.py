@@ -39,6 +39,8 @@ def test_copies_run_one_after_the_other_beside_the_ops() -> None:
 def test_a_copy_begins_where_it_stands() -> None:
     source = program("F(0) F(1) offload(0) B(1) reload(0) B(0)")
     assert copies(source, Costs(offload=(1,), reload=(1,))) == [["0OFFLOAD0 2-3", "0RELOAD0 4-5"]]
+    short = Costs(forward=(0.25,), offload=(0.25,), reload=(1,))
+    assert copies(source, short) == [["0OFFLOAD0 0.5-0.75", "0RELOAD0 2.5-3.5"]]
 
 
 def test_ranks_share_a_link_in_order_of_time() -> None:

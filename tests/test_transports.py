@@ -17,6 +17,7 @@ from schedlang import Actions, CompileError, Schedule, prove, read_source, simul
 from schedlang.compiler import check_program
 from schedlang.lints import lint
 from schedlang.plan_reader import parse_actions
+from schedlang.source import Span
 from schedlang.transports import NAMES, transports
 from schedlang.verdicts import errors
 
@@ -134,15 +135,19 @@ def test_an_execution_says_on_which_transport_its_times_are(name: str) -> None:
     assert simulate(plan, ideal=True).transport == "ideal"
 
 
+PLACES = (Span(0, 1), Span(1, 2), Span(2, 3))
+
+
 @pytest.mark.parametrize(
     ("text", "code", "word"),
-    [("0F0 0B0 0SEND_B0", "unmatched-send", "0SEND_B0"), ("0RECV_F0 0F0 0B0", "unmatched-receive", "0RECV_F0")],
+    [("0F0 0B0 0SEND_B0", "unmatched-send", "0SEND_B0"), ("0F0 0RECV_F0 0B0", "unmatched-receive", "0RECV_F0")],
 )
 def test_a_transfer_must_have_another_end(text: str, code: str, word: str) -> None:
     with pytest.raises(CompileError) as caught:
-        prove(make_schedule((0,), 1, (actions_of(text),)))
-    found = [(each.code, each.message, bool(each.labels)) for each in caught.value.diagnostics]
-    assert found == [(code, f"`{word}` has no other rank to reach", True)]
+        prove(evolve(make_schedule((0,), 1, (parse_actions(text, [0, 1, 2]),)), spans=PLACES))
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.message) == (code, f"`{word}` has no other rank to reach")
+    assert [label.span for label in found.labels] == [PLACES[text.split().index(word)]]
 
 
 #: Ranks that stand at the first use of different communicators; and one that never comes to a batch.
