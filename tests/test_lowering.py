@@ -136,6 +136,17 @@ def test_times_of_moved_transfers_are_those_of_an_independent_replay(name: str) 
     assert len(seen) > 5
 
 
+@pytest.mark.parametrize(
+    ("transport", "starts"),
+    [("buffered:1", [1, 2, 3, 12, 22]), ("buffered:2", [1, 2, 3, 4, 12]), ("buffered", [1, 2, 3, 4, 5])],
+)
+def test_a_send_waits_for_room_until_a_message_is_received(transport: str, starts: list[float]) -> None:
+    """The last rank receives at 2, 12, 22…; when so many messages wait, the rank before stops behind its send."""
+    plan = program("gpipe", ranks=3, microbatches=5)
+    timeline = simulate(evolve(plan, transport=transport), Costs(forward=(1, 1, 10))).timeline
+    assert [bar.start for bar in timeline.ranks[1] if bar.kind == Kind.F] == starts
+
+
 def test_sends_that_come_late_are_late_on_gloo_but_not_ideally() -> None:
     """`send` behind a second op: a message is on its way from its send."""
     plan = program("gpipe", ranks=2, microbatches=2)

@@ -49,6 +49,14 @@ def test_actions_that_cannot_be(text: str, code: str, wrong: str) -> None:
     assert [label.span for label in found.labels] == [Span(2, 3)]
 
 
+def test_a_copy_is_in_no_group() -> None:
+    actions = parse_actions("0F0 0F1 0OFFLOAD1", [0, 1, 2])
+    actions.group[2] = 1
+    with pytest.raises(CompileError, match=r"`0OFFLOAD1` on rank 0: a copy .* stands alone") as caught:
+        check_structure(make_schedule((0, 1), 2, (actions, Actions())))
+    assert [each.code for each in caught.value.diagnostics] == ["overlap"]
+
+
 @settings(max_examples=300, deadline=None)
 @given(schedules())
 def test_every_schedule_that_can_run_is_lowered_and_proved(schedule: Schedule) -> None:

@@ -135,6 +135,21 @@ def test_an_execution_says_on_which_transport_its_times_are(name: str) -> None:
     assert simulate(plan, ideal=True).transport == "ideal"
 
 
+@pytest.mark.parametrize(
+    ("first", "right"),
+    [
+        # Sends that cross: there must be room for one.
+        ("0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1", {"gloo", "buffered:1", "buffered:2", "buffered"}),
+        # A receive before the send that it depends on.
+        ("0F0 0RECV_B0 0SEND_F0 0B0 0F1 0SEND_F1 0RECV_B1 0B1", {"gloo"}),
+    ],
+)
+def test_transports_by_hand(first: str, right: set[str]) -> None:
+    second = "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1"
+    schedule = make_schedule((0, 1), 2, (actions_of(first), actions_of(second)))
+    assert {name for name in TRANSPORTS if not name.startswith("nccl") and verdict(schedule, name)} == right
+
+
 PLACES = (Span(0, 1), Span(1, 2), Span(2, 3))
 
 
