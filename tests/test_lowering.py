@@ -136,6 +136,13 @@ def test_times_of_moved_transfers_are_those_of_an_independent_replay(name: str) 
     assert len(seen) > 5
 
 
+@pytest.mark.parametrize("transport", [each for each in TRANSPORTS if each != "portable"])
+def test_the_first_message_goes_as_soon_as_there_is_one(transport: str) -> None:
+    plan = evolve(program("gpipe", ranks=2, microbatches=2), transport=transport)
+    timeline = simulate(plan, Costs(forward=(0.25,), p2p=0.25)).timeline
+    assert timeline.ranks[1][0].start == 0.5
+
+
 @pytest.mark.parametrize(
     ("transport", "starts"),
     [("buffered:1", [1, 2, 3, 12, 22]), ("buffered:2", [1, 2, 3, 4, 12]), ("buffered", [1, 2, 3, 4, 5])],

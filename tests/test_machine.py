@@ -49,6 +49,13 @@ def test_actions_that_cannot_be(text: str, code: str, wrong: str) -> None:
     assert [label.span for label in found.labels] == [Span(2, 3)]
 
 
+def test_of_many_actions_that_cannot_be_one_is_told() -> None:
+    schedule = make_schedule((0, 1), 2, (Actions(), parse_actions("2F0 2F1 2B0", [0, 0, 0])))
+    with pytest.raises(CompileError) as caught:
+        check_structure(schedule)
+    assert [each.notes for each in caught.value.diagnostics] == [("and 2 more, on rank 1",)]
+
+
 def test_a_copy_is_in_no_group() -> None:
     actions = parse_actions("0F0 0F1 0OFFLOAD1", [0, 1, 2])
     actions.group[2] = 1

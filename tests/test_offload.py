@@ -51,6 +51,10 @@ def test_ranks_share_a_link_in_order_of_time() -> None:
     # Both ranks ask for the link at 2; of one time, the lower rank comes first.
     shared = [["0OFFLOAD0 1-5", "0RELOAD0 5-6"], ["1OFFLOAD0 6-10", "1RELOAD0 10-11"]]
     assert copies(program(ops, "link r on 0", ranks=2), costs) == shared
+    # Rank 1 asks for it between the two copies of rank 0.
+    ops = "F(0) offload(0) F(1) F(2) offload(1) reload(1) reload(0) B(0) B(1) B(2)"
+    first, second = copies(program(ops, "link r on 0", ranks=2, microbatches=3), evolve(costs, forward=(0.25,)))
+    assert (first[:2], second[0]) == (["0OFFLOAD0 0.25-4.25", "0OFFLOAD1 8.25-12.25"], "1OFFLOAD0 4.25-8.25")
 
 
 @pytest.mark.parametrize(
