@@ -150,6 +150,17 @@ def test_transports_by_hand(first: str, right: set[str]) -> None:
     assert {name for name in TRANSPORTS if not name.startswith("nccl") and verdict(schedule, name)} == right
 
 
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_some_transports_block_at_a_receive(transport: str) -> None:
+    """The gradient is there at 4; others do the next forward in between."""
+    first = "0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0B0 0RECV_B1 0B1"
+    second = "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1"
+    schedule = make_schedule((0, 1), 2, (actions_of(first), actions_of(second)))
+    bars = simulate(evolve(schedule, transport=transport)).timeline.ranks[0]
+    blocks = transport.startswith(("blocking", "buffered"))
+    assert [(str(bar), bar.start) for bar in bars[:2]] == [("0F0", 0), ("0F1", 4 if blocks else 1)]
+
+
 PLACES = (Span(0, 1), Span(1, 2), Span(2, 3))
 
 
