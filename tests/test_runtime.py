@@ -174,7 +174,7 @@ def test_all_ranks_say_what_went_wrong_and_exit(run: Run, scenario: str) -> None
     # Who finds it out raises, for the user to see where, or reports; the others have nothing to add.
     assert finder is None or raised == [finder]
     reports = [rank for rank, log in enumerate(outcome.logs) if "\n  rank 0 " in log]
-    assert len(reports) == (PLACE in message or scenario in ("idles", "indivisible", "no_targets")), outcome.logs
+    assert len(reports) == (".sched:" in message or scenario in ("idles", "indivisible", "no_targets")), outcome.logs
     assert all(outcome.logs[rank].count("\n") == 1 for rank in {*printed} - {*reports}), outcome.logs
     assert len({line for rank in printed for line in re.findall("stopped: (.*)", outcome.logs[rank])}) == 1
     assert outcome.seconds < 15
