@@ -7,7 +7,9 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pytest
 from attrs import frozen
 
 TESTS = Path(__file__).parent
@@ -42,6 +44,21 @@ def started(script: str) -> Iterator[subprocess.Popen]:
     ) as process:
         yield process
         process.stdin.close()
+
+
+def fixtures(script: str) -> tuple[Any, Any]:
+    """The fixtures `worker`, the process of a module's tests, and `run`."""
+
+    @pytest.fixture(scope="module")
+    def worker() -> Iterator[subprocess.Popen]:
+        with started(script) as process:
+            yield process
+
+    @pytest.fixture
+    def run(worker: subprocess.Popen, tmp_path: Path) -> Run:
+        return runner(worker, tmp_path)
+
+    return worker, run
 
 
 def runner(worker: subprocess.Popen, folder: Path) -> Run:

@@ -2,14 +2,11 @@
 
 import json
 import re
-import subprocess
 import time
-from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 
 import pytest
-from launches import Run, runner, started
+from launches import Run, fixtures
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 pytestmark = pytest.mark.processes
@@ -38,15 +35,7 @@ CAUSES = {
 LIMIT = 30
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[subprocess.Popen]:
-    with started("fault_worker.py") as process:
-        yield process
-
-
-@pytest.fixture
-def run(worker: subprocess.Popen, tmp_path: Path) -> Run:
-    return runner(worker, tmp_path)
+worker, run = fixtures("fault_worker.py")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
 import pytest
-from launches import ENVIRONMENT, ROOT, Run, runner, started
+from launches import ENVIRONMENT, ROOT, Run, fixtures
 
 from schedlang import Source, compile, write_plan
 
@@ -151,15 +150,7 @@ def worker_of(torchrun: int, rank: int) -> int:
     return next(each for each, environment in environments.items() if f"RANK={rank}".encode() in environment)
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[subprocess.Popen]:
-    with started("fault_worker.py") as process:
-        yield process
-
-
-@pytest.fixture
-def run(worker: subprocess.Popen, tmp_path: Path) -> Run:
-    return runner(worker, tmp_path)
+worker, run = fixtures("fault_worker.py")
 
 
 def test_the_newest_checkpoint_that_all_ranks_have_is_resumed(run: Run) -> None:
@@ -199,7 +190,7 @@ def test_a_bar_on_a_terminal_and_ctrl_c(tmp_path: Path) -> None:
     (torchrun,) = children(process.pid)
     ranks = children(torchrun)
     process.send_signal(signal.SIGINT)
-    assert process.wait(LIMIT) == 130
+    assert process.wait(LIMIT) == 130, errors.read_text()
     assert not any(Path(f"/proc/{each}").exists() for each in [torchrun, *ranks])
     os.close(ours)
     assert errors.read_text() == "\nstopped by SIGINT\n"

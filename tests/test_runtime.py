@@ -2,13 +2,10 @@
 
 import os
 import re
-import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from launches import ROOT, Run, runner, started
+from launches import ROOT, Run, fixtures
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 
@@ -21,16 +18,7 @@ UPDATED = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def worker() -> Iterator[subprocess.Popen]:
-    with started("runtime_worker.py") as process:
-        yield process
-
-
-@pytest.fixture
-def run(worker: subprocess.Popen, tmp_path: Path) -> Run:
-    """Runs a scenario of runtime_worker.py on some ranks."""
-    return runner(worker, tmp_path)
+worker, run = fixtures("runtime_worker.py")
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
