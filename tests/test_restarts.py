@@ -25,7 +25,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--ma
 # Trains for 6 steps, with a checkpoint after every second one. At first, rank 1 dies in the middle of the fourth;
 # after the restart, the same training is made again without a cut, and compared.
 SCRIPT = """
-import json, os, signal, sys, torch
+import copy, json, os, signal, sys, torch
 import torch.distributed as dist
 from torch import nn
 from schedlang import Kind, read_plan
@@ -52,8 +52,9 @@ class Dies(nn.Sequential):
 def train(folder):
     global step
     torch.manual_seed(0)
-    model = [Dies(nn.LayerNorm(8), nn.Linear(8, 8), nn.Dropout(0.1), nn.Tanh()) for _ in plan.placement]
-    mine = {stage: model[stage] for stage in plan.stages_of(rank)}
+    pieces = [Dies(nn.LayerNorm(8), nn.Linear(8, 8), nn.Dropout(0.1), nn.Tanh()) for _ in range(plan.layout.pieces)]
+    # Replicas, where there are two pipelines, begin with the same weights.
+    mine = {stage: copy.deepcopy(pieces[stage % len(pieces)]) for stage in plan.stages_of(rank)}
     optimizers = {stage: OPTIMIZERS[name](module.parameters()) for stage, module in mine.items()}
     updates = any(Kind.U in each.kind for each in plan.ranks)
     pipeline = Pipeline(plan, mine, nn.functional.mse_loss, optimizers=optimizers if updates else None)
