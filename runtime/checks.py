@@ -50,7 +50,7 @@ def check_stages(
 
 def check_same_plan(plan: Plan, watchdog: Watchdog) -> None:
     """Compare plans among all ranks, which also waits for all of them."""
-    own = plan.digest()
+    own = plan.digest
     for rank, digest in enumerate(watchdog.gather(own)):
         if digest != own:
             raise PipelineError(f"rank {rank} has another plan")

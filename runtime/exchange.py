@@ -35,7 +35,7 @@ class Exchange:
 
     def __init__(self, plan: Plan, number: int, device: torch.device, wire: Wire) -> None:
         self._plan, self._device, self._wire, self._rank = plan, device, wire, dist.get_rank()
-        self._name = torch.tensor([number, int(plan.digest()[:15], 16)])
+        self._name = torch.tensor([number, int(plan.digest[:15], 16)])
         self._stages = len(plan.placement)
         self._units = max(map(plan.layout.units, range(self._stages)))
         #: NCCL issues batches as one; to gloo they mean nothing.

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from schedlang.actions import is_transfer, word
+from schedlang.kinds import Kind
 from schedlang.passes.forward_only import FORWARD, forward_only
 from schedlang.plan import Plan
 from schedlang.runtime.calls import Call, prepare
@@ -282,9 +283,9 @@ class Pipeline:
                 loss_fn=loss_fn if layout.is_last(number) else None,
                 loss_scale=scale / layout.slices,
                 optimizer=optimizers.get(number),
-                recomputed={microbatch for stage, microbatch in self._plan.recomputed if stage == number},
-                split={microbatch for stage, microbatch in self._plan.split if stage == number},
-                offloaded={microbatch for stage, microbatch in self._plan.offloaded if stage == number},
+                recomputed=self._plan.microbatches_with(Kind.R, number),
+                split=self._plan.microbatches_with(Kind.W, number),
+                offloaded=self._plan.microbatches_with(Kind.OFFLOAD, number),
                 weights=Weights(modules[number], behind[number], per_update) if behind[number] else None,
             )
         for number, stage in stages.items():

@@ -7,7 +7,6 @@ from time import perf_counter
 from typing import Any
 
 import torch.distributed as dist
-from attrs import evolve
 
 from schedlang.actions import is_transfer
 from schedlang.plan import Plan, write_text
@@ -51,7 +50,7 @@ def aligned(ranks: Sequence[Sequence[Bar]], offsets: Sequence[float]) -> list[Tr
     found = []
     for rank, bar, start in sorted(starts, key=lambda each: each[2]):
         begin = round((start - first) * 1e6, 3)
-        found.append((rank, evolve(bar, start=begin, end=round(begin + (bar.end - bar.start) * 1e6, 3))))
+        found.append((rank, bar._replace(start=begin, end=round(begin + (bar.end - bar.start) * 1e6, 3))))
     return found
 
 

@@ -1,7 +1,7 @@
 """Program text → syntax tree."""
 
 import os
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ _WORDS = frozenset(
 )
 
 
+# Whoever looks for a size or a parameter compiles one program many times.
+@lru_cache(8)
 def parse(source: Source) -> syntax.Schedule:
     """The program's syntax tree; CompileError at the first place where the text is not a program."""
     return _parse(source, "schedule", 0)  # type: ignore[no-any-return]

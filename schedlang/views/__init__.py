@@ -6,7 +6,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from schedlang.machine import Execution
+from schedlang.execution import Execution
 from schedlang.plan import Plan, write_bytes
 from schedlang.views.html import page
 from schedlang.views.picture import Picture, lay_out
