@@ -9,7 +9,8 @@ from typing import Any
 import torch.distributed as dist
 
 from schedlang.actions import is_transfer
-from schedlang.plan import Plan, write_text
+from schedlang.files import write_text
+from schedlang.plan import Plan
 from schedlang.timeline import Bar
 from schedlang.traces import Traced
 

@@ -8,8 +8,6 @@ imported files follow the program's; `imports` has the name of each and where it
 
 import hashlib
 import json
-import os
-import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,8 @@ from attrs import asdict, field, frozen
 from schedlang.choice import Trial
 from schedlang.declarations import MOST_STEPS
 from schedlang.diagnostics import counted
-from schedlang.plan_file import Parts, encode, line_of, plan_error
+from schedlang.files import write_bytes
+from schedlang.plan_file import Parts, encode, line_of
 from schedlang.schedule import Kernel, Schedule
 from schedlang.stream import repeat
 
@@ -104,24 +103,3 @@ class Plan(Schedule):
 def write_plan(plan: Plan, path: str | Path) -> None:
     """Write a plan file; CompileError when it cannot be written."""
     write_bytes(plan.encode(), path)
-
-
-def write_text(text: str, path: str | Path) -> None:
-    """Write a text file, as `write_bytes`."""
-    write_bytes(text.encode(), path)
-
-
-def write_bytes(content: bytes, path: str | Path) -> None:
-    """Write a file; it appears whole or not at all. CompileError when it cannot be written."""
-    path = Path(path)
-    temporary = None
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-            temporary = file.name
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise plan_error(path, f"cannot be written: {error.strerror}", code="unwritable") from None

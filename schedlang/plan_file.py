@@ -107,6 +107,6 @@ class Parts(Sequence[Actions]):
         return self._read(rank, actions, sources)
 
 
-def plan_error(path: str | Path, message: str, *, code: str = "plan", help: str | None = None) -> CompileError:
+def plan_error(path: str | Path, message: str, *, help: str | None = None) -> CompileError:
     """The error for a plan file as a whole."""
-    return CompileError([Diagnostic(code, f"`{path}`: {message}", help=help, file=str(path))])
+    return CompileError([Diagnostic("plan", f"`{path}`: {message}", help=help, file=str(path))])
