@@ -2,7 +2,7 @@
 
 import json
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from schedlang.actions import is_transfer, word
 from schedlang.passes.forward_only import FORWARD, forward_only
 from schedlang.plan import Plan
+from schedlang.runtime.batches import Batches, Options
 from schedlang.runtime.calls import Call, prepare
 from schedlang.runtime.checkpoint import RandomState, Stateful, load, read, steps_in, write
 from schedlang.runtime.checks import check_same_plan, check_stages, check_transport, device_of
@@ -24,14 +25,11 @@ from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.replicas import Replicas
 from schedlang.runtime.slices import SlicedStage
 from schedlang.runtime.stage import LossFn, Stage
-from schedlang.runtime.values import Look, Value, cut, flatten, join
+from schedlang.runtime.values import Value, join
 from schedlang.runtime.watchdog import PipelineError, Watchdog
 from schedlang.runtime.weights import Weights, delays
 from schedlang.runtime.wire import Wire, warm_up
 from schedlang.timeline import Bar
-
-#: Keyword arguments of modules, by microbatch.
-Options = Sequence[Mapping[str, Any]]
 
 _pipelines = count()
 
@@ -84,6 +82,7 @@ class Pipeline:
             check_transport(plan, self._device)
             scale = plan.layout.updates / plan.microbatches if loss_scale is None else loss_scale
             self._stages = self._connected(stages, optimizers or {}, loss_fn, scale)
+            self._batches = Batches(plan, self._stages)
             wire = Wire(timeout, self._watchdog)
             self._exchange, self._replicas = Exchange(plan, number, self._device, wire), Replicas(plan, stages, wire)
             self._training = prepare(plan, self._rank, self._stages, self._exchange)
@@ -105,7 +104,7 @@ class Pipeline:
             raise PipelineError("the plan has no backward, it evaluates")
         self._replicas.begin()
         self._run(self._training, inputs, targets, options, evaluates=False)
-        losses = self._outputs()
+        losses = self._batches.outputs()
         slices = self._plan.layout.slices
         return torch.stack(losses).view(-1, slices).mean(dim=1) if losses else None
 
@@ -118,7 +117,7 @@ class Pipeline:
         """
         with torch.no_grad():
             self._run(self._evaluation, inputs, targets, options, evaluates=True)
-        found, slices = self._outputs(), self._plan.layout.slices
+        found, slices = self._batches.outputs(), self._plan.layout.slices
         if slices > 1:
             parts = [found[begin : begin + slices] for begin in range(0, len(found), slices)]
             found = [join(each) if targets is None else torch.stack(each).mean() for each in parts]
@@ -189,7 +188,7 @@ class Pipeline:
         watchdog = self._watchdog
         watchdog.step += 1
         try:
-            looks = self._load(inputs, targets, options, evaluates)
+            looks = self._batches.load(inputs, targets, options, evaluates)
             # The wait for the other ranks counts as one for the first action.
             watchdog.action = 0
             self._exchange.begin(looks)
@@ -223,43 +222,6 @@ class Pipeline:
                     torch.cuda.current_stream(self._device).synchronize()
             found = self.messages if is_transfer(op[0]) else self.bars
             found.append(Bar(*op, start, perf_counter()))
-
-    def _load(self, inputs: Value, targets: Value, options: Options | None, evaluates: bool) -> dict[int, Hashable]:
-        """Give this rank's stages what is theirs of a batch; what the inputs look like, by first stage."""
-        looks: dict[int, Hashable] = {}
-        begin = 0
-        for pipeline in self._plan.layout.pipelines:
-            mine = slice(begin, begin := begin + pipeline.microbatches)
-            first, last = self._stages.get(pipeline.start), self._stages.get(pipeline.stop - 1)
-            if first is not None:
-                parts = self._cut("inputs", inputs, mine)
-                first.inputs.update(enumerate(parts))
-                looks[pipeline.start] = evaluates, Look.of(*flatten(parts[0], "`inputs`"))
-            if last is not None:
-                given = not evaluates or targets is not None
-                last.targets = dict(enumerate(self._cut("targets", targets, mine) if given else []))
-            for number in range(pipeline.start, pipeline.stop):
-                if number in self._stages:
-                    self._stages[number].begin(self._options(options, mine))
-        return looks
-
-    def _cut(self, name: str, batch: Value, mine: slice) -> list[Value]:
-        """Some microbatches of a batch, or their slices."""
-        parts, slices = cut(name, batch, self._plan.microbatches)[mine], self._plan.layout.slices
-        if slices == 1:
-            return parts
-        return [each for part in parts for each in cut(name, part, slices, "slices", dimension=1)]
-
-    def _options(self, options: Options | None, mine: slice) -> dict[int, Mapping[str, Any]]:
-        if options is not None and len(options) != self._plan.microbatches:
-            raise PipelineError(f"`options` are {len(options)}, the plan has {self._plan.microbatches} microbatches")
-        return dict(enumerate(options[mine])) if options else {}
-
-    def _outputs(self) -> list[Value]:
-        """What the last stages that are on this rank have made, by microbatch, or slice of one."""
-        layout = self._plan.layout
-        last = [(stage, layout.units(number)) for number, stage in self._stages.items() if layout.is_last(number)]
-        return [stage.outputs.pop(each) for stage, units in last for each in range(units)]
 
     def _connected(
         self,
