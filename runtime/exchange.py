@@ -8,7 +8,6 @@ the others as it begins.
 from collections.abc import Hashable
 
 import torch
-import torch.distributed as dist
 
 from schedlang.actions import counterpart
 from schedlang.kinds import Kind
@@ -33,8 +32,8 @@ _FIRST_TAG, _LAST_TAG = 1, 2**31
 class Exchange:
     """The messages of one rank. `number` tells apart the pipelines that all processes have built one after another."""
 
-    def __init__(self, plan: Plan, number: int, device: torch.device, wire: Wire) -> None:
-        self._plan, self._device, self._wire, self._rank = plan, device, wire, dist.get_rank()
+    def __init__(self, plan: Plan, rank: int, number: int, device: torch.device, wire: Wire) -> None:
+        self._plan, self._device, self._wire, self._rank = plan, device, wire, rank
         self._name = torch.tensor([number, int(plan.digest()[:15], 16)])
         self._stages = len(plan.placement)
         self._units = max(map(plan.layout.units, range(self._stages)))

@@ -219,7 +219,7 @@ def post_as_one(messages: Sequence[Send | Receive]) -> None:
         return
     tensors = [each.tensors() for each in messages]
     operations = [
-        dist.P2POp(dist.isend if isinstance(message, Send) else dist.irecv, tensor, message.peer)
+        message.wire.operation(dist.isend if isinstance(message, Send) else dist.irecv, tensor, message.peer)
         for message, parts in zip(messages, tensors, strict=True)
         for tensor in parts
     ]

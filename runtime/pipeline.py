@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from schedlang.actions import is_transfer, word
@@ -20,9 +21,11 @@ from schedlang.plan import Plan
 from schedlang.runtime.batches import Batches, Options
 from schedlang.runtime.calls import Call, prepare
 from schedlang.runtime.checkpoint import RandomState, Stateful, load, read, steps_in, write
-from schedlang.runtime.checks import check_same_plan, check_stages, check_transport, device_of
+from schedlang.runtime.checks import check_mesh, check_plan, check_same_plan, check_stages, check_transport, device_of
+from schedlang.runtime.copies import Sums, check_copies, find_copies
 from schedlang.runtime.exchange import Exchange
-from schedlang.runtime.replicas import Replicas
+from schedlang.runtime.ranks import ranks_of
+from schedlang.runtime.replicas import ReplicaSum
 from schedlang.runtime.slices import SlicedStage
 from schedlang.runtime.stage import LossFn, Stage
 from schedlang.runtime.values import Value, join
@@ -37,11 +40,15 @@ _pipelines = count()
 class Pipeline:
     """Runs the stages of this rank as a plan says, together with the other ranks of the default process group.
 
+    Or with those of a device `mesh` along its dimension `pp`. Along the other one, if it has two, are replicas of the
+    pipeline, each with batches of its own, whose gradients are summed (docs/parallel.md).
+
     `stages` are the modules of exactly the stages that the plan gives to this rank. A stage takes what the one before
     returns, a tensor, or tensors in tuples, lists and dictionaries, microbatch first; a tuple as several arguments.
     Where the plan has slices, stages take and return more, see `SlicedStage`.
     `loss_fn(output, targets)` gives the scalar loss of one microbatch. Every microbatch's loss is multiplied by
-    `loss_scale` before its backward; without it by 1/microbatches, those of one update, for the gradient of the mean.
+    `loss_scale` before its backward; without it by 1/microbatches, those of one update in all replicas, for the
+    gradient of the mean.
     `optimizers` are those of the stages that the plan updates (`U`), and no others. No wait is longer than `timeout`
     seconds.
 
@@ -61,33 +68,38 @@ class Pipeline:
         stages: Mapping[int, nn.Module],
         loss_fn: LossFn | None = None,
         *,
+        mesh: DeviceMesh | None = None,
         loss_scale: float | None = None,
         optimizers: Mapping[int, Optimizer] | None = None,
         timeout: float = 60.0,
     ) -> None:
-        if not dist.is_initialized():
-            raise PipelineError("there is no process group: call torch.distributed.init_process_group first")
+        check_mesh(mesh)
         self.record = False
         self.bars: list[Bar] = []
         self.messages: list[Bar] = []
-        self._plan, self._rank = plan, dist.get_rank()
-        number = next(_pipelines)
-        self._watchdog = Watchdog(plan, number, timeout)
+        self._plan, ranks, number = plan, ranks_of(mesh), next(_pipelines)
+        self._rank, self._watchdog = ranks.own, Watchdog(plan, ranks, number, timeout)
         # At the exit of the process, it closes itself.
         weakref.finalize(self, self._watchdog.close).atexit = False
         try:
-            check_stages(plan, stages, optimizers or {}, loss_fn)
-            check_same_plan(plan, self._watchdog)
+            check_plan(plan, ranks)
+            check_stages(plan, self._rank, stages, optimizers or {}, loss_fn)
+            check_same_plan(plan, ranks, self._watchdog)
             self._device = device_of(stages)
-            check_transport(plan, self._device)
-            scale = plan.layout.updates / plan.microbatches if loss_scale is None else loss_scale
+            check_transport(plan, ranks.group, self._device)
+            copies = find_copies(plan, self._rank, stages)
+            check_copies(copies, ranks, self._watchdog)
+            scale = plan.layout.updates / plan.microbatches / len(ranks.replicas) if loss_scale is None else loss_scale
             self._stages = self._connected(stages, optimizers or {}, loss_fn, scale)
             self._batches = Batches(plan, self._stages)
-            wire = Wire(timeout, self._watchdog)
-            self._exchange, self._replicas = Exchange(plan, number, self._device, wire), Replicas(plan, stages, wire)
-            self._training = prepare(plan, self._rank, self._stages, self._exchange)
+            wire = Wire(ranks, timeout, self._watchdog)
+            self._exchange = Exchange(plan, self._rank, number, self._device, wire)
+            self._sums = Sums(copies, ranks, wire)
+            several = self._stages.items() if len(ranks.replicas) > 1 else ()
+            sums = {number: ReplicaSum(stage.trained, wire) for number, stage in several}
+            self._training = prepare(plan, self._rank, self._stages, self._exchange, sums)
             if self._device.type == "cuda":
-                warm_up(plan, self._device)
+                warm_up(plan, ranks, self._device)
         except Exception as error:
             self._watchdog.fail(error)
 
@@ -102,7 +114,7 @@ class Pipeline:
         """
         if self._plan.is_forward_only:
             raise PipelineError("the plan has no backward, it evaluates")
-        self._replicas.begin()
+        self._sums.begin()
         self._run(self._training, inputs, targets, options, evaluates=False)
         losses = self._batches.outputs()
         slices = self._plan.layout.slices
@@ -144,7 +156,7 @@ class Pipeline:
         random state; and the states of `others`, such as optimizers of the script and learning rate schedulers.
         """
         try:
-            write(Path(folder), self._plan, self._rank, step, self._parts(others))
+            write(Path(folder), self._plan, dist.get_rank(), step, self._parts(others))
         except Exception as error:
             self._watchdog.fail(error)
 
@@ -154,12 +166,12 @@ class Pipeline:
         All ranks do so, with as many `others`, in the same order, as for `save`.
         """
         try:
-            files = steps_in(Path(folder), self._rank)
+            files = steps_in(Path(folder), dist.get_rank())
             if files:
                 # Also where there is none of all ranks: what is of another plan is not to be written over.
                 read(files[max(files)], self._plan, self._device)
-            everywhere = map(set[int], map(json.loads, self._watchdog.gather(json.dumps([0, *files]))))
-            newest = max(set.intersection(*everywhere))
+            everywhere = self._watchdog.gather(json.dumps([0, *files]), "not resumed").values()
+            newest = max(set.intersection(*map(set[int], map(json.loads, everywhere))))
             if newest:
                 load(read(files[newest], self._plan, self._device), self._parts(others))
         except Exception as error:
@@ -180,9 +192,8 @@ class Pipeline:
         """The calls of the forwards, by their places in the whole plan."""
         forwards = forward_only(self._plan)
         places = [index for index, kind in enumerate(self._plan.ranks[self._rank].kind) if kind in FORWARD]
-        return [
-            (places[index], call, op) for index, call, op in prepare(forwards, self._rank, self._stages, self._exchange)
-        ]
+        calls = prepare(forwards, self._rank, self._stages, self._exchange, {})
+        return [(places[index], call, op) for index, call, op in calls]
 
     def _run(self, calls: list[Call], inputs: Value, targets: Value, options: Options | None, evaluates: bool) -> None:
         watchdog = self._watchdog
@@ -199,7 +210,7 @@ class Pipeline:
                     call()
             self._exchange.end()
             if not evaluates:
-                self._replicas.end()
+                self._sums.end()
             if self._device.type == "cuda":
                 # The host has gone ahead; here the watchdog sees a GPU that waits in vain.
                 torch.cuda.synchronize(self._device)

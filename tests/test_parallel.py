@@ -1,0 +1,80 @@
+"""Pipelines on a device mesh, with replicas beside each other, on 2 x 2 real processes."""
+
+import re
+
+import pytest
+from launches import Run, fixtures
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+pytestmark = pytest.mark.processes
+
+worker, run = fixtures("parallel_worker.py")
+
+
+def test_gradients_over_replicas_are_those_of_one_process(run: Run) -> None:
+    """With the batches of all replicas; losses are those of each replica's own batch."""
+    for found in run("replicas", 4).found():
+        assert len(found) == 7
+        for name, (loss, gradient) in found.items():
+            assert loss < 1e-12, name
+            assert gradient < 1e-12, name
+
+
+def test_updates_of_replicas_are_those_of_one_process(run: Run) -> None:
+    """Late gradients too; both replicas have the same weights, to the bit."""
+    for found in run("updates", 4).found():
+        assert len(found) == 5
+        for name, (weight, same) in found.items():
+            assert weight < 1e-12, name
+            assert same, name
+
+
+def test_pipelines_on_rows_of_a_mesh_are_on_their_own(run: Run) -> None:
+    for process, (has_losses, worst) in enumerate(run("alone_on_a_mesh", 4).found()):
+        assert has_losses == (process % 2 == 1)
+        assert worst < 1e-12
+
+
+def test_a_weight_that_one_replica_does_not_use(run: Run) -> None:
+    assert max(run("unused", 4).found()) < 1e-12
+
+
+def test_checkpoints_are_those_of_all_replicas(run: Run) -> None:
+    assert run("checkpoints", 4).found() == [[1, 6]] * 4
+
+
+NAMES = ["rank 0 (dp 0, pp 0)", "rank 1 (dp 0, pp 1)", "rank 2 (dp 1, pp 0)", "rank 3 (dp 1, pp 1)"]
+FIRST, SECOND, THIRD, LAST = map(re.escape, NAMES)
+PLACE = r"at \d\w+\d \(1f1b.sched:\d+\)"
+RANK = r"rank \d \(dp \d, pp \d\)"
+CAUSES = {
+    "killed": rf"{LAST} is gone: {RANK} lost its connection {PLACE}: .*",
+    "stalls": rf"{LAST} has made no progress for \d\.\d s at 1F1 \S+(: {RANK} has waited 2 s {PLACE})?",
+    "idles": rf"{THIRD} has made no progress for \d\.\d s between two steps: {RANK} has waited 2 s {PLACE}",
+    "throws": rf"{THIRD} failed at 0F1 \S+: ValueError: boom",
+    "differ": rf"{RANK} failed: the replicas of stage 1 on {SECOND} and on {LAST} differ: .*",
+    "too_few": rf"{RANK} failed: the plan needs 4 ranks, the mesh has 2 along `pp`",
+}
+
+
+@pytest.mark.parametrize("scenario", CAUSES)
+def test_all_replicas_end_and_name_ranks_by_their_place_in_the_mesh(run: Run, scenario: str) -> None:
+    outcome = run(scenario, 4)
+    died = {3} if scenario == "killed" else set()
+    assert outcome.codes == [-9 if each in died else 1 for each in range(4)], outcome.logs
+    assert outcome.seconds < 20
+    for rank in set(range(4)) - died:
+        assert re.search(rf"(stopped|Error): {CAUSES[scenario]}$", outcome.logs[rank], re.M), outcome.logs
+    if scenario in ("killed", "stalls", "idles", "throws"):
+        standings = [re.findall(rf"^  ({RANK}) (?:has|was)", log, re.M) for log in outcome.logs]
+        assert sorted(map(tuple, standings)) == [(), (), (), tuple(NAMES)], outcome.logs
+
+
+@pytest.mark.parametrize(("scenario", "found"), [("no_pp", r"\(dp, tp\)"), ("three_dimensions", r"\(dp, tp, pp\)")])
+def test_a_mesh_of_other_dimensions_is_refused(run: Run, scenario: str, found: str) -> None:
+    outcome = run(scenario, 4)
+    assert outcome.codes == [1] * 4
+    for log in outcome.logs:
+        assert re.search(
+            rf"PipelineError: the mesh has the dimensions {found}: it must have `pp`, and at most one", log
+        )
