@@ -77,6 +77,15 @@ def check_stages(
         raise PipelineError(f"the plan updates the stages {updated}, `optimizers` has {sorted(optimizers)}")
 
 
+def check_clipping(plan: Plan) -> None:
+    """Whether there is a moment at which all gradients are there."""
+    if any(Kind.U in each.kind for each in plan.ranks):
+        raise PipelineError(
+            "the plan updates its stages itself (`U`), which leaves no moment for `clip_grad_norm_`: clip each stage "
+            "in a hook of its optimizer, `register_step_pre_hook`"
+        )
+
+
 def check_same_plan(plan: Plan, ranks: Ranks, watchdog: Watchdog) -> None:
     """Compare plans among all ranks, which also waits for all of them."""
     own = plan.digest()

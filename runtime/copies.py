@@ -7,7 +7,6 @@ All copies begin alike. The gradients of those in one pipeline are summed at the
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import reduce
-from itertools import chain
 
 import torch
 import torch.distributed as dist
@@ -37,6 +36,11 @@ class Weights:
     def trained(self) -> list[tuple[nn.Parameter, ...]]:
         """The copies of those that have gradients."""
         return [same for same in self.copies if same[0].requires_grad]
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All copies of this rank."""
+        return [each for same in self.copies for each in same]
 
     def gradients(self) -> list[Tensor]:
         """The gradients of this step, summed over this rank's copies."""
@@ -92,7 +96,7 @@ class Sums:
         self._wire, self._rank = wire, ranks.own
         self._shared = [each for each in weights if each.are_shared]
         summed = weights if len(ranks.replicas) > 1 else self._shared
-        self._parameters = [*chain.from_iterable(chain.from_iterable(each.copies for each in summed))]
+        self._parameters = [weight for each in summed for weight in each.parameters]
         self._earlier: list[Tensor | None] = []
 
     def begin(self) -> None:

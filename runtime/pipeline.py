@@ -3,7 +3,7 @@
 import json
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from schedlang.actions import is_transfer, word
@@ -21,16 +22,24 @@ from schedlang.plan import Plan
 from schedlang.runtime.batches import Batches, Options
 from schedlang.runtime.calls import Call, prepare
 from schedlang.runtime.checkpoint import RandomState, Stateful, load, read, steps_in, write
-from schedlang.runtime.checks import check_mesh, check_plan, check_same_plan, check_stages, check_transport, device_of
+from schedlang.runtime.checks import (
+    check_clipping,
+    check_mesh,
+    check_plan,
+    check_same_plan,
+    check_stages,
+    check_transport,
+    device_of,
+)
+from schedlang.runtime.clipping import total_norm
 from schedlang.runtime.copies import Sums, check_copies, find_copies
 from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.ranks import ranks_of
 from schedlang.runtime.replicas import ReplicaSum
-from schedlang.runtime.slices import SlicedStage
-from schedlang.runtime.stage import LossFn, Stage
+from schedlang.runtime.stage import LossFn
+from schedlang.runtime.stages import connect
 from schedlang.runtime.values import Value, join
-from schedlang.runtime.watchdog import PipelineError, Watchdog
-from schedlang.runtime.weights import Weights, delays
+from schedlang.runtime.watchdog import BETWEEN, PipelineError, Watchdog
 from schedlang.runtime.wire import Wire, warm_up
 from schedlang.timeline import Bar
 
@@ -87,14 +96,14 @@ class Pipeline:
             check_same_plan(plan, ranks, self._watchdog)
             self._device = device_of(stages)
             check_transport(plan, ranks.group, self._device)
-            copies = find_copies(plan, self._rank, stages)
-            check_copies(copies, ranks, self._watchdog)
+            self._copies = find_copies(plan, self._rank, stages)
+            check_copies(self._copies, ranks, self._watchdog)
             scale = plan.layout.updates / plan.microbatches / len(ranks.replicas) if loss_scale is None else loss_scale
-            self._stages = self._connected(stages, optimizers or {}, loss_fn, scale)
+            self._stages = connect(plan, self._rank, stages, optimizers or {}, loss_fn, scale)
             self._batches = Batches(plan, self._stages)
-            wire = Wire(ranks, timeout, self._watchdog)
+            self._wire = wire = Wire(ranks, timeout, self._watchdog)
             self._exchange = Exchange(plan, self._rank, number, self._device, wire)
-            self._sums = Sums(copies, ranks, wire)
+            self._sums = Sums(self._copies, ranks, wire)
             several = self._stages.items() if len(ranks.replicas) > 1 else ()
             sums = {number: ReplicaSum(stage.trained, wire) for number, stage in several}
             self._training = prepare(plan, self._rank, self._stages, self._exchange, sums)
@@ -134,6 +143,22 @@ class Pipeline:
             parts = [found[begin : begin + slices] for begin in range(0, len(found), slices)]
             found = [join(each) if targets is None else torch.stack(each).mean() for each in parts]
         return found or None
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the gradients of all stages to a norm of at most `max_norm`; what it was before, on all ranks.
+
+        As `torch.nn.utils.clip_grad_norm_` does for the whole model in one process; all ranks do so, after a step. A
+        plan that updates its stages itself leaves no moment for it.
+        """
+        self._watchdog.between = "in clip_grad_norm_"
+        try:
+            check_clipping(self._plan)
+            norm = total_norm(self._copies, self._rank, norm_type, self._device, self._wire)
+            clip_grads_with_norm_([weight for each in self._copies for weight in each.parameters], max_norm, norm)
+        except Exception as error:
+            self._watchdog.fail(error)
+        self._watchdog.between = BETWEEN
+        return norm
 
     def state_dict(self) -> dict[int, Any]:
         """What a checkpoint needs beside modules and optimizers: older versions of the weights, by stage."""
@@ -217,7 +242,7 @@ class Pipeline:
         except Exception as error:
             watchdog.fail(error)
         finally:
-            watchdog.action = None
+            watchdog.action, watchdog.between = None, BETWEEN
 
     def _walk_recording(self, calls: list[Call]) -> None:
         self.bars, self.messages = [], []
@@ -233,35 +258,3 @@ class Pipeline:
                     torch.cuda.current_stream(self._device).synchronize()
             found = self.messages if is_transfer(op[0]) else self.bars
             found.append(Bar(*op, start, perf_counter()))
-
-    def _connected(
-        self,
-        modules: Mapping[int, nn.Module],
-        optimizers: Mapping[int, Optimizer],
-        loss_fn: LossFn | None,
-        scale: float,
-    ) -> dict[int, Stage]:
-        """The stages of this rank; neighbours among them share their boxes."""
-        layout, stages = self._plan.layout, dict[int, Stage]()
-        behind = delays(self._plan, self._rank)
-        make = Stage if layout.slices == 1 else partial(SlicedStage, slices=layout.slices)
-        for number in sorted(modules):
-            per_update = layout.units(number) // layout.updates
-            stages[number] = make(
-                number,
-                modules[number],
-                self._device,
-                is_first=layout.is_first(number),
-                loss_fn=loss_fn if layout.is_last(number) else None,
-                loss_scale=scale / layout.slices,
-                optimizer=optimizers.get(number),
-                recomputed={microbatch for stage, microbatch in self._plan.recomputed if stage == number},
-                split={microbatch for stage, microbatch in self._plan.split if stage == number},
-                offloaded={microbatch for stage, microbatch in self._plan.offloaded if stage == number},
-                weights=Weights(modules[number], behind[number], per_update) if behind[number] else None,
-            )
-        for number, stage in stages.items():
-            if number + 1 in stages and not layout.is_last(number):
-                following = stages[number + 1]
-                following.inputs, stage.gradients = stage.outputs, following.input_gradients
-        return stages

@@ -34,6 +34,9 @@ GRACE = 2.0
 #: Held by the thread that ends this process, whichever of its pipelines fails. Never given back.
 _ending = threading.Lock()
 
+#: Where a rank is that has made a step.
+BETWEEN = "between two steps"
+
 _CAUSE, _OUT = "cause", "out"
 
 
@@ -60,14 +63,16 @@ def say(line: str) -> None:
 class Watchdog:
     """Watches one process. Its main thread keeps `step`, `action` and `waits_for` up to date.
 
-    `action` is an index into the rank's actions, None outside of a step; `waits_for` are the processes that the main
-    thread waits for, none while it computes. `number` tells apart the pipelines that all processes have built one after
-    another. Here and in all messages, the rank of a process is that in the default process group.
+    `action` is an index into the rank's actions, None outside of a step, where `between` says what it does; `waits_for`
+    are the processes that the main thread waits for, none while it computes. `number` tells apart the pipelines that
+    all processes have built one after another. Here and in all messages, the rank of a process is that in the default
+    process group.
     """
 
     def __init__(self, plan: Plan, ranks: Ranks, number: int, timeout: float) -> None:
         self.step = self._gathered = 0
         self.action: int | None = None
+        self.between = "at the start"
         self.waits_for: tuple[int, ...] = ()
         self._plan, self._ranks, self._number, self._timeout = plan, ranks, number, timeout
         self._rank, self._processes = dist.get_rank(), dist.get_world_size()
@@ -175,7 +180,7 @@ class Watchdog:
     def _place(self) -> str:
         action, own = self.action, self._ranks.own
         if action is None:
-            return " between two steps" if self.step else " at the start"
+            return f" {self.between}"
         return f" at {self._plan.ranks[own].word(action)} ({self._plan.where(own, action)})"
 
     def _publish(self, message: str) -> str:
@@ -250,7 +255,8 @@ class Watchdog:
         if signal.SIGTERM in signals:
             return self._publish(f"{self._name} was terminated{self._place()}")
         standing = self._post()
-        if standing.action is not None and standing.seconds > self._timeout:
+        is_busy = standing.action is not None or standing.waits_for
+        if is_busy and standing.seconds > self._timeout:
             return self._publish(self._find_fault())
         return None
 

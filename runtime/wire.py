@@ -84,6 +84,15 @@ class Wire:
             raise LostRank({*processes}, str(error)) from error
         self._watchdog.waits_for = ()
 
+    def reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
+        """Reduce a tensor over all ranks of the plan, in place."""
+        others = tuple(each for each in self._ranks.pipeline if each != dist.get_rank())
+        try:
+            work = dist.all_reduce(tensor, operation, self._ranks.group, async_op=True)
+        except RuntimeError as error:
+            raise LostRank({*others}, str(error)) from error
+        self._wait([(work, tensor)], others)
+
     def begin_sum(self, tensor: Tensor) -> InFlight:
         """Begin to add up a tensor over the replicas of this rank, in place."""
         group = self._ranks.replica_group

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from functools import partial
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -86,32 +87,45 @@ def weights(model: list[nn.Module], other: list[nn.Module], stages: list[int]) -
     return list(zip(*sides, strict=True))
 
 
-def add_gradients(plan: Plan, model: list[nn.Module], inputs: torch.Tensor, targets: torch.Tensor) -> list:
-    """Those of the mean over the microbatches of two replicas; the losses of this one's."""
+def add_gradients(
+    plan: Plan, model: list[nn.Module], inputs: torch.Tensor, targets: torch.Tensor, replicas: int = 2
+) -> list:
+    """Those of the mean over the microbatches of replicas; the losses of this one's."""
     losses = []
     for x, y in zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True):
         loss = nn.functional.mse_loss(alone(model, x), y)
-        (loss / plan.microbatches / 2).backward()
+        (loss / plan.microbatches / replicas).backward()
         losses.append(loss.detach())
     return losses
 
 
-def momentum(module: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(module.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
+def momentum(module: nn.Module, limit: float = math.inf) -> torch.optim.Optimizer:
+    """Clips the gradient of its module, as the pages have it for plans with updates."""
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
+
+    def clip(*_: object) -> None:
+        nn.utils.clip_grad_norm_(module.parameters(), limit)
+
+    optimizer.register_step_pre_hook(clip)
+    return optimizer
 
 
 def updates() -> None:
-    """For each schedule that updates: the largest difference of a weight after two steps, and of two replicas."""
+    """For each schedule that updates: the largest difference of a weight after two steps, and whether replicas differ.
+
+    One clips its stages.
+    """
     of, found = mesh("dp", "pp"), {}
     replica, rank = place(of)
     for name, delays in DELAYS.items():
+        limit = 0.01 if name == "pipedream_2bw" else math.inf
         plan = version_plan(name, PIPE)
         model = [each.double() for each in modules(len(plan.placement))]
-        optimizers = {stage: momentum(model[stage]) for stage in plan.stages_of(rank)}
+        optimizers = {stage: momentum(model[stage], limit) for stage in plan.stages_of(rank)}
         ours, reference = on(of, plan, model, optimizers=optimizers), copy.deepcopy(model)
         for step in range(2):
             ours.step(*batch(plan, 10 * step + replica))
-        late_updates(plan, reference, delays(PIPE), 2)
+        late_updates(plan, reference, delays(PIPE), limit)
         pairs = weights(model, reference, plan.stages_of(rank))
         worst = max(difference(*pair) for pair in pairs)
         found[name] = [worst, all(is_same_everywhere(mine.detach(), of) for mine, _ in pairs)]
@@ -125,11 +139,11 @@ def is_same_everywhere(tensor: torch.Tensor, of: DeviceMesh) -> bool:
     return torch.equal(*both)
 
 
-def late_updates(plan: Plan, model: list[nn.Module], delays: list[int], steps: int) -> None:
+def late_updates(plan: Plan, model: list[nn.Module], delays: list[int], limit: float) -> None:
     """What one process makes of both replicas' batches, with gradients that are so late."""
-    versions, optimizers = [[copy.deepcopy(each)] for each in model], [momentum(each) for each in model]
+    versions, optimizers = [[copy.deepcopy(each)] for each in model], [momentum(each, limit) for each in model]
     per_update = plan.microbatches // plan.layout.updates
-    for step in range(steps):
+    for step in range(2):
         both = [[part.split(ROWS * per_update) for part in batch(plan, 10 * step + replica)] for replica in range(2)]
         for update in range(plan.layout.updates):
             number = step * plan.layout.updates + update
@@ -142,6 +156,56 @@ def late_updates(plan: Plan, model: list[nn.Module], delays: list[int], steps: i
                     weight.grad, other.grad = other.grad, None
                 optimizer.step()
                 kept.append(copy.deepcopy(master))
+
+
+def clipped() -> None:
+    """For each case the largest difference, from one process, of a norm and of a weight after three updates.
+
+    Some pipelines have copies of stages, and some replicas; one of the norms needs no clipping.
+    """
+    of, found = mesh("dp", "pp"), {}
+    for name, ranks, norm_type in product(("zb_v", "dualpipe"), (PIPE, 2 * PIPE), (2.0, 1.0, math.inf)):
+        plan, on_mesh = program(name, ranks=ranks, microbatches=2 * ranks), of if ranks == PIPE else None
+        found[f"{name} {ranks} {norm_type}"] = clipped_updates(plan, on_mesh, norm_type)
+    report(f"found{dist.get_rank()}", found)
+
+
+def clipped_updates(plan: Plan, of: DeviceMesh | None, norm_type: float) -> list[float]:
+    replica, rank = place(of) if of else (0, dist.get_rank())
+    model, reference = replicated(plan), modules(plan.layout.pieces)
+    ours = Pipeline(plan, {each: model[each] for each in plan.stages_of(rank)}, nn.functional.mse_loss, mesh=of)
+    whole, worst = nn.ModuleList(reference), [0.0, 0.0]
+    optimizers = [momentum(whole), *(momentum(model[stage]) for stage in plan.stages_of(rank))]
+    for step, limit in enumerate((0.01, 100.0, 0.01)):
+        for each in range(2 if of else 1):
+            add_gradients(plan, reference, *batch(plan, 10 * step + each), replicas=2 if of else 1)
+        ours.step(*batch(plan, 10 * step + replica))
+        norm = ours.clip_grad_norm_(limit, norm_type)
+        worst[0] = max(worst[0], difference(norm, nn.utils.clip_grad_norm_(whole.parameters(), limit, norm_type)))
+        assert (limit < norm) == (step != 1)
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
+    worst[1] = max(difference(*pair) for pair in weights(model, reference * 2, plan.stages_of(rank)))
+    return worst
+
+
+def sharded() -> None:
+    """FSDP over one dimension of the mesh, the pipeline over the other: a norm, and clipped gradients."""
+    from torch.distributed.fsdp import fully_shard
+
+    of, plan = mesh("dp", "pp"), program("zb_h1", ranks=PIPE, microbatches=4)
+    replica, rank = place(of)
+    model, reference = modules(PIPE), nn.Sequential(*modules(PIPE))
+    fully_shard(model[rank], mesh=of["dp"])
+    ours = on(of["pp"], plan, model)
+    for each in range(2):
+        (nn.functional.mse_loss(reference(batch(plan, each)[0]), batch(plan, each)[1]) / 2).backward()
+    ours.step(*batch(plan, replica))
+    norms = ours.clip_grad_norm_(0.01), nn.utils.clip_grad_norm_(reference.parameters(), 0.01)
+    pairs = zip(model[rank].parameters(), reference[rank].parameters(), strict=True)
+    worst = max(difference(mine.grad.full_tensor(), other.grad) for mine, other in pairs)
+    report(f"found{dist.get_rank()}", [difference(*norms), worst])
 
 
 def alone_on_a_mesh() -> None:
@@ -240,6 +304,25 @@ def idles() -> None:
     ours.step(*batch(plan, 1))
 
 
+def does_not_clip() -> None:
+    """A process does not come to the norm of all gradients."""
+    of, plan = mesh("dp", "pp"), program("1f1b", ranks=PIPE, microbatches=4)
+    ours = on(of, plan, modules(PIPE), timeout=2)
+    ours.step(*batch(plan, 0))
+    if dist.get_rank() == 2:
+        time.sleep(LIMIT)
+    ours.clip_grad_norm_(1.0)
+    ours.step(*batch(plan, 1))
+
+
+def clips_updates() -> None:
+    plan = version_plan("pipedream_2bw", PIPE)
+    model = [each.double() for each in modules(PIPE)]
+    of = mesh("dp", "pp")
+    rank = of.get_local_rank("pp")
+    on(of, plan, model, optimizers={rank: momentum(model[rank])}).clip_grad_norm_(1.0)
+
+
 def differ() -> None:
     """One process has other weights."""
     model = modules(PIPE)
@@ -260,7 +343,10 @@ def three_dimensions() -> None:
 
 SCENARIOS = {
     each.__name__: each
-    for each in (replicas, updates, alone_on_a_mesh, unused, checkpoints, idles, differ, three_dimensions)
+    for each in (
+        replicas, updates, clipped, sharded, alone_on_a_mesh, unused, checkpoints, idles, differ, does_not_clip,
+        clips_updates, three_dimensions,
+    )
 } | {
     "killed": partial(fails, kill, 3),
     "stalls": partial(fails, sleep, 3),

@@ -29,6 +29,21 @@ def test_updates_of_replicas_are_those_of_one_process(run: Run) -> None:
             assert same, name
 
 
+def test_clipped_training_is_that_of_one_process(run: Run) -> None:
+    """With stages that have copies in one pipeline, with replicas, and with both, by several norms."""
+    for found in run("clipped", 4).found():
+        assert len(found) == 12
+        for name, (norm, weight) in found.items():
+            assert norm < 1e-12, name
+            assert weight < 1e-12, name
+
+
+def test_a_pipeline_of_sharded_stages(run: Run) -> None:
+    for norm, gradient in run("sharded", 4).found():
+        assert norm < 1e-12
+        assert gradient < 1e-12
+
+
 def test_pipelines_on_rows_of_a_mesh_are_on_their_own(run: Run) -> None:
     for process, (has_losses, worst) in enumerate(run("alone_on_a_mesh", 4).found()):
         assert has_losses == (process % 2 == 1)
@@ -51,6 +66,8 @@ CAUSES = {
     "killed": rf"{LAST} is gone: {RANK} lost its connection {PLACE}: .*",
     "stalls": rf"{LAST} has made no progress for \d\.\d s at 1F1 \S+(: {RANK} has waited 2 s {PLACE})?",
     "idles": rf"{THIRD} has made no progress for \d\.\d s between two steps: {RANK} has waited 2 s {PLACE}",
+    "does_not_clip": rf"{THIRD} has made no progress .* between two steps: {RANK} has waited 2 s .*",
+    "clips_updates": rf"{RANK} failed: the plan updates its stages itself \(`U`\), .* `register_step_pre_hook`",
     "throws": rf"{THIRD} failed at 0F1 \S+: ValueError: boom",
     "differ": rf"{RANK} failed: the replicas of stage 1 on {SECOND} and on {LAST} differ: .*",
     "too_few": rf"{RANK} failed: the plan needs 4 ranks, the mesh has 2 along `pp`",
@@ -65,8 +82,9 @@ def test_all_replicas_end_and_name_ranks_by_their_place_in_the_mesh(run: Run, sc
     assert outcome.seconds < 20
     for rank in set(range(4)) - died:
         assert re.search(rf"(stopped|Error): {CAUSES[scenario]}$", outcome.logs[rank], re.M), outcome.logs
-    if scenario in ("killed", "stalls", "idles", "throws"):
+    if scenario in ("killed", "stalls", "idles", "throws", "does_not_clip"):
         standings = [re.findall(rf"^  ({RANK}) (?:has|was)", log, re.M) for log in outcome.logs]
+        assert scenario != "does_not_clip" or re.search(rf"{LAST} has waited .* {THIRD} in clip_gr", str(outcome.logs))
         assert sorted(map(tuple, standings)) == [(), (), (), tuple(NAMES)], outcome.logs
 
 
