@@ -11,8 +11,8 @@ from schedlang.plan import Plan
 from schedlang.receipts import NEEDS, receipts
 from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.messages import Receive, Send, post_as_one
-from schedlang.runtime.replicas import ReplicaSum
 from schedlang.runtime.stage import Stage
+from schedlang.runtime.sums import ReplicaSum
 
 #: The index of an action; a call that does it or a part of it; and kind, stage and microbatch of the op that it
 #: computes, the send that it begins, or the receive that it waits for.

@@ -1,5 +1,6 @@
 """What must be right before a pipeline runs; PipelineError says what is not."""
 
+import json
 from collections.abc import Mapping
 
 import torch
@@ -11,6 +12,7 @@ from torch.optim import Optimizer
 from schedlang.diagnostics import counted
 from schedlang.kinds import Kind
 from schedlang.plan import Plan
+from schedlang.runtime.copies import Tied
 from schedlang.runtime.ranks import PIPELINE, Ranks
 from schedlang.runtime.stage import LossFn
 from schedlang.runtime.watchdog import PipelineError, Watchdog
@@ -86,12 +88,18 @@ def check_clipping(plan: Plan) -> None:
         )
 
 
-def check_same_plan(plan: Plan, ranks: Ranks, watchdog: Watchdog) -> None:
-    """Compare plans among all ranks, which also waits for all of them."""
-    own = plan.digest()
-    for rank, digest in watchdog.gather(own, "built no pipeline").items():
-        if digest != own:
-            raise PipelineError(f"{ranks.name(rank)} has another plan")
+def check_tied(plan: Plan, tied: Tied) -> None:
+    """Whether weights can be tied."""
+    if tied and any(Kind.U in each.kind for each in plan.ranks):
+        raise PipelineError("the plan updates its stages itself (`U`), so none of their weights can be tied")
+
+
+def check_same(given: Mapping[str, str], ranks: Ranks, watchdog: Watchdog) -> None:
+    """Compare what all ranks must be given alike, which also waits for all of them."""
+    for rank, theirs in watchdog.gather(json.dumps(given), "built no pipeline").items():
+        for what, value in json.loads(theirs).items():
+            if value != given[what]:
+                raise PipelineError(f"{ranks.name(rank)} has another {what}")
 
 
 def device_of(stages: Mapping[int, nn.Module]) -> torch.device:

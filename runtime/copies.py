@@ -1,22 +1,22 @@
-"""Weights of which there are copies: in replicas of the pipeline, or of a stage where two pipelines share the ranks.
+"""Weights that have copies: in replicas of a stage, where two pipelines share the ranks; or tied, in several stages.
 
-All copies begin alike. The gradients of those in one pipeline are summed at the end of a step; before that,
-`schedlang.runtime.replicas` sums them over the replicas of the pipeline.
+All copies begin alike, also those in replicas of the whole pipeline; `schedlang.runtime.sums` sums their gradients.
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
+from collections.abc import Container, Iterable, Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor, nn
 
+from schedlang.diagnostics import counted
 from schedlang.plan import Plan
 from schedlang.runtime.ranks import Ranks
 from schedlang.runtime.watchdog import PipelineError, Watchdog
-from schedlang.runtime.wire import Wire
+
+#: For each weight that is tied, its names by stage.
+Tied = Sequence[Mapping[int, str]]
 
 
 @frozen(eq=False)
@@ -26,6 +26,7 @@ class Weights:
     name: str
     copies: list[tuple[nn.Parameter, ...]]
     ranks: list[int]
+    are_tied: bool = False
 
     @property
     def are_shared(self) -> bool:
@@ -33,47 +34,71 @@ class Weights:
         return len(self.ranks) > 1 or any(len(same) > 1 for same in self.copies)
 
     @property
-    def trained(self) -> list[tuple[nn.Parameter, ...]]:
-        """The copies of those that have gradients."""
-        return [same for same in self.copies if same[0].requires_grad]
-
-    @property
     def parameters(self) -> list[nn.Parameter]:
         """All copies of this rank."""
         return [each for same in self.copies for each in same]
 
-    def gradients(self) -> list[Tensor]:
-        """The gradients of this step, summed over this rank's copies."""
-        return [
-            _total(torch.zeros_like(each) if each.grad is None else each.grad for each in same).contiguous()
-            for same in self.trained
-        ]
-
-    def put(self, totals: list[Tensor]) -> None:
-        """Give all copies the sums."""
-        for same, total in zip(self.trained, totals, strict=True):
-            for each in same:
-                each.grad = total.clone()
-
     def looks(self) -> list[list[object]]:
-        """What all copies have alike, for each of this rank's: their shapes, and the sums of their bits."""
+        """What all copies have alike, for each of this rank's: shapes, sums of bits, and whether they are trained."""
         copies = zip(*self.copies, strict=True)
-        return [[[list(each.shape), _bits(each)] for each in copy] for copy in copies]
+        return [[[list(each.shape), _bits(each), each.requires_grad] for each in copy] for copy in copies]
 
 
-def find_copies(plan: Plan, rank: int, modules: Mapping[int, nn.Module]) -> list[Weights]:
-    """The weights of the stages of a rank, by the pieces of the model that these are replicas of."""
-    pipelines, found = plan.layout.pipelines, []
-    for number in range(plan.layout.pieces):
-        stages = [pipeline.start + number for pipeline in pipelines]
-        # A rank that has two replicas may have them in one module.
-        mine = {id(modules[stage]): list(modules[stage].parameters()) for stage in stages if stage in modules}
-        if len({len(each) for each in mine.values()}) > 1:
-            raise PipelineError(f"the replicas of stage {number} on rank {rank} have different weights")
-        if mine:
-            ranks = sorted({plan.placement[stage] for stage in stages})
-            found.append(Weights(f"stage {number}", list(zip(*mine.values(), strict=True)), ranks))
-    return found
+def find_copies(plan: Plan, modules: Mapping[int, nn.Module], tied: Tied) -> list[Weights]:
+    """The weights of the stages of a rank: those that are tied, and the others by the stages that are replicas."""
+    found = [_tied(plan, modules, names) for names in tied]
+    taken = {id(weight) for each in found for weight in each.parameters}
+    _check_the_others(plan, modules, taken)
+    found += [_replicas(plan, modules, number, taken) for number in range(plan.layout.pieces)]
+    return [each for each in found if each.copies]
+
+
+def _tied(plan: Plan, modules: Mapping[int, nn.Module], names: Mapping[int, str]) -> Weights:
+    """A tied weight; its stages are those of one pipeline, and their replicas have it as well."""
+    shown = " and ".join(f"`{name}` of stage {stage}" for stage, name in names.items())
+    for stage in names:
+        if stage not in range(len(plan.placement)):
+            raise PipelineError(f"`tied` has {shown}, but the plan has {counted(len(plan.placement), 'stage')}")
+    by_piece = {_piece(plan, stage): name for stage, name in names.items()}
+    here: dict[int, nn.Parameter] = {}
+    for stage, module in modules.items():
+        name = by_piece.get(_piece(plan, stage))
+        if name is not None:
+            weight = dict(module.named_parameters(remove_duplicate=False)).get(name)
+            if weight is None:
+                raise PipelineError(f"`tied` has {shown}, but stage {stage} has no parameter `{name}`")
+            here[id(weight)] = weight
+    return Weights(f"the tied {shown}", [tuple(here.values())] if here else [], _ranks(plan, by_piece), are_tied=True)
+
+
+def _replicas(plan: Plan, modules: Mapping[int, nn.Module], number: int, taken: Container[int]) -> Weights:
+    """The weights of one stage of the first pipeline, and of its replicas in the others."""
+    # A rank that has two replicas may have them in one module.
+    mine = {id(module): module for stage, module in modules.items() if _piece(plan, stage) == number}
+    copies = [[each for each in module.parameters() if id(each) not in taken] for module in mine.values()]
+    if len({len(each) for each in copies}) > 1:
+        raise PipelineError(f"the replicas of stage {number} on this rank have different weights")
+    return Weights(f"the replicas of stage {number}", list(zip(*copies, strict=True)), _ranks(plan, [number]))
+
+
+def _check_the_others(plan: Plan, modules: Mapping[int, nn.Module], taken: Container[int]) -> None:
+    """Whether no weight is in several stages that is not given as tied."""
+    first: dict[int, tuple[int, str]] = {}
+    for stage, module in modules.items():
+        for name, weight in module.named_parameters():
+            other, known = first.setdefault(id(weight), (stage, name))
+            if _piece(plan, other) != _piece(plan, stage) and id(weight) not in taken:
+                missing = {other: known, stage: name}
+                raise PipelineError(f"stages {other} and {stage} have a weight in common: give `tied=[{missing}]`")
+
+
+def _piece(plan: Plan, stage: int) -> int:
+    """The stage of the first pipeline that a stage is, or is a replica of."""
+    return stage - plan.layout.pipeline_of[stage].start
+
+
+def _ranks(plan: Plan, pieces: Iterable[int]) -> list[int]:
+    return sorted({plan.placement[each.start + piece] for each in plan.layout.pipelines for piece in pieces})
 
 
 def check_copies(weights: Sequence[Weights], ranks: Ranks, watchdog: Watchdog) -> None:
@@ -86,56 +111,7 @@ def check_copies(weights: Sequence[Weights], ranks: Ranks, watchdog: Watchdog) -
             other, expected = first.setdefault(name, (rank, look))
             if look != expected:
                 where = " and on ".join(dict.fromkeys([ranks.name(other), ranks.name(rank)]))
-                raise PipelineError(f"the replicas of {name} on {where} differ: they must begin with the same weights")
-
-
-class Sums:
-    """Sums the gradients of a step over all copies of a weight, and adds them to those of earlier steps."""
-
-    def __init__(self, weights: Sequence[Weights], ranks: Ranks, wire: Wire) -> None:
-        self._wire, self._rank = wire, ranks.own
-        self._shared = [each for each in weights if each.are_shared]
-        summed = weights if len(ranks.replicas) > 1 else self._shared
-        self._parameters = [weight for each in summed for weight in each.parameters]
-        self._earlier: list[Tensor | None] = []
-
-    def begin(self) -> None:
-        """Begin a step: the gradients of earlier ones are summed already."""
-        self._earlier = [each.grad for each in self._parameters]
-        for each in self._parameters:
-            each.grad = None
-
-    def end(self) -> None:
-        """End a step, in the order of the ranks: all copies get the same, to the bit."""
-        self._sum()
-        for each, earlier in zip(self._parameters, self._earlier, strict=True):
-            if earlier is not None:
-                each.grad = earlier if each.grad is None else earlier + each.grad
-        self._earlier = []
-
-    def _sum(self) -> None:
-        own = [each.gradients() for each in self._shared]
-        found = [
-            {rank: gradients if rank == self._rank else [torch.empty_like(each) for each in gradients]
-             for rank in weights.ranks}
-            for weights, gradients in zip(self._shared, own, strict=True)
-        ]  # fmt: skip
-        self._wire.exchange(
-            [
-                self._wire.operation(call, tensor, rank)
-                for parts, gradients in zip(found, own, strict=True)
-                for rank in parts
-                if rank != self._rank
-                for call, tensors in ((dist.isend, gradients), (dist.irecv, parts[rank]))
-                for tensor in tensors
-            ]
-        )
-        for weights, parts in zip(self._shared, found, strict=True):
-            weights.put([_total(same) for same in zip(*parts.values(), strict=True)])
-
-
-def _total(tensors: Iterable[Tensor]) -> Tensor:
-    return reduce(torch.add, tensors)
+                raise PipelineError(f"{name} on {where} differ: they must begin with the same weights")
 
 
 def _bits(tensor: Tensor) -> int:

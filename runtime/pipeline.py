@@ -26,18 +26,19 @@ from schedlang.runtime.checks import (
     check_clipping,
     check_mesh,
     check_plan,
-    check_same_plan,
+    check_same,
     check_stages,
+    check_tied,
     check_transport,
     device_of,
 )
 from schedlang.runtime.clipping import total_norm
-from schedlang.runtime.copies import Sums, check_copies, find_copies
+from schedlang.runtime.copies import Tied, check_copies, find_copies
 from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.ranks import ranks_of
-from schedlang.runtime.replicas import ReplicaSum
 from schedlang.runtime.stage import LossFn
 from schedlang.runtime.stages import connect
+from schedlang.runtime.sums import Sums, replica_sums
 from schedlang.runtime.values import Value, join
 from schedlang.runtime.watchdog import BETWEEN, PipelineError, Watchdog
 from schedlang.runtime.wire import Wire, warm_up
@@ -58,6 +59,8 @@ class Pipeline:
     `loss_fn(output, targets)` gives the scalar loss of one microbatch. Every microbatch's loss is multiplied by
     `loss_scale` before its backward; without it by 1/microbatches, those of one update in all replicas, for the
     gradient of the mean.
+    `tied` has for each weight that several stages have, as input and output embeddings, its names by stage:
+    `[{0: "byte.weight", 3: "scores.weight"}]`; its gradients are summed at the end of a step.
     `optimizers` are those of the stages that the plan updates (`U`), and no others. No wait is longer than `timeout`
     seconds.
 
@@ -78,6 +81,7 @@ class Pipeline:
         loss_fn: LossFn | None = None,
         *,
         mesh: DeviceMesh | None = None,
+        tied: Tied = (),
         loss_scale: float | None = None,
         optimizers: Mapping[int, Optimizer] | None = None,
         timeout: float = 60.0,
@@ -93,10 +97,11 @@ class Pipeline:
         try:
             check_plan(plan, ranks)
             check_stages(plan, self._rank, stages, optimizers or {}, loss_fn)
-            check_same_plan(plan, ranks, self._watchdog)
+            check_tied(plan, tied)
+            check_same({"plan": plan.digest(), "`tied`": repr([*map(dict, tied)])}, ranks, self._watchdog)
             self._device = device_of(stages)
             check_transport(plan, ranks.group, self._device)
-            self._copies = find_copies(plan, self._rank, stages)
+            self._copies = find_copies(plan, stages, tied)
             check_copies(self._copies, ranks, self._watchdog)
             scale = plan.layout.updates / plan.microbatches / len(ranks.replicas) if loss_scale is None else loss_scale
             self._stages = connect(plan, self._rank, stages, optimizers or {}, loss_fn, scale)
@@ -104,8 +109,7 @@ class Pipeline:
             self._wire = wire = Wire(ranks, timeout, self._watchdog)
             self._exchange = Exchange(plan, self._rank, number, self._device, wire)
             self._sums = Sums(self._copies, ranks, wire)
-            several = self._stages.items() if len(ranks.replicas) > 1 else ()
-            sums = {number: ReplicaSum(stage.trained, wire) for number, stage in several}
+            sums = replica_sums(self._stages, self._copies, ranks, wire)
             self._training = prepare(plan, self._rank, self._stages, self._exchange, sums)
             if self._device.type == "cuda":
                 warm_up(plan, ranks, self._device)

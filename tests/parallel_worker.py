@@ -29,11 +29,13 @@ from runtime_worker import (
 )
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.functional import cross_entropy
 
 from schedlang.plan import Plan
 from schedlang.runtime import Pipeline
 
 PIPE = 2
+BYTES = 12
 #: With a split backward, two pipelines, two stages a rank, slices, recomputation, copies to the host.
 SCHEDULES = ("1f1b", "zb_v", "dualpipe", "interleaved_1f1b", "seq1f1b", "1f1b_recompute", "pipe_offload")
 
@@ -208,6 +210,118 @@ def sharded() -> None:
     report(f"found{dist.get_rank()}", [difference(*norms), worst])
 
 
+class Input(nn.Module):
+    """Bytes to vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.byte, self.mix = nn.Embedding(BYTES, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.mix(self.byte(x)))
+
+
+class Output(nn.Module):
+    """Vectors to a score for each byte, by its vector of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.scores = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, BYTES, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scores(torch.tanh(self.mix(x)))
+
+
+def embedded(stages: int, is_same: bool) -> list[nn.Module]:
+    """Stages whose first and last one have the same weight, in one parameter or in two."""
+    torch.manual_seed(0)
+    model = [Input(), *(nn.Linear(WIDTH, WIDTH) for _ in range(stages - 2)), Output()]
+    if is_same:
+        model[-1].scores.weight = model[0].byte.weight
+    else:
+        model[-1].scores.weight.data.copy_(model[0].byte.weight.data)
+    return [each.double() for each in model]
+
+
+def text(plan: Plan, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(BYTES, (2, ROWS * plan.microbatches), generator=generator))
+
+
+def ties(stages: int) -> list[dict[int, str]]:
+    return [{0: "byte.weight", stages - 1: "scores.weight"}]
+
+
+#: Schedules, on how many ranks, and whether first and last stage have one parameter: they are on one rank in a V.
+TIED = [
+    ("1f1b", 4, False), ("zb_v", 4, True), ("zb_v", 4, False), ("dualpipe", 4, False), ("dualpipe", 4, True),
+    ("zb_h1", 2, False), ("zb_v", 2, True), ("dualpipe", 2, False),
+]  # fmt: skip
+
+
+def tied() -> None:
+    """For each case the largest difference from one process: of losses, norms, and weights after three updates."""
+    of = mesh("dp", "pp")
+    found = {}
+    for name, ranks, is_same in TIED:
+        plan = program(name, ranks=ranks, microbatches=2 * ranks)
+        found[f"{name} {ranks} {is_same}"] = tied_updates(plan, of if ranks == PIPE else None, is_same)
+    report(f"found{dist.get_rank()}", found)
+
+
+def tied_updates(plan: Plan, of: DeviceMesh | None, is_same: bool) -> list[float]:
+    replica, rank = place(of) if of else (0, dist.get_rank())
+    replicas, pieces, mine = 2 if of else 1, plan.layout.pieces, plan.stages_of(rank)
+    reference, worst = nn.Sequential(*embedded(pieces, is_same=True)), [0.0, 0.0, 0.0]
+    model = dict(enumerate(embedded(pieces, is_same) + embedded(pieces, is_same=False)))
+    if is_same and len(plan.layout.pipelines) > 1:
+        # On a rank that has both, the first stage and the last one of the other pipeline.
+        for stage in mine:
+            other = next(each for each in mine if each != stage)
+            if stage % pieces == 0:
+                model[other].scores.weight = model[stage].byte.weight
+    ours = Pipeline(plan, {each: model[each] for each in mine}, cross_entropy, mesh=of, tied=ties(pieces))
+    whole = nn.ModuleList(model[each] for each in mine)
+    optimizers = [momentum(reference), momentum(whole)]
+    for step in range(3):
+        expected = [losses_of(plan, reference, *text(plan, 10 * step + each), replicas) for each in range(replicas)]
+        losses = ours.step(*text(plan, 10 * step + replica))
+        worst[0] = max(worst[0], loss_difference(plan, losses, expected[replica], rank))
+        norms = ours.clip_grad_norm_(0.1), nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
+        worst[1] = max(worst[1], difference(*norms))
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
+    named = [(model[stage].get_parameter(name), other) for stage in mine
+             for name, other in reference[stage % pieces].named_parameters()]  # fmt: skip
+    worst[2] = max(difference(*pair) for pair in named)
+    return worst
+
+
+def losses_of(plan: Plan, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, replicas: int) -> list:
+    """Of each microbatch, whose gradients of the mean over replicas are added."""
+    losses = []
+    for x, y in zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True):
+        losses.append(cross_entropy(model(x), y))
+        (losses[-1] / plan.microbatches / replicas).backward()
+    return [each.detach() for each in losses]
+
+
+def ties_wrongly(name: str, plan: str = "1f1b", **given: list[dict[int, str]]) -> None:
+    """First and last stage of two, of which something is wrong."""
+    of, plan = mesh("dp", "pp"), program(plan, ranks=PIPE)
+    model = embedded(len(plan.placement), is_same=name == "undeclared")
+    if name == "other_start":
+        model[-1].scores.weight.data[0] += 1
+    rank = of.get_local_rank("pp")
+    has_updates = name == "tied_updates"
+    optimizers = {stage: momentum(model[stage]) for stage in plan.stages_of(rank)} if has_updates else None
+    given = given or {"tied": ties(len(plan.placement))}
+    if name == "on_one_side" and rank == 1:
+        given = {}
+    on(of, plan, model, optimizers=optimizers, **given)
+
+
 def alone_on_a_mesh() -> None:
     """Pipelines that have nothing to do with each other, at once, on the rows of a mesh."""
     of, plan = mesh("dp", "pp"), program("zb_h1", ranks=PIPE, microbatches=4)
@@ -344,9 +458,16 @@ def three_dimensions() -> None:
 SCENARIOS = {
     each.__name__: each
     for each in (
-        replicas, updates, clipped, sharded, alone_on_a_mesh, unused, checkpoints, idles, differ, does_not_clip,
+        replicas, updates, clipped, sharded, tied, alone_on_a_mesh, unused, checkpoints, idles, differ, does_not_clip,
         clips_updates, three_dimensions,
     )
+} | {
+    "undeclared": partial(ties_wrongly, "undeclared", "zb_v", tied=[]),
+    "tied_updates": partial(ties_wrongly, "tied_updates", "pipedream_2bw"),
+    "no_such_weight": partial(ties_wrongly, "", tied=[{0: "byte.bias", 1: "scores.weight"}]),
+    "no_such_stage": partial(ties_wrongly, "", tied=[{0: "byte.weight", 2: "scores.weight"}]),
+} | {
+    name: partial(ties_wrongly, name) for name in ("other_start", "on_one_side")
 } | {
     "killed": partial(fails, kill, 3),
     "stalls": partial(fails, sleep, 3),

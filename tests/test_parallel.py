@@ -44,6 +44,16 @@ def test_a_pipeline_of_sharded_stages(run: Run) -> None:
         assert gradient < 1e-12
 
 
+def test_training_with_a_tied_weight_is_that_of_one_process(run: Run) -> None:
+    """With copies on several ranks, on one, and in both pipelines; with replicas; clipped."""
+    for found in run("tied", 4).found():
+        assert len(found) == 8
+        for name, (loss, norm, weight) in found.items():
+            assert loss < 1e-12, name
+            assert norm < 1e-12, name
+            assert weight < 1e-12, name
+
+
 def test_pipelines_on_rows_of_a_mesh_are_on_their_own(run: Run) -> None:
     for process, (has_losses, worst) in enumerate(run("alone_on_a_mesh", 4).found()):
         assert has_losses == (process % 2 == 1)
@@ -68,6 +78,14 @@ CAUSES = {
     "idles": rf"{THIRD} has made no progress for \d\.\d s between two steps: {RANK} has waited 2 s {PLACE}",
     "does_not_clip": rf"{THIRD} has made no progress .* between two steps: {RANK} has waited 2 s .*",
     "clips_updates": rf"{RANK} failed: the plan updates its stages itself \(`U`\), .* `register_step_pre_hook`",
+    "other_start": rf"{RANK} failed: the tied `byte.weight` of stage 0 and `scores.weight` of stage 1 on {RANK} and on "
+    rf"{RANK} differ: they must begin with the same weights",
+    "on_one_side": rf"{RANK} failed: {RANK} has another `tied`",
+    "undeclared": rf"{RANK} failed: stages 0 and 3 have a weight in common: give "
+    r"`tied=\[{0: 'byte.weight', 3: 'scores.weight'}\]`",
+    "no_such_weight": rf"{RANK} failed: `tied` has .*, but stage 0 has no parameter `byte.bias`",
+    "no_such_stage": rf"{RANK} failed: `tied` has .* of stage 2, but the plan has 2 stages",
+    "tied_updates": rf"{RANK} failed: the plan updates its stages itself \(`U`\), so none of their weights can be tied",
     "throws": rf"{THIRD} failed at 0F1 \S+: ValueError: boom",
     "differ": rf"{RANK} failed: the replicas of stage 1 on {SECOND} and on {LAST} differ: .*",
     "too_few": rf"{RANK} failed: the plan needs 4 ranks, the mesh has 2 along `pp`",
