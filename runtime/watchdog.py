@@ -24,7 +24,7 @@ from schedlang.plan import Plan
 from schedlang.runtime.ranks import Ranks
 from schedlang.runtime.signals import SignalBell
 from schedlang.runtime.standings import Standing, Standings
-from schedlang.runtime.store import connection, is_of_torchrun, wait_until
+from schedlang.runtime.store import LimitedStore, StoreIsSilentError, connection, is_of_torchrun, wait_until
 
 #: Seconds between two looks at the store.
 POLL = 0.2
@@ -77,7 +77,8 @@ class Watchdog:
         self._plan, self._ranks, self._number, self._timeout = plan, ranks, number, timeout
         self._rank, self._processes = dist.get_rank(), dist.get_world_size()
         self._name = ranks.name(self._rank)
-        self.store = connection(dist.distributed_c10d._get_default_store())
+        shared = connection(dist.distributed_c10d._get_default_store())
+        self.store = LimitedStore(shared, timeout + GRACE, self._standing)
         self._standings = Standings(self._processes, ranks.name, self.store)
         self._stands: tuple[int, int | None, tuple[int, ...]] = (0, None, ())
         self._since = monotonic()
@@ -159,9 +160,11 @@ class Watchdog:
         if isinstance(error, LostRank):
             gone = " or ".join(map(self._ranks.name, sorted(error.ranks)))
             return f"{gone} is gone: {self._name} lost its connection{place}: {reason}"
+        if isinstance(error, StoreIsSilentError):
+            return f"the store of the process group does not answer: {self._name} lost it{place}: {reason}"
         if isinstance(error, dist.DistNetworkError):
-            gone = "torchrun" if is_of_torchrun() else self._ranks.name(0)
-            return f"{gone} is gone: {self._name} lost the store of the process group{place}: {reason}"
+            holder = "torchrun" if is_of_torchrun() else self._ranks.name(0)
+            return f"{holder} is gone: {self._name} lost the store of the process group{place}: {reason}"
         kind = "" if isinstance(error, PipelineError) else f"{type(error).__name__}: "
         return f"{self._name} failed{place}: {kind}{reason}"
 
@@ -235,7 +238,7 @@ class Watchdog:
                 cause = self._look()
             except RuntimeError as error:
                 # The store is gone with the process that held it; outside of a step, that only means the end of a job.
-                if self.action is None:
+                if self.action is None and not isinstance(error, StoreIsSilentError):
                     return
                 self._is_alone = True
                 cause = self._publish(self._explain(error))
