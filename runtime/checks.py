@@ -67,6 +67,7 @@ def check_stages(
     stages: Mapping[int, nn.Module],
     optimizers: Mapping[int, Optimizer],
     loss_fn: LossFn | None,
+    tied: Tied,
 ) -> None:
     """Whether this rank of the plan was given what the plan wants here."""
     held, actions = plan.stages_of(rank), plan.ranks[rank]
@@ -77,6 +78,8 @@ def check_stages(
     updated = sorted({stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U})
     if sorted(optimizers) != updated:
         raise PipelineError(f"the plan updates the stages {updated}, `optimizers` has {sorted(optimizers)}")
+    if tied and any(Kind.U in each.kind for each in plan.ranks):
+        raise PipelineError("the plan updates its stages itself (`U`), so none of their weights can be tied")
 
 
 def check_clipping(plan: Plan) -> None:
@@ -86,12 +89,6 @@ def check_clipping(plan: Plan) -> None:
             "the plan updates its stages itself (`U`), which leaves no moment for `clip_grad_norm_`: clip each stage "
             "in a hook of its optimizer, `register_step_pre_hook`"
         )
-
-
-def check_tied(plan: Plan, tied: Tied) -> None:
-    """Whether weights can be tied."""
-    if tied and any(Kind.U in each.kind for each in plan.ranks):
-        raise PipelineError("the plan updates its stages itself (`U`), so none of their weights can be tied")
 
 
 def check_same(given: Mapping[str, str], ranks: Ranks, watchdog: Watchdog) -> None:

@@ -28,13 +28,13 @@ from schedlang.runtime.checks import (
     check_plan,
     check_same,
     check_stages,
-    check_tied,
     check_transport,
     device_of,
 )
 from schedlang.runtime.clipping import total_norm
 from schedlang.runtime.copies import Tied, check_copies, find_copies
 from schedlang.runtime.exchange import Exchange
+from schedlang.runtime.precision import rounding_to
 from schedlang.runtime.ranks import ranks_of
 from schedlang.runtime.stage import LossFn
 from schedlang.runtime.stages import connect
@@ -61,6 +61,7 @@ class Pipeline:
     gradient of the mean.
     `tied` has for each weight that several stages have, as input and output embeddings, its names by stage:
     `[{0: "byte.weight", 3: "scores.weight"}]`; its gradients are summed at the end of a step.
+    `transfer_dtype`, bfloat16 or float16, is what activations and gradients of more bits are rounded to between ranks.
     `optimizers` are those of the stages that the plan updates (`U`), and no others. No wait is longer than `timeout`
     seconds.
 
@@ -82,6 +83,7 @@ class Pipeline:
         *,
         mesh: DeviceMesh | None = None,
         tied: Tied = (),
+        transfer_dtype: torch.dtype | None = None,
         loss_scale: float | None = None,
         optimizers: Mapping[int, Optimizer] | None = None,
         timeout: float = 60.0,
@@ -96,23 +98,21 @@ class Pipeline:
         weakref.finalize(self, self._watchdog.close).atexit = False
         try:
             check_plan(plan, ranks)
-            check_stages(plan, self._rank, stages, optimizers or {}, loss_fn)
-            check_tied(plan, tied)
-            check_same({"plan": plan.digest(), "`tied`": repr([*map(dict, tied)])}, ranks, self._watchdog)
+            check_stages(plan, self._rank, stages, optimizers or {}, loss_fn, tied)
+            given = {"`tied`": str([*map(dict, tied)]), "`transfer_dtype`": str(transfer_dtype)}
+            check_same({"plan": plan.digest(), **given}, ranks, self._watchdog)
             self._device = device_of(stages)
             check_transport(plan, ranks.group, self._device)
             self._copies = find_copies(plan, stages, tied)
             check_copies(self._copies, ranks, self._watchdog)
-            scale = plan.layout.updates / plan.microbatches / len(ranks.replicas) if loss_scale is None else loss_scale
-            self._stages = connect(plan, self._rank, stages, optimizers or {}, loss_fn, scale)
+            self._stages = connect(plan, ranks, stages, optimizers or {}, loss_fn, loss_scale)
             self._batches = Batches(plan, self._stages)
             self._wire = wire = Wire(ranks, timeout, self._watchdog)
-            self._exchange = Exchange(plan, self._rank, number, self._device, wire)
+            self._exchange = Exchange(plan, self._rank, number, self._device, wire, rounding_to(transfer_dtype))
             self._sums = Sums(self._copies, ranks, wire)
             sums = replica_sums(self._stages, self._copies, ranks, wire)
             self._training = prepare(plan, self._rank, self._stages, self._exchange, sums)
-            if self._device.type == "cuda":
-                warm_up(plan, ranks, self._device)
+            warm_up(plan, ranks, self._device)
         except Exception as error:
             self._watchdog.fail(error)
 

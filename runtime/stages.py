@@ -8,6 +8,7 @@ from torch.optim import Optimizer
 
 from schedlang.plan import Plan
 from schedlang.runtime.checks import device_of
+from schedlang.runtime.ranks import Ranks
 from schedlang.runtime.slices import SlicedStage
 from schedlang.runtime.stage import LossFn, Stage
 from schedlang.runtime.weights import Weights, delays
@@ -15,15 +16,17 @@ from schedlang.runtime.weights import Weights, delays
 
 def connect(
     plan: Plan,
-    rank: int,
+    ranks: Ranks,
     modules: Mapping[int, nn.Module],
     optimizers: Mapping[int, Optimizer],
     loss_fn: LossFn | None,
-    scale: float,
+    loss_scale: float | None,
 ) -> dict[int, Stage]:
-    """The stages of a rank; neighbours among them share their boxes. `scale` is that of a microbatch's loss."""
+    """The stages of a rank; neighbours among them share their boxes."""
     layout, stages = plan.layout, dict[int, Stage]()
-    behind = delays(plan, rank)
+    if loss_scale is None:
+        loss_scale = layout.updates / layout.microbatches / len(ranks.replicas)
+    behind = delays(plan, ranks.own)
     make = Stage if layout.slices == 1 else partial(SlicedStage, slices=layout.slices)
     for number in sorted(modules):
         per_update = layout.units(number) // layout.updates
@@ -33,7 +36,7 @@ def connect(
             device_of(modules),
             is_first=layout.is_first(number),
             loss_fn=loss_fn if layout.is_last(number) else None,
-            loss_scale=scale / layout.slices,
+            loss_scale=loss_scale / layout.slices,
             optimizer=optimizers.get(number),
             recomputed={microbatch for stage, microbatch in plan.recomputed if stage == number},
             split={microbatch for stage, microbatch in plan.split if stage == number},

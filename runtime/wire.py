@@ -136,10 +136,12 @@ def _let_main_thread_go_on() -> None:
 
 
 def warm_up(plan: Plan, ranks: Ranks, device: torch.device) -> None:
-    """Let NCCL make its communicators: of all ranks, for batches; of each two with transfers outside of batches.
+    """On GPUs, let NCCL make its communicators: of all ranks, for batches; of each two with transfers outside of them.
 
     And of replicas. Ranks wait for each other here, so they come to the pairs in the same order.
     """
+    if device.type != "cuda":
+        return
     own, count, group = ranks.own, len(ranks.pipeline), ranks.group
     sent, received = torch.zeros(1, device=device), torch.zeros(1, device=device)
     if count > 1:

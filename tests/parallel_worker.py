@@ -7,6 +7,7 @@ import signal
 import time
 from functools import partial
 from itertools import product
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,7 @@ from runtime_worker import (
     loss_difference,
     main,
     modules,
+    pipeline,
     program,
     replicated,
     report,
@@ -31,8 +33,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.nn.functional import cross_entropy
 
+from schedlang import Kind
 from schedlang.plan import Plan
 from schedlang.runtime import Pipeline
+from schedlang.runtime.precision import Rounding
 
 PIPE = 2
 BYTES = 12
@@ -307,6 +311,85 @@ def losses_of(plan: Plan, model: nn.Module, inputs: torch.Tensor, targets: torch
     return [each.detach() for each in losses]
 
 
+class Rounds(torch.autograd.Function):
+    """What a message does to an activation, and one to its gradient."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, rounding: Rounding) -> torch.Tensor:
+        context.rounding = rounding
+        return rounding.unpack(rounding.pack(x), x)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return context.rounding.unpack(context.rounding.pack(gradient), gradient), None
+
+
+class Counts:
+    """The bytes of tensors of floating point numbers that a rank sends."""
+
+    def __init__(self, ours: Pipeline) -> None:
+        self.bytes = self.tensors = 0
+        self.wire = ours._exchange._wire
+        self.send, self.wire._send = self.wire._send, self.count
+
+    def count(self, tensors: list[torch.Tensor], *where: int) -> dist.Work:
+        self.bytes += sum(each.nbytes for each in tensors if each.is_floating_point())
+        self.tensors += sum(each.is_floating_point() for each in tensors)
+        return self.send(tensors, *where)
+
+
+def rounded() -> None:
+    """For each schedule, type and scale of the loss: differences of gradients, and bytes sent in a step.
+
+    The differences are from one process that rounds as the messages do, and from one that does not.
+    """
+    found = {}
+    for name, scale in product(("1f1b", "zb_v", "dualpipe"), (1.0, 1e-9)):
+        plan = program(name, ranks=4, microbatches=8)
+        for type in (None, torch.bfloat16, torch.float16):
+            found[f"{name} {scale:g} {type}"] = rounding_errors(plan, type, scale)
+    report(f"found{dist.get_rank()}", found)
+
+
+def rounding_errors(plan: Plan, type: torch.dtype | None, scale: float) -> list[float]:
+    model, pieces = replicated(plan, torch.float32), plan.layout.pieces
+    ours = pipeline(plan, model, transfer_dtype=type, loss_scale=scale)
+    gradients = []
+    for rounds in (type is not None, False):
+        # Each pipeline has messages where its neighbours are on different ranks.
+        reference = modules(pieces, torch.float32)
+        parts = [data.chunk(plan.microbatches) for data in batch(plan, 0, torch.float32)]
+        for start, x, y in zip(starts_of(plan), *parts, strict=True):
+            for piece, stage in enumerate(reference):
+                x = stage(x)
+                if rounds and piece + 1 < pieces and plan.peer(Kind.SEND_F, start + piece) is not None:
+                    x = Rounds.apply(x, Rounding(type))
+            (nn.functional.mse_loss(x, y) * scale).backward()
+        gradients.append(reference)
+    ours.step(*batch(plan, 0, torch.float32))
+    for weight in (weight for stage in model for weight in stage.parameters()):
+        weight.grad = None
+    counts = Counts(ours)
+    ours.step(*batch(plan, 0, torch.float32))
+    worst = [max(difference(a.grad, b.grad) for a, b in weights(model, each * 2, plan.stages_of(dist.get_rank())))
+             for each in gradients]  # fmt: skip
+    return [*worst, counts.bytes, counts.tensors]
+
+
+def starts_of(plan: Plan) -> list[int]:
+    """For each microbatch the first stage that it comes to."""
+    return [each.start for each in plan.layout.pipelines for _ in range(each.microbatches)]
+
+
+def other_type() -> None:
+    types = [torch.float16, None, None, None]
+    pipeline(program("1f1b", ranks=4), modules(4), transfer_dtype=types[dist.get_rank()])
+
+
+def eight_bits() -> None:
+    pipeline(program("1f1b", ranks=4), modules(4), transfer_dtype=torch.float8_e5m2)
+
+
 def ties_wrongly(name: str, plan: str = "1f1b", **given: list[dict[int, str]]) -> None:
     """First and last stage of two, of which something is wrong."""
     of, plan = mesh("dp", "pp"), program(plan, ranks=PIPE)
@@ -458,8 +541,8 @@ def three_dimensions() -> None:
 SCENARIOS = {
     each.__name__: each
     for each in (
-        replicas, updates, clipped, sharded, tied, alone_on_a_mesh, unused, checkpoints, idles, differ, does_not_clip,
-        clips_updates, three_dimensions,
+        replicas, updates, clipped, sharded, tied, rounded, other_type, eight_bits, alone_on_a_mesh, unused,
+        checkpoints, idles, differ, does_not_clip, clips_updates, three_dimensions,
     )
 } | {
     "undeclared": partial(ties_wrongly, "undeclared", "zb_v", tied=[]),

@@ -68,6 +68,40 @@ def test_checkpoints_are_those_of_all_replicas(run: Run) -> None:
     assert run("checkpoints", 4).found() == [[1, 6]] * 4
 
 
+def test_messages_of_fewer_bits(run: Run) -> None:
+    """Gradients are those of one process that rounds the same; they are near those of one that does not."""
+    near = {"None": 1e-5, "torch.bfloat16": 5e-2, "torch.float16": 5e-3}
+    for found in run("rounded", 4).found():
+        assert len(found) == 18
+        for name, (same, other, bytes, tensors) in found.items():
+            schedule, scale, type = name.split()
+            exact = found[f"{schedule} {scale} None"]
+            assert same < 1e-5, name
+            assert (0 if type == "None" else 1e-5) <= other < near[type], name
+            assert tensors == exact[3] > 0
+            # An exponent for each tensor.
+            assert bytes == exact[2] / (1 if type == "None" else 2) + (
+                2 * tensors if "float16" in type.split(".") else 0
+            )
+
+
+@pytest.mark.parametrize(
+    ("scenario", "message"),
+    [
+        ("other_type", r"rank \d failed: rank \d has another `transfer_dtype`"),
+        (
+            "eight_bits",
+            r"rank \d failed: `transfer_dtype` is torch.float8_e5m2, it must be torch.bfloat16 or torch.float16",
+        ),
+    ],
+)
+def test_types_of_messages_that_are_refused(run: Run, scenario: str, message: str) -> None:
+    outcome = run(scenario, 4)
+    assert outcome.codes == [1] * 4
+    for log in outcome.logs:
+        assert re.search(rf"(stopped|Error): {message}$", log, re.M), outcome.logs
+
+
 NAMES = ["rank 0 (dp 0, pp 0)", "rank 1 (dp 0, pp 1)", "rank 2 (dp 1, pp 0)", "rank 3 (dp 1, pp 1)"]
 FIRST, SECOND, THIRD, LAST = map(re.escape, NAMES)
 PLACE = r"at \d\w+\d \(1f1b.sched:\d+\)"
