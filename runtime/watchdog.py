@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -121,6 +121,8 @@ class Watchdog:
         # If the thread has begun to end the process, the main thread stays here.
         _ending.acquire()
         if isinstance(error, LostRank):
+            if len(error.ranks) > 1:
+                error.ranks = {*self._ask(partial(self._silent, error.ranks), ())} or error.ranks
             self.waits_for = tuple(sorted(error.ranks))
         cause = self._publish(self._explain(self._deeper(error)))
         if not self._found:
@@ -274,10 +276,8 @@ class Watchdog:
         waited = f"{self._name} has waited {self._timeout:g} s{self._place()}"
         rank, seen, standing = self._rank, {self._rank}, self._standing()
         while others := [each for each in standing.waits_for if each not in seen]:
-            found = {each: self._standings.of(each) for each in others}
-            for each, last in found.items():
-                if not wait_until(partial(self._is_new, each, last), GRACE):
-                    return f"{self._ranks.name(each)} does not answer: {waited}"
+            if silent := self._silent(others):
+                return f"{self._ranks.name(silent[0])} does not answer: {waited}"
             # Several are replicas, which do the same: all wait for the last one.
             now = {each: self._standings.of(each) or standing for each in others}
             rank = min(now, key=lambda each: now[each].progress)
@@ -286,7 +286,12 @@ class Watchdog:
         stands = f"{self._ranks.name(rank)} has made no progress for {standing.seconds:.1f} s{standing.place}"
         return stands if rank == self._rank else f"{stands}: {waited}"
 
-    def _is_new(self, rank: int, last: Standing | None) -> bool:
-        """Whether a rank has told since where it stands, or all is over; this one tells others, who may wait for it."""
-        self._post()
-        return self._standings.of(rank) != last or bool(self.store.check([_CAUSE]))
+    def _silent(self, ranks: Iterable[int]) -> list[int]:
+        """Those of some ranks that do not tell any more where they stand; this one does, for others may wait for it."""
+        before = {each: self._standings.of(each) for each in ranks}
+
+        def is_new(rank: int) -> bool:
+            self._post()
+            return self._standings.of(rank) != before[rank] or bool(self.store.check([_CAUSE]))
+
+        return [each for each in before if not wait_until(partial(is_new, each), GRACE)]

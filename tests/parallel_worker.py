@@ -501,6 +501,24 @@ def idles() -> None:
     ours.step(*batch(plan, 1))
 
 
+def of_four(what: object = None) -> None:
+    """Four replicas of a pipeline over one rank: the difference of gradients, or something that happens to the last."""
+    of, plan = init_device_mesh("cpu", (4, 1), mesh_dim_names=("dp", "pp")), program("1f1b", ranks=1, microbatches=4)
+    replica, model, reference = of.get_local_rank("dp"), modules(1), modules(1)
+    if what:
+        model = [Does(model[0], 5 if replica == 3 else math.inf, what)]
+    ours = on(of, plan, model, timeout=2 if what is sleep else 60)
+    for step in range(2):
+        for each in range(4):
+            add_gradients(plan, reference, *batch(plan, 10 * step + each), replicas=4)
+        ours.step(*batch(plan, 10 * step + replica))
+    report(f"found{replica}", max(difference(*pair) for pair in gradients(model, reference)))
+
+
+def gradients(model: list[nn.Module], other: list[nn.Module]) -> list[tuple[torch.Tensor, ...]]:
+    return [(mine.grad, theirs.grad) for mine, theirs in weights(model, other, [0])]
+
+
 def does_not_clip() -> None:
     """A process does not come to the norm of all gradients."""
     of, plan = mesh("dp", "pp"), program("1f1b", ranks=PIPE, microbatches=4)
@@ -552,6 +570,9 @@ SCENARIOS = {
 } | {
     name: partial(ties_wrongly, name) for name in ("other_start", "on_one_side")
 } | {
+    "of_four": of_four,
+    "one_of_four_killed": partial(of_four, kill),
+    "one_of_four_stalls": partial(of_four, sleep),
     "killed": partial(fails, kill, 3),
     "stalls": partial(fails, sleep, 3),
     "throws": partial(fails, throw, 2),

@@ -20,6 +20,24 @@ def test_gradients_over_replicas_are_those_of_one_process(run: Run) -> None:
             assert gradient < 1e-12, name
 
 
+def test_four_replicas(run: Run) -> None:
+    """Of a pipeline over one rank; who of several is waited for is found out."""
+    assert max(run("of_four", 4).found()) < 1e-12
+    last = r"rank 3 \(dp 3, pp 0\)"
+    outcome = run("one_of_four_killed", 4)
+    assert outcome.codes == [1, 1, 1, -9]
+    for log in outcome.logs[:3]:
+        assert re.search(
+            rf"(stopped|Error): {last} is gone: rank \d \(dp \d, pp 0\) lost its connection at 0B3", log
+        ), log
+    outcome = run("one_of_four_stalls", 4)
+    assert outcome.codes == [1] * 4
+    for log in outcome.logs:
+        assert re.search(rf"(stopped|Error): {last} has made no progress for \d\.\d s at 0F1 ", log), log
+    waits = r"rank 0 \(dp 0, pp 0\) has waited \S+ s for rank 1 .* or rank 2 .* or rank 3 \(dp 3, pp 0\) at 0B3"
+    assert any(re.search(waits, log) for log in outcome.logs), outcome.logs
+
+
 def test_updates_of_replicas_are_those_of_one_process(run: Run) -> None:
     """Late gradients too; both replicas have the same weights, to the bit."""
     for found in run("updates", 4).found():
