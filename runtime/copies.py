@@ -116,5 +116,5 @@ def check_copies(weights: Sequence[Weights], ranks: Ranks, watchdog: Watchdog) -
 
 def _bits(tensor: Tensor) -> int:
     """The sum of its bits, as integers: another order of additions does not change it."""
-    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(tensor.element_size(), torch.uint8)
     return int(tensor.detach().reshape(-1).view(whole).sum(dtype=torch.int64))

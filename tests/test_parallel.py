@@ -20,6 +20,13 @@ def test_gradients_over_replicas_are_those_of_one_process(run: Run) -> None:
             assert gradient < 1e-12, name
 
 
+def test_sums_begin_while_other_stages_work(run: Run) -> None:
+    """Each right after the last backward of its stage, all but one before the end."""
+    for last, begins, actions in run("overlaps", 4).found():
+        assert begins == last
+        assert last[0] < last[1] < actions
+
+
 def test_four_replicas(run: Run) -> None:
     """Of a pipeline over one rank; who of several is waited for is found out."""
     assert max(run("of_four", 4).found()) < 1e-12
