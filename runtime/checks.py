@@ -51,7 +51,7 @@ def check_stages(
 def check_same_plan(plan: Plan, watchdog: Watchdog) -> None:
     """Compare plans among all ranks, which also waits for all of them."""
     own = plan.digest()
-    for rank, digest in enumerate(watchdog.gather(own)):
+    for rank, digest in enumerate(watchdog.gather(own, "built no pipeline")):
         if digest != own:
             raise PipelineError(f"rank {rank} has another plan")
 
@@ -61,7 +61,10 @@ def device_of(stages: Mapping[int, nn.Module]) -> torch.device:
     devices = {weight.device for stage in stages.values() for weight in stage.parameters()} or {torch.device("cpu")}
     if len(devices) > 1:
         raise PipelineError(f"the stages of a rank must be on one device, not on {', '.join(map(str, devices))}")
-    return devices.pop()
+    device = devices.pop()
+    if device.type == "meta":
+        raise PipelineError("the stages are on the meta device: give them their weights first, by `load_model`")
+    return device
 
 
 def check_transport(plan: Plan, device: torch.device) -> None:

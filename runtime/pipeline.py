@@ -1,6 +1,5 @@
 """One rank's part of a pipeline: the plan's actions as a list of calls, walked once per step."""
 
-import json
 import weakref
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cached_property, partial
@@ -18,9 +17,10 @@ from schedlang.actions import is_transfer, word
 from schedlang.passes.forward_only import FORWARD, forward_only
 from schedlang.plan import Plan
 from schedlang.runtime.calls import Call, prepare
-from schedlang.runtime.checkpoint import RandomState, Stateful, load, read, steps_in, write
+from schedlang.runtime.checkpoint import RandomState, Stateful, resume, write
 from schedlang.runtime.checks import check_same_plan, check_stages, check_transport, device_of
 from schedlang.runtime.exchange import Exchange
+from schedlang.runtime.model_files import write_model
 from schedlang.runtime.replicas import Replicas
 from schedlang.runtime.slices import SlicedStage
 from schedlang.runtime.stage import LossFn, Stage
@@ -155,17 +155,22 @@ class Pipeline:
         All ranks do so, with as many `others`, in the same order, as for `save`.
         """
         try:
-            files = steps_in(Path(folder), self._rank)
-            if files:
-                # Also where there is none of all ranks: what is of another plan is not to be written over.
-                read(files[max(files)], self._plan, self._device)
-            everywhere = map(set[int], map(json.loads, self._watchdog.gather(json.dumps([0, *files]))))
-            newest = max(set.intersection(*everywhere))
-            if newest:
-                load(read(files[newest], self._plan, self._device), self._parts(others))
+            return resume(Path(folder), self._plan, self._rank, self._device, self._parts(others), self._watchdog)
         except Exception as error:
             self._watchdog.fail(error)
-        return newest
+
+    def save_model(self, folder: str | Path, step: int = 0, optimizers: Sequence[Optimizer] = ()) -> None:
+        """Write the model under its own names, whole or not at all, into a folder that all ranks share.
+
+        `load_model` reads the weights for any plan, and `load_optimizers` what optimizers keep: those of the pipeline,
+        and the script's. The stages are those of `split`.
+        """
+        modules = {number: stage.module for number, stage in self._stages.items()}
+        all_optimizers = [*optimizers, *(each.optimizer for each in self._stages.values() if each.optimizer)]
+        try:
+            write_model(Path(folder), self._plan, self._rank, step, modules, all_optimizers, self._watchdog)
+        except Exception as error:
+            self._watchdog.fail(error)
 
     def _parts(self, others: Sequence[Stateful]) -> dict[str, Stateful]:
         """What a checkpoint is made of, modules before the versions of their weights."""

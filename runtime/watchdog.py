@@ -93,16 +93,15 @@ class Watchdog:
         self._bell.interrupt()
         self._thread.join()
 
-    def gather(self, value: str) -> list[str]:
-        """The values that all ranks give here; PipelineError if some do not come here in time."""
+    def gather(self, value: str, otherwise: str) -> list[str]:
+        """The values that all ranks give here; PipelineError if some do not come in time: they have `otherwise`."""
         group = f"gathered/{self._number}/{self._gathered}"
         keys = [f"{group}/{rank}" for rank in range(self._ranks)]
         self._gathered += 1
         self.store.set(keys[self._rank], value)
         if not wait_until(partial(self.store.check, keys), self._timeout):
             missing = [str(rank) for rank, key in enumerate(keys) if not self.store.check([key])]
-            what = "not resumed" if self._gathered > 1 else "built no pipeline"
-            raise PipelineError(f"rank {' and '.join(missing)} has {what} within {self._timeout:g} s")
+            raise PipelineError(f"rank {' and '.join(missing)} has {otherwise} within {self._timeout:g} s")
         return [found.decode() for found in self.store.multi_get(keys)]
 
     def fail(self, error: Exception) -> NoReturn:
