@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from schedlang.runtime.model import blocks_of, only
-from schedlang.runtime.split import run_backward
+from schedlang.runtime.split_backward import run_backward
 from schedlang.runtime.stage import with_gradients
 from schedlang.runtime.values import Value, flatten, unflatten
 

@@ -1,15 +1,18 @@
 """Runs scenarios of `test_models.py` on real processes, as `runtime_worker.py` its own: models that `split` cuts."""
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from runtime_worker import OPTIMIZERS, difference, main, pipeline, program, report
+from runtime_worker import OPTIMIZERS, PROGRAMS, difference, main, pipeline, program, report
 from torch import Tensor, nn
+from torch.optim import AdamW
 from transformers import LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from schedlang.plan import Plan
 from schedlang.runtime import Pipeline, load_model, load_optimizers, measure, split
@@ -40,7 +43,7 @@ def empty_llama() -> Llama:
     """Without weights, but for its positions, which are in no file."""
     with torch.device("meta"):
         model = llama()
-    model.model.rotary_emb = type(model.model.rotary_emb)(model.config)
+    model.model.rotary_emb = LlamaRotaryEmbedding(model.config)
     return model
 
 
@@ -162,6 +165,26 @@ def second_half() -> None:
     report(f"found{dist.get_rank()}", [found, losses, same])
 
 
+def page() -> None:
+    """The program of docs/models.md as it stands there: whether its step is that of one process, to the bit."""
+    text = (PROGRAMS.parent / "docs" / "models.md").read_text(encoding="utf-8")
+    os.chdir(os.environ["FOLDER"])
+    whole, (inputs, targets) = llama(), tokens(0)
+    if dist.get_rank() == 0:
+        whole.save_pretrained("llama")
+    dist.barrier()
+    given = {"plan": program("zb_v", ranks=2, microbatches=8), "config": whole.config, "rows": ROWS, "loss_fn": loss_of,
+             "inputs": inputs, "targets": targets, "torch": torch, "AdamW": AdamW, "Llama": Llama,
+             "LlamaRotaryEmbedding": LlamaRotaryEmbedding}  # fmt: skip
+    exec(re.search(r"^```python\n(.*?)^```", text, re.M | re.S)[1], given)
+    alone(whole, loss_of, inputs, targets)
+    AdamW(whole.parameters()).step()
+    trained = llama()
+    load_model("trained", {0: trained})
+    same = zip(trained.parameters(), whole.parameters(), strict=True)
+    report(f"found{dist.get_rank()}", all(torch.equal(*each) for each in same))
+
+
 def split_pipeline() -> Pipeline:
     plan = program("1f1b", ranks=2, microbatches=8)
     stages = split(sequence(), plan)
@@ -205,7 +228,7 @@ def still_empty() -> None:
 SCENARIOS = {
     each.__name__: each
     for each in (
-        sequences, llamas, first_half, second_half, dies_while_saving, names_twice, nowhere, still_empty,
+        sequences, llamas, page, first_half, second_half, dies_while_saving, names_twice, nowhere, still_empty,
     )
 }  # fmt: skip
 

@@ -43,6 +43,10 @@ def test_a_llama_of_transformers_trains_in_slices(run: Run) -> None:
     assert shares == {"zb_v": pytest.approx(1), "dualpipe": pytest.approx(2)}
 
 
+def test_the_program_of_the_page_works(run: Run) -> None:
+    assert run("page", 2).found() == [True, True]
+
+
 def test_a_run_goes_on_under_another_schedule_and_number_of_ranks(run: Run, tmp_path: Path) -> None:
     """20 steps with AdamW, to the bit: losses, and the weights as `from_pretrained` reads them in the end."""
     (first,) = filter(None, run("first_half", 4).found())
