@@ -4,12 +4,12 @@ torchrun --nproc-per-node 4 examples/llama.py PLAN FOLDER --steps 10 --check
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -29,6 +29,7 @@ CONFIG = LlamaConfig(
 BLOCKS = ["model.embed_tokens", "model.layers", "model.norm", "lm_head"]
 #: Rows of a microbatch, and its bytes per row.
 ROWS, LENGTH = 2, 64
+EXAMPLE = torch.zeros(ROWS, LENGTH, dtype=torch.long)
 #: The largest relative difference of a loss that another order of the same float32 additions explains.
 TOLERANCE = 1e-5
 
@@ -64,14 +65,15 @@ def batches(plan: Plan, steps: range) -> Iterator[tuple[Tensor, Tensor]]:
 def train(plan: Plan, begin: Path, folder: Path, steps: int) -> tuple[int, list[float]]:
     """Go on from one folder to another: the step at which this began, and the losses."""
     model = empty_model()
-    example = torch.zeros(ROWS, LENGTH, dtype=torch.long)
-    stages = split(model, plan, BLOCKS, measure(model, example, BLOCKS))
+    stages = split(model, plan, BLOCKS, measure(model, EXAMPLE, BLOCKS))
+    stages_alone = imbalance(model, plan, stages.partition.costs)
     first = load_model(begin, stages)
     optimizers = [AdamW(stage.parameters(), lr=1e-3) for stage in stages.values()]
     if first:
         load_optimizers(begin, stages, optimizers)
     if dist.get_rank() == 0:
-        print(f"{plan.name}, from step {first}\n{stages}", flush=True)
+        print(f"{plan.name}, from step {first}\n{stages}")
+        print(f"measured stage by stage, the slowest has {stages_alone:.1%} more than an even share", flush=True)
     pipeline, found = Pipeline(plan, stages, loss_fn), []
     for inputs, targets in batches(plan, range(first, steps)):
         losses = pipeline.step(inputs, targets)
@@ -86,6 +88,14 @@ def train(plan: Plan, begin: Path, folder: Path, steps: int) -> tuple[int, list[
             print(f"step {first + len(found):>3}  loss {found[-1]:.6f}", flush=True)
     pipeline.save_model(folder / f"step-{steps}", steps, optimizers)
     return first, found
+
+
+def imbalance(model: Llama, plan: Plan, costs: Sequence[float]) -> float:
+    """By how much the slowest stage takes more than an even share, each measured alone; its cuts are by `costs`."""
+    placed = enumerate(plan.placement[: plan.layout.pieces])
+    pieces = [split(model, plan, BLOCKS, costs, rank=rank)[stage] for stage, rank in placed]
+    seconds = measure(nn.Sequential(*pieces), EXAMPLE)
+    return max(seconds) * len(seconds) / sum(seconds) - 1
 
 
 def train_alone(plan: Plan, begin: Path, steps: int) -> list[float]:

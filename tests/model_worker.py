@@ -11,7 +11,7 @@ import torch.distributed as dist
 from runtime_worker import OPTIMIZERS, PROGRAMS, difference, main, pipeline, program, report
 from torch import Tensor, nn
 from torch.optim import AdamW
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from schedlang.plan import Plan
@@ -125,6 +125,37 @@ def llamas() -> None:
     report(f"found{dist.get_rank()}", found)
 
 
+#: Models of transformers that are cut as they are: their names on the page, and in transformers.
+FAMILIES = {
+    "Llama": "llama", "Mistral": "mistral", "Mixtral": "mixtral", "Qwen2": "qwen2", "Qwen3": "qwen3", "Phi-3": "phi3",
+    "OLMo-2": "olmo2", "Gemma-3": "gemma3_text", "SmolLM3": "smollm3", "StarCoder2": "starcoder2",
+    "StableLM": "stablelm",
+}  # fmt: skip
+
+
+def families() -> None:
+    """Whether the stages, one after the other, compute what the whole model does, to the bit."""
+    plan, found = program("zb_v", ranks=2, microbatches=8), {}
+    for name, family in FAMILIES.items():
+        config = AutoConfig.for_model(
+            family, vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=LENGTH, pad_token_id=0,
+            tie_word_embeddings=False,
+        )  # fmt: skip
+        model = AutoModelForCausalLM.from_config(config).eval()
+        whole = type(model)
+        # As `Llama`.
+        model.__class__ = type(family, (whole,), {
+            "forward": lambda self, x, whole=whole: whole.forward(self, x, use_cache=False).logits
+        })  # fmt: skip
+        x, _ = tokens(0)
+        expected, stages = model(x), {**split(model, plan, BLOCKS, rank=0), **split(model, plan, BLOCKS, rank=1)}
+        for stage in sorted(stages):
+            x = stages[stage](x)
+        found[name] = torch.equal(x, expected)
+    report("found0", found)
+
+
 def trained(plan: Plan, begin: Path, steps: range, end: Path) -> list[float]:
     """Train a Llama with AdamW from one folder to another: the losses, on the rank of the last stage."""
     stages = split(empty_llama(), plan, BLOCKS)
@@ -228,7 +259,8 @@ def still_empty() -> None:
 SCENARIOS = {
     each.__name__: each
     for each in (
-        sequences, llamas, page, first_half, second_half, dies_while_saving, names_twice, nowhere, still_empty,
+        sequences, llamas, families, page, first_half, second_half, dies_while_saving, names_twice, nowhere,
+        still_empty,
     )
 }  # fmt: skip
 

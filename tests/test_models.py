@@ -43,6 +43,13 @@ def test_a_llama_of_transformers_trains_in_slices(run: Run) -> None:
     assert shares == {"zb_v": pytest.approx(1), "dualpipe": pytest.approx(2)}
 
 
+def test_the_models_that_the_page_names_are_cut_as_they_are(run: Run) -> None:
+    (found,) = run("families", 1).found()
+    assert set(found.values()) == {True}
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    assert [name for name in found if name not in page] == []
+
+
 def test_the_program_of_the_page_works(run: Run) -> None:
     assert run("page", 2).found() == [True, True]
 
