@@ -66,7 +66,7 @@ def split(
 
 
 def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
-    """The blocks of a model; PipelineError for a name that it does not have, or has twice."""
+    """The blocks of a model; PipelineError for a name that it does not have, or a block that is there twice."""
     found: Blocks = {}
     for name in [names] if isinstance(names, str) else names:
         try:
@@ -74,9 +74,8 @@ def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
         except AttributeError:
             raise PipelineError(f"the model has no block `{name}`") from None
         if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
-            found |= {
-                f"{name}.{child}".lstrip("."): each for child, each in module._modules.items() if each is not None
-            }
+            parts = {f"{name}.{child}".lstrip("."): each for child, each in module._modules.items()}
+            found |= {child: each for child, each in parts.items() if each is not None}
         else:
             found[name] = module
     first: dict[int, str] = {}
@@ -116,19 +115,15 @@ class _Chain:
     """Sees in the first forward of a stage whether the model calls its blocks as `split` has it."""
 
     def __init__(self, stage: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
-        self._names = list(blocks)
-        #: Whether this stage's forward runs: another stage may have the same block.
-        self._runs = False
+        self._blocks, self._names = list(blocks.values()), list(blocks)
         #: How many blocks have been called, and what has come of them; its tensors' counts of changes.
         self._called, self._value, self._versions = 0, None, list[int]()
-        self._hooks = [stage.register_forward_pre_hook(self._begin)]
-        for place, block in enumerate(blocks.values()):
-            self._hooks.append(block.register_forward_pre_hook(partial(self._take, place)))
-            self._hooks.append(block.register_forward_hook(partial(self._give, place)))
-        self._hooks.append(stage.register_forward_hook(self._end))
+        self._hooks = [stage.register_forward_pre_hook(self._begin), stage.register_forward_hook(self._end)]
 
     def _begin(self, _: nn.Module, given: tuple[Any, ...]) -> None:
-        self._runs = True
+        for place, block in enumerate(self._blocks):
+            self._hooks.append(block.register_forward_pre_hook(partial(self._take, place)))
+            self._hooks.append(block.register_forward_hook(partial(self._give, place)))
         self._pass(0, *given[:1])
 
     def _pass(self, called: int, value: Value = None) -> None:
@@ -136,20 +131,18 @@ class _Chain:
         self._versions = [each._version for each in flatten(value, "what is passed on")[0]]
 
     def _take(self, place: int, _: nn.Module, given: tuple[Any, ...]) -> None:
-        if self._runs and place != self._called:
+        if place != self._called:
             raise self._error(f"calls block `{self._names[place]}`")
-        if self._runs:
-            self._compare(f"the model gives block `{self._names[place]}` something else than", given)
+        self._compare(f"the model gives block `{self._names[place]}` something else than", given)
 
     def _give(self, place: int, _: nn.Module, __: tuple[Any, ...], output: Value) -> None:
-        if self._runs:
-            self._pass(place + 1, output)
+        self._pass(place + 1, output)
 
     def _end(self, _: nn.Module, __: tuple[Any, ...], output: Value) -> None:
         if self._called < len(self._names):
             raise self._error("calls no block")
         self._compare("the model returns something else than", (output,))
-        self._runs, self._value = False, None
+        self._value = None
         for each in self._hooks:
             each.remove()
 
@@ -179,7 +172,7 @@ def _share_out(blocks: Blocks, layout: Layout, costs: Sequence[float] | None) ->
     try:
         return partition([_multiplications(each) for each in blocks.values()] if costs is None else costs, layout)
     except ValueError as error:
-        raise PipelineError(f"the model is not cut: {error}") from None
+        raise PipelineError(f"`blocks` and `costs` do not cut the model: {error}") from None
 
 
 def _check_weights(model: nn.Module, blocks: Blocks, shared_out: Partition) -> None:
@@ -191,7 +184,7 @@ def _check_weights(model: nn.Module, blocks: Blocks, shared_out: Partition) -> N
                 if piece_of.setdefault(id(weight), piece) != piece:
                     name = next(name for name, each in model.named_parameters() if each is weight)
                     raise PipelineError(f"the weight `{name}` would be in stage {piece_of[id(weight)]} and {piece}: "
-                                        "weights that stages share are not cut yet")  # fmt: skip
+                                        "weights that stages share are not supported yet")  # fmt: skip
     for name, weight in model.named_parameters():
         if id(weight) not in piece_of:
             raise PipelineError(f"the weight `{name}` is in none of the blocks, so no stage would have it")

@@ -13,6 +13,7 @@ from math import inf, isfinite
 
 from attrs import frozen
 
+from schedlang.diagnostics import counted
 from schedlang.layout import Layout
 
 #: Relative size of what is rounding in a sum of costs.
@@ -83,7 +84,7 @@ def partition(costs: Sequence[float], layout: Layout) -> Partition:
     """
     pieces = layout.pieces
     if len(costs) < pieces:
-        raise ValueError(f"{len(costs)} blocks do not make {pieces} stages: each has one or more")
+        raise ValueError(f"{counted(len(costs), 'block')} for {pieces} stages, of which each has one or more")
     if any(not isfinite(each) or each < 0 for each in costs) or not any(costs):
         raise ValueError("the costs of the blocks must be numbers from 0, not all 0")
     sums, shares = _sums(costs), _shares(layout)
@@ -122,7 +123,7 @@ _Shares = list[tuple[float, float]]
 
 
 def _shares(layout: Layout) -> list[_Shares]:
-    """By piece, up to the middle of the model."""
+    """By pair of pieces, the outermost first; in the middle of the model, a piece may be alone."""
     found = []
     for low in range((layout.pieces + 1) // 2):
         ranks: dict[int, list[float]] = {}

@@ -76,7 +76,7 @@ def test_the_report() -> None:
 @pytest.mark.parametrize(
     ("costs", "message"),
     [
-        ([1, 1], "2 blocks do not make 3 stages: each has one or more"),
+        ([1, 1], "2 blocks for 3 stages, of which each has one or more"),
         ([1, -1, 1], "the costs of the blocks must be numbers from 0, not all 0"),
         ([1, float("nan"), 1], "the costs of the blocks must be numbers from 0, not all 0"),
         ([0, 0, 0], "the costs of the blocks must be numbers from 0, not all 0"),
