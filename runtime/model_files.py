@@ -11,6 +11,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -105,11 +106,12 @@ def load_optimizers(folder: str | Path, stages: Mapping[int, nn.Module], optimiz
         weights = [each for group in optimizer.param_groups for each in group["params"]]
         if any(id(each) not in names for each in weights):
             raise PipelineError("an optimizer has a weight that is in none of the stages")
-        state = optimizer.state_dict()
+        keys = [kept.get(names[id(each)], []) for each in weights]
+        # The optimizer itself knows what of it belongs on which device.
+        found, state = source.read(chain.from_iterable(keys), "cpu"), optimizer.state_dict()
         places = [place for group in state["param_groups"] for place in group["params"]]
-        for place, weight in zip(places, weights, strict=True):
-            found = source.read(kept.get(names[id(weight)], ()), weight.device)
-            state["state"][place] = {key.rpartition(".")[2]: each for key, each in found.items()}
+        for place, of in zip(places, keys, strict=True):
+            state["state"][place] = {key.rpartition(".")[2]: found[key] for key in of}
         optimizer.load_state_dict(state)
 
 
@@ -154,8 +156,8 @@ class _Source:
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
     """Weights and buffers of a module by name; a weight with two names has one."""
-    names = dict(module.named_parameters(remove_duplicate=False)).keys() - dict(module.named_parameters()).keys()
-    return {name: each for name, each in module.state_dict().items() if name not in names}
+    others = dict(module.named_parameters(remove_duplicate=False)).keys() - dict(module.named_parameters()).keys()
+    return {name: each for name, each in module.state_dict().items() if name not in others}
 
 
 def _optimizer_state(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:
@@ -185,8 +187,11 @@ def _check_names(weights: Iterable[str]) -> None:
 
 def _finish(new: Path, folder: Path, step: int, sizes: Mapping[str, Mapping[str, int]]) -> None:
     """Write the indices, the step in them, when all files are there; then the folder gets its name."""
-    for stale in (each for each in new.iterdir() if each.name not in sizes):
-        stale.unlink()
+    found = {each.name: each for each in new.iterdir()}
+    if missing := sizes.keys() - found.keys():
+        raise PipelineError(f"`{new / min(missing)}` is not there for rank 0: all ranks must share the folder")
+    for stale in found.keys() - sizes.keys():
+        found[stale].unlink()
     for kind in (_MODEL, _OPTIMIZER):
         parts = {file: tensors for file, tensors in sizes.items() if file.startswith(kind)}
         total = sum(sum(tensors.values()) for tensors in parts.values())

@@ -243,6 +243,12 @@ def names_twice() -> None:
     pipeline(plan, model).save_model(Path(os.environ["FOLDER"]) / "saved")
 
 
+def apart() -> None:
+    """The ranks have a folder each."""
+    (Path(os.environ["FOLDER"]) / "again").write_text("")
+    split_pipeline().save_model(Path(os.environ["FOLDER"]) / f"{dist.get_rank()}" / "saved")
+
+
 def nowhere() -> None:
     folder = Path(os.environ["FOLDER"]) / "file"
     folder.write_text("")
@@ -259,7 +265,7 @@ def still_empty() -> None:
 SCENARIOS = {
     each.__name__: each
     for each in (
-        sequences, llamas, families, page, first_half, second_half, dies_while_saving, names_twice, nowhere,
+        sequences, llamas, families, page, first_half, second_half, dies_while_saving, names_twice, apart, nowhere,
         still_empty,
     )
 }  # fmt: skip
