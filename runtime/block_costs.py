@@ -22,10 +22,10 @@ _RUNS, _TURNS = 3, 5
 def measure(model: nn.Module, input: Value, blocks: Sequence[str] = ("",)) -> list[float]:
     """The seconds that each block takes, for the `costs` of `split`, which says what blocks are.
 
-    `input` is a microbatch of the model's, on the device to measure on. Each block runs in the model without the others,
-    less what that takes without any. Blocks that print alike are measured once. The model is left as it is; blocks on
-    the meta device get weights for the time of their run. Where there is a process group, its rank 0 measures, and
-    tells the others.
+    `input` is a microbatch of the model's, on the device to measure on. Each block runs in the model without the
+    others, less what that takes without any. Blocks that print alike are measured once. The model is left as it is;
+    blocks on the meta device get weights for the time of their run. Where there is a process group, its rank 0
+    measures, and tells the others.
     """
     costs: list[list[float]] = [[]]
     if not dist.is_initialized() or dist.get_rank() == 0:

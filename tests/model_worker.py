@@ -216,6 +216,30 @@ def page() -> None:
     report(f"found{dist.get_rank()}", all(torch.equal(*each) for each in same))
 
 
+def updated() -> None:
+    """A pipeline that updates by itself, with late weights: whether the newest are saved, and what AdamW keeps."""
+    plan, folder = (
+        program("pipedream_2bw", ranks=2, microbatches=4).for_updates(6),
+        Path(os.environ["FOLDER"]) / "saved",
+    )
+    stages = split(sequence(), plan)
+    optimizers = {stage: OPTIMIZERS["adamw"](module.parameters()) for stage, module in stages.items()}
+    ours = Pipeline(plan, stages, nn.functional.mse_loss, optimizers=optimizers)
+    ours.step(*torch.randn(2, plan.microbatches, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
+    ours.save_model(folder)
+    whole = sequence()
+    optimizer = OPTIMIZERS["adamw"](whole.parameters())
+    load_model(folder, {0: whole})
+    load_optimizers(folder, {0: whole}, [optimizer])
+    weights, same = dict(whole.named_parameters()), []
+    for stage, module in stages.items():
+        for name, weight in module.named_parameters():
+            theirs, kept = optimizer.state[weights[name]], optimizers[stage].state[weight]
+            same += [torch.equal(weight, weights[name]), theirs["step"] == 6, kept.keys() == theirs.keys()]
+            same += [torch.equal(each, theirs[key]) for key, each in kept.items()]
+    report(f"found{dist.get_rank()}", [len(same), all(map(bool, same))])
+
+
 def split_pipeline() -> Pipeline:
     plan = program("1f1b", ranks=2, microbatches=8)
     stages = split(sequence(), plan)
@@ -265,8 +289,8 @@ def still_empty() -> None:
 SCENARIOS = {
     each.__name__: each
     for each in (
-        sequences, llamas, families, page, first_half, second_half, dies_while_saving, names_twice, apart, nowhere,
-        still_empty,
+        sequences, llamas, families, page, updated, first_half, second_half, dies_while_saving, names_twice, apart,
+        nowhere, still_empty,
     )
 }  # fmt: skip
 

@@ -67,6 +67,13 @@ def test_a_run_goes_on_under_another_schedule_and_number_of_ranks(run: Run, tmp_
     assert ours[0] == []
 
 
+def test_a_pipeline_that_updates_saves_its_newest_weights(run: Run) -> None:
+    """Of 14 weights, themselves and what AdamW keeps of each."""
+    found = run("updated", 2).found()
+    assert sum(count for count, _ in found) == 14 * 6
+    assert [same for _, same in found] == [True, True]
+
+
 def test_a_model_is_saved_whole_or_not_at_all(run: Run, tmp_path: Path) -> None:
     """A rank dies; the next attempt, in the same place, is not harmed by what is left of the first."""
     outcome = run("dies_while_saving", 2)
