@@ -47,7 +47,8 @@ def split(
     The model calls its `blocks` one after the other, each once, with what the one before has returned as first
     argument; the first one with the model's own first argument, and what the last one returns is the model's output.
     Whatever else its forward does is done in every stage; in the first forward, each stage looks whether this is so.
-    `blocks` are names of submodules; that of a list of modules stands for all in it, and the model itself may be one.
+    `blocks` are names of submodules; that of a list of modules stands for all in it, and the model itself may be one:
+    an `nn.Sequential`, or an `nn.ModuleList`, which is taken for the same.
     All weights are in blocks. Blocks are the model's own, not copies, and may be on the meta device (see `load_model`).
 
     `costs` are those of the blocks, in any unit, the same on all ranks: measured by `measure`, or else the numbers of
@@ -56,6 +57,8 @@ def split(
     """
     if plan.layout.slices > 1:
         raise PipelineError("the plan has slices, whose stages take and return more than blocks: build them yourself")
+    if isinstance(model, nn.ModuleList):
+        model = nn.Sequential(*model)
     named = blocks_of(model, blocks)
     shared_out = _share_out(named, plan.layout, costs)
     _check_weights(model, named, shared_out)

@@ -160,6 +160,15 @@ def test_views_of_all_are_not_taken_for_more() -> None:
     first_forward(Model(lambda x, _: x[:, slice(0, None)]))
 
 
+def test_a_list_of_blocks_is_called_in_its_order() -> None:
+    blocks, x = [nn.Linear(4, 4) for _ in range(4)], torch.ones(2, 4)
+    stages = [split(nn.ModuleList(blocks), PLAN, rank=rank)[rank] for rank in range(2)]
+    assert [list(dict(stage.named_parameters()))[::2] for stage in stages] == [
+        ["0.weight", "1.weight"], ["2.weight", "3.weight"]
+    ]  # fmt: skip
+    assert torch.equal(stages[1](stages[0](x)), nn.Sequential(*blocks)(x))
+
+
 @pytest.mark.parametrize(
     ("blocks", "costs", "message"),
     [
