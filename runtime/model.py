@@ -57,8 +57,6 @@ def split(
     """
     if plan.layout.slices > 1:
         raise PipelineError("the plan has slices, whose stages take and return more than blocks: build them yourself")
-    if isinstance(model, nn.ModuleList):
-        model = nn.Sequential(*model)
     named = blocks_of(model, blocks)
     shared_out = _share_out(named, plan.layout, costs)
     _check_weights(model, named, shared_out)
@@ -90,8 +88,10 @@ def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
 
 def only(model: nn.Module, blocks: Blocks, kept: range) -> nn.Module:
     """The model with some of its blocks, by their places."""
-    # A deep copy takes what is in its memo for copied.
     theirs = {name: each if place in kept else Elsewhere(each) for place, (name, each) in enumerate(blocks.items())}
+    if isinstance(model, nn.ModuleList):
+        model = nn.Sequential(*model)
+    # A deep copy takes what is in its memo for copied.
     stage = copy.deepcopy(model, {id(each): theirs[name] for name, each in blocks.items()})
     _Chain(stage, theirs)
     return stage

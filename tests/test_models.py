@@ -167,6 +167,7 @@ def test_a_list_of_blocks_is_called_in_its_order() -> None:
         ["0.weight", "1.weight"], ["2.weight", "3.weight"]
     ]  # fmt: skip
     assert torch.equal(stages[1](stages[0](x)), nn.Sequential(*blocks)(x))
+    assert len(measure(nn.ModuleList(blocks), x)) == 4
 
 
 @pytest.mark.parametrize(
