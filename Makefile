@@ -2,12 +2,22 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-browser explore faults nodes fuzz mutation gallery pictures
+.PHONY: demo example test test-browser explore faults nodes fuzz mutation gallery pictures
 .PHONY: bench bench-runtime bench-walk bench-prediction
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
 	$(BIN)/schedc run programs/interleaved_1f1b.sched -p chunks=2 --check
+
+# A Llama of transformers, trained under ZB-V, saved, and trained on under DualPipe, on 4 processes; each compared with
+# one process.
+example: .venv/installed
+	rm -rf build/llama && mkdir -p build/llama
+	for name in zb_v dualpipe; do $(BIN)/schedc compile programs/$$name.sched -o build/llama/$$name.json || exit 1; done
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4 \
+	    examples/llama.py build/llama/zb_v.json build/llama --steps 10 --check
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4 \
+	    examples/llama.py build/llama/dualpipe.json build/llama --steps 20 --check
 
 test: .venv/installed
 	$(BIN)/ruff check

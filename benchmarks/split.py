@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.utils.checkpoint import checkpoint
 
-from schedlang.runtime.split import Split
+from schedlang.runtime.split_backward import Split
 
 LENGTH, HEADS = 64, 8
 #: Width, blocks, and whether their activations are checkpointed.

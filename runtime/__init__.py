@@ -1,9 +1,13 @@
 """Runs a plan on real processes: the same walk over the actions as `schedlang.machine`, with tensors.
 
-`Pipeline` is one rank's part of it; `torchrun -m schedlang.runtime PLAN` trains a small model with it.
+`Pipeline` is one rank's part of it; `split` cuts a model into its stages. `torchrun -m schedlang.runtime PLAN` trains
+a small model.
 """
 
+from schedlang.runtime.block_costs import measure
+from schedlang.runtime.model import split
+from schedlang.runtime.model_files import load_model, load_optimizers
 from schedlang.runtime.pipeline import Pipeline
 from schedlang.runtime.watchdog import PipelineError
 
-__all__ = ["Pipeline", "PipelineError"]
+__all__ = ["Pipeline", "PipelineError", "load_model", "load_optimizers", "measure", "split"]

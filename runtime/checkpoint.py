@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from schedlang.plan import Plan
-from schedlang.runtime.watchdog import PipelineError
+from schedlang.runtime.watchdog import PipelineError, Watchdog
 
 #: How many checkpoints of a rank are kept: while one is written, the one before is that of all ranks.
 _KEPT = 2
@@ -67,7 +68,7 @@ def write(folder: Path, plan: Plan, rank: int, step: int, parts: Mapping[str, St
             files[old].unlink()
     # Torch has its own words for a full disk.
     except (OSError, RuntimeError) as error:
-        raise PipelineError(f"the checkpoint `{path}` cannot be written: {_reason(error)}") from error
+        raise PipelineError(f"the checkpoint `{path}` cannot be written: {reason(error)}") from error
 
 
 def read(path: Path, plan: Plan, device: torch.device) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def read(path: Path, plan: Plan, device: torch.device) -> dict[str, Any]:
         theirs, states = found["plan"], found["states"]
     # A damaged file may raise anything.
     except Exception as error:
-        raise PipelineError(f"the checkpoint `{path}` cannot be read: {_reason(error)}") from error
+        raise PipelineError(f"the checkpoint `{path}` cannot be read: {reason(error)}") from error
     ours = _identity(plan)
     if theirs != ours:
         named = [f"`{each['name']}` with {each['params']}" for each in (theirs, ours)]
@@ -97,6 +98,19 @@ def load(states: Mapping[str, Any], parts: Mapping[str, Stateful]) -> None:
             raise PipelineError(f"the checkpoint does not fit {name}: {' '.join(str(error).split())}") from error
 
 
+def resume(folder: Path, plan: Plan, device: torch.device, parts: Mapping[str, Stateful], watchdog: Watchdog) -> int:
+    """Load the newest checkpoint of which all ranks have their file, as they tell; its step, or 0."""
+    files = steps_in(folder, dist.get_rank())
+    if files:
+        # Also where there is none of all ranks: what is of another plan is not to be written over.
+        read(files[max(files)], plan, device)
+    told = watchdog.gather(json.dumps([0, *files]), "not resumed").values()
+    newest = max(set.intersection(*map(set[int], map(json.loads, told))))
+    if newest:
+        load(read(files[newest], plan, device), parts)
+    return newest
+
+
 def steps_in(folder: Path, rank: int) -> dict[int, Path]:
     """The checkpoints of a rank, by step."""
     names = ((re.fullmatch(r"step-(\d+)-rank-(\d+)\.pt", each.name), each) for each in folder.glob("*.pt"))
@@ -111,5 +125,6 @@ def _identity(plan: Plan) -> dict[str, str]:
     return {"name": plan.name, "params": sizes, "hash": hashlib.sha256(json.dumps(about).encode()).hexdigest()}
 
 
-def _reason(error: Exception) -> str:
+def reason(error: Exception) -> str:
+    """What an error says, in a line."""
     return str(getattr(error, "strerror", None) or error).split("\n", 1)[0]

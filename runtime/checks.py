@@ -104,7 +104,10 @@ def device_of(stages: Mapping[int, nn.Module]) -> torch.device:
     devices = {weight.device for stage in stages.values() for weight in stage.parameters()} or {torch.device("cpu")}
     if len(devices) > 1:
         raise PipelineError(f"the stages of a rank must be on one device, not on {', '.join(map(str, devices))}")
-    return devices.pop()
+    device = devices.pop()
+    if device.type == "meta":
+        raise PipelineError("the stages are on the meta device: give them their weights first, by `load_model`")
+    return device
 
 
 def check_transport(plan: Plan, group: dist.ProcessGroup, device: torch.device) -> None:

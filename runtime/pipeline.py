@@ -1,6 +1,5 @@
 """One rank's part of a pipeline: the plan's actions as a list of calls, walked once per step."""
 
-import json
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -21,7 +20,7 @@ from schedlang.passes.forward_only import FORWARD, forward_only
 from schedlang.plan import Plan
 from schedlang.runtime.batches import Batches, Options
 from schedlang.runtime.calls import Call, prepare
-from schedlang.runtime.checkpoint import RandomState, Stateful, load, read, steps_in, write
+from schedlang.runtime.checkpoint import RandomState, Stateful, resume, write
 from schedlang.runtime.checks import (
     check_clipping,
     check_mesh,
@@ -34,6 +33,7 @@ from schedlang.runtime.checks import (
 from schedlang.runtime.clipping import total_norm
 from schedlang.runtime.copies import Tied, check_copies, find_copies
 from schedlang.runtime.exchange import Exchange
+from schedlang.runtime.model_files import write_model
 from schedlang.runtime.precision import rounding_to
 from schedlang.runtime.ranks import ranks_of
 from schedlang.runtime.stage import LossFn
@@ -94,6 +94,7 @@ class Pipeline:
         self.messages: list[Bar] = []
         self._plan, ranks, number = plan, ranks_of(mesh), next(_pipelines)
         self._rank, self._watchdog = ranks.own, Watchdog(plan, ranks, number, timeout)
+        self._is_first = ranks.replicas[0] == dist.get_rank()
         # At the exit of the process, it closes itself.
         weakref.finalize(self, self._watchdog.close).atexit = False
         try:
@@ -195,17 +196,23 @@ class Pipeline:
         All ranks do so, with as many `others`, in the same order, as for `save`.
         """
         try:
-            files = steps_in(Path(folder), dist.get_rank())
-            if files:
-                # Also where there is none of all ranks: what is of another plan is not to be written over.
-                read(files[max(files)], self._plan, self._device)
-            everywhere = self._watchdog.gather(json.dumps([0, *files]), "not resumed").values()
-            newest = max(set.intersection(*map(set[int], map(json.loads, everywhere))))
-            if newest:
-                load(read(files[newest], self._plan, self._device), self._parts(others))
+            return resume(Path(folder), self._plan, self._device, self._parts(others), self._watchdog)
         except Exception as error:
             self._watchdog.fail(error)
-        return newest
+
+    def save_model(self, folder: str | Path, step: int = 0, optimizers: Sequence[Optimizer] = ()) -> None:
+        """Write the model under its own names, whole or not at all, into a folder that all ranks share.
+
+        `load_model` reads the weights for any plan, and `load_optimizers` what optimizers keep: those of the pipeline,
+        and the script's. The stages are those of `split`.
+        """
+        modules = {number: stage.module for number, stage in self._stages.items()}
+        all_optimizers = [*optimizers, *(each.optimizer for each in self._stages.values() if each.optimizer)]
+        try:
+            rank = self._rank if self._is_first else None
+            write_model(Path(folder), self._plan, rank, step, modules, all_optimizers, self._watchdog)
+        except Exception as error:
+            self._watchdog.fail(error)
 
     def _parts(self, others: Sequence[Stateful]) -> dict[str, Stateful]:
         """What a checkpoint is made of, modules before the versions of their weights."""

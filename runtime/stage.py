@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from schedlang.runtime.offload import Offload, copy_stream
-from schedlang.runtime.split import Split, has_reentrant_checkpoint, run_backward, warn_of
+from schedlang.runtime.split_backward import Split, has_reentrant_checkpoint, run_backward, warn_of
 from schedlang.runtime.values import Value, flatten, has_gradient, unflatten
 from schedlang.runtime.watchdog import PipelineError
 from schedlang.runtime.weights import Weights

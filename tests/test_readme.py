@@ -74,6 +74,6 @@ def test_every_command_and_program_is_named() -> None:
     commands = ("compile", "check", "show", "simulate", "view", "compare", "explain-bubble", "pipeline")
     for command in (*commands, "export", "import", "run", "explain"):
         assert f"| `schedc {command} " in README
-    for target in ("demo", "test", "pictures"):
+    for target in ("demo", "example", "test", "pictures"):
         assert f"make {target}" in README
         assert f"\n{target}: " in (ROOT / "Makefile").read_text()

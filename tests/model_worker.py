@@ -1,0 +1,298 @@
+"""Runs scenarios of `test_models.py` on real processes, as `runtime_worker.py` its own: models that `split` cuts."""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from runtime_worker import OPTIMIZERS, PROGRAMS, difference, main, pipeline, program, report
+from torch import Tensor, nn
+from torch.optim import AdamW
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from schedlang.plan import Plan
+from schedlang.runtime import Pipeline, load_model, load_optimizers, measure, split
+
+LENGTH, ROWS, VOCABULARY = 12, 2, 64
+#: The blocks of a model of transformers, in the order of their calls.
+BLOCKS = ["model.embed_tokens", "model.layers", "model.norm", "lm_head"]
+STEPS = 20
+
+
+class Llama(LlamaForCausalLM):
+    """The model of transformers, which returns a tensor."""
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        return super().forward(tokens, use_cache=False).logits
+
+
+def llama() -> Llama:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=8, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=LENGTH, tie_word_embeddings=False,
+    )  # fmt: skip
+    return Llama(config)
+
+
+def empty_llama() -> Llama:
+    """Without weights, but for its positions, which are in no file."""
+    with torch.device("meta"):
+        model = llama()
+    model.model.rotary_emb = LlamaRotaryEmbedding(model.config)
+    return model
+
+
+def loss_of(scores: Tensor, following: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
+
+
+def tokens(step: int) -> tuple[Tensor, Tensor]:
+    """Those of 8 microbatches, which count on from some token."""
+    begin = torch.randint(VOCABULARY, (8 * ROWS, 1), generator=torch.Generator().manual_seed(step))
+    drawn = (begin + torch.arange(LENGTH + 1)) % VOCABULARY
+    return drawn[:, :-1], drawn[:, 1:]
+
+
+def sequence() -> nn.Sequential:
+    """Blocks of several kinds, with a normalisation that counts in its buffers."""
+    torch.manual_seed(0)
+    shapes = [(8, 32), (32, 8), (8, 8), (8, 64), (64, 8), (8, 8)]
+    layers = [each for shape in shapes for each in (nn.Linear(*shape, dtype=torch.float64), nn.Tanh())]
+    return nn.Sequential(*layers, nn.LayerNorm(8, dtype=torch.float64))
+
+
+def alone(model: nn.Module, loss_fn: object, inputs: Tensor, targets: Tensor) -> Tensor:
+    """The mean loss of 8 microbatches in one process, and its gradient in the weights."""
+    losses = []
+    for x, y in zip(inputs.chunk(8), targets.chunk(8), strict=True):
+        loss = loss_fn(model(x), y)
+        (loss / 8).backward()
+        losses.append(loss.detach())
+    return torch.stack(losses)
+
+
+def gradients(stages: dict[int, nn.Module], model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+    """Those of the weights of a rank, with the whole model's of the same name."""
+    whole = dict(model.named_parameters())
+    for stage in stages.values():
+        for name, weight in stage.named_parameters():
+            yield weight.grad, whole[name].grad
+
+
+def sequences() -> None:
+    """A Sequential under schedules of all kinds of placement: whether gradients are to the bit, and how far at most."""
+    inputs, targets = torch.randn(2, 8 * ROWS, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    found = {}
+    for name in ("1f1b", "interleaved_1f1b", "zb_v", "dualpipe"):
+        plan, reference = program(name, ranks=4, microbatches=8), sequence()
+        alone(reference, nn.functional.mse_loss, inputs, targets)
+        stages = split(sequence(), plan)
+        Pipeline(plan, stages, nn.functional.mse_loss).step(inputs, targets)
+        pairs = list(gradients(stages, reference))
+        found[name] = [all(torch.equal(*each) for each in pairs), max(difference(*each) for each in pairs)]
+    report(f"found{dist.get_rank()}", found)
+
+
+def saved() -> Path:
+    """A folder with a Llama that no pipeline has written."""
+    folder = Path(os.environ["FOLDER"]) / "pretrained"
+    if dist.get_rank() == 0:
+        llama().save_pretrained(folder)
+    dist.barrier()
+    return folder
+
+
+def llamas() -> None:
+    """A Llama of which each rank loads its own slice: as `sequences`, and the share of the weights that it holds."""
+    folder, whole, found = saved(), llama(), {}
+    expected = alone(whole, loss_of, *tokens(0))
+    for name in ("zb_v", "dualpipe"):
+        plan, empty = program(name, ranks=4, microbatches=8), empty_llama()
+        stages = split(empty, plan, BLOCKS, measure(empty, tokens(0)[0][:ROWS], BLOCKS))
+        assert load_model(folder, stages) == 0
+        losses = Pipeline(plan, stages, loss_of).step(*tokens(0))
+        pairs = list(gradients(stages, whole))
+        held = {each.data_ptr(): each.numel() for stage in stages.values() for each in stage.parameters()}
+        share = sum(held.values()) / sum(each.numel() for each in whole.parameters())
+        same = losses is None or name == "dualpipe" or torch.equal(losses, expected)
+        equal = same and all(torch.equal(*each) for each in pairs)
+        found[name] = [equal, max(difference(*each) for each in pairs), share]
+    report(f"found{dist.get_rank()}", found)
+
+
+#: Models of transformers that are cut as they are: their names on the page, and in transformers.
+FAMILIES = {
+    "Llama": "llama", "Mistral": "mistral", "Mixtral": "mixtral", "Qwen2": "qwen2", "Qwen3": "qwen3", "Phi-3": "phi3",
+    "OLMo-2": "olmo2", "Gemma-3": "gemma3_text", "SmolLM3": "smollm3", "StarCoder2": "starcoder2",
+    "StableLM": "stablelm",
+}  # fmt: skip
+
+
+def families() -> None:
+    """Whether the stages, one after the other, compute what the whole model does, to the bit."""
+    plan, found = program("zb_v", ranks=2, microbatches=8), {}
+    for name, family in FAMILIES.items():
+        config = AutoConfig.for_model(
+            family, vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
+            num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=LENGTH, pad_token_id=0,
+            tie_word_embeddings=False,
+        )  # fmt: skip
+        model = AutoModelForCausalLM.from_config(config).eval()
+        whole = type(model)
+        # As `Llama`.
+        model.__class__ = type(family, (whole,), {
+            "forward": lambda self, x, whole=whole: whole.forward(self, x, use_cache=False).logits
+        })  # fmt: skip
+        x, _ = tokens(0)
+        expected, stages = model(x), {**split(model, plan, BLOCKS, rank=0), **split(model, plan, BLOCKS, rank=1)}
+        for stage in sorted(stages):
+            x = stages[stage](x)
+        found[name] = torch.equal(x, expected)
+    report("found0", found)
+
+
+def trained(plan: Plan, begin: Path, steps: range, end: Path) -> list[float]:
+    """Train a Llama with AdamW from one folder to another: the losses, on the rank of the last stage."""
+    stages = split(empty_llama(), plan, BLOCKS)
+    assert load_model(begin, stages) == steps.start
+    optimizers = [OPTIMIZERS["adamw"](list(stage.parameters())) for stage in stages.values()]
+    if steps.start:
+        load_optimizers(begin, stages, optimizers)
+    ours, found = Pipeline(plan, stages, loss_of), []
+    for step in steps:
+        losses = ours.step(*tokens(step))
+        found += [] if losses is None else [float(losses.mean())]
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    ours.save_model(end, steps.stop, optimizers)
+    return found
+
+
+def first_half() -> None:
+    """Under ZB-V on 4 ranks."""
+    half = Path(os.environ["FOLDER"]) / "half"
+    report(f"found{dist.get_rank()}", trained(program("zb_v", ranks=4, microbatches=8), saved(), range(10), half))
+
+
+def second_half() -> None:
+    """Under 1F1B on 2 ranks; then all of it in one process: losses, and whether the weights in the end are the same."""
+    folder = Path(os.environ["FOLDER"])
+    found = trained(program("1f1b", ranks=2, microbatches=8), folder / "half", range(10, STEPS), folder / "end")
+    whole, losses = llama(), []
+    optimizer = OPTIMIZERS["adamw"](list(whole.parameters()))
+    for step in range(STEPS):
+        losses.append(float(alone(whole, loss_of, *tokens(step)).mean()))
+        optimizer.step()
+        optimizer.zero_grad()
+    whole.config.save_pretrained(folder / "end")
+    ends = dict(Llama.from_pretrained(folder / "end").named_parameters())
+    same = all(torch.equal(ends[name], weight) for name, weight in whole.named_parameters())
+    report(f"found{dist.get_rank()}", [found, losses, same])
+
+
+def page() -> None:
+    """The program of docs/models.md as it stands there: whether its step is that of one process, to the bit."""
+    text = (PROGRAMS.parent / "docs" / "models.md").read_text(encoding="utf-8")
+    os.chdir(os.environ["FOLDER"])
+    whole, (inputs, targets) = llama(), tokens(0)
+    if dist.get_rank() == 0:
+        whole.save_pretrained("llama")
+    dist.barrier()
+    given = {"plan": program("zb_v", ranks=2, microbatches=8), "config": whole.config, "rows": ROWS, "loss_fn": loss_of,
+             "inputs": inputs, "targets": targets, "torch": torch, "AdamW": AdamW, "Llama": Llama,
+             "LlamaRotaryEmbedding": LlamaRotaryEmbedding}  # fmt: skip
+    exec(re.search(r"^```python\n(.*?)^```", text, re.M | re.S)[1], given)
+    alone(whole, loss_of, inputs, targets)
+    AdamW(whole.parameters()).step()
+    trained = llama()
+    load_model("trained", {0: trained})
+    same = zip(trained.parameters(), whole.parameters(), strict=True)
+    report(f"found{dist.get_rank()}", all(torch.equal(*each) for each in same))
+
+
+def updated() -> None:
+    """A pipeline that updates by itself, with late weights: whether the newest are saved, and what AdamW keeps."""
+    plan, folder = (
+        program("pipedream_2bw", ranks=2, microbatches=4).for_updates(6),
+        Path(os.environ["FOLDER"]) / "saved",
+    )
+    stages = split(sequence(), plan)
+    optimizers = {stage: OPTIMIZERS["adamw"](module.parameters()) for stage, module in stages.items()}
+    ours = Pipeline(plan, stages, nn.functional.mse_loss, optimizers=optimizers)
+    ours.step(*torch.randn(2, plan.microbatches, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
+    ours.save_model(folder)
+    whole = sequence()
+    optimizer = OPTIMIZERS["adamw"](whole.parameters())
+    load_model(folder, {0: whole})
+    load_optimizers(folder, {0: whole}, [optimizer])
+    weights, same = dict(whole.named_parameters()), []
+    for stage, module in stages.items():
+        for name, weight in module.named_parameters():
+            theirs, kept = optimizer.state[weights[name]], optimizers[stage].state[weight]
+            same += [torch.equal(weight, weights[name]), theirs["step"] == 6, kept.keys() == theirs.keys()]
+            same += [torch.equal(each, theirs[key]) for key, each in kept.items()]
+    report(f"found{dist.get_rank()}", [len(same), all(map(bool, same))])
+
+
+def split_pipeline() -> Pipeline:
+    plan = program("1f1b", ranks=2, microbatches=8)
+    stages = split(sequence(), plan)
+    if dist.get_rank() == 1:
+        stages[1].register_state_dict_pre_hook(lambda *_: on_save())
+    return Pipeline(plan, stages, nn.functional.mse_loss, timeout=2)
+
+
+def on_save() -> None:
+    if not (Path(os.environ["FOLDER"]) / "again").exists():
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def dies_while_saving() -> None:
+    """Rank 1, but not in the second run."""
+    ours, folder = split_pipeline(), Path(os.environ["FOLDER"])
+    ours.save_model(folder / "saved", 3)
+    report(f"found{dist.get_rank()}", load_model(folder / "saved", {0: sequence()}))
+
+
+def names_twice() -> None:
+    """Stages that were made one by one: both have a weight `0.weight`."""
+    plan = program("1f1b", ranks=2, microbatches=2)
+    model = [nn.Sequential(nn.Linear(8, 8)) for _ in range(2)]
+    pipeline(plan, model).save_model(Path(os.environ["FOLDER"]) / "saved")
+
+
+def apart() -> None:
+    """The ranks have a folder each."""
+    (Path(os.environ["FOLDER"]) / "again").write_text("")
+    split_pipeline().save_model(Path(os.environ["FOLDER"]) / f"{dist.get_rank()}" / "saved")
+
+
+def nowhere() -> None:
+    folder = Path(os.environ["FOLDER"]) / "file"
+    folder.write_text("")
+    (Path(os.environ["FOLDER"]) / "again").write_text("")
+    split_pipeline().save_model(folder / "saved")
+
+
+def still_empty() -> None:
+    plan = program("1f1b", ranks=2, microbatches=2)
+    with torch.device("meta"):
+        Pipeline(plan, split(sequence(), plan), nn.functional.mse_loss)
+
+
+SCENARIOS = {
+    each.__name__: each
+    for each in (
+        sequences, llamas, families, page, updated, first_half, second_half, dies_while_saving, names_twice, apart,
+        nowhere, still_empty,
+    )
+}  # fmt: skip
+
+if __name__ == "__main__":
+    main(SCENARIOS.__getitem__)
