@@ -90,8 +90,7 @@ class Pipeline:
     ) -> None:
         check_mesh(mesh)
         self.record = False
-        self.bars: list[Bar] = []
-        self.messages: list[Bar] = []
+        self.bars, self.messages = list[Bar](), list[Bar]()
         self._plan, ranks, number = plan, ranks_of(mesh), next(_pipelines)
         self._rank, self._watchdog = ranks.own, Watchdog(plan, ranks, number, timeout)
         self._is_first = ranks.replicas[0] == dist.get_rank()
