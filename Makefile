@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo example test test-browser explore faults fuzz mutation gallery pictures
+.PHONY: demo example test test-browser explore faults nodes fuzz mutation gallery pictures
 .PHONY: bench bench-runtime bench-walk bench-prediction
 
 demo: .venv/installed
@@ -43,6 +43,10 @@ explore: .venv/installed
 # stall or return wrong shapes, and restarts; `make test` tries a few of each.
 faults: .venv/installed
 	$(BIN)/pytest -m processes tests/test_faults.py tests/test_restarts.py
+
+# Two nodes in network namespaces of this machine, and a link that is cut; as root.
+nodes: .venv/installed
+	$(BIN)/pytest -m processes -rs tests/test_nodes.py
 
 # Any bytes as a program and as a plan file, following the branches of the compiler (atheris), from the gallery on.
 FUZZ_SECONDS ?= 600

@@ -59,8 +59,8 @@ def main() -> None:
     dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
     plan = compile(read_source(PROGRAMS / "1f1b.sched"), {"ranks": 4, "microbatches": 16})
     stage = Idle(0, nn.Identity(), torch.device("cpu"), is_first=True, loss_fn=None, loss_scale=1.0)
-    exchange = Exchange(plan, 0, torch.device("cpu"), Nowhere())  # type: ignore[arg-type]
-    calls = prepare(plan, 0, {0: stage}, exchange)
+    exchange = Exchange(plan, 0, 0, torch.device("cpu"), Nowhere(), None)  # type: ignore[arg-type]
+    calls = prepare(plan, 0, {0: stage}, exchange, {})
     found = []
     for _ in range(ROUNDS):
         start = process_time()

@@ -1,6 +1,6 @@
 """A rank's actions as calls, each bound once to all that it needs; a step makes them one after the other."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -12,15 +12,20 @@ from schedlang.receipts import NEEDS, receipts
 from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.messages import Receive, Send, post_as_one
 from schedlang.runtime.stage import Stage
+from schedlang.runtime.sums import ReplicaSum
 
 #: The index of an action; a call that does it or a part of it; and kind, stage and microbatch of the op that it
 #: computes, the send that it begins, or the receive that it waits for.
 Call = tuple[int, Callable[[], None], tuple[Kind, int, int] | None]
 
 
-def prepare(plan: Plan, rank: int, stages: dict[int, Stage], exchange: Exchange) -> list[Call]:
-    """The calls of a step; of a plan without backwards, they evaluate."""
-    return list(_Calls(plan, rank, stages, exchange).of_a_step())
+def prepare(
+    plan: Plan, rank: int, stages: dict[int, Stage], exchange: Exchange, sums: Mapping[int, ReplicaSum]
+) -> list[Call]:
+    """The calls of a step, with the sums over replicas, by stage; of a plan without backwards, they evaluate."""
+    calls = _Calls(plan, rank, stages, exchange)
+    calls.place_sums(sums)
+    return list(calls.of_a_step())
 
 
 class _Calls:
@@ -40,6 +45,8 @@ class _Calls:
         #: What is done before an action, and after one, or in an op once its message has come.
         self.before: dict[int, list[Callable[[], None]]] = {}
         self.after: dict[int, list[Callable[[], None]]] = {}
+        #: What is done once an op has made the gradients of its stage whole.
+        self.whole: dict[int, list[Callable[[], None]]] = {}
         self.place_receives()
         self.place_waits()
 
@@ -66,6 +73,21 @@ class _Calls:
             self.after.setdefault(received[send], []).append(self.sends[send].complete)
             if place < received[send]:
                 self.after.setdefault(place, []).append(self.sends[send].complete_if_posted)
+
+    def place_sums(self, sums: Mapping[int, ReplicaSum]) -> None:
+        """Sums of gradients begin when these are whole and are there at the end; of stages with updates, before each.
+
+        All replicas of a rank come to them in the same order.
+        """
+        for number, each in sums.items():
+            ops = [index for index, stage in enumerate(self.actions.stage) if stage == number]
+            updates = [index for index in ops if self.actions.kind[index] == Kind.U]
+            backwards = [index for index in ops if self.actions.kind[index] in (Kind.B, Kind.W)]
+            for index in updates:
+                self.before.setdefault(index, []).extend([each.begin, each.end])
+            if backwards and not updates:
+                self.whole.setdefault(backwards[-1], []).append(each.begin)
+                self.after.setdefault(len(self.actions), []).append(each.end)
 
     def of_a_step(self) -> Iterator[Call]:
         """All calls, in order."""
@@ -108,6 +130,7 @@ class _Calls:
             yield index, self.received[need].arrive, need
             yield from self.others(self.after, index)
         yield index, self.call(*op), op
+        yield from self.others(self.whole, index)
 
     def call(self, kind: Kind, number: int, microbatch: int) -> Callable[[], None]:
         """What an op does."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from schedlang.plan import Plan
@@ -100,18 +101,17 @@ def load(states: Mapping[str, Any], parts: Mapping[str, Stateful]) -> None:
 def resume(
     folder: Path,
     plan: Plan,
-    rank: int,
     device: torch.device,
     parts: Mapping[str, Stateful],
     watchdog: Watchdog,
 ) -> int:
     """Load the newest checkpoint of which all ranks have their file, as they tell; its step, or 0."""
-    files = steps_in(folder, rank)
+    files = steps_in(folder, dist.get_rank())
     if files:
         # Also where there is none of all ranks: what is of another plan is not to be written over.
         read(files[max(files)], plan, device)
     told = watchdog.gather(json.dumps([0, *files]), "not resumed")
-    newest = max(set.intersection(*map(set[int], map(json.loads, told))))
+    newest = max(set.intersection(*map(set[int], map(json.loads, told.values()))))
     if newest:
         load(read(files[newest], plan, device), parts)
     return newest

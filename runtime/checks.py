@@ -1,14 +1,19 @@
 """What must be right before a pipeline runs; PipelineError says what is not."""
 
+import json
 from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
+from schedlang.diagnostics import counted
 from schedlang.kinds import Kind
 from schedlang.plan import Plan
+from schedlang.runtime.copies import Tied
+from schedlang.runtime.ranks import PIPELINE, Ranks
 from schedlang.runtime.stage import LossFn
 from schedlang.runtime.watchdog import PipelineError, Watchdog
 from schedlang.transports import NCCL, NCCL_EAGER, PORTABLE
@@ -30,14 +35,41 @@ def wrong_number(plan: Plan, started: int) -> str | None:
     return f"the plan needs {needed} process{plural}, {started} {'was' if started == 1 else 'were'} started"
 
 
-def check_stages(
-    plan: Plan, stages: Mapping[int, nn.Module], optimizers: Mapping[int, Optimizer], loss_fn: LossFn | None
-) -> None:
-    """Whether this rank was given what the plan wants here."""
-    wrong = unsupported(plan) or wrong_number(plan, dist.get_world_size())
+def check_mesh(mesh: DeviceMesh | None) -> None:
+    """Whether there is a process group, and a mesh has the dimensions that it must have."""
+    if not dist.is_initialized():
+        raise PipelineError("there is no process group: call torch.distributed.init_process_group first")
+    if mesh is None:
+        return
+    names = mesh.mesh_dim_names or ()
+    if PIPELINE not in names or len(names) > 2:
+        raise PipelineError(
+            f"the mesh has the dimensions ({', '.join(names)}): it must have `{PIPELINE}`, and at most one more, along "
+            'which the replicas are, as in `mesh["dp", "pp"]`'
+        )
+    if mesh.get_coordinate() is None:
+        raise PipelineError(f"rank {dist.get_rank()} is not in the mesh")
+
+
+def check_plan(plan: Plan, ranks: Ranks) -> None:
+    """Whether this runtime runs the plan, and on so many processes."""
+    wrong, along = unsupported(plan), len(ranks.pipeline)
+    if wrong is None and ranks.are_of_mesh and along != len(plan.ranks):
+        wrong = f"the plan needs {counted(len(plan.ranks), 'rank')}, the mesh has {along} along `{PIPELINE}`"
+    wrong = wrong or wrong_number(plan, along)
     if wrong is not None:
         raise PipelineError(wrong)
-    rank = dist.get_rank()
+
+
+def check_stages(
+    plan: Plan,
+    rank: int,
+    stages: Mapping[int, nn.Module],
+    optimizers: Mapping[int, Optimizer],
+    loss_fn: LossFn | None,
+    tied: Tied,
+) -> None:
+    """Whether this rank of the plan was given what the plan wants here."""
     held, actions = plan.stages_of(rank), plan.ranks[rank]
     if sorted(stages) != held:
         raise PipelineError(f"the plan gives this rank the stages {held}, `stages` has {sorted(stages)}")
@@ -46,14 +78,25 @@ def check_stages(
     updated = sorted({stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U})
     if sorted(optimizers) != updated:
         raise PipelineError(f"the plan updates the stages {updated}, `optimizers` has {sorted(optimizers)}")
+    if tied and any(Kind.U in each.kind for each in plan.ranks):
+        raise PipelineError("the plan updates its stages itself (`U`), so none of their weights can be tied")
 
 
-def check_same_plan(plan: Plan, watchdog: Watchdog) -> None:
-    """Compare plans among all ranks, which also waits for all of them."""
-    own = plan.digest()
-    for rank, digest in enumerate(watchdog.gather(own, "built no pipeline")):
-        if digest != own:
-            raise PipelineError(f"rank {rank} has another plan")
+def check_clipping(plan: Plan) -> None:
+    """Whether there is a moment at which all gradients are there."""
+    if any(Kind.U in each.kind for each in plan.ranks):
+        raise PipelineError(
+            "the plan updates its stages itself (`U`), which leaves no moment for `clip_grad_norm_`: clip each stage "
+            "in a hook of its optimizer, `register_step_pre_hook`"
+        )
+
+
+def check_same(given: Mapping[str, str], ranks: Ranks, watchdog: Watchdog) -> None:
+    """Compare what all ranks must be given alike, which also waits for all of them."""
+    for rank, theirs in watchdog.gather(json.dumps(given), "built no pipeline").items():
+        for what, value in json.loads(theirs).items():
+            if value != given[what]:
+                raise PipelineError(f"{ranks.name(rank)} has another {what}")
 
 
 def device_of(stages: Mapping[int, nn.Module]) -> torch.device:
@@ -67,12 +110,10 @@ def device_of(stages: Mapping[int, nn.Module]) -> torch.device:
     return device
 
 
-def check_transport(plan: Plan, device: torch.device) -> None:
+def check_transport(plan: Plan, group: dist.ProcessGroup, device: torch.device) -> None:
     """Whether the plan is proved for what its tensors go by."""
-    if "cpu:" not in dist.get_backend_config():
+    if "cpu:" not in dist.get_backend_config(group):
         raise PipelineError("the first messages go between CPUs: use init_process_group('cpu:gloo,cuda:nccl')")
-    group = dist.group.WORLD
-    assert group is not None
     used = NCCL if group.bound_device_id is None else NCCL_EAGER
     # gloo runs every plan: its ranks wait for nothing but what they need, and its messages meet by their tags.
     if device.type == "cuda" and plan.transport not in (PORTABLE, used.name):

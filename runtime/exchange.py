@@ -8,7 +8,6 @@ the others as it begins.
 from collections.abc import Hashable
 
 import torch
-import torch.distributed as dist
 
 from schedlang.actions import counterpart
 from schedlang.kinds import Kind
@@ -22,6 +21,7 @@ from schedlang.runtime.messages import (
     Receive,
     Send,
 )
+from schedlang.runtime.precision import Rounding
 from schedlang.runtime.values import Value
 from schedlang.runtime.watchdog import PipelineError
 from schedlang.runtime.wire import InFlight, Wire
@@ -33,8 +33,10 @@ _FIRST_TAG, _LAST_TAG = 1, 2**31
 class Exchange:
     """The messages of one rank. `number` tells apart the pipelines that all processes have built one after another."""
 
-    def __init__(self, plan: Plan, number: int, device: torch.device, wire: Wire) -> None:
-        self._plan, self._device, self._wire, self._rank = plan, device, wire, dist.get_rank()
+    def __init__(
+        self, plan: Plan, rank: int, number: int, device: torch.device, wire: Wire, rounding: Rounding | None
+    ) -> None:
+        self._plan, self._device, self._wire, self._rank, self._rounding = plan, device, wire, rank, rounding
         self._name = torch.tensor([number, int(plan.digest()[:15], 16)])
         self._stages = len(plan.placement)
         self._units = max(map(plan.layout.units, range(self._stages)))
@@ -84,7 +86,7 @@ class Exchange:
         if earlier not in self._edges:
             peer = self._plan.peer(kind, stage)
             assert peer is not None
-            self._edges[earlier] = Edge(self._wire, earlier, peer, _FIRST_TAG + self._stages + earlier)
+            self._edges[earlier] = Edge(self._wire, earlier, peer, _FIRST_TAG + self._stages + earlier, self._rounding)
         return self._edges[earlier]
 
     def _takes_part(self, rank: int, first: int) -> bool:

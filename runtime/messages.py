@@ -7,12 +7,37 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from attrs import define, field
+from attrs import define, field, frozen
 from torch import Tensor
 
+from schedlang.runtime.precision import Rounding
 from schedlang.runtime.values import Look, Value, flatten, has_gradient, unflatten
 from schedlang.runtime.watchdog import PipelineError
 from schedlang.runtime.wire import InFlight, Wire
+
+
+@frozen(eq=False)
+class Form:
+    """What the tensors of a message look like, at the stages and on their way between them."""
+
+    tensors: list[Tensor]
+    rounding: Rounding | None
+    packed: list[Tensor]
+
+    @classmethod
+    def of(cls, tensors: list[Tensor], rounding: Rounding | None) -> "Form":
+        """The form of tensors that look so at the stages."""
+        return cls(tensors, rounding, [rounding.room(each) for each in tensors] if rounding else tensors)
+
+    def pack(self, tensors: list[Tensor]) -> list[Tensor]:
+        """What is sent of some tensors."""
+        if self.rounding is None:
+            return [each.contiguous() for each in tensors]
+        return [*map(self.rounding.pack, tensors)]
+
+    def unpack(self, tensors: list[Tensor]) -> list[Tensor]:
+        """What has been sent."""
+        return tensors if self.rounding is None else [*map(self.rounding.unpack, tensors, self.tensors)]
 
 
 @define(eq=False)
@@ -28,10 +53,11 @@ class Edge:
     earlier: int
     peer: int
     tag: int
+    rounding: Rounding | None
     new: bool = True
     look: Look | None = None
-    activation: list[Tensor] = field(factory=list)
-    gradient: list[Tensor] = field(factory=list)
+    activation: Form = Form([], None, [])
+    gradient: Form = Form([], None, [])
     _known: dict[int, Look] = field(factory=dict)
     _headers: InFlight = field(factory=list)
 
@@ -62,8 +88,9 @@ class Edge:
 
     def _set(self, look: Look | None) -> None:
         self.look = look
-        self.activation = look.models() if look else []
-        self.gradient = [each for each in self.activation if has_gradient(each)]
+        models = look.models() if look else []
+        self.activation = Form.of(models, self.rounding)
+        self.gradient = Form.of([each for each in models if has_gradient(each)], self.rounding)
 
 
 class Message:
@@ -124,7 +151,7 @@ class ActivationSend(Send):
                 f"the output of stage {edge.earlier} is {Look.of(tensors, tree)} for microbatch {self.microbatch}, "
                 f"but {edge.look} in the first step with inputs of this shape"
             )
-        return [each.contiguous() for each in tensors]
+        return edge.activation.pack(tensors)
 
 
 class GradientSend(Send):
@@ -134,7 +161,7 @@ class GradientSend(Send):
 
     def tensors(self) -> list[Tensor]:
         """The gradients, which look like the tensors that they are of."""
-        return [each.contiguous() for each in self.box.pop(self.microbatch)]
+        return self.edge.gradient.pack(self.box.pop(self.microbatch))
 
 
 class Receive(Message):
@@ -146,7 +173,7 @@ class Receive(Message):
         super().__init__(edge, microbatch, tags, box)
         self.device = device
 
-    def models(self) -> list[Tensor]:
+    def form(self) -> Form:
         """What the tensors look like that come."""
         raise NotImplementedError
 
@@ -157,7 +184,7 @@ class Receive(Message):
     def tensors(self) -> list[Tensor]:
         """Room for them."""
         device = self.device
-        return [torch.empty_like(each, device=device) for each in self.models()]
+        return [torch.empty_like(each, device=device) for each in self.form().packed]
 
     def post(self) -> None:
         """Begin it."""
@@ -170,11 +197,11 @@ class Receive(Message):
         if edge.new:
             if edge.look is None:
                 edge.learn()
-            self._begin([torch.empty_like(each) for each in self.models()])
+            self._begin([torch.empty_like(each) for each in self.form().packed])
         self.wire.wait(self.in_flight, self.peer)
         tensors = [each for _, each in self.in_flight]
         self.in_flight = []
-        self.put([each.to(device) for each in tensors] if edge.new else tensors)
+        self.put(self.form().unpack([each.to(device) for each in tensors] if edge.new else tensors))
 
     def _begin(self, tensors: list[Tensor]) -> None:
         receive, peer = self.wire.receive, self.peer
@@ -186,7 +213,7 @@ class ActivationReceive(Receive):
 
     __slots__ = ()
 
-    def models(self) -> list[Tensor]:
+    def form(self) -> Form:
         """As announced."""
         return self.edge.activation
 
@@ -202,7 +229,7 @@ class GradientReceive(Receive):
 
     __slots__ = ()
 
-    def models(self) -> list[Tensor]:
+    def form(self) -> Form:
         """As this rank has announced what they are of."""
         return self.edge.gradient
 
@@ -219,7 +246,7 @@ def post_as_one(messages: Sequence[Send | Receive]) -> None:
         return
     tensors = [each.tensors() for each in messages]
     operations = [
-        dist.P2POp(dist.isend if isinstance(message, Send) else dist.irecv, tensor, message.peer)
+        message.wire.operation(dist.isend if isinstance(message, Send) else dist.irecv, tensor, message.peer)
         for message, parts in zip(messages, tensors, strict=True)
         for tensor in parts
     ]

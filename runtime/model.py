@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from schedlang.layout import Layout
 from schedlang.partition import Partition, partition
 from schedlang.plan import Plan
+from schedlang.runtime.copies import Tied
 from schedlang.runtime.values import Value, flatten
 from schedlang.runtime.watchdog import PipelineError
 
@@ -24,11 +25,14 @@ Blocks = dict[str, nn.Module]
 
 
 class Stages(dict[int, nn.Module]):
-    """The stages of a rank by their numbers, as `Pipeline` takes them; `str()` says how even the partition is."""
+    """The stages of a rank by their numbers, as `Pipeline` takes them; `str()` says how even the partition is.
 
-    def __init__(self, stages: Mapping[int, nn.Module], partition: Partition, names: Sequence[str]) -> None:
+    `tied` is for `Pipeline`, too: the weights that several stages have, on whichever ranks, by their names.
+    """
+
+    def __init__(self, stages: Mapping[int, nn.Module], partition: Partition, names: Sequence[str], tied: Tied) -> None:
         super().__init__(stages)
-        self.partition, self.names = partition, tuple(names)
+        self.partition, self.names, self.tied = partition, tuple(names), tied
 
     def __str__(self) -> str:
         return self.partition.report(self.names)
@@ -59,11 +63,11 @@ def split(
         raise PipelineError("the plan has slices, whose stages take and return more than blocks: build them yourself")
     named = blocks_of(model, blocks)
     shared_out = _share_out(named, plan.layout, costs)
-    _check_weights(model, named, shared_out)
+    tied = _find_tied(model, named, shared_out)
     pieces = {stage: shared_out.piece_of(stage) for stage in plan.stages_of(dist.get_rank() if rank is None else rank)}
     # Two replicas of a piece on one rank are one module.
     modules = {piece: only(model, named, shared_out.blocks_of(stage)) for stage, piece in pieces.items()}
-    return Stages({stage: modules[piece] for stage, piece in pieces.items()}, shared_out, list(named))
+    return Stages({stage: modules[piece] for stage, piece in pieces.items()}, shared_out, list(named), tied)
 
 
 def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
@@ -178,19 +182,17 @@ def _share_out(blocks: Blocks, layout: Layout, costs: Sequence[float] | None) ->
         raise PipelineError(f"`blocks` and `costs` do not cut the model: {error}") from None
 
 
-def _check_weights(model: nn.Module, blocks: Blocks, shared_out: Partition) -> None:
-    """Whether every weight is in one piece of the model."""
-    piece_of: dict[int, int] = {}
+def _find_tied(model: nn.Module, blocks: Blocks, shared_out: Partition) -> list[dict[int, str]]:
+    """The weights that several pieces have, with their names by piece; PipelineError for one that no piece has."""
+    names: dict[int, dict[int, str]] = {}
     for piece, (begin, end) in enumerate(pairwise(shared_out.cuts)):
-        for block in islice(blocks.values(), begin, end):
-            for weight in block.parameters():
-                if piece_of.setdefault(id(weight), piece) != piece:
-                    name = next(name for name, each in model.named_parameters() if each is weight)
-                    raise PipelineError(f"the weight `{name}` would be in stage {piece_of[id(weight)]} and {piece}: "
-                                        "weights that stages share are not supported yet")  # fmt: skip
+        for block_name, block in islice(blocks.items(), begin, end):
+            for name, weight in block.named_parameters(block_name):
+                names.setdefault(id(weight), {}).setdefault(piece, name)
     for name, weight in model.named_parameters():
-        if id(weight) not in piece_of:
+        if id(weight) not in names:
             raise PipelineError(f"the weight `{name}` is in none of the blocks, so no stage would have it")
+    return [each for each in names.values() if len(each) > 1]
 
 
 def _multiplications(block: nn.Module) -> float:

@@ -10,12 +10,13 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from attrs import frozen
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -24,6 +25,9 @@ from torch.optim import Optimizer
 
 from schedlang.plan import Plan
 from schedlang.runtime.checkpoint import reason
+from schedlang.runtime.copies import Tied
+from schedlang.runtime.model import Stages
+from schedlang.runtime.ranks import Ranks
 from schedlang.runtime.watchdog import PipelineError, Watchdog
 
 _MODEL, _OPTIMIZER = "model", "optimizer"
@@ -31,12 +35,13 @@ _MODEL, _OPTIMIZER = "model", "optimizer"
 _MISSES = "not written its part of the model"
 
 _Device = str | torch.device
+Tensors = dict[str, Tensor]
 
 
 def write_model(
     folder: Path,
     plan: Plan,
-    rank: int,
+    ranks: Ranks,
     step: int,
     stages: Mapping[int, nn.Module],
     optimizers: Iterable[Optimizer],
@@ -46,13 +51,10 @@ def write_model(
 
     PipelineError if it cannot be written, or if a rank does not write its slice in time.
     """
-    # Of replicas, those of the first pipeline are written.
-    own = [module for number, module in stages.items() if number < plan.layout.pieces]
-    part = f"{rank + 1:05}-of-{len(plan.ranks):05}.safetensors"
-    files = {
-        f"{_MODEL}-{part}": {name: each for module in own for name, each in _state(module).items()},
-        f"{_OPTIMIZER}-{part}": dict(_optimizer_state(own, optimizers)),
-    }
+    # Of replicas, those of the first pipeline are written, by the first that has it.
+    is_first = dist.get_rank() == ranks.replicas[0]
+    own = [module for number, module in stages.items() if is_first and number < plan.layout.pieces]
+    files = dict(_files(f"{ranks.own + 1:05}-of-{len(plan.ranks):05}", own, optimizers)) if is_first else {}
     new = folder.with_name(f"{folder.name}.new")
     try:
         new.mkdir(parents=True, exist_ok=True)
@@ -60,8 +62,9 @@ def write_model(
             _write(new / name, tensors)
         sizes = {file: {name: each.nbytes for name, each in tensors.items()} for file, tensors in files.items()}
         weights = [name for module in own for name, _ in module.named_parameters()]
-        found = [json.loads(each) for each in watchdog.gather(json.dumps([weights, sizes]), _MISSES)]
-        if rank == 0:
+        told = watchdog.gather(json.dumps([weights, sizes]), _MISSES)
+        if is_first and ranks.own == 0:
+            found = list(map(json.loads, told.values()))
             _check_names(each for weights, _ in found for each in weights)
             _finish(new, folder, step, {file: of for _, sizes in found for file, of in sizes.items()})
         watchdog.gather("", _MISSES)
@@ -76,7 +79,7 @@ def load_model(folder: str | Path, stages: Mapping[int, nn.Module], device: _Dev
     on `device`, which a module's optimizer must not have seen before. PipelineError where a weight is not there, or has
     another shape.
     """
-    source = _Source.of(Path(folder), _MODEL)
+    source = _Source.of(Path(folder), _MODEL, stages.tied if isinstance(stages, Stages) else ())
     for module in stages.values():
         state = _state(module)
         is_meta = any(each.is_meta for each in state.values())
@@ -117,41 +120,58 @@ def load_optimizers(folder: str | Path, stages: Mapping[int, nn.Module], optimiz
 
 @frozen
 class _Source:
-    """A folder to read from: for each tensor its file, by name; and the step at which it was written."""
+    """A folder to read from: for each tensor its file, by name; and the step at which it was written.
+
+    A tied weight, which has several names, may be there under one of them.
+    """
 
     folder: Path
     files: dict[str, str]
     step: int
+    tied: Tied = ()
 
     @classmethod
-    def of(cls, folder: Path, kind: str) -> "_Source":
+    def of(cls, folder: Path, kind: str, tied: Tied = ()) -> "_Source":
         """The weights, or what optimizers keep; PipelineError if there are none."""
         index, single = folder / _index(kind), folder / f"{kind}.safetensors"
         try:
             if not index.exists() and single.exists():
                 with safe_open(single, "pt") as file:
-                    return cls(folder, dict.fromkeys(file.keys(), single.name), 0)
+                    return cls(folder, dict.fromkeys(file.keys(), single.name), 0, tied)
             found = json.loads(index.read_text())
-            return cls(folder, dict(found["weight_map"]), int(found["metadata"].get("step", 0)))
+            return cls(folder, dict(found["weight_map"]), int(found["metadata"].get("step", 0)), tied)
         # A damaged file may raise anything.
         except Exception as error:
             raise PipelineError(f"`{index}` cannot be read: {reason(error)}") from error
 
     def read(self, names: Iterable[str], device: _Device) -> dict[str, Tensor]:
         """Some of the tensors, and nothing else of the files."""
-        by_file: dict[str, list[str]] = {}
+        by_file: dict[str, list[tuple[str, str]]] = {}
         for name in names:
-            if name not in self.files:
-                raise PipelineError(f"`{self.folder}` has no `{name}`")
-            by_file.setdefault(self.files[name], []).append(name)
+            there = self._there(name)
+            by_file.setdefault(self.files[there], []).append((name, there))
         found: dict[str, Tensor] = {}
         for path, names_there in ((self.folder / file, names) for file, names in by_file.items()):
             try:
                 with safe_open(path, "pt", device=str(device)) as file:
-                    found |= {name: file.get_tensor(name) for name in names_there}
+                    found |= {name: file.get_tensor(there) for name, there in names_there}
             except (OSError, SafetensorError) as error:
                 raise PipelineError(f"`{path}` cannot be read: {reason(error)}") from error
         return found
+
+    def _there(self, name: str) -> str:
+        """The name under which a tensor is there."""
+        names = [name, *(each for names in self.tied if name in names.values() for each in names.values())]
+        there = [each for each in names if each in self.files]
+        if not there:
+            raise PipelineError(f"`{self.folder}` has no `{name}`")
+        return there[0]
+
+
+def _files(part: str, modules: Sequence[nn.Module], optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensors]]:
+    """The files of a rank, by name."""
+    yield f"{_MODEL}-{part}.safetensors", {name: each for module in modules for name, each in _state(module).items()}
+    yield f"{_OPTIMIZER}-{part}.safetensors", dict(_optimizer_state(modules, optimizers))
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
@@ -162,18 +182,21 @@ def _state(module: nn.Module) -> dict[str, Tensor]:
 
 def _optimizer_state(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:
     """What optimizers keep for the weights of some modules: `layer.weight.exp_avg`."""
-    names = {id(weight): name for module in modules for name, weight in module.named_parameters()}
-    for weight, state in (each for optimizer in optimizers for each in optimizer.state.items()):
-        for key, value in state.items() if id(weight) in names else ():
+    kept = {id(weight): state for optimizer in optimizers for weight, state in optimizer.state.items()}
+    for name, weight in (each for module in modules for each in module.named_parameters()):
+        for key, value in kept.get(id(weight), {}).items():
             if not isinstance(value, Tensor):
-                raise PipelineError(f"the `{key}` that an optimizer keeps for `{names[id(weight)]}` is no tensor")
-            yield f"{names[id(weight)]}.{key}", value
+                raise PipelineError(f"the `{key}` that an optimizer keeps for `{name}` is no tensor")
+            yield f"{name}.{key}", value
 
 
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def _write(path: Path, tensors: Tensors) -> None:
     """Write a file, to the disk."""
+    # What two stages of this rank have in common is written twice, which takes memory twice.
+    first = {each.data_ptr(): name for name, each in reversed(tensors.items())}
+    own = {name: each if first[each.data_ptr()] == name else each.clone() for name, each in tensors.items()}
     # transformers looks for this format.
-    save_file({name: each.detach().contiguous() for name, each in tensors.items()}, path, {"format": "pt"})
+    save_file({name: each.detach().contiguous() for name, each in own.items()}, path, {"format": "pt"})
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 

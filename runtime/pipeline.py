@@ -1,8 +1,8 @@
 """One rank's part of a pipeline: the plan's actions as a list of calls, walked once per step."""
 
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -11,27 +11,38 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from schedlang.actions import is_transfer, word
 from schedlang.passes.forward_only import FORWARD, forward_only
 from schedlang.plan import Plan
+from schedlang.runtime.batches import Batches, Options
 from schedlang.runtime.calls import Call, prepare
 from schedlang.runtime.checkpoint import RandomState, Stateful, resume, write
-from schedlang.runtime.checks import check_same_plan, check_stages, check_transport, device_of
+from schedlang.runtime.checks import (
+    check_clipping,
+    check_mesh,
+    check_plan,
+    check_same,
+    check_stages,
+    check_transport,
+    device_of,
+)
+from schedlang.runtime.clipping import total_norm
+from schedlang.runtime.copies import Tied, check_copies, find_copies
 from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.model_files import write_model
-from schedlang.runtime.replicas import Replicas
-from schedlang.runtime.slices import SlicedStage
-from schedlang.runtime.stage import LossFn, Stage
-from schedlang.runtime.values import Look, Value, cut, flatten, join
-from schedlang.runtime.watchdog import PipelineError, Watchdog
-from schedlang.runtime.weights import Weights, delays
+from schedlang.runtime.precision import rounding_to
+from schedlang.runtime.ranks import ranks_of
+from schedlang.runtime.stage import LossFn
+from schedlang.runtime.stages import connect
+from schedlang.runtime.sums import Sums, replica_sums
+from schedlang.runtime.values import Value, join
+from schedlang.runtime.watchdog import BETWEEN, PipelineError, Watchdog
 from schedlang.runtime.wire import Wire, warm_up
 from schedlang.timeline import Bar
-
-#: Keyword arguments of modules, by microbatch.
-Options = Sequence[Mapping[str, Any]]
 
 _pipelines = count()
 
@@ -39,11 +50,18 @@ _pipelines = count()
 class Pipeline:
     """Runs the stages of this rank as a plan says, together with the other ranks of the default process group.
 
+    Or with those of a device `mesh` along its dimension `pp`. Along the other one, if it has two, are replicas of the
+    pipeline, each with batches of its own, whose gradients are summed (docs/parallel.md).
+
     `stages` are the modules of exactly the stages that the plan gives to this rank. A stage takes what the one before
     returns, a tensor, or tensors in tuples, lists and dictionaries, microbatch first; a tuple as several arguments.
     Where the plan has slices, stages take and return more, see `SlicedStage`.
     `loss_fn(output, targets)` gives the scalar loss of one microbatch. Every microbatch's loss is multiplied by
-    `loss_scale` before its backward; without it by 1/microbatches, those of one update, for the gradient of the mean.
+    `loss_scale` before its backward; without it by 1/microbatches, those of one update in all replicas, for the
+    gradient of the mean.
+    `tied` has for each weight that several stages have, as input and output embeddings, its names by stage:
+    `[{0: "byte.weight", 3: "scores.weight"}]`; its gradients are summed at the end of a step.
+    `transfer_dtype`, bfloat16 or float16, is what activations and gradients of more bits are rounded to between ranks.
     `optimizers` are those of the stages that the plan updates (`U`), and no others. No wait is longer than `timeout`
     seconds.
 
@@ -63,32 +81,38 @@ class Pipeline:
         stages: Mapping[int, nn.Module],
         loss_fn: LossFn | None = None,
         *,
+        mesh: DeviceMesh | None = None,
+        tied: Tied = (),
+        transfer_dtype: torch.dtype | None = None,
         loss_scale: float | None = None,
         optimizers: Mapping[int, Optimizer] | None = None,
         timeout: float = 60.0,
     ) -> None:
-        if not dist.is_initialized():
-            raise PipelineError("there is no process group: call torch.distributed.init_process_group first")
+        check_mesh(mesh)
         self.record = False
         self.bars: list[Bar] = []
         self.messages: list[Bar] = []
-        self._plan, self._rank = plan, dist.get_rank()
-        number = next(_pipelines)
-        self._watchdog = Watchdog(plan, number, timeout)
+        self._plan, ranks, number = plan, ranks_of(mesh), next(_pipelines)
+        self._ranks, self._rank, self._watchdog = ranks, ranks.own, Watchdog(plan, ranks, number, timeout)
         # At the exit of the process, it closes itself.
         weakref.finalize(self, self._watchdog.close).atexit = False
         try:
-            check_stages(plan, stages, optimizers or {}, loss_fn)
-            check_same_plan(plan, self._watchdog)
+            check_plan(plan, ranks)
+            check_stages(plan, self._rank, stages, optimizers or {}, loss_fn, tied)
+            given = {"`tied`": str([*map(dict, tied)]), "`transfer_dtype`": str(transfer_dtype)}
+            check_same({"plan": plan.digest(), **given}, ranks, self._watchdog)
             self._device = device_of(stages)
-            check_transport(plan, self._device)
-            scale = plan.layout.updates / plan.microbatches if loss_scale is None else loss_scale
-            self._stages = self._connected(stages, optimizers or {}, loss_fn, scale)
-            wire = Wire(timeout, self._watchdog)
-            self._exchange, self._replicas = Exchange(plan, number, self._device, wire), Replicas(plan, stages, wire)
-            self._training = prepare(plan, self._rank, self._stages, self._exchange)
-            if self._device.type == "cuda":
-                warm_up(plan, self._device)
+            check_transport(plan, ranks.group, self._device)
+            self._copies = find_copies(plan, stages, tied)
+            check_copies(self._copies, ranks, self._watchdog)
+            self._stages = connect(plan, ranks, stages, optimizers or {}, loss_fn, loss_scale)
+            self._batches = Batches(plan, self._stages)
+            self._wire = wire = Wire(ranks, timeout, self._watchdog)
+            self._exchange = Exchange(plan, self._rank, number, self._device, wire, rounding_to(transfer_dtype))
+            self._sums = Sums(self._copies, ranks, wire)
+            sums = replica_sums(self._stages, self._copies, ranks, wire)
+            self._training = prepare(plan, self._rank, self._stages, self._exchange, sums)
+            warm_up(plan, ranks, self._device)
         except Exception as error:
             self._watchdog.fail(error)
 
@@ -103,9 +127,9 @@ class Pipeline:
         """
         if self._plan.is_forward_only:
             raise PipelineError("the plan has no backward, it evaluates")
-        self._replicas.begin()
+        self._sums.begin()
         self._run(self._training, inputs, targets, options, evaluates=False)
-        losses = self._outputs()
+        losses = self._batches.outputs()
         slices = self._plan.layout.slices
         return torch.stack(losses).view(-1, slices).mean(dim=1) if losses else None
 
@@ -118,11 +142,27 @@ class Pipeline:
         """
         with torch.no_grad():
             self._run(self._evaluation, inputs, targets, options, evaluates=True)
-        found, slices = self._outputs(), self._plan.layout.slices
+        found, slices = self._batches.outputs(), self._plan.layout.slices
         if slices > 1:
             parts = [found[begin : begin + slices] for begin in range(0, len(found), slices)]
             found = [join(each) if targets is None else torch.stack(each).mean() for each in parts]
         return found or None
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the gradients of all stages to a norm of at most `max_norm`; what it was before, on all ranks.
+
+        As `torch.nn.utils.clip_grad_norm_` does for the whole model in one process; all ranks do so, after a step. A
+        plan that updates its stages itself leaves no moment for it.
+        """
+        self._watchdog.between = "in clip_grad_norm_"
+        try:
+            check_clipping(self._plan)
+            norm = total_norm(self._copies, self._rank, norm_type, self._device, self._wire)
+            clip_grads_with_norm_([weight for each in self._copies for weight in each.parameters], max_norm, norm)
+        except Exception as error:
+            self._watchdog.fail(error)
+        self._watchdog.between = BETWEEN
+        return norm
 
     def state_dict(self) -> dict[int, Any]:
         """What a checkpoint needs beside modules and optimizers: older versions of the weights, by stage."""
@@ -145,7 +185,7 @@ class Pipeline:
         random state; and the states of `others`, such as optimizers of the script and learning rate schedulers.
         """
         try:
-            write(Path(folder), self._plan, self._rank, step, self._parts(others))
+            write(Path(folder), self._plan, dist.get_rank(), step, self._parts(others))
         except Exception as error:
             self._watchdog.fail(error)
 
@@ -155,7 +195,7 @@ class Pipeline:
         All ranks do so, with as many `others`, in the same order, as for `save`.
         """
         try:
-            return resume(Path(folder), self._plan, self._rank, self._device, self._parts(others), self._watchdog)
+            return resume(Path(folder), self._plan, self._device, self._parts(others), self._watchdog)
         except Exception as error:
             self._watchdog.fail(error)
 
@@ -168,7 +208,7 @@ class Pipeline:
         modules = {number: stage.module for number, stage in self._stages.items()}
         all_optimizers = [*optimizers, *(each.optimizer for each in self._stages.values() if each.optimizer)]
         try:
-            write_model(Path(folder), self._plan, self._rank, step, modules, all_optimizers, self._watchdog)
+            write_model(Path(folder), self._plan, self._ranks, step, modules, all_optimizers, self._watchdog)
         except Exception as error:
             self._watchdog.fail(error)
 
@@ -186,15 +226,14 @@ class Pipeline:
         """The calls of the forwards, by their places in the whole plan."""
         forwards = forward_only(self._plan)
         places = [index for index, kind in enumerate(self._plan.ranks[self._rank].kind) if kind in FORWARD]
-        return [
-            (places[index], call, op) for index, call, op in prepare(forwards, self._rank, self._stages, self._exchange)
-        ]
+        calls = prepare(forwards, self._rank, self._stages, self._exchange, {})
+        return [(places[index], call, op) for index, call, op in calls]
 
     def _run(self, calls: list[Call], inputs: Value, targets: Value, options: Options | None, evaluates: bool) -> None:
         watchdog = self._watchdog
         watchdog.step += 1
         try:
-            looks = self._load(inputs, targets, options, evaluates)
+            looks = self._batches.load(inputs, targets, options, evaluates)
             # The wait for the other ranks counts as one for the first action.
             watchdog.action = 0
             self._exchange.begin(looks)
@@ -205,14 +244,14 @@ class Pipeline:
                     call()
             self._exchange.end()
             if not evaluates:
-                self._replicas.end()
+                self._sums.end()
             if self._device.type == "cuda":
                 # The host has gone ahead; here the watchdog sees a GPU that waits in vain.
                 torch.cuda.synchronize(self._device)
         except Exception as error:
             watchdog.fail(error)
         finally:
-            watchdog.action = None
+            watchdog.action, watchdog.between = None, BETWEEN
 
     def _walk_recording(self, calls: list[Call]) -> None:
         self.bars, self.messages = [], []
@@ -228,72 +267,3 @@ class Pipeline:
                     torch.cuda.current_stream(self._device).synchronize()
             found = self.messages if is_transfer(op[0]) else self.bars
             found.append(Bar(*op, start, perf_counter()))
-
-    def _load(self, inputs: Value, targets: Value, options: Options | None, evaluates: bool) -> dict[int, Hashable]:
-        """Give this rank's stages what is theirs of a batch; what the inputs look like, by first stage."""
-        looks: dict[int, Hashable] = {}
-        begin = 0
-        for pipeline in self._plan.layout.pipelines:
-            mine = slice(begin, begin := begin + pipeline.microbatches)
-            first, last = self._stages.get(pipeline.start), self._stages.get(pipeline.stop - 1)
-            if first is not None:
-                parts = self._cut("inputs", inputs, mine)
-                first.inputs.update(enumerate(parts))
-                looks[pipeline.start] = evaluates, Look.of(*flatten(parts[0], "`inputs`"))
-            if last is not None:
-                given = not evaluates or targets is not None
-                last.targets = dict(enumerate(self._cut("targets", targets, mine) if given else []))
-            for number in range(pipeline.start, pipeline.stop):
-                if number in self._stages:
-                    self._stages[number].begin(self._options(options, mine))
-        return looks
-
-    def _cut(self, name: str, batch: Value, mine: slice) -> list[Value]:
-        """Some microbatches of a batch, or their slices."""
-        parts, slices = cut(name, batch, self._plan.microbatches)[mine], self._plan.layout.slices
-        if slices == 1:
-            return parts
-        return [each for part in parts for each in cut(name, part, slices, "slices", dimension=1)]
-
-    def _options(self, options: Options | None, mine: slice) -> dict[int, Mapping[str, Any]]:
-        if options is not None and len(options) != self._plan.microbatches:
-            raise PipelineError(f"`options` are {len(options)}, the plan has {self._plan.microbatches} microbatches")
-        return dict(enumerate(options[mine])) if options else {}
-
-    def _outputs(self) -> list[Value]:
-        """What the last stages that are on this rank have made, by microbatch, or slice of one."""
-        layout = self._plan.layout
-        last = [(stage, layout.units(number)) for number, stage in self._stages.items() if layout.is_last(number)]
-        return [stage.outputs.pop(each) for stage, units in last for each in range(units)]
-
-    def _connected(
-        self,
-        modules: Mapping[int, nn.Module],
-        optimizers: Mapping[int, Optimizer],
-        loss_fn: LossFn | None,
-        scale: float,
-    ) -> dict[int, Stage]:
-        """The stages of this rank; neighbours among them share their boxes."""
-        layout, stages = self._plan.layout, dict[int, Stage]()
-        behind = delays(self._plan, self._rank)
-        make = Stage if layout.slices == 1 else partial(SlicedStage, slices=layout.slices)
-        for number in sorted(modules):
-            per_update = layout.units(number) // layout.updates
-            stages[number] = make(
-                number,
-                modules[number],
-                self._device,
-                is_first=layout.is_first(number),
-                loss_fn=loss_fn if layout.is_last(number) else None,
-                loss_scale=scale / layout.slices,
-                optimizer=optimizers.get(number),
-                recomputed={microbatch for stage, microbatch in self._plan.recomputed if stage == number},
-                split={microbatch for stage, microbatch in self._plan.split if stage == number},
-                offloaded={microbatch for stage, microbatch in self._plan.offloaded if stage == number},
-                weights=Weights(modules[number], behind[number], per_update) if behind[number] else None,
-            )
-        for number, stage in stages.items():
-            if number + 1 in stages and not layout.is_last(number):
-                following = stages[number + 1]
-                following.inputs, stage.gradients = stage.outputs, following.input_gradients
-        return stages

@@ -210,6 +210,12 @@ class Stage:
         else:
             self.weights.update(self.optimizer)
 
+    def trained(self) -> list[Tensor]:
+        """The weights that have the gradient of the update under way."""
+        if self.weights is not None:
+            return [*self.weights.of_update().values()]
+        return [each for each in self.module.parameters() if each.requires_grad]
+
     def _gradients(self, microbatch: int) -> list[Tensor]:
         """The gradients of what the forward made."""
         return self.gradients.pop(microbatch)

@@ -1,11 +1,11 @@
 """Where every rank stands, which each writes to the process group's store, several times a second."""
 
 import json
+from collections.abc import Callable
+from math import inf
 from typing import Any
 
-from attrs import frozen
-
-from schedlang.plan import Plan
+from attrs import astuple, field, frozen
 
 _KEY = "stands"
 
@@ -14,32 +14,32 @@ _KEY = "stands"
 class Standing:
     """Where a rank stands: its `action` by index, None outside of a step, and for how many seconds now.
 
-    `waits_for` is the rank at the other end of the message that it waits for. `ended` says that it will not go on.
+    `place` has it in words, as in ` at 1F0 (1f1b.sched:9)`. `waits_for` are the ranks at the other ends of what it
+    waits for. `ended` says that it will not go on.
     """
 
     step: int
     action: int | None
-    waits_for: int | None
+    waits_for: tuple[int, ...] = field(converter=tuple[int, ...])
     seconds: float
+    place: str
     ended: bool = False
 
-    def place(self, plan: Plan, rank: int) -> str:
-        """As in ` at 1F0 (1f1b.sched:9)`."""
-        if self.action is None:
-            return " between two steps" if self.step else " at the start"
-        return f" at {plan.ranks[rank].word(self.action)} ({plan.where(rank, self.action)})"
+    @property
+    def progress(self) -> tuple[int, float]:
+        """How far it is, for comparison with ranks that do the same."""
+        return self.step, inf if self.action is None else self.action
 
 
 class Standings:
-    """The standings of all ranks of a plan; RuntimeError when the store is gone."""
+    """The standings of some ranks, which have a `name`; RuntimeError when the store is gone."""
 
-    def __init__(self, plan: Plan, store: Any) -> None:
-        self._plan, self._store = plan, store
+    def __init__(self, ranks: int, name: Callable[[int], str], store: Any) -> None:
+        self._ranks, self._name, self._store = ranks, name, store
 
     def post(self, rank: int, standing: Standing) -> None:
         """Write that of this rank."""
-        values = standing.step, standing.action, standing.waits_for, standing.seconds, standing.ended
-        self._store.set(f"{_KEY}/{rank}", json.dumps(values))
+        self._store.set(f"{_KEY}/{rank}", json.dumps(astuple(standing)))
 
     def of(self, rank: int) -> Standing | None:
         """What a rank has written last."""
@@ -48,15 +48,16 @@ class Standings:
 
     def lines(self) -> list[str]:
         """What each rank did when it ended, and for whom it waited."""
-        return [self.line(rank, self.of(rank)) for rank in range(len(self._plan.ranks))]
+        return [self.line(rank, self.of(rank)) for rank in range(self._ranks)]
 
     def line(self, rank: int, standing: Standing | None) -> str:
         """What a rank did, as far as it has said."""
+        name = self._name(rank)
         if standing is None:
-            return f"rank {rank} has built no pipeline"
-        place = standing.place(self._plan, rank)
+            return f"{name} has built no pipeline"
         if not standing.ended:
-            return f"rank {rank} was last seen{place}"
-        if standing.waits_for is None:
-            return f"rank {rank} has been{place} for {standing.seconds:.1f} s"
-        return f"rank {rank} has waited {standing.seconds:.1f} s for rank {standing.waits_for}{place}"
+            return f"{name} was last seen{standing.place}"
+        if not standing.waits_for:
+            return f"{name} has been{standing.place} for {standing.seconds:.1f} s"
+        others = " or ".join(map(self._name, standing.waits_for))
+        return f"{name} has waited {standing.seconds:.1f} s for {others}{standing.place}"

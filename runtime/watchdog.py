@@ -12,7 +12,7 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -21,9 +21,10 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from schedlang.plan import Plan
+from schedlang.runtime.ranks import Ranks
 from schedlang.runtime.signals import SignalBell
 from schedlang.runtime.standings import Standing, Standings
-from schedlang.runtime.store import connection, is_of_torchrun, wait_until
+from schedlang.runtime.store import LimitedStore, StoreIsSilentError, connection, is_of_torchrun, wait_until
 
 #: Seconds between two looks at the store.
 POLL = 0.2
@@ -32,6 +33,9 @@ GRACE = 2.0
 
 #: Held by the thread that ends this process, whichever of its pipelines fails. Never given back.
 _ending = threading.Lock()
+
+#: Where a rank is that has made a step.
+BETWEEN = "between two steps"
 
 _CAUSE, _OUT = "cause", "out"
 
@@ -57,22 +61,26 @@ def say(line: str) -> None:
 
 
 class Watchdog:
-    """Watches one rank. Its main thread keeps `step`, `action` and `waits_for` up to date.
+    """Watches one process. Its main thread keeps `step`, `action` and `waits_for` up to date.
 
-    `action` is an index into the rank's actions, None outside of a step; `waits_for` is the rank at the other end of
-    the message that the main thread waits for, None while it computes. `number` tells apart the pipelines that all
-    processes have built one after another.
+    `action` is an index into the rank's actions, None outside of a step, where `between` says what it does; `waits_for`
+    are the processes that the main thread waits for, none while it computes. `number` tells apart the pipelines that
+    all processes have built one after another. Here and in all messages, the rank of a process is that in the default
+    process group.
     """
 
-    def __init__(self, plan: Plan, number: int, timeout: float) -> None:
+    def __init__(self, plan: Plan, ranks: Ranks, number: int, timeout: float) -> None:
         self.step = self._gathered = 0
         self.action: int | None = None
-        self.waits_for: int | None = None
-        self._plan, self._number, self._timeout = plan, number, timeout
-        self._rank, self._ranks = dist.get_rank(), dist.get_world_size()
-        self.store = connection(dist.distributed_c10d._get_default_store())
-        self._standings = Standings(plan, self.store)
-        self._stands: tuple[int, int | None, int | None] = (0, None, None)
+        self.between = "at the start"
+        self.waits_for: tuple[int, ...] = ()
+        self._plan, self._ranks, self._number, self._timeout = plan, ranks, number, timeout
+        self._rank, self._processes = dist.get_rank(), dist.get_world_size()
+        self._name = ranks.name(self._rank)
+        shared = connection(dist.distributed_c10d._get_default_store())
+        self.store = LimitedStore(shared, timeout + GRACE, self._standing)
+        self._standings = Standings(self._processes, ranks.name, self.store)
+        self._stands: tuple[int, int | None, tuple[int, ...]] = (0, None, ())
         self._since = monotonic()
         #: Whether it does not watch any more, has found the cause, and has lost the store.
         self._closed = self._found = self._is_alone = False
@@ -93,16 +101,17 @@ class Watchdog:
         self._bell.interrupt()
         self._thread.join()
 
-    def gather(self, value: str, otherwise: str) -> list[str]:
-        """The values that all ranks give here; PipelineError if some do not come in time: they have `otherwise`."""
+    def gather(self, value: str, otherwise: str) -> dict[int, str]:
+        """The values that all ranks give here, of all replicas; PipelineError if some do not come here in time."""
         group = f"gathered/{self._number}/{self._gathered}"
-        keys = [f"{group}/{rank}" for rank in range(self._ranks)]
+        keys = {rank: f"{group}/{rank}" for rank in self._ranks.all}
         self._gathered += 1
         self.store.set(keys[self._rank], value)
-        if not wait_until(partial(self.store.check, keys), self._timeout):
-            missing = [str(rank) for rank, key in enumerate(keys) if not self.store.check([key])]
-            raise PipelineError(f"rank {' and '.join(missing)} has {otherwise} within {self._timeout:g} s")
-        return [found.decode() for found in self.store.multi_get(keys)]
+        if not wait_until(partial(self.store.check, [*keys.values()]), self._timeout):
+            missing = [self._ranks.name(rank) for rank, key in keys.items() if not self.store.check([key])]
+            raise PipelineError(f"{' and '.join(missing)} has {otherwise} within {self._timeout:g} s")
+        found = self.store.multi_get([*keys.values()])
+        return {rank: value.decode() for rank, value in zip(keys, found, strict=True)}
 
     def fail(self, error: Exception) -> NoReturn:
         """Tell all ranks of an error that the main thread has met, and raise it as PipelineError.
@@ -112,7 +121,9 @@ class Watchdog:
         # If the thread has begun to end the process, the main thread stays here.
         _ending.acquire()
         if isinstance(error, LostRank):
-            self.waits_for = min(error.ranks)
+            if len(error.ranks) > 1:
+                error.ranks = {*self._ask(partial(self._silent, error.ranks), ())} or error.ranks
+            self.waits_for = tuple(sorted(error.ranks))
         cause = self._publish(self._explain(self._deeper(error)))
         if not self._found:
             self._leave(cause)
@@ -130,7 +141,7 @@ class Watchdog:
         if isinstance(error, Exception) and not self._closed and _ending.acquire(blocking=False):
             self._bell.ignore()
             cause = self._publish(self._explain(error))
-            say(f"rank {self._rank}: stopped: {self._report(cause) if self._found else cause}")
+            say(f"{self._name}: stopped: {self._report(cause) if self._found else cause}")
             self._count_out()
         self.close()
 
@@ -149,13 +160,15 @@ class Watchdog:
         # gloo begins with a place in its own source, and ends with advice and a greeting.
         reason = re.sub(r"^\[[^]]*\] |\. This is typically.*", "", str(error).split("\n", 1)[0])
         if isinstance(error, LostRank):
-            gone = " or ".join(map(str, sorted(error.ranks)))
-            return f"rank {gone} is gone: rank {self._rank} lost its connection{place}: {reason}"
+            gone = " or ".join(map(self._ranks.name, sorted(error.ranks)))
+            return f"{gone} is gone: {self._name} lost its connection{place}: {reason}"
+        if isinstance(error, StoreIsSilentError):
+            return f"the store of the process group does not answer: {self._name} lost it{place}: {reason}"
         if isinstance(error, dist.DistNetworkError):
-            gone = "torchrun" if is_of_torchrun() else "rank 0"
-            return f"{gone} is gone: rank {self._rank} lost the store of the process group{place}: {reason}"
+            holder = "torchrun" if is_of_torchrun() else self._ranks.name(0)
+            return f"{holder} is gone: {self._name} lost the store of the process group{place}: {reason}"
         kind = "" if isinstance(error, PipelineError) else f"{type(error).__name__}: "
-        return f"rank {self._rank} failed{place}: {kind}{reason}"
+        return f"{self._name} failed{place}: {kind}{reason}"
 
     def _post(self, ended: bool = False) -> Standing:
         """Tell the other ranks where the main thread stands."""
@@ -167,10 +180,13 @@ class Watchdog:
         stands = self.step, self.action, self.waits_for
         if stands != self._stands:
             self._stands, self._since = stands, monotonic()
-        return Standing(*stands, monotonic() - self._since, ended)
+        return Standing(*stands, monotonic() - self._since, self._place(), ended)
 
     def _place(self) -> str:
-        return self._standing().place(self._plan, self._rank)
+        action, own = self.action, self._ranks.own
+        if action is None:
+            return f" {self.between}"
+        return f" at {self._plan.ranks[own].word(action)} ({self._plan.where(own, action)})"
 
     def _publish(self, message: str) -> str:
         """Make this the cause, if there is none yet; the cause."""
@@ -190,11 +206,11 @@ class Watchdog:
     def _leave(self, cause: str) -> NoReturn:
         said = self._report(cause) if self._found else cause
         self._ask(partial(self._post, ended=True))
-        say(f"rank {self._rank}: stopped: {said}")
+        say(f"{self._name}: stopped: {said}")
         self._count_out()
         if self._rank == 0:
             # The store may be in this process, so the others go first.
-            self._until_out(self._ranks)
+            self._until_out(self._processes)
         os._exit(1)
 
     def _report(self, cause: str) -> str:
@@ -205,7 +221,7 @@ class Watchdog:
         """
         standing = self._standing(ended=True)
         self._ask(partial(self._standings.post, self._rank, standing))
-        self._until_out(self._ranks - 1)
+        self._until_out(self._processes - 1)
         lines = self._ask(self._standings.lines, [self._standings.line(self._rank, standing)])
         return "\n  ".join([cause, *(lines if self.step else ())])
 
@@ -224,7 +240,7 @@ class Watchdog:
                 cause = self._look()
             except RuntimeError as error:
                 # The store is gone with the process that held it; outside of a step, that only means the end of a job.
-                if self.action is None:
+                if self.action is None and not isinstance(error, StoreIsSilentError):
                     return
                 self._is_alone = True
                 cause = self._publish(self._explain(error))
@@ -235,16 +251,17 @@ class Watchdog:
         """Wait `POLL` seconds, then look whether there is a cause to end for."""
         signals = self._bell.wait(POLL)
         if signal.SIGINT in signals and self._stays():
-            return self._publish(f"rank {self._rank} was interrupted{self._place()}")
+            return self._publish(f"{self._name} was interrupted{self._place()}")
         if signal.SIGTERM in signals:
             # A launcher sends SIGTERM when another rank has died; those who knew that rank may yet say so.
             wait_until(lambda: self.store.check([_CAUSE]), GRACE / 2)
         if self.store.check([_CAUSE]):
             return str(self.store.get(_CAUSE).decode())
         if signal.SIGTERM in signals:
-            return self._publish(f"rank {self._rank} was terminated{self._place()}")
+            return self._publish(f"{self._name} was terminated{self._place()}")
         standing = self._post()
-        if standing.action is not None and standing.seconds > self._timeout:
+        is_busy = standing.action is not None or standing.waits_for
+        if is_busy and standing.seconds > self._timeout:
             return self._publish(self._find_fault())
         return None
 
@@ -256,20 +273,25 @@ class Watchdog:
 
     def _find_fault(self) -> str:
         """Follow the waits from rank to rank, to one that waits for nobody; what is to be said about it."""
-        waited = f"rank {self._rank} has waited {self._timeout:g} s{self._place()}"
+        waited = f"{self._name} has waited {self._timeout:g} s{self._place()}"
         rank, seen, standing = self._rank, {self._rank}, self._standing()
-        while standing.waits_for is not None and standing.waits_for not in seen:
-            rank = standing.waits_for
+        while others := [each for each in standing.waits_for if each not in seen]:
+            if silent := self._silent(others):
+                return f"{self._ranks.name(silent[0])} does not answer: {waited}"
+            # Several are replicas, which do the same: all wait for the last one.
+            now = {each: self._standings.of(each) or standing for each in others}
+            rank = min(now, key=lambda each: now[each].progress)
+            standing = now[rank]
             seen.add(rank)
-            last = self._standings.of(rank)
-            if not wait_until(partial(self._is_new, rank, last), GRACE):
-                return f"rank {rank} does not answer: {waited}"
-            standing = self._standings.of(rank) or standing
-        place = standing.place(self._plan, rank)
-        stands = f"rank {rank} has made no progress for {standing.seconds:.1f} s{place}"
+        stands = f"{self._ranks.name(rank)} has made no progress for {standing.seconds:.1f} s{standing.place}"
         return stands if rank == self._rank else f"{stands}: {waited}"
 
-    def _is_new(self, rank: int, last: Standing | None) -> bool:
-        """Whether a rank has told since where it stands, or all is over; this one tells others, who may wait for it."""
-        self._post()
-        return self._standings.of(rank) != last or bool(self.store.check([_CAUSE]))
+    def _silent(self, ranks: Iterable[int]) -> list[int]:
+        """Those of some ranks that do not tell any more where they stand; this one does, for others may wait for it."""
+        before = {each: self._standings.of(each) for each in ranks}
+
+        def is_new(rank: int) -> bool:
+            self._post()
+            return self._standings.of(rank) != before[rank] or bool(self.store.check([_CAUSE]))
+
+        return [each for each in before if not wait_until(partial(is_new, each), GRACE)]

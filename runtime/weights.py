@@ -37,9 +37,13 @@ class Weights:
         """The weights that a microbatch reads, in its forward and again in its backward."""
         return self._versions[self._version(self._before + microbatch // self._per_update)]
 
+    def of_update(self) -> dict[str, Tensor]:
+        """Those that the microbatches of the next update have read, which have its gradient."""
+        return self._versions[self._version(self._updates)]
+
     def update(self, optimizer: Optimizer) -> None:
         """The next update: the gradient at the version that its microbatches have read, applied to the newest one."""
-        for name, leaf in self._versions[self._version(self._updates)].items():
+        for name, leaf in self.of_update().items():
             self._parameters[name].grad, leaf.grad = leaf.grad, None
         # What nothing reads any more gives its place to the new version.
         free = self._versions.pop(self._updates - self._delay, None)

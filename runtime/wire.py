@@ -3,6 +3,7 @@
 import os
 import pickle
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from schedlang.actions import is_transfer
 from schedlang.plan import Plan
+from schedlang.runtime.ranks import Ranks
 from schedlang.runtime.watchdog import GRACE, LostRank, Watchdog
 
 #: What is on its way: gloo loses a message whose handle or tensor is dropped.
@@ -20,31 +22,37 @@ InFlight = list[tuple[dist.Work, Tensor]]
 
 
 class Wire:
-    """The connections of one rank; LostRank where one breaks."""
+    """The connections of one rank to the others of its plan, its peers; LostRank where one breaks."""
 
-    def __init__(self, timeout: float, watchdog: Watchdog) -> None:
+    def __init__(self, ranks: Ranks, timeout: float, watchdog: Watchdog) -> None:
         # The watchdog is to find out first: it knows whose fault a wait is, gloo does not.
         self._limit = timedelta(seconds=timeout + 2 * GRACE)
-        self._watchdog = watchdog
-        group = dist.group.WORLD
-        assert group is not None
+        self._watchdog, self._ranks = watchdog, ranks
+        self._replicas = tuple(each for each in ranks.replicas if each != dist.get_rank())
+        #: For each peer the process, which the watchdog knows, and its rank in the group.
+        self._processes = [(each,) for each in ranks.pipeline]
+        self._in_group = [dist.get_group_rank(ranks.group, each) for each in ranks.pipeline]
         # What `dist.isend` and `dist.irecv` call in the end, in a third of their time.
-        self._send, self._receive = group.send, group.recv
+        self._send, self._receive = ranks.group.send, ranks.group.recv
         _let_main_thread_go_on()
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
         """Begin to send a tensor, which must stay as it is until the wait for it."""
         try:
-            return self._send([tensor], peer, tag)
+            return self._send([tensor], self._in_group[peer], tag)
         except RuntimeError as error:
-            raise LostRank({peer}, str(error)) from error
+            raise LostRank({self._ranks.pipeline[peer]}, str(error)) from error
 
     def receive(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
         """Begin to receive into a tensor."""
         try:
-            return self._receive([tensor], peer, tag)
+            return self._receive([tensor], self._in_group[peer], tag)
         except RuntimeError as error:
-            raise LostRank({peer}, str(error)) from error
+            raise LostRank({self._ranks.pipeline[peer]}, str(error)) from error
+
+    def operation(self, call: Callable[..., dist.Work | None], tensor: Tensor, peer: int) -> dist.P2POp:
+        """A send or a receive of a batch, `dist.isend` or `dist.irecv`."""
+        return dist.P2POp(call, tensor, self._ranks.pipeline[peer], self._ranks.group)
 
     def as_one(self, operations: list[dist.P2POp]) -> InFlight:
         """Begin sends and receives as one batch of NCCL, which has one handle for all of them."""
@@ -54,9 +62,17 @@ class Wire:
             raise LostRank({each.peer for each in operations}, str(error)) from error
         return list(zip(works * (len(operations) // len(works)), (each.tensor for each in operations), strict=True))
 
+    def exchange(self, operations: list[dist.P2POp]) -> None:
+        """Make such a batch, and wait for it."""
+        if operations:
+            self._wait(self.as_one(operations), tuple({each.peer for each in operations}))
+
     def wait(self, in_flight: InFlight, peer: int) -> None:
-        """Wait for what goes to a rank or comes from it; on a GPU, only its stream waits."""
-        self._watchdog.waits_for = peer
+        """Wait for what goes to a peer or comes from it; on a GPU, only its stream waits."""
+        self._wait(in_flight, self._processes[peer])
+
+    def _wait(self, in_flight: InFlight, processes: tuple[int, ...]) -> None:
+        self._watchdog.waits_for = processes
         try:
             for work, tensor in in_flight:
                 if tensor.is_cpu:
@@ -65,8 +81,29 @@ class Wire:
                     # With a limit, NCCL would let the host wait, and not only its stream.
                     work.wait()
         except RuntimeError as error:
-            raise LostRank({peer}, str(error)) from error
-        self._watchdog.waits_for = None
+            raise LostRank({*processes}, str(error)) from error
+        self._watchdog.waits_for = ()
+
+    def reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
+        """Reduce a tensor over all ranks of the plan, in place."""
+        others = tuple(each for each in self._ranks.pipeline if each != dist.get_rank())
+        try:
+            work = dist.all_reduce(tensor, operation, self._ranks.group, async_op=True)
+        except RuntimeError as error:
+            raise LostRank({*others}, str(error)) from error
+        self._wait([(work, tensor)], others)
+
+    def begin_sum(self, tensor: Tensor) -> InFlight:
+        """Begin to add up a tensor over the replicas of this rank, in place."""
+        group = self._ranks.replica_group
+        try:
+            return [(dist.all_reduce(tensor, group=group, async_op=True), tensor)]
+        except RuntimeError as error:
+            raise LostRank({*self._replicas}, str(error)) from error
+
+    def end_sum(self, in_flight: InFlight) -> None:
+        """Wait for it."""
+        self._wait(in_flight, self._replicas)
 
     def send_object(self, sent: object, peer: int, tag: int) -> InFlight:
         """Begin to send what can be pickled: its length, then its bytes."""
@@ -98,22 +135,27 @@ def _let_main_thread_go_on() -> None:
                 os.sched_setscheduler(int(name.parent.name), os.SCHED_BATCH, os.sched_param(0))
 
 
-def warm_up(plan: Plan, device: torch.device) -> None:
-    """Let NCCL make its communicators: of all ranks, for batches, and of each two with transfers outside of batches.
+def warm_up(plan: Plan, ranks: Ranks, device: torch.device) -> None:
+    """On GPUs, let NCCL make its communicators: of all ranks, for batches; of each two with transfers outside of them.
 
-    Ranks wait for each other here, so they come to the pairs in the same order.
+    And of replicas. Ranks wait for each other here, so they come to the pairs in the same order.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    if device.type != "cuda":
+        return
+    own, count, group = ranks.own, len(ranks.pipeline), ranks.group
     sent, received = torch.zeros(1, device=device), torch.zeros(1, device=device)
-    if ranks > 1:
-        ring = [(dist.isend, sent, (rank + 1) % ranks), (dist.irecv, received, (rank - 1) % ranks)]
-        for work in dist.batch_isend_irecv([dist.P2POp(*each) for each in ring]):
+    if count > 1:
+        ring = [(dist.isend, sent, ranks.pipeline[(own + 1) % count]),
+                (dist.irecv, received, ranks.pipeline[(own - 1) % count])]  # fmt: skip
+        for work in dist.batch_isend_irecv([dist.P2POp(*each, group) for each in ring]):
             work.wait()
     for low, high in sorted(_alone(plan)):
-        if rank == low:
-            dist.send(sent, high)
-        elif rank == high:
-            dist.recv(received, low)
+        if own == low:
+            dist.send(sent, ranks.pipeline[high], group)
+        elif own == high:
+            dist.recv(received, ranks.pipeline[low], group)
+    if len(ranks.replicas) > 1:
+        dist.all_reduce(sent, group=ranks.replica_group)
 
 
 def _alone(plan: Plan) -> set[tuple[int, int]]:

@@ -223,7 +223,7 @@ def compare(plan: Plan, dtype: torch.dtype = torch.float64, **options: float) ->
         if not plan.is_forward_only:
             found.append(ours.step(inputs, targets))
         for losses in found:
-            worst[0] = max(worst[0], loss_difference(plan, losses, expected))
+            worst[0] = max(worst[0], loss_difference(plan, losses, expected, dist.get_rank()))
     for stage in [] if plan.is_forward_only else plan.stages_of(dist.get_rank()):
         other_stage = reference[stage % len(reference)]
         for weight, other in zip(model[stage].parameters(), other_stage.parameters(), strict=True):
@@ -233,11 +233,11 @@ def compare(plan: Plan, dtype: torch.dtype = torch.float64, **options: float) ->
     return worst
 
 
-def loss_difference(plan: Plan, losses: torch.Tensor | None, expected: list[torch.Tensor]) -> float:
-    """Of the losses on this rank, which are those of the pipelines that end here."""
+def loss_difference(plan: Plan, losses: torch.Tensor | None, expected: list[torch.Tensor], rank: int) -> float:
+    """Of the losses on a rank, which are those of the pipelines that end here."""
     here, begin = [], 0
     for each in plan.layout.pipelines:
-        if plan.placement[each.stop - 1] == dist.get_rank():
+        if plan.placement[each.stop - 1] == rank:
             here += expected[begin : begin + each.microbatches]
         begin += each.microbatches
     assert (losses is None) == (not here)

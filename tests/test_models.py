@@ -54,6 +54,17 @@ def test_the_program_of_the_page_works(run: Run) -> None:
     assert run("page", 2).found() == [True, True]
 
 
+def test_tied_weights_are_found_and_stay_tied(run: Run) -> None:
+    """Wherever their stages are; also from a file in which they have one name."""
+    for found in run("tied_llamas", 4).found():
+        assert max(found.values()) < 1e-5
+        assert list(found) == ["zb_v", "dualpipe", "1f1b"]
+
+
+def test_replicas_of_a_pipeline_save_one_model(run: Run) -> None:
+    assert max(run("mesh", 4).found()) < 1e-12
+
+
 def test_a_run_goes_on_under_another_schedule_and_number_of_ranks(run: Run, tmp_path: Path) -> None:
     """20 steps with AdamW, to the bit: losses, and the weights as `from_pretrained` reads them in the end."""
     (first,) = filter(None, run("first_half", 4).found())
@@ -189,10 +200,6 @@ def test_what_is_shared_and_slices_are_not_cut() -> None:
     activation = nn.ReLU()
     with pytest.raises(PipelineError, match="the blocks `1` and `3` are one module: they must be two"):
         split(nn.Sequential(nn.Linear(4, 4), activation, nn.Linear(4, 4), activation), PLAN, rank=0)
-    model = Model()
-    model.layers[3].weight = model.layers[0].weight
-    with pytest.raises(PipelineError, match=r"the weight `layers\.0\.weight` would be in stage 0 and 1"):
-        split(model, PLAN, ["layers"], rank=0)
     with pytest.raises(PipelineError, match="the plan has slices"):
         split(Model(), plan_of("terapipe"), ["layers"], rank=0)
 

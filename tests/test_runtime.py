@@ -141,7 +141,7 @@ FAILURES = {
     "no_past": (2, 0, r"rank 0 failed at 0F0 \(seq1f1b.sched:\d+\): stage 0 returns a Tensor: where .* two .*"),
     "stages": (2, 1, r"rank 1 failed: the plan gives this rank the stages \[1\], `stages` has \[0\]"),
     "no_loss": (2, 1, r"rank 1 failed: the last stage is on this rank, so it needs a `loss_fn`"),
-    "replicas": (2, None, r"rank \d failed: the replicas of stage \d differ from those on rank \d: .*"),
+    "replicas": (2, None, r"rank \d failed: the replicas of stage \d on rank 0 and on rank 1 differ: .*"),
     "optimizers": (2, None, r"rank \d failed: the plan updates the stages \[\d, \d\], `optimizers` has \[\]"),
     "absent": (2, 1, r"rank 1 failed: rank 0 has built no pipeline within 1 s"),
     "stalls": (3, None, rf"rank 1 has made no progress for \d\.\d s at 1F2 {PLACE}.*"),

@@ -1,0 +1,56 @@
+"""What a step is given, cut into microbatches for the stages of a rank, and what it gives back."""
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+from schedlang.plan import Plan
+from schedlang.runtime.stage import Stage
+from schedlang.runtime.values import Look, Value, cut, flatten
+from schedlang.runtime.watchdog import PipelineError
+
+#: Keyword arguments of modules, by microbatch.
+Options = Sequence[Mapping[str, Any]]
+
+
+class Batches:
+    """Of one rank, whose stages it fills and empties; PipelineError for what does not fit the plan."""
+
+    def __init__(self, plan: Plan, stages: Mapping[int, Stage]) -> None:
+        self._plan, self._stages = plan, stages
+
+    def load(self, inputs: Value, targets: Value, options: Options | None, evaluates: bool) -> dict[int, Hashable]:
+        """Give this rank's stages what is theirs of a batch; what the inputs look like, by first stage."""
+        looks: dict[int, Hashable] = {}
+        begin = 0
+        for pipeline in self._plan.layout.pipelines:
+            mine = slice(begin, begin := begin + pipeline.microbatches)
+            first, last = self._stages.get(pipeline.start), self._stages.get(pipeline.stop - 1)
+            if first is not None:
+                parts = self._cut("inputs", inputs, mine)
+                first.inputs.update(enumerate(parts))
+                looks[pipeline.start] = evaluates, Look.of(*flatten(parts[0], "`inputs`"))
+            if last is not None:
+                given = not evaluates or targets is not None
+                last.targets = dict(enumerate(self._cut("targets", targets, mine) if given else []))
+            for number in range(pipeline.start, pipeline.stop):
+                if number in self._stages:
+                    self._stages[number].begin(self._options(options, mine))
+        return looks
+
+    def outputs(self) -> list[Value]:
+        """What the last stages that are on this rank have made, by microbatch, or slice of one."""
+        layout = self._plan.layout
+        last = [(stage, layout.units(number)) for number, stage in self._stages.items() if layout.is_last(number)]
+        return [stage.outputs.pop(each) for stage, units in last for each in range(units)]
+
+    def _cut(self, name: str, batch: Value, mine: slice) -> list[Value]:
+        """Some microbatches of a batch, or their slices."""
+        parts, slices = cut(name, batch, self._plan.microbatches)[mine], self._plan.layout.slices
+        if slices == 1:
+            return parts
+        return [each for part in parts for each in cut(name, part, slices, "slices", dimension=1)]
+
+    def _options(self, options: Options | None, mine: slice) -> dict[int, Mapping[str, Any]]:
+        if options is not None and len(options) != self._plan.microbatches:
+            raise PipelineError(f"`options` are {len(options)}, the plan has {self._plan.microbatches} microbatches")
+        return dict(enumerate(options[mine])) if options else {}

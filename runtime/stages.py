@@ -1,0 +1,50 @@
+"""The stages that a rank holds, made for its part of a plan and connected with each other."""
+
+from collections.abc import Mapping
+from functools import partial
+
+from torch import nn
+from torch.optim import Optimizer
+
+from schedlang.plan import Plan
+from schedlang.runtime.checks import device_of
+from schedlang.runtime.ranks import Ranks
+from schedlang.runtime.slices import SlicedStage
+from schedlang.runtime.stage import LossFn, Stage
+from schedlang.runtime.weights import Weights, delays
+
+
+def connect(
+    plan: Plan,
+    ranks: Ranks,
+    modules: Mapping[int, nn.Module],
+    optimizers: Mapping[int, Optimizer],
+    loss_fn: LossFn | None,
+    loss_scale: float | None,
+) -> dict[int, Stage]:
+    """The stages of a rank; neighbours among them share their boxes."""
+    layout, stages = plan.layout, dict[int, Stage]()
+    if loss_scale is None:
+        loss_scale = layout.updates / layout.microbatches / len(ranks.replicas)
+    behind = delays(plan, ranks.own)
+    make = Stage if layout.slices == 1 else partial(SlicedStage, slices=layout.slices)
+    for number in sorted(modules):
+        per_update = layout.units(number) // layout.updates
+        stages[number] = make(
+            number,
+            modules[number],
+            device_of(modules),
+            is_first=layout.is_first(number),
+            loss_fn=loss_fn if layout.is_last(number) else None,
+            loss_scale=loss_scale / layout.slices,
+            optimizer=optimizers.get(number),
+            recomputed={microbatch for stage, microbatch in plan.recomputed if stage == number},
+            split={microbatch for stage, microbatch in plan.split if stage == number},
+            offloaded={microbatch for stage, microbatch in plan.offloaded if stage == number},
+            weights=Weights(modules[number], behind[number], per_update) if behind[number] else None,
+        )
+    for number, stage in stages.items():
+        if number + 1 in stages and not layout.is_last(number):
+            following = stages[number + 1]
+            following.inputs, stage.gradients = stage.outputs, following.input_gradients
+    return stages

@@ -1,0 +1,584 @@
+"""Runs scenarios of `test_parallel.py` on real processes, as `runtime_worker.py` does: pipelines on a device mesh."""
+
+import copy
+import math
+import os
+import signal
+import time
+from functools import partial
+from itertools import product
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from runtime_worker import (
+    DELAYS,
+    LIMIT,
+    ROWS,
+    WIDTH,
+    Does,
+    alone,
+    batch,
+    difference,
+    loss_difference,
+    main,
+    modules,
+    pipeline,
+    program,
+    replicated,
+    report,
+    version_plan,
+)
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.functional import cross_entropy
+
+from schedlang import Kind
+from schedlang.plan import Plan
+from schedlang.runtime import Pipeline
+from schedlang.runtime.precision import Rounding
+
+PIPE = 2
+BYTES = 12
+#: With a split backward, two pipelines, two stages a rank, slices, recomputation, copies to the host.
+SCHEDULES = ("1f1b", "zb_v", "dualpipe", "interleaved_1f1b", "seq1f1b", "1f1b_recompute", "pipe_offload")
+
+
+def mesh(*names: str) -> DeviceMesh:
+    """Two ranks a pipeline, and two pipelines, along the dimensions of these names."""
+    return init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+
+
+def place(of: DeviceMesh) -> tuple[int, int]:
+    """Which replica this process belongs to, and which rank of the plan it is."""
+    return of.get_local_rank("dp"), of.get_local_rank("pp")
+
+
+def on(of: DeviceMesh, plan: Plan, model: list[nn.Module], **options: object) -> Pipeline:
+    mine = {stage: model[stage] for stage in plan.stages_of(of.get_local_rank("pp"))}
+    return Pipeline(plan, mine, nn.functional.mse_loss, mesh=of, **options)
+
+
+def replicas() -> None:
+    """For each schedule, the largest differences of losses and gradients from those of one process.
+
+    That has the batches of both replicas. Two steps, whose gradients add up, with an evaluation between them.
+    """
+    meshes = mesh("dp", "pp"), mesh("pp", "dp")
+    found = {}
+    for turn, name in enumerate(SCHEDULES):
+        plan = program(name, ranks=PIPE, microbatches=2 * PIPE)
+        found[name] = of_one_process(meshes[turn % 2], plan)
+    report(f"found{dist.get_rank()}", found)
+
+
+def of_one_process(of: DeviceMesh, plan: Plan) -> list[float]:
+    (replica, rank), slices = place(of), plan.layout.slices > 1
+    model, reference = replicated(plan), modules(plan.layout.pieces, sliced=slices)
+    ours, worst = on(of, plan, model), [0.0, 0.0]
+    for step in range(2):
+        expected = [add_gradients(plan, reference, *batch(plan, 10 * step + each)) for each in range(2)]
+        mine = batch(plan, 10 * step + replica)
+        evaluated = ours.evaluate(*mine)
+        for losses in (evaluated and torch.stack(evaluated), ours.step(*mine)):
+            worst[0] = max(worst[0], loss_difference(plan, losses, expected[replica], rank))
+    pairs = weights(model, reference * 2, plan.stages_of(rank))
+    worst[1] = max(difference(mine.grad, other.grad) for mine, other in pairs)
+    return worst
+
+
+def weights(model: list[nn.Module], other: list[nn.Module], stages: list[int]) -> list[tuple[nn.Parameter, ...]]:
+    """Those of some stages, side by side."""
+    sides = [[each for stage in stages for each in side[stage].parameters()] for side in (model, other)]
+    return list(zip(*sides, strict=True))
+
+
+def add_gradients(
+    plan: Plan, model: list[nn.Module], inputs: torch.Tensor, targets: torch.Tensor, replicas: int = 2
+) -> list:
+    """Those of the mean over the microbatches of replicas; the losses of this one's."""
+    losses = []
+    for x, y in zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True):
+        loss = nn.functional.mse_loss(alone(model, x), y)
+        (loss / plan.microbatches / replicas).backward()
+        losses.append(loss.detach())
+    return losses
+
+
+def momentum(module: nn.Module, limit: float = math.inf) -> torch.optim.Optimizer:
+    """Clips the gradient of its module, as the pages have it for plans with updates."""
+    optimizer = torch.optim.SGD(module.parameters(), 0.1, momentum=0.9, weight_decay=0.01)
+
+    def clip(*_: object) -> None:
+        nn.utils.clip_grad_norm_(module.parameters(), limit)
+
+    optimizer.register_step_pre_hook(clip)
+    return optimizer
+
+
+def updates() -> None:
+    """For each schedule that updates: the largest difference of a weight after two steps, and whether replicas differ.
+
+    One clips its stages.
+    """
+    of, found = mesh("dp", "pp"), {}
+    replica, rank = place(of)
+    for name, delays in DELAYS.items():
+        limit = 0.01 if name == "pipedream_2bw" else math.inf
+        plan = version_plan(name, PIPE)
+        model = [each.double() for each in modules(len(plan.placement))]
+        optimizers = {stage: momentum(model[stage], limit) for stage in plan.stages_of(rank)}
+        ours, reference = on(of, plan, model, optimizers=optimizers), copy.deepcopy(model)
+        for step in range(2):
+            ours.step(*batch(plan, 10 * step + replica))
+        late_updates(plan, reference, delays(PIPE), limit)
+        pairs = weights(model, reference, plan.stages_of(rank))
+        worst = max(difference(*pair) for pair in pairs)
+        found[name] = [worst, all(is_same_everywhere(mine.detach(), of) for mine, _ in pairs)]
+    report(f"found{dist.get_rank()}", found)
+
+
+def is_same_everywhere(tensor: torch.Tensor, of: DeviceMesh) -> bool:
+    """Whether both replicas have the same, to the bit."""
+    both = [torch.empty_like(tensor) for _ in range(2)]
+    dist.all_gather(both, tensor, group=of.get_group("dp"))
+    return torch.equal(*both)
+
+
+def late_updates(plan: Plan, model: list[nn.Module], delays: list[int], limit: float) -> None:
+    """What one process makes of both replicas' batches, with gradients that are so late."""
+    versions, optimizers = [[copy.deepcopy(each)] for each in model], [momentum(each, limit) for each in model]
+    per_update = plan.microbatches // plan.layout.updates
+    for step in range(2):
+        both = [[part.split(ROWS * per_update) for part in batch(plan, 10 * step + replica)] for replica in range(2)]
+        for update in range(plan.layout.updates):
+            number = step * plan.layout.updates + update
+            read = [each[max(number - delay, 0)] for each, delay in zip(versions, delays, strict=True)]
+            for inputs, targets in both:
+                loss = nn.functional.mse_loss(nn.Sequential(*read)(inputs[update]), targets[update])
+                (loss / 2).backward()
+            for master, old, optimizer, kept in zip(model, read, optimizers, versions, strict=True):
+                for weight, other in zip(master.parameters(), old.parameters(), strict=True):
+                    weight.grad, other.grad = other.grad, None
+                optimizer.step()
+                kept.append(copy.deepcopy(master))
+
+
+def clipped() -> None:
+    """For each case the largest difference, from one process, of a norm and of a weight after three updates.
+
+    Some pipelines have copies of stages, and some replicas; one of the norms needs no clipping.
+    """
+    of, found = mesh("dp", "pp"), {}
+    for name, ranks, norm_type in product(("zb_v", "dualpipe"), (PIPE, 2 * PIPE), (2.0, 1.0, math.inf)):
+        plan, on_mesh = program(name, ranks=ranks, microbatches=2 * ranks), of if ranks == PIPE else None
+        found[f"{name} {ranks} {norm_type}"] = clipped_updates(plan, on_mesh, norm_type)
+    report(f"found{dist.get_rank()}", found)
+
+
+def clipped_updates(plan: Plan, of: DeviceMesh | None, norm_type: float) -> list[float]:
+    replica, rank = place(of) if of else (0, dist.get_rank())
+    model, reference = replicated(plan), modules(plan.layout.pieces)
+    ours = Pipeline(plan, {each: model[each] for each in plan.stages_of(rank)}, nn.functional.mse_loss, mesh=of)
+    whole, worst = nn.ModuleList(reference), [0.0, 0.0]
+    optimizers = [momentum(whole), *(momentum(model[stage]) for stage in plan.stages_of(rank))]
+    for step, limit in enumerate((0.01, 100.0, 0.01)):
+        for each in range(2 if of else 1):
+            add_gradients(plan, reference, *batch(plan, 10 * step + each), replicas=2 if of else 1)
+        ours.step(*batch(plan, 10 * step + replica))
+        norm = ours.clip_grad_norm_(limit, norm_type)
+        worst[0] = max(worst[0], difference(norm, nn.utils.clip_grad_norm_(whole.parameters(), limit, norm_type)))
+        assert (limit < norm) == (step != 1)
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
+    worst[1] = max(difference(*pair) for pair in weights(model, reference * 2, plan.stages_of(rank)))
+    return worst
+
+
+def sharded() -> None:
+    """FSDP over one dimension of the mesh, the pipeline over the other: a norm, and clipped gradients."""
+    from torch.distributed.fsdp import fully_shard
+
+    of, plan = mesh("dp", "pp"), program("zb_h1", ranks=PIPE, microbatches=4)
+    replica, rank = place(of)
+    model, reference = modules(PIPE), nn.Sequential(*modules(PIPE))
+    fully_shard(model[rank], mesh=of["dp"])
+    ours = on(of["pp"], plan, model)
+    for each in range(2):
+        (nn.functional.mse_loss(reference(batch(plan, each)[0]), batch(plan, each)[1]) / 2).backward()
+    ours.step(*batch(plan, replica))
+    norms = ours.clip_grad_norm_(0.01), nn.utils.clip_grad_norm_(reference.parameters(), 0.01)
+    pairs = zip(model[rank].parameters(), reference[rank].parameters(), strict=True)
+    worst = max(difference(mine.grad.full_tensor(), other.grad) for mine, other in pairs)
+    report(f"found{dist.get_rank()}", [difference(*norms), worst])
+
+
+class Input(nn.Module):
+    """Bytes to vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.byte, self.mix = nn.Embedding(BYTES, WIDTH), nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(self.mix(self.byte(x)))
+
+
+class Output(nn.Module):
+    """Vectors to a score for each byte, by its vector of the input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix, self.scores = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, BYTES, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.scores(torch.tanh(self.mix(x)))
+
+
+def embedded(stages: int, is_same: bool) -> list[nn.Module]:
+    """Stages whose first and last one have the same weight, in one parameter or in two."""
+    torch.manual_seed(0)
+    model = [Input(), *(nn.Linear(WIDTH, WIDTH) for _ in range(stages - 2)), Output()]
+    if is_same:
+        model[-1].scores.weight = model[0].byte.weight
+    else:
+        model[-1].scores.weight.data.copy_(model[0].byte.weight.data)
+    return [each.double() for each in model]
+
+
+def text(plan: Plan, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(BYTES, (2, ROWS * plan.microbatches), generator=generator))
+
+
+def ties(stages: int) -> list[dict[int, str]]:
+    return [{0: "byte.weight", stages - 1: "scores.weight"}]
+
+
+#: Schedules, on how many ranks, and whether first and last stage have one parameter: they are on one rank in a V.
+TIED = [
+    ("1f1b", 4, False), ("zb_v", 4, True), ("zb_v", 4, False), ("dualpipe", 4, False), ("dualpipe", 4, True),
+    ("zb_h1", 2, False), ("zb_v", 2, True), ("dualpipe", 2, False),
+]  # fmt: skip
+
+
+def tied() -> None:
+    """For each case the largest difference from one process: of losses, norms, and weights after three updates."""
+    of = mesh("dp", "pp")
+    found = {}
+    for name, ranks, is_same in TIED:
+        plan = program(name, ranks=ranks, microbatches=2 * ranks)
+        found[f"{name} {ranks} {is_same}"] = tied_updates(plan, of if ranks == PIPE else None, is_same)
+    report(f"found{dist.get_rank()}", found)
+
+
+def tied_updates(plan: Plan, of: DeviceMesh | None, is_same: bool) -> list[float]:
+    replica, rank = place(of) if of else (0, dist.get_rank())
+    replicas, pieces, mine = 2 if of else 1, plan.layout.pieces, plan.stages_of(rank)
+    reference, worst = nn.Sequential(*embedded(pieces, is_same=True)), [0.0, 0.0, 0.0]
+    model = dict(enumerate(embedded(pieces, is_same) + embedded(pieces, is_same=False)))
+    if is_same and len(plan.layout.pipelines) > 1:
+        # On a rank that has both, the first stage and the last one of the other pipeline.
+        for stage in mine:
+            other = next(each for each in mine if each != stage)
+            if stage % pieces == 0:
+                model[other].scores.weight = model[stage].byte.weight
+    ours = Pipeline(plan, {each: model[each] for each in mine}, cross_entropy, mesh=of, tied=ties(pieces))
+    whole = nn.ModuleList(model[each] for each in mine)
+    optimizers = [momentum(reference), momentum(whole)]
+    for step in range(3):
+        expected = [losses_of(plan, reference, *text(plan, 10 * step + each), replicas) for each in range(replicas)]
+        losses = ours.step(*text(plan, 10 * step + replica))
+        worst[0] = max(worst[0], loss_difference(plan, losses, expected[replica], rank))
+        norms = ours.clip_grad_norm_(0.1), nn.utils.clip_grad_norm_(reference.parameters(), 0.1)
+        worst[1] = max(worst[1], difference(*norms))
+        for each in optimizers:
+            each.step()
+            each.zero_grad()
+    named = [(model[stage].get_parameter(name), other) for stage in mine
+             for name, other in reference[stage % pieces].named_parameters()]  # fmt: skip
+    worst[2] = max(difference(*pair) for pair in named)
+    return worst
+
+
+def losses_of(plan: Plan, model: nn.Module, inputs: torch.Tensor, targets: torch.Tensor, replicas: int) -> list:
+    """Of each microbatch, whose gradients of the mean over replicas are added."""
+    losses = []
+    for x, y in zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True):
+        losses.append(cross_entropy(model(x), y))
+        (losses[-1] / plan.microbatches / replicas).backward()
+    return [each.detach() for each in losses]
+
+
+class Rounds(torch.autograd.Function):
+    """What a message does to an activation, and one to its gradient."""
+
+    @staticmethod
+    def forward(context: Any, x: torch.Tensor, rounding: Rounding) -> torch.Tensor:
+        context.rounding = rounding
+        return rounding.unpack(rounding.pack(x), x)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return context.rounding.unpack(context.rounding.pack(gradient), gradient), None
+
+
+class Counts:
+    """The bytes of tensors of floating point numbers that a rank sends."""
+
+    def __init__(self, ours: Pipeline) -> None:
+        self.bytes = self.tensors = 0
+        self.wire = ours._exchange._wire
+        self.send, self.wire._send = self.wire._send, self.count
+
+    def count(self, tensors: list[torch.Tensor], *where: int) -> dist.Work:
+        self.bytes += sum(each.nbytes for each in tensors if each.is_floating_point())
+        self.tensors += sum(each.is_floating_point() for each in tensors)
+        return self.send(tensors, *where)
+
+
+def rounded() -> None:
+    """For each schedule, type and scale of the loss: differences of gradients, and bytes sent in a step.
+
+    The differences are from one process that rounds as the messages do, and from one that does not.
+    """
+    found = {}
+    for name, scale in product(("1f1b", "zb_v", "dualpipe"), (1.0, 1e-9)):
+        plan = program(name, ranks=4, microbatches=8)
+        for type in (None, torch.bfloat16, torch.float16):
+            found[f"{name} {scale:g} {type}"] = rounding_errors(plan, type, scale)
+    report(f"found{dist.get_rank()}", found)
+
+
+def rounding_errors(plan: Plan, type: torch.dtype | None, scale: float) -> list[float]:
+    model, pieces = replicated(plan, torch.float32), plan.layout.pieces
+    ours = pipeline(plan, model, transfer_dtype=type, loss_scale=scale)
+    gradients = []
+    for rounds in (type is not None, False):
+        # Each pipeline has messages where its neighbours are on different ranks.
+        reference = modules(pieces, torch.float32)
+        parts = [data.chunk(plan.microbatches) for data in batch(plan, 0, torch.float32)]
+        for start, x, y in zip(starts_of(plan), *parts, strict=True):
+            for piece, stage in enumerate(reference):
+                x = stage(x)
+                if rounds and piece + 1 < pieces and plan.peer(Kind.SEND_F, start + piece) is not None:
+                    x = Rounds.apply(x, Rounding(type))
+            (nn.functional.mse_loss(x, y) * scale).backward()
+        gradients.append(reference)
+    ours.step(*batch(plan, 0, torch.float32))
+    for weight in (weight for stage in model for weight in stage.parameters()):
+        weight.grad = None
+    counts = Counts(ours)
+    ours.step(*batch(plan, 0, torch.float32))
+    worst = [max(difference(a.grad, b.grad) for a, b in weights(model, each * 2, plan.stages_of(dist.get_rank())))
+             for each in gradients]  # fmt: skip
+    return [*worst, counts.bytes, counts.tensors]
+
+
+def starts_of(plan: Plan) -> list[int]:
+    """For each microbatch the first stage that it comes to."""
+    return [each.start for each in plan.layout.pipelines for _ in range(each.microbatches)]
+
+
+def other_type() -> None:
+    types = [torch.float16, None, None, None]
+    pipeline(program("1f1b", ranks=4), modules(4), transfer_dtype=types[dist.get_rank()])
+
+
+def eight_bits() -> None:
+    pipeline(program("1f1b", ranks=4), modules(4), transfer_dtype=torch.float8_e5m2)
+
+
+def ties_wrongly(name: str, plan: str = "1f1b", **given: list[dict[int, str]]) -> None:
+    """First and last stage of two, of which something is wrong."""
+    of, plan = mesh("dp", "pp"), program(plan, ranks=PIPE)
+    model = embedded(len(plan.placement), is_same=name == "undeclared")
+    if name == "other_start":
+        model[-1].scores.weight.data[0] += 1
+    rank = of.get_local_rank("pp")
+    has_updates = name == "tied_updates"
+    optimizers = {stage: momentum(model[stage]) for stage in plan.stages_of(rank)} if has_updates else None
+    given = given or {"tied": ties(len(plan.placement))}
+    if name == "on_one_side" and rank == 1:
+        given = {}
+    on(of, plan, model, optimizers=optimizers, **given)
+
+
+def alone_on_a_mesh() -> None:
+    """Pipelines that have nothing to do with each other, at once, on the rows of a mesh."""
+    of, plan = mesh("dp", "pp"), program("zb_h1", ranks=PIPE, microbatches=4)
+    replica, rank = place(of)
+    model, reference = modules(PIPE), modules(PIPE)
+    for each in (*model, *reference):
+        for weight in each.parameters():
+            weight.data += replica
+    inputs, targets = batch(plan, replica)
+    losses = on(of["pp"], plan, model).step(inputs, targets)
+    nn.functional.mse_loss(alone(reference, inputs), targets).backward()
+    worst = [difference(mine.grad, other.grad) for mine, other in weights(model, reference, [rank])]
+    report(f"found{dist.get_rank()}", [losses is not None, max(worst)])
+
+
+def unused() -> None:
+    """A weight that one replica does not use has the other's gradient there."""
+    of, plan = mesh("dp", "pp"), program("1f1b", ranks=PIPE, microbatches=2)
+    replica, rank = place(of)
+
+    class Chooses(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.ways = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.ways[int(x[0, 0] > 0)](x.abs())
+
+    torch.manual_seed(0)
+    model = [Chooses() for _ in range(PIPE)]
+    reference = copy.deepcopy(model)
+    batches = [torch.full((2 * ROWS, WIDTH), sign, dtype=torch.float64) for sign in (-1.0, 1.0)]
+    for each in batches:
+        (nn.functional.mse_loss(reference[0](each), each) / 2).backward()
+    on(of, plan, [model[0], nn.Identity() if rank == 0 else Passes()]).step(batches[replica], batches[replica])
+    pairs = weights(model, reference, [0])
+    report(f"found{dist.get_rank()}", max(difference(a.grad, b.grad) for a, b in pairs) if rank == 0 else 0.0)
+
+
+class Passes(nn.Module):
+    """A stage without weights."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x
+
+
+def checkpoints() -> None:
+    """Each process has a file of its own; one replica has a newer one."""
+    of, plan = mesh("dp", "pp"), program("1f1b", ranks=PIPE, microbatches=4)
+    ours, kept = on(of, plan, modules(PIPE)), os.path.join(os.environ["FOLDER"], "kept")
+    ours.save(kept, 1)
+    if of.get_local_rank("dp") == 1:
+        ours.save(kept, 2)
+    dist.barrier()
+    report(f"found{dist.get_rank()}", [ours.resume(kept), len(os.listdir(kept))])
+
+
+# What must fail well.
+
+
+def fails(what: object, process: int) -> None:
+    """Something happens at the second forward of a process."""
+    of, plan = mesh("dp", "pp"), program("1f1b", ranks=PIPE, microbatches=4)
+    replica, rank = place(of)
+    model = [Does(each, math.inf, what) for each in modules(PIPE)]
+    if dist.get_rank() == process:
+        model[rank].call = 1
+    ours = on(of, plan, model, timeout=2 if what is sleep else 60)
+    for step in range(2):
+        ours.step(*batch(plan, step + replica))
+
+
+def kill(_: torch.Tensor) -> torch.Tensor:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def sleep(_: torch.Tensor) -> torch.Tensor:
+    time.sleep(LIMIT)
+    raise AssertionError
+
+
+def throw(_: torch.Tensor) -> torch.Tensor:
+    raise ValueError("boom")
+
+
+def idles() -> None:
+    """A process does not come to the second step."""
+    of, plan = mesh("dp", "pp"), program("1f1b", ranks=PIPE, microbatches=4)
+    ours = on(of, plan, modules(PIPE), timeout=2)
+    ours.step(*batch(plan, 0))
+    if dist.get_rank() == 2:
+        time.sleep(LIMIT)
+    ours.step(*batch(plan, 1))
+
+
+def of_four(what: object = None) -> None:
+    """Four replicas of a pipeline over one rank: the difference of gradients, or something that happens to the last."""
+    of, plan = init_device_mesh("cpu", (4, 1), mesh_dim_names=("dp", "pp")), program("1f1b", ranks=1, microbatches=4)
+    replica, model, reference = of.get_local_rank("dp"), modules(1), modules(1)
+    if what:
+        model = [Does(model[0], 5 if replica == 3 else math.inf, what)]
+    ours = on(of, plan, model, timeout=2 if what is sleep else 60)
+    for step in range(2):
+        for each in range(4):
+            add_gradients(plan, reference, *batch(plan, 10 * step + each), replicas=4)
+        ours.step(*batch(plan, 10 * step + replica))
+    report(f"found{replica}", max(difference(*pair) for pair in gradients(model, reference)))
+
+
+def gradients(model: list[nn.Module], other: list[nn.Module]) -> list[tuple[torch.Tensor, ...]]:
+    return [(mine.grad, theirs.grad) for mine, theirs in weights(model, other, [0])]
+
+
+def does_not_clip() -> None:
+    """A process does not come to the norm of all gradients."""
+    of, plan = mesh("dp", "pp"), program("1f1b", ranks=PIPE, microbatches=4)
+    ours = on(of, plan, modules(PIPE), timeout=2)
+    ours.step(*batch(plan, 0))
+    if dist.get_rank() == 2:
+        time.sleep(LIMIT)
+    ours.clip_grad_norm_(1.0)
+    ours.step(*batch(plan, 1))
+
+
+def clips_updates() -> None:
+    plan = version_plan("pipedream_2bw", PIPE)
+    model = [each.double() for each in modules(PIPE)]
+    of = mesh("dp", "pp")
+    rank = of.get_local_rank("pp")
+    on(of, plan, model, optimizers={rank: momentum(model[rank])}).clip_grad_norm_(1.0)
+
+
+def differ() -> None:
+    """One process has other weights."""
+    model = modules(PIPE)
+    if dist.get_rank() == 3:
+        model[1][0].bias.data[0] += 1
+    on(mesh("dp", "pp"), program("1f1b", ranks=PIPE), model)
+
+
+def on_a_mesh(*names: str, ranks: int = PIPE) -> None:
+    of, plan = mesh(*names), program("1f1b", ranks=ranks)
+    Pipeline(plan, dict(enumerate(modules(1))), nn.functional.mse_loss, mesh=of)
+
+
+def three_dimensions() -> None:
+    of = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "tp", "pp"))
+    Pipeline(program("1f1b", ranks=PIPE), {}, mesh=of)
+
+
+SCENARIOS = {
+    each.__name__: each
+    for each in (
+        replicas, updates, clipped, sharded, tied, rounded, other_type, eight_bits, alone_on_a_mesh, unused,
+        checkpoints, idles, differ, does_not_clip, clips_updates, three_dimensions,
+    )
+} | {
+    "undeclared": partial(ties_wrongly, "undeclared", "zb_v", tied=[]),
+    "tied_updates": partial(ties_wrongly, "tied_updates", "pipedream_2bw"),
+    "no_such_weight": partial(ties_wrongly, "", tied=[{0: "byte.bias", 1: "scores.weight"}]),
+    "no_such_stage": partial(ties_wrongly, "", tied=[{0: "byte.weight", 2: "scores.weight"}]),
+} | {
+    name: partial(ties_wrongly, name) for name in ("other_start", "on_one_side")
+} | {
+    "of_four": of_four,
+    "one_of_four_killed": partial(of_four, kill),
+    "one_of_four_stalls": partial(of_four, sleep),
+    "killed": partial(fails, kill, 3),
+    "stalls": partial(fails, sleep, 3),
+    "throws": partial(fails, throw, 2),
+    "no_pp": partial(on_a_mesh, "dp", "tp"),
+    "too_few": partial(on_a_mesh, "dp", "pp", ranks=4),
+}  # fmt: skip
+
+if __name__ == "__main__":
+    main(SCENARIOS.__getitem__)
