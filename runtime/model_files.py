@@ -87,7 +87,8 @@ def load_model(folder: str | Path, stages: Mapping[int, nn.Module], device: _Dev
         for name, ours in state.items():
             if found[name].shape != ours.shape:
                 raise PipelineError(f"`{name}` is {list(found[name].shape)} in `{folder}`, here {list(ours.shape)}")
-            found[name] = found[name].to(ours.dtype)
+            # Or weights would be in the file itself as long as nothing writes to them.
+            found[name] = found[name].to(ours.dtype, copy=is_meta)
         module.load_state_dict(found, strict=False, assign=is_meta)
         for name, each in (*module.named_parameters(), *module.named_buffers()):
             if each.is_meta:
@@ -197,6 +198,7 @@ def _write(path: Path, tensors: Tensors) -> None:
     own = {name: each if first[each.data_ptr()] == name else each.clone() for name, each in tensors.items()}
     # transformers looks for this format.
     save_file({name: each.detach().contiguous() for name, each in own.items()}, path, {"format": "pt"})
+    path.chmod(0o644)
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 

@@ -1,6 +1,7 @@
 """Models of users: how they are cut into stages, their files, and that they train as in one process."""
 
 import copy
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -241,6 +242,15 @@ def test_files_that_are_of_no_use(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(PipelineError, match=r"cannot be read: .*header"):
         load_model(tmp_path, stages)
+
+
+def test_weights_do_not_live_in_their_file(tmp_path: Path) -> None:
+    whole = model_in(tmp_path)[0].state_dict()
+    with torch.device("meta"):
+        model = Model()
+    load_model(tmp_path, {0: model})
+    os.truncate(tmp_path / "model.safetensors", 100)
+    assert all(torch.equal(each, whole[name]) for name, each in model.state_dict().items())
 
 
 def test_a_buffer_in_no_file_is_not_left_empty(tmp_path: Path) -> None:
