@@ -5,7 +5,7 @@ model's own, with what it makes for its blocks, such as masks and positions; and
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any
@@ -27,7 +27,7 @@ Blocks = dict[str, nn.Module]
 class Stages(dict[int, nn.Module]):
     """The stages of a rank by their numbers, as `Pipeline` takes them; `str()` says how even the partition is.
 
-    `tied` is for `Pipeline`, too: the weights that several stages have, on whichever ranks, by their names.
+    `tied` are the weights that several stages have, on whichever ranks, with their names by stage.
     """
 
     def __init__(self, stages: Mapping[int, nn.Module], partition: Partition, names: Sequence[str], tied: Tied) -> None:
@@ -53,7 +53,8 @@ def split(
     Whatever else its forward does is done in every stage; in the first forward, each stage looks whether this is so.
     `blocks` are names of submodules; that of a list of modules stands for all in it, and the model itself may be one:
     an `nn.Sequential`, or an `nn.ModuleList`, which is taken for the same.
-    All weights are in blocks. Blocks are the model's own, not copies, and may be on the meta device (see `load_model`).
+    All weights are in blocks. Blocks are the model's own, but for copies of those that have a weight of an earlier
+    stage; they may be on the meta device (see `load_model`).
 
     `costs` are those of the blocks, in any unit, the same on all ranks: measured by `measure`, or else the numbers of
     weights that are multiplied with, all but those of embeddings. `schedlang.partition` says what is minimised.
@@ -65,8 +66,11 @@ def split(
     shared_out = _share_out(named, plan.layout, costs)
     tied = _find_tied(model, named, shared_out)
     pieces = {stage: shared_out.piece_of(stage) for stage in plan.stages_of(dist.get_rank() if rank is None else rank)}
+    copied = {name for names in tied for name in [*names.values()][1:]}
     # Two replicas of a piece on one rank are one module.
-    modules = {piece: only(model, named, shared_out.blocks_of(stage)) for stage, piece in pieces.items()}
+    modules = {
+        piece: only(model, named, _own(named, shared_out.blocks_of(stage), copied)) for stage, piece in pieces.items()
+    }
     return Stages({stage: modules[piece] for stage, piece in pieces.items()}, shared_out, list(named), tied)
 
 
@@ -90,9 +94,18 @@ def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
     return found
 
 
-def only(model: nn.Module, blocks: Blocks, kept: range) -> nn.Module:
-    """The model with some of its blocks, by their places."""
-    theirs = {name: each if place in kept else Elsewhere(each) for place, (name, each) in enumerate(blocks.items())}
+def _own(blocks: Blocks, places: range, copied: Container[str]) -> Blocks:
+    """The blocks of a stage; one that has a weight of an earlier stage is a copy."""
+    own = islice(blocks.items(), places.start, places.stop)
+    return {
+        name: copy.deepcopy(each) if any(weight in copied for weight, _ in each.named_parameters(name)) else each
+        for name, each in own
+    }
+
+
+def only(model: nn.Module, blocks: Blocks, kept: Blocks) -> nn.Module:
+    """The model with those of its blocks that are kept, by name, or what is kept in their place."""
+    theirs = {name: kept[name] if name in kept else Elsewhere(each) for name, each in blocks.items()}
     if isinstance(model, nn.ModuleList):
         model = nn.Sequential(*model)
     # A deep copy takes what is in its memo for copied.

@@ -136,7 +136,7 @@ def tied_llamas() -> None:
         optimizers = [OPTIMIZERS["adamw"](list(stage.parameters())) for stage in stages.values()]
         if step:
             load_optimizers(begin, stages, optimizers)
-        ours = Pipeline(plan, stages, loss_of, tied=stages.tied)
+        ours = Pipeline(plan, stages, loss_of)
         ours.step(*tokens(step))
         alone(whole, loss_of, *tokens(step))
         found[name] = max(difference(*each) for each in gradients(stages, whole))

@@ -197,6 +197,18 @@ def test_what_split_cannot_cut(blocks: list[str], costs: list[float] | None, mes
         split(Model(), PLAN, blocks, costs, rank=0)
 
 
+def test_each_stage_has_its_own_copy_of_a_tied_weight() -> None:
+    """Also where both are on one rank, or two optimizers would have the same weight."""
+    model = Model()
+    model.layers[3].weight = tied = model.layers[0].weight
+    stages = split(model, plan_of("zb_v", ranks=2), ["layers"], rank=0)
+    assert stages.tied == [{0: "layers.0.weight", 3: "layers.3.weight"}]
+    first, last = (dict(stages[stage].named_parameters())[name] for stage, name in stages.tied[0].items())
+    assert first is tied is model.layers[3].weight
+    assert last is not tied
+    assert torch.equal(last, tied)
+
+
 def test_what_is_shared_and_slices_are_not_cut() -> None:
     activation = nn.ReLU()
     with pytest.raises(PipelineError, match="the blocks `1` and `3` are one module: they must be two"):
