@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,6 @@ from torch.optim import Optimizer
 
 from schedlang.plan import Plan
 from schedlang.runtime.checkpoint import reason
-from schedlang.runtime.copies import Tied
 from schedlang.runtime.model import Stages
 from schedlang.runtime.ranks import Ranks
 from schedlang.runtime.watchdog import PipelineError, Watchdog
@@ -79,17 +78,22 @@ def load_model(folder: str | Path, stages: Mapping[int, nn.Module], device: _Dev
     on `device`, which a module's optimizer must not have seen before. PipelineError where a weight is not there, or has
     another shape.
     """
-    source = _Source.of(Path(folder), _MODEL, stages.tied if isinstance(stages, Stages) else ())
+    source = _Source.of(Path(folder), _MODEL)
     for module in stages.values():
-        state = _state(module)
+        state, others = _state(module), _other_names(module)
         is_meta = any(each.is_meta for each in state.values())
-        found = source.read(state, device)
+        there = {name: _name_in(source.files, name, stages) for name in state}
+        found = source.read(there.values(), device)
+        loaded = {name: found[there[name]] for name in state}
         for name, ours in state.items():
-            if found[name].shape != ours.shape:
-                raise PipelineError(f"`{name}` is {list(found[name].shape)} in `{folder}`, here {list(ours.shape)}")
+            if loaded[name].shape != ours.shape:
+                raise PipelineError(f"`{name}` is {list(loaded[name].shape)} in `{folder}`, here {list(ours.shape)}")
             # Or weights would be in the file itself as long as nothing writes to them.
-            found[name] = found[name].to(ours.dtype, copy=is_meta)
-        module.load_state_dict(found, strict=False, assign=is_meta)
+            loaded[name] = loaded[name].to(ours.dtype, copy=is_meta)
+        module.load_state_dict(loaded, strict=False, assign=is_meta)
+        for other, name in others.items():
+            part, _, attribute = other.rpartition(".")
+            setattr(module.get_submodule(part), attribute, module.get_parameter(name))
         for name, each in (*module.named_parameters(), *module.named_buffers()):
             if each.is_meta:
                 raise PipelineError(f"`{name}` is on the meta device and in no file: make its module on a real one")
@@ -110,7 +114,7 @@ def load_optimizers(folder: str | Path, stages: Mapping[int, nn.Module], optimiz
         weights = [each for group in optimizer.param_groups for each in group["params"]]
         if any(id(each) not in names for each in weights):
             raise PipelineError("an optimizer has a weight that is in none of the stages")
-        keys = [kept.get(names[id(each)], []) for each in weights]
+        keys = [kept.get(_name_in(kept, names[id(each)], stages), []) for each in weights]
         # The optimizer itself knows what of it belongs on which device.
         found, state = source.read(chain.from_iterable(keys), "cpu"), optimizer.state_dict()
         places = [place for group in state["param_groups"] for place in group["params"]]
@@ -121,52 +125,48 @@ def load_optimizers(folder: str | Path, stages: Mapping[int, nn.Module], optimiz
 
 @frozen
 class _Source:
-    """A folder to read from: for each tensor its file, by name; and the step at which it was written.
-
-    A tied weight, which has several names, may be there under one of them.
-    """
+    """A folder to read from: for each tensor its file, by name; and the step at which it was written."""
 
     folder: Path
     files: dict[str, str]
     step: int
-    tied: Tied = ()
 
     @classmethod
-    def of(cls, folder: Path, kind: str, tied: Tied = ()) -> "_Source":
+    def of(cls, folder: Path, kind: str) -> "_Source":
         """The weights, or what optimizers keep; PipelineError if there are none."""
         index, single = folder / _index(kind), folder / f"{kind}.safetensors"
         try:
             if not index.exists() and single.exists():
                 with safe_open(single, "pt") as file:
-                    return cls(folder, dict.fromkeys(file.keys(), single.name), 0, tied)
+                    return cls(folder, dict.fromkeys(file.keys(), single.name), 0)
             found = json.loads(index.read_text())
-            return cls(folder, dict(found["weight_map"]), int(found["metadata"].get("step", 0)), tied)
+            return cls(folder, dict(found["weight_map"]), int(found["metadata"].get("step", 0)))
         # A damaged file may raise anything.
         except Exception as error:
             raise PipelineError(f"`{index}` cannot be read: {reason(error)}") from error
 
     def read(self, names: Iterable[str], device: _Device) -> dict[str, Tensor]:
         """Some of the tensors, and nothing else of the files."""
-        by_file: dict[str, list[tuple[str, str]]] = {}
+        by_file: dict[str, list[str]] = {}
         for name in names:
-            there = self._there(name)
-            by_file.setdefault(self.files[there], []).append((name, there))
+            if name not in self.files:
+                raise PipelineError(f"`{self.folder}` has no `{name}`")
+            by_file.setdefault(self.files[name], []).append(name)
         found: dict[str, Tensor] = {}
-        for path, names_there in ((self.folder / file, names) for file, names in by_file.items()):
+        for path, there in ((self.folder / file, names) for file, names in by_file.items()):
             try:
                 with safe_open(path, "pt", device=str(device)) as file:
-                    found |= {name: file.get_tensor(there) for name, there in names_there}
+                    found |= {name: file.get_tensor(name) for name in there}
             except (OSError, SafetensorError) as error:
                 raise PipelineError(f"`{path}` cannot be read: {reason(error)}") from error
         return found
 
-    def _there(self, name: str) -> str:
-        """The name under which a tensor is there."""
-        names = [name, *(each for names in self.tied if name in names.values() for each in names.values())]
-        there = [each for each in names if each in self.files]
-        if not there:
-            raise PipelineError(f"`{self.folder}` has no `{name}`")
-        return there[0]
+
+def _name_in(names: Container[str], name: str, stages: Mapping[int, nn.Module]) -> str:
+    """The name of a weight that is among some, its own or that of a tied one; its own if there is none."""
+    tied = stages.tied if isinstance(stages, Stages) else ()
+    others = (each for same in tied if name in same.values() for each in same.values())
+    return next((each for each in (name, *others) if each in names), name)
 
 
 def _files(part: str, modules: Sequence[nn.Module], optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensors]]:
@@ -177,8 +177,15 @@ def _files(part: str, modules: Sequence[nn.Module], optimizers: Iterable[Optimiz
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
     """Weights and buffers of a module by name; a weight with two names has one."""
-    others = dict(module.named_parameters(remove_duplicate=False)).keys() - dict(module.named_parameters()).keys()
+    others = _other_names(module)
     return {name: each for name, each in module.state_dict().items() if name not in others}
+
+
+def _other_names(module: nn.Module) -> dict[str, str]:
+    """The further names of weights that have several, each with the first."""
+    first = {id(weight): name for name, weight in module.named_parameters()}
+    names = {name: first[id(weight)] for name, weight in module.named_parameters(remove_duplicate=False)}
+    return {name: first for name, first in names.items() if name != first}
 
 
 def _optimizer_state(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:

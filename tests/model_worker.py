@@ -145,6 +145,10 @@ def tied_llamas() -> None:
             each.zero_grad()
         begin = Path(os.environ["FOLDER"]) / name
         ours.save_model(begin, step + 1, optimizers)
+    # The whole of it has one weight by two names again.
+    load_model(begin, {0: (loaded := empty_llama(tied=True))})
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    found["end"] = max(difference(*each) for each in zip(loaded.parameters(), whole.parameters(), strict=True))
     report(f"found{dist.get_rank()}", found)
 
 

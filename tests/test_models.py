@@ -58,8 +58,10 @@ def test_the_program_of_the_page_works(run: Run) -> None:
 def test_tied_weights_are_found_and_stay_tied(run: Run) -> None:
     """Wherever their stages are; also from a file in which they have one name."""
     for found in run("tied_llamas", 4).found():
+        assert list(found) == ["zb_v", "dualpipe", "1f1b", "end"]
+        # AdamW divides by gradients, of which some are little more than rounding.
+        assert found.pop("end") < 1e-2
         assert max(found.values()) < 1e-5
-        assert list(found) == ["zb_v", "dualpipe", "1f1b"]
 
 
 def test_replicas_of_a_pipeline_save_one_model(run: Run) -> None:
