@@ -7,37 +7,13 @@ from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
-from attrs import define, field, frozen
+from attrs import define, field
 from torch import Tensor
 
-from schedlang.runtime.precision import Rounding
+from schedlang.runtime.precision import Form, Rounding
 from schedlang.runtime.values import Look, Value, flatten, has_gradient, unflatten
 from schedlang.runtime.watchdog import PipelineError
 from schedlang.runtime.wire import InFlight, Wire
-
-
-@frozen(eq=False)
-class Form:
-    """What the tensors of a message look like, at the stages and on their way between them."""
-
-    tensors: list[Tensor]
-    rounding: Rounding | None
-    packed: list[Tensor]
-
-    @classmethod
-    def of(cls, tensors: list[Tensor], rounding: Rounding | None) -> "Form":
-        """The form of tensors that look so at the stages."""
-        return cls(tensors, rounding, [rounding.room(each) for each in tensors] if rounding else tensors)
-
-    def pack(self, tensors: list[Tensor]) -> list[Tensor]:
-        """What is sent of some tensors."""
-        if self.rounding is None:
-            return [each.contiguous() for each in tensors]
-        return [*map(self.rounding.pack, tensors)]
-
-    def unpack(self, tensors: list[Tensor]) -> list[Tensor]:
-        """What has been sent."""
-        return tensors if self.rounding is None else [*map(self.rounding.unpack, tensors, self.tensors)]
 
 
 @define(eq=False)
@@ -56,8 +32,8 @@ class Edge:
     rounding: Rounding | None
     new: bool = True
     look: Look | None = None
-    activation: Form = Form([], None, [])
-    gradient: Form = Form([], None, [])
+    activation: Form = field(init=False)
+    gradient: Form = field(init=False)
     _known: dict[int, Look] = field(factory=dict)
     _headers: InFlight = field(factory=list)
 

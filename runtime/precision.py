@@ -59,3 +59,27 @@ def rounding_to(type: torch.dtype | None) -> Rounding | None:
     if type not in (torch.bfloat16, torch.float16):
         raise PipelineError(f"`transfer_dtype` is {type}, it must be torch.bfloat16 or torch.float16")
     return Rounding(type)
+
+
+@frozen(eq=False)
+class Form:
+    """What the tensors of a message look like, at the stages and on their way between them."""
+
+    models: list[Tensor]
+    rounding: Rounding | None
+    packed: list[Tensor]
+
+    @classmethod
+    def of(cls, models: list[Tensor], rounding: Rounding | None) -> "Form":
+        """The form of tensors that look so at the stages."""
+        return cls(models, rounding, [rounding.room(each) for each in models] if rounding else models)
+
+    def pack(self, tensors: list[Tensor]) -> list[Tensor]:
+        """What is sent of some tensors."""
+        if self.rounding is None:
+            return [each.contiguous() for each in tensors]
+        return [*map(self.rounding.pack, tensors)]
+
+    def unpack(self, tensors: list[Tensor]) -> list[Tensor]:
+        """What has been sent."""
+        return tensors if self.rounding is None else [*map(self.rounding.unpack, tensors, self.models)]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from schedlang.runtime.copies import Weights
+from schedlang.runtime.copies import Copies
 from schedlang.runtime.ranks import Ranks
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.wire import InFlight, Wire
@@ -45,7 +45,7 @@ class ReplicaSum:
 
 
 def replica_sums(
-    stages: Mapping[int, Stage], copies: Sequence[Weights], ranks: Ranks, wire: Wire
+    stages: Mapping[int, Stage], copies: Sequence[Copies], ranks: Ranks, wire: Wire
 ) -> dict[int, ReplicaSum]:
     """For each stage of this rank the sum of its own weights, if there are replicas."""
     tied = {id(weight) for each in copies if each.are_tied for weight in each.parameters}
@@ -60,7 +60,7 @@ def replica_sums(
 class Sums:
     """Sums the gradients of a step over all copies of a weight, and adds them to those of earlier steps."""
 
-    def __init__(self, copies: Sequence[Weights], ranks: Ranks, wire: Wire) -> None:
+    def __init__(self, copies: Sequence[Copies], ranks: Ranks, wire: Wire) -> None:
         self._wire, self._rank = wire, ranks.own
         self._shared = [each for each in copies if each.are_shared]
         has_replicas = len(ranks.replicas) > 1
@@ -89,12 +89,12 @@ class Sums:
 
     def _over_copies(self) -> None:
         """In the order of the ranks: all copies get the same, to the bit."""
-        trained = [[same for same in each.copies if same[0].requires_grad] for each in self._shared]
+        trained = [[same for same in each.weights if same[0].requires_grad] for each in self._shared]
         own = [[_total(map(_gradient, same)).contiguous() for same in each] for each in trained]
         found = [
             {rank: gradients if rank == self._rank else [torch.empty_like(each) for each in gradients]
-             for rank in weights.ranks}
-            for weights, gradients in zip(self._shared, own, strict=True)
+             for rank in copies.ranks}
+            for copies, gradients in zip(self._shared, own, strict=True)
         ]  # fmt: skip
         self._wire.exchange([
             self._wire.operation(call, tensor, rank)

@@ -37,6 +37,7 @@ from schedlang import Kind
 from schedlang.plan import Plan
 from schedlang.runtime import Pipeline
 from schedlang.runtime.precision import Rounding
+from schedlang.runtime.sums import ReplicaSum
 
 PIPE = 2
 BYTES = 12
@@ -64,11 +65,12 @@ def replicas() -> None:
 
     That has the batches of both replicas. Two steps, whose gradients add up, with an evaluation between them.
     """
-    meshes = mesh("dp", "pp"), mesh("pp", "dp")
+    larger = init_device_mesh("cpu", (2, 1, 2), mesh_dim_names=("dp", "tp", "pp"))
+    meshes = mesh("dp", "pp"), mesh("pp", "dp"), larger["dp", "pp"]
     found = {}
     for turn, name in enumerate(SCHEDULES):
         plan = program(name, ranks=PIPE, microbatches=2 * PIPE)
-        found[name] = of_one_process(meshes[turn % 2], plan)
+        found[name] = of_one_process(meshes[turn % 3], plan)
     report(f"found{dist.get_rank()}", found)
 
 
@@ -420,6 +422,17 @@ def alone_on_a_mesh() -> None:
     report(f"found{dist.get_rank()}", [losses is not None, max(worst)])
 
 
+def overlaps() -> None:
+    """Where in its actions each stage of a rank has its last backward, and begins its sum; and how many there are."""
+    of, plan = mesh("dp", "pp"), program("zb_v", ranks=PIPE, microbatches=4)
+    rank = of.get_local_rank("pp")
+    calls, actions = on(of, plan, modules(len(plan.placement)))._training, plan.ranks[rank]
+    last = [max(index for index, _, op in calls if op and op[0] in (Kind.B, Kind.W) and op[1] == stage)
+            for stage in plan.stages_of(rank)]  # fmt: skip
+    begins = [index for index, call, _ in calls if getattr(call, "__func__", None) is ReplicaSum.begin]
+    report(f"found{dist.get_rank()}", [sorted(last), begins, len(actions)])
+
+
 def unused() -> None:
     """A weight that one replica does not use has the other's gradient there."""
     of, plan = mesh("dp", "pp"), program("1f1b", ranks=PIPE, microbatches=2)
@@ -559,7 +572,7 @@ def three_dimensions() -> None:
 SCENARIOS = {
     each.__name__: each
     for each in (
-        replicas, updates, clipped, sharded, tied, rounded, other_type, eight_bits, alone_on_a_mesh, unused,
+        replicas, updates, clipped, sharded, tied, overlaps, rounded, other_type, eight_bits, alone_on_a_mesh, unused,
         checkpoints, idles, differ, does_not_clip, clips_updates, three_dimensions,
     )
 } | {

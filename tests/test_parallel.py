@@ -20,21 +20,35 @@ def test_gradients_over_replicas_are_those_of_one_process(run: Run) -> None:
             assert gradient < 1e-12, name
 
 
-def test_four_replicas(run: Run) -> None:
-    """Of a pipeline over one rank; who of several is waited for is found out."""
+def test_sums_begin_while_other_stages_work(run: Run) -> None:
+    """Each right after the last backward of its stage, all but one before the end."""
+    for last, begins, actions in run("overlaps", 4).found():
+        assert begins == last
+        assert last[0] < last[1] < actions
+
+
+def test_gradients_over_four_replicas_are_those_of_one_process(run: Run) -> None:
+    """Of a pipeline over one rank."""
     assert max(run("of_four", 4).found()) < 1e-12
-    last = r"rank 3 \(dp 3, pp 0\)"
+
+
+#: The last of four replicas, each of one rank.
+FOURTH = r"rank 3 \(dp 3, pp 0\)"
+
+
+def test_of_several_replicas_the_one_that_dies_is_named(run: Run) -> None:
     outcome = run("one_of_four_killed", 4)
     assert outcome.codes == [1, 1, 1, -9]
-    for log in outcome.logs[:3]:
-        assert re.search(
-            rf"(stopped|Error): {last} is gone: rank \d \(dp \d, pp 0\) lost its connection at 0B3", log
-        ), log
+    cause = rf"(stopped|Error): {FOURTH} is gone: rank \d \(dp \d, pp 0\) lost its connection at 0B3"
+    assert all(re.search(cause, log) for log in outcome.logs[:3]), outcome.logs
+
+
+def test_of_several_replicas_the_one_that_stalls_is_named(run: Run) -> None:
     outcome = run("one_of_four_stalls", 4)
     assert outcome.codes == [1] * 4
-    for log in outcome.logs:
-        assert re.search(rf"(stopped|Error): {last} has made no progress for \d\.\d s at 0F1 ", log), log
-    waits = r"rank 0 \(dp 0, pp 0\) has waited \S+ s for rank 1 .* or rank 2 .* or rank 3 \(dp 3, pp 0\) at 0B3"
+    cause = rf"(stopped|Error): {FOURTH} has made no progress for \d\.\d s at 0F1 "
+    assert all(re.search(cause, log) for log in outcome.logs), outcome.logs
+    waits = rf"rank 0 \(dp 0, pp 0\) has waited \S+ s for rank 1 .* or rank 2 .* or {FOURTH} at 0B3"
     assert any(re.search(waits, log) for log in outcome.logs), outcome.logs
 
 
