@@ -64,9 +64,11 @@ mutation: .venv/installed
 	PATH=$(CURDIR)/$(BIN):$$PATH mutmut run --max-children 2 $(MUTANTS)
 	PATH=$(CURDIR)/$(BIN):$$PATH python tests/mutation_page.py > docs/mutation.md
 
-# The compiler against torch's own pipelining, in a few minutes; `python benchmarks/compile.py --large` for the largest.
+# The compiler against torch's own pipelining, in a few minutes, and a plot; BENCH=--large for the sizes of the largest
+# runs, in half an hour.
 bench: .venv/installed
-	$(BIN)/python benchmarks/compile.py
+	$(BIN)/pip install --quiet matplotlib
+	$(BIN)/python benchmarks/compile.py $(BENCH) --plot build/compile.svg
 
 # The runtime against torch's own pipelining: processor time per action, and time per step.
 bench-runtime: .venv/installed

@@ -3,7 +3,8 @@
 All figures are seconds of processor time, from processes of their own, the least of a few runs where these are short.
 Ours is from the text of a program to a proved plan on disk, and its parts; torch's is its lowering of its own schedule
 (`_prepare_schedule_with_comms`) and its simulator (`_simulate_comms_compute`, of ops and transfers). Both are for all
-ranks. `--large` adds the sizes of the largest runs; no process takes longer than LIMIT seconds.
+ranks; `part` is what one rank takes to read its own, and the memory for it. `--large` adds the sizes of the largest
+runs; no process takes longer than LIMIT seconds. `--plot FILE` draws the time of both over the size.
 """
 
 import argparse
@@ -23,16 +24,18 @@ PROGRAMS = Path(__file__).parent.parent / "programs"
 LIMIT, LONG = 300, 2.0
 #: The parts of `schedlang.compiler.compile_tree`, as it calls them, in order; the rest is reading and parsing.
 PARTS = ("expand", "check_structure", "choose_lowering", "prove", "check_claims")
-HEADS = ("expand", "check", "lower", "prove", "claims", "write", "simulate", "read")
+HEADS = ("expand", "check", "lower", "prove", "claims", "write", "simulate", "read", "part", "MiB")
 
 #: Torch's schedule, our program for it, and the sizes: ranks and microbatches.
 CASES = {
     "ScheduleInterleaved1F1B": ("interleaved_1f1b", [(8, 64), (16, 128), (32, 256)]),
-    "ScheduleZBVZeroBubble": ("zb_v", [(8, 64), (16, 64)]),
+    "ScheduleInterleavedZeroBubble": ("interleaved_zb", [(8, 64), (16, 128)]),
+    "ScheduleZBVZeroBubble": ("zb_v", [(8, 64), (16, 128)]),
     "ScheduleDualPipeV": ("dualpipe_v", [(8, 64), (16, 128)]),
 }
 LARGE = {
-    "ScheduleInterleaved1F1B": [(64, 512), (64, 1024), (64, 2048), (512, 1024)],
+    "ScheduleInterleaved1F1B": [(64, 512), (64, 1024), (64, 2048), (512, 1536)],
+    "ScheduleInterleavedZeroBubble": [(32, 256), (64, 1024)],
     "ScheduleZBVZeroBubble": [(32, 256), (64, 1024)],
     "ScheduleDualPipeV": [(32, 256), (64, 1024)],
 }
@@ -78,7 +81,18 @@ def ours(program: str, ranks: int, microbatches: int) -> dict[str, Any]:
             "simulate": least(lambda: simulate(plan)),
         }
         found["memory"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return found | {"read": least(lambda: read_plan(path))}
+        found["read"] = least(lambda: read_plan(path))
+        return found | json.loads(one("part", str(path), ranks // 2))
+
+
+def part(path: str, rank: int) -> dict[str, float]:
+    """What it takes one rank to read its own part of a plan, of time and of memory."""
+    from schedlang.plan_reader import open_plan
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    open_plan(path).ranks[rank]
+    more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    return {"part": least(lambda: open_plan(path).ranks[rank]), "part memory": more * 1024}
 
 
 def torchs(name: str, ranks: int, microbatches: int) -> dict[str, Any]:
@@ -106,16 +120,21 @@ def torchs(name: str, ranks: int, microbatches: int) -> dict[str, Any]:
     return {"lower": lower, "simulate": simulate, "actions": actions}
 
 
-def measured(what: str, *arguments: object) -> dict[str, Any] | None:
-    """The figures from a process of their own; none if they take too long."""
+def one(what: str, *arguments: object) -> str:
+    """The figures from a process of their own, as JSON; TimeoutExpired if they take too long."""
     command = [sys.executable, __file__, "--one", what, *map(str, arguments)]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
-    except subprocess.TimeoutExpired:
-        return None
+    result = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
     if result.returncode:
         sys.exit(result.stderr)
-    return dict(json.loads(result.stdout))
+    return result.stdout
+
+
+def measured(what: str, *arguments: object) -> dict[str, Any] | None:
+    """The figures from a process of their own; none if they take too long."""
+    try:
+        return dict(json.loads(one(what, *arguments)))
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def process_seconds(*arguments: str) -> float:
@@ -138,7 +157,9 @@ def row(name: str, program: str, ranks: int, microbatches: int) -> dict[str, Any
         whole = mine["compile"] + mine["write"]
         ratio = whole / (theirs["lower"] + theirs["simulate"]) if theirs else ""
         cells += [whole, ratio, f"{whole / mine['actions'] * 1e6:.1f}", *(mine[part] for part in (*PARTS, "write"))]
-        cells += [mine["simulate"], mine["read"], f"{mine['memory'] / 2**20:.0f}", f"{mine['actions']:,}"]
+        cells += [mine["simulate"], mine["read"], mine["part"], f"{mine['part memory'] / 2**20:.1f}"]
+        cells += [f"{mine['memory'] / 2**20:.0f}", f"{mine['actions']:,}"]
+        mine |= {"whole": whole, "torch's": theirs and theirs["lower"] + theirs["simulate"]}
     else:
         cells.append(late)
     print(line(cells), flush=True)
@@ -157,28 +178,49 @@ def exponents(program: str, found: list[dict[str, Any]]) -> None:
         return
     first, last = found[0], found[-1]
     more = log(last["actions"] / first["actions"])
-    powers = {part: log(last[part] / first[part]) / more for part in ("compile", *PARTS, "write", "simulate", "read")}
+    parts = ("whole", *PARTS, "write", "simulate", "read")
+    powers = {part: log(last[part] / first[part]) / more for part in parts}
     print(f"{program}: exponent in actions " + ", ".join(f"{part} {power:.2f}" for part, power in powers.items()))
+
+
+def plot(found: dict[str, list[dict[str, Any]]], path: str) -> None:
+    """Draw the times over the numbers of actions."""
+    from matplotlib import pyplot
+
+    _, axes = pyplot.subplots(figsize=(7, 4.5), layout="constrained")
+    for number, (program, rows) in enumerate(found.items()):
+        for which, style in (("torch's", "o:"), ("whole", "o-")):
+            points = [(row["actions"], row[which]) for row in rows if row[which]]
+            label = f"{program}, {'torch' if which != 'whole' else 'schedlang'}"
+            axes.loglog(*zip(*points, strict=True), style, color=f"C{number}", label=label)
+    axes.set(xlabel="actions with communication, all ranks", ylabel="processor time, s")
+    axes.legend()
+    pyplot.savefig(path)
 
 
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--large", action="store_true", help="also the sizes of the largest runs")
-    parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
+    parser.add_argument("--plot", metavar="FILE", help="draw the times, with matplotlib")
+    parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        what, name, *size = options.one
-        print(json.dumps((ours if what == "ours" else torchs)(name, *map(int, size))))
+        what, name, *numbers = options.one
+        print(json.dumps({"ours": ours, "torchs": torchs, "part": part}[what](name, *map(int, numbers))))
         return
     example = str(PROGRAMS / "1f1b.sched")
     print(f"schedc --help      {process_seconds('--help'):.3f} s, whole process")
     print(f"schedc compile 4x8 {process_seconds('compile', example):.3f} s, whole process\n")
-    print(line(["", "", "", "torch", "torch", "ours", "of", "us per", *[""] * 6, "", "", "peak", "lowered"]))
+    print(line(["", "", "", "torch", "torch", "ours", "of", "us per", *[""] * 8, "of a", "rank", "peak", "lowered"]))
     print(line(["program", "ranks", "mb", "lower", "simulate", "whole", "torch's", "action", *HEADS, "MiB", "actions"]))
+    found = {}
     for name, (program, sizes) in CASES.items():
-        found = [row(name, program, *size) for size in sizes + (LARGE[name] if options.large else [])]
-        exponents(program, [each for each in found if each])
+        rows = [row(name, program, *size) for size in sizes + (LARGE[name] if options.large else [])]
+        found[program] = [each for each in rows if each]
+        exponents(program, found[program])
+    if options.plot:
+        plot(found, options.plot)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,19 @@
 """The runtime against torch's own pipelining, in one run: `make bench-runtime`.
 
-Both train the same model in the same processes, by turns of a few steps; the figures are medians over the turns, on the
-rank that takes most. Other work on the machine hits both alike. `cpu` is the processor time of all threads of a rank,
-per action of the plan; `step` is the time of the clock. Torch runs the plan itself, as the table that `schedc export`
-writes, or its own schedule where one is named. `bare` is the least that it can cost: `benchmarks/bare.py`.
+Both train the same model, each in processes of its own, by turns of a few steps; the figures are medians over the
+turns, on the rank that takes most. Other work on the machine hits both alike. `cpu` is the processor time of all
+threads of a rank, per action of the plan; `step` is the time of the clock. Torch runs the plan itself, as the table
+that `schedc export` writes, or its own schedule where one is named. `bare` is the least that it can cost:
+`benchmarks/bare.py`.
 """
 
-import copy
-import json
 import os
+import select
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -29,7 +30,8 @@ from schedlang.runtime import Pipeline
 from schedlang.torch_tables import export_table
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
-LIMIT, TURNS = 280, 9
+#: Seconds that a turn may take at most; turns of each, of which the first is a warm-up.
+LIMIT, TURNS = 60, 9
 
 #: Ranks, model, program, microbatches, and torch's own schedule, or none for its interpreter of tables.
 CASES = [
@@ -56,32 +58,14 @@ def medium(stages: int) -> tuple[list[nn.Module], Tensor]:
     return [nn.Sequential(*layers[at : at + each]) for at in range(0, 8, each)], torch.randn(1, 64, 256)
 
 
-class Contender:
-    """One of the three."""
-
-    def __init__(self, step: Callable[[], object]) -> None:
-        self.step = step
-        self.cpu: list[float] = []
-        self.clock: list[float] = []
-
-    def turn(self, steps: int) -> None:
-        """Take some steps, all ranks together."""
-        dist.barrier()
-        cpu, clock = process_time(), perf_counter()
-        for _ in range(steps):
-            self.step()
-        self.cpu.append((process_time() - cpu) / steps)
-        self.clock.append((perf_counter() - clock) / steps)
-
-
-def ours(plan: Plan, model: list[nn.Module], batch: Tensor) -> Contender:
-    """This project's runtime."""
+def ours(plan: Plan, model: list[nn.Module], batch: Tensor, _: str | None) -> Callable[[], object]:
+    """A step of this project's runtime."""
     stages = {stage: model[stage] for stage in plan.stages_of(dist.get_rank())}
-    return Contender(partial(Pipeline(plan, stages, nn.functional.mse_loss).step, batch, batch))
+    return partial(Pipeline(plan, stages, nn.functional.mse_loss).step, batch, batch)
 
 
-def torchs(plan: Plan, model: list[nn.Module], batch: Tensor, name: str | None) -> Contender:
-    """Torch's pipelining."""
+def torchs(plan: Plan, model: list[nn.Module], batch: Tensor, name: str | None) -> Callable[[], object]:
+    """A step of torch's pipelining."""
     mine, count = plan.stages_of(dist.get_rank()), len(plan.placement)
     stages = [PipelineStage(model[stage], stage, count, torch.device("cpu")) for stage in mine]
     if name is None:
@@ -94,56 +78,72 @@ def torchs(plan: Plan, model: list[nn.Module], batch: Tensor, name: str | None) 
         of = stages[0] if len(stages) == 1 else stages
         schedule = getattr(schedules, name)(of, plan.microbatches, loss_fn=nn.functional.mse_loss)
     inputs = [batch] if 0 in mine else []
-    return Contender(partial(schedule.step, *inputs, target=batch if count - 1 in mine else None))
+    return partial(schedule.step, *inputs, target=batch if count - 1 in mine else None)
 
 
-def measure(ranks: int, kind: str, program: str, microbatches: int, name: str | None) -> dict[str, float]:
-    """The figures of a case on this rank."""
+def bare(plan: Plan, model: list[nn.Module], batch: Tensor, _: str | None) -> Callable[[], object]:
+    """A step of the bare loop."""
+    return Bare(plan, model, batch, nn.functional.mse_loss).step
+
+
+CONTENDERS = {"bare": bare, "ours": ours, "torch": torchs}
+
+
+def rank_main(which: str, place: int, rank: int, folder: str) -> None:
+    """One rank of a contender: for each line that comes, it takes a turn with the other ranks and prints its times."""
+    ranks, kind, program, microbatches, name = CASES[place]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", f"file://{folder}/{which}", rank=rank, world_size=ranks)
     plan = compile(read_source(PROGRAMS / f"{program}.sched"), {"ranks": ranks, "microbatches": microbatches})
     torch.manual_seed(0)
     model, row = (tiny if kind == "tiny" else medium)(len(plan.placement))
-    batch = row.repeat(microbatches, *[1] * (row.ndim - 1))
-    contenders = {
-        "bare": Contender(Bare(plan, copy.deepcopy(model), batch, nn.functional.mse_loss).step),
-        "torch": torchs(plan, copy.deepcopy(model), batch, name),
-        "ours": ours(plan, model, batch),
-    }
-    for each in contenders.values():
-        each.turn(2)
-    for _ in range(TURNS):
-        for each in contenders.values():
-            each.turn(5 if kind == "tiny" else 1)
-    actions, figures = len(plan.ranks[dist.get_rank()]), dict[str, float]()
-    for which, each in contenders.items():
-        figures[f"{which} cpu"] = median(each.cpu[1:]) / actions * 1e6
-        figures[f"{which} step"] = median(each.clock[1:]) * 1e3
-    return figures
-
-
-def rank_main(place: int, rank: int, folder: Path) -> None:
-    """One rank of a case."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=CASES[place][0])
-    (folder / f"found{rank}.json").write_text(json.dumps(measure(*CASES[place])))
+    step = CONTENDERS[which](plan, model, row.repeat(microbatches, *[1] * (row.ndim - 1)), name)
+    steps, actions = 5 if kind == "tiny" else 1, len(plan.ranks[rank])
+    for _ in sys.stdin:
+        dist.barrier()
+        cpu, clock = process_time(), perf_counter()
+        for _ in range(steps):
+            step()
+        cpu, clock = (process_time() - cpu) / steps / actions, (perf_counter() - clock) / steps
+        print(cpu * 1e6, clock * 1e3, flush=True)
     dist.barrier()
     os._exit(0)
 
 
-def launch(place: int) -> dict[str, float]:
-    """The figures of a case, each of the rank that takes most."""
-    with tempfile.TemporaryDirectory() as folder:
-        ranks = range(CASES[place][0])
-        commands = [[sys.executable, __file__, str(place), str(rank), folder] for rank in ranks]
-        processes = [subprocess.Popen(command, env=os.environ | {"OMP_NUM_THREADS": "1"}) for command in commands]
-        try:
-            codes = [process.wait(LIMIT) for process in processes]
-        finally:
-            for process in processes:
-                process.kill()
-        if any(codes):
-            sys.exit(f"ranks ended with {codes}")
-        found = [json.loads((Path(folder) / f"found{rank}.json").read_text()) for rank in ranks]
-    return {figure: max(each[figure] for each in found) for figure in found[0]}
+@contextmanager
+def launched(which: str, place: int, folder: str) -> Iterator[list[subprocess.Popen[str]]]:
+    """The ranks of a contender, which wait for their turns."""
+    pipe, environment = subprocess.PIPE, os.environ | {"OMP_NUM_THREADS": "1"}
+    commands = [[sys.executable, __file__, which, str(place), str(rank), folder] for rank in range(CASES[place][0])]
+    ranks = [subprocess.Popen(each, stdin=pipe, stdout=pipe, text=True, env=environment) for each in commands]
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.communicate()
+
+
+def turn(ranks: list[subprocess.Popen[str]]) -> list[float]:
+    """The times of a turn, each of the rank that takes most; an exit if a rank does not answer in time."""
+    for rank in ranks:
+        print(file=rank.stdin, flush=True)
+    for rank in ranks:
+        select.select([rank.stdout], [], [], LIMIT)
+        if rank.poll() is not None or not select.select([rank.stdout], [], [], 0)[0]:
+            sys.exit("a rank has ended" if rank.poll() is not None else f"no answer within {LIMIT} s")
+    return [max(times) for times in zip(*(map(float, rank.stdout.readline().split()) for rank in ranks), strict=True)]
+
+
+def measure(place: int) -> dict[str, list[float]]:
+    """The median times of a case, of each contender."""
+    found: dict[str, list[list[float]]] = {which: [] for which in CONTENDERS}
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        groups = {which: stack.enter_context(launched(which, place, folder)) for which in CONTENDERS}
+        for _ in range(1 + TURNS):
+            for which, ranks in groups.items():
+                found[which].append(turn(ranks))
+    return {which: [median(times) for times in zip(*turns[1:], strict=True)] for which, turns in found.items()}
 
 
 def main() -> None:
@@ -152,8 +152,7 @@ def main() -> None:
     print("ranks model  program          microbatches |  bare  ours torch  ratio |", end="")
     print("    bare    ours   torch  ratio | torch runs")
     for place, (ranks, kind, program, microbatches, name) in enumerate(CASES):
-        figures = launch(place)
-        cpu, step = ([figures[f"{which} {what}"] for which in ("bare", "ours", "torch")] for what in ("cpu", "step"))
+        cpu, step = zip(*measure(place).values(), strict=True)
         print(
             f"{ranks:>5} {kind:<6} {program:<16} {microbatches:>12} | {''.join(f'{each:>5.0f} ' for each in cpu)}"
             f" {cpu[1] / cpu[2]:>5.2f} | {''.join(f'{each:>7.1f} ' for each in step)} {step[1] / step[2]:>5.2f} | "
@@ -164,6 +163,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) > 1:
-        rank_main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+        rank_main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])
     else:
         main()

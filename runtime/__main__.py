@@ -18,7 +18,7 @@ from torch.distributed.rendezvous import rendezvous
 from schedlang.diagnostics import CompileError
 from schedlang.measured import run_of
 from schedlang.plan import Plan
-from schedlang.plan_reader import read_plan
+from schedlang.plan_reader import open_plan, read_plan
 from schedlang.runtime.checks import unsupported, wrong_number
 from schedlang.runtime.corpus import read_corpus
 from schedlang.runtime.report import TOLERANCE, compare, print_header, report, total_losses
@@ -116,7 +116,8 @@ def _start(path: Path) -> tuple[Plan, Tensor]:
         dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
     wrong = None
     try:
-        plan, corpus = read_plan(path), read_corpus()
+        # One rank proves the plan, and all have the same one, as the pipeline will see.
+        plan, corpus = (open_plan if dist.get_rank() else read_plan)(path), read_corpus()
         wrong = wrong_number(plan, started)
         if wrong is None:
             wrong = unsupported(plan) or ("the plan has no backward" if plan.is_forward_only else None)

@@ -37,7 +37,7 @@ class Exchange:
         self, plan: Plan, rank: int, number: int, device: torch.device, wire: Wire, rounding: Rounding | None
     ) -> None:
         self._plan, self._device, self._wire, self._rank, self._rounding = plan, device, wire, rank, rounding
-        self._name = torch.tensor([number, int(plan.digest()[:15], 16)])
+        self._name = torch.tensor([number, int(plan.digest[:15], 16)])
         self._stages = len(plan.placement)
         self._units = max(map(plan.layout.units, range(self._stages)))
         #: NCCL issues batches as one; to gloo they mean nothing.

@@ -102,7 +102,7 @@ class Pipeline:
             check_plan(plan, ranks)
             check_stages(plan, self._rank, stages, optimizers or {}, loss_fn, tied)
             given = {"`tied`": str([*map(dict, tied)]), "`transfer_dtype`": str(transfer_dtype)}
-            check_same({"plan": plan.digest(), **given}, ranks, self._watchdog)
+            check_same({"plan": plan.digest, **given}, ranks, self._watchdog)
             self._device = device_of(stages)
             check_transport(plan, ranks.group, self._device)
             self._copies = find_copies(plan, stages, tied)

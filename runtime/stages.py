@@ -6,6 +6,7 @@ from functools import partial
 from torch import nn
 from torch.optim import Optimizer
 
+from schedlang.kinds import Kind
 from schedlang.plan import Plan
 from schedlang.runtime.checks import device_of
 from schedlang.runtime.ranks import Ranks
@@ -38,9 +39,9 @@ def connect(
             loss_fn=loss_fn if layout.is_last(number) else None,
             loss_scale=loss_scale / layout.slices,
             optimizer=optimizers.get(number),
-            recomputed={microbatch for stage, microbatch in plan.recomputed if stage == number},
-            split={microbatch for stage, microbatch in plan.split if stage == number},
-            offloaded={microbatch for stage, microbatch in plan.offloaded if stage == number},
+            recomputed=plan.microbatches_with(Kind.R, number),
+            split=plan.microbatches_with(Kind.W, number),
+            offloaded=plan.microbatches_with(Kind.OFFLOAD, number),
             weights=Weights(modules[number], behind[number], per_update) if behind[number] else None,
         )
     for number, stage in stages.items():

@@ -7,10 +7,10 @@ from time import perf_counter
 from typing import Any
 
 import torch.distributed as dist
-from attrs import evolve
 
 from schedlang.actions import is_transfer
-from schedlang.plan import Plan, write_text
+from schedlang.files import write_text
+from schedlang.plan import Plan
 from schedlang.timeline import Bar
 from schedlang.traces import Traced
 
@@ -51,7 +51,7 @@ def aligned(ranks: Sequence[Sequence[Bar]], offsets: Sequence[float]) -> list[Tr
     found = []
     for rank, bar, start in sorted(starts, key=lambda each: each[2]):
         begin = round((start - first) * 1e6, 3)
-        found.append((rank, evolve(bar, start=begin, end=round(begin + (bar.end - bar.start) * 1e6, 3))))
+        found.append((rank, bar._replace(start=begin, end=round(begin + (bar.end - bar.start) * 1e6, 3))))
     return found
 
 

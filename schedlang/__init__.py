@@ -15,14 +15,15 @@ if TYPE_CHECKING:
     from schedlang.costs import Costs as Costs
     from schedlang.diagnostics import CompileError as CompileError
     from schedlang.diagnostics import Diagnostic as Diagnostic
+    from schedlang.execution import Execution as Execution
     from schedlang.kinds import Kind as Kind
     from schedlang.layout import Layout as Layout
     from schedlang.layout import Pipeline as Pipeline
-    from schedlang.machine import Execution as Execution
     from schedlang.machine import prove as prove
     from schedlang.machine import simulate as simulate
     from schedlang.plan import Plan as Plan
     from schedlang.plan import write_plan as write_plan
+    from schedlang.plan_reader import open_plan as open_plan
     from schedlang.plan_reader import read_plan as read_plan
     from schedlang.schedule import Schedule as Schedule
     from schedlang.source import Source as Source
@@ -32,10 +33,10 @@ if TYPE_CHECKING:
 
 _MODULES = {
     "Actions": "actions", "Bar": "timeline", "CompileError": "diagnostics", "Costs": "costs",
-    "Diagnostic": "diagnostics", "Execution": "machine", "Kind": "kinds", "Layout": "layout", "Pipeline": "layout",
+    "Diagnostic": "diagnostics", "Execution": "execution", "Kind": "kinds", "Layout": "layout", "Pipeline": "layout",
     "Plan": "plan", "Schedule": "schedule", "Source": "source", "Timeline": "timeline", "compile": "compiler",
-    "prove": "machine", "read_plan": "plan_reader", "read_source": "source", "simulate": "machine",
-    "write_plan": "plan",
+    "open_plan": "plan_reader", "prove": "machine", "read_plan": "plan_reader", "read_source": "source",
+    "simulate": "machine", "write_plan": "plan",
 }  # fmt: skip
 
 __all__ = list(_MODULES)

@@ -70,6 +70,16 @@ class Actions:
         self.source.append(source)
         self.group.append(group)
 
+    def extend(
+        self, kinds: Sequence[int], stages: Sequence[int], microbatches: Sequence[int], sources: Sequence[int]
+    ) -> None:
+        """Append actions that are issued alone."""
+        self.kind.extend(kinds)
+        self.stage.extend(stages)
+        self.microbatch.extend(microbatches)
+        self.source.extend(sources)
+        self.group.extend([0] * len(kinds))
+
     def __len__(self) -> int:
         return len(self.kind)
 
@@ -116,7 +126,12 @@ class Actions:
         """
         if any(self.group):
             return " ".join(map(self.batch_text, self.batches()))
-        return " ".join(map(word, self.kind, self.stage, self.microbatch))
+        if NO_MICROBATCH in self.microbatch:
+            return " ".join(map(word, self.kind, self.stage, self.microbatch))
+        numbers = list(map(str, range(max(self.microbatch, default=0) + 1)))
+        words = {op: word(*op, NO_MICROBATCH) for op in set(zip(self.kind, self.stage, strict=True))}
+        ops = zip(map(words.__getitem__, zip(self.kind, self.stage, strict=True)), self.microbatch, strict=True)
+        return " ".join([op + numbers[microbatch] for op, microbatch in ops])
 
     def batch_text(self, batch: range) -> str:
         """Actions that are issued together, as `text` has them."""

@@ -6,9 +6,9 @@ from functools import partial
 from schedlang.codegen import variable
 from schedlang.costs import UNIT, Costs
 from schedlang.diagnostics import CompileError
+from schedlang.execution import Execution
 from schedlang.faults import Fault
 from schedlang.findings import Finding, diagnose
-from schedlang.machine import Execution
 from schedlang.schedule import Schedule
 from schedlang.versions import follow_weights
 

@@ -7,7 +7,7 @@ that knows its place in the program: the last argument of each such call is an i
 from attrs import define, field
 
 from schedlang import expressions, syntax
-from schedlang.scopes import BUILTINS
+from schedlang.scopes import BUILTINS, LARGEST
 from schedlang.source import Span
 
 _PYTHON = {"/": "//"}
@@ -25,11 +25,13 @@ class Codegen:
     """Generates Python for parts of one program.
 
     `spans` collects the places that the text refers to, `words` the words of its ops; `params` are those bound so far.
+    A program `is_plain` if it has compute ops only, one after the other, and all name their microbatch.
     """
 
     spans: list[Span] = field(factory=list)
     words: set[str] = field(factory=set)
     params: dict[str, int] = field(factory=dict)
+    is_plain: bool = True
 
     def place(self, node: syntax.Node) -> int:
         """The index in `spans` of a node's place."""
@@ -44,6 +46,7 @@ class Codegen:
             case expressions.Reference(name):
                 return f"({self.params[name]})" if name in self.params else variable(name)
             case expressions.Next():
+                self.is_plain = False
                 return "None"
             case expressions.Call(name, args):
                 called = name.text if name.text in BUILTINS else variable(name.text)
@@ -65,11 +68,22 @@ class Codegen:
         literal = isinstance(right, expressions.Number) and right.value > 0
         if operator in _CHECKED and not literal:
             place = self.place(node)
-            if not (isinstance(right, expressions.Reference) and self.params.get(right.name, 0) > 0):
+            if not 0 < self.constant(right) <= LARGEST:
                 return f"{_CHECKED[operator]}({', '.join(operands)}, {place})"
         if operator in ("and", "or"):
             return f"bool({operands[0]} {operator} {operands[1]})"
         return f"({operands[0]} {_PYTHON.get(operator, operator)} {operands[1]})"
+
+    def constant(self, node: syntax.Node) -> int:
+        """The value of an expression of numbers and parameters; 0 of any other."""
+        match node:
+            case expressions.Number(value):
+                return value
+            case expressions.Reference(name):
+                return self.params.get(name, 0)
+            case expressions.Binary("*", left, right):
+                return self.constant(left) * self.constant(right)
+        return 0
 
     def program(self, order: syntax.Rank | syntax.Repeated) -> str:
         """A Python function `program`: of a rank's number, that records its ops; or of a block's microbatches."""
@@ -105,13 +119,17 @@ class Codegen:
                 used = sorted(expressions.references(condition))
                 return [f"claim(lambda: {self.expression(condition)}, {reason!r}, {self.place(condition)}, {used})"]
             case syntax.Part(name, body):
+                self.is_plain = False
                 return [f"if begin_part({name!r}, {self.place(node)}):", *self.block(body.statements), "end_part()"]
             case syntax.Exchange(parts) | syntax.Overlap(parts):
+                self.is_plain = False
                 lines = [line for each in parts for line in self.statement(each)]
                 return ["begin_batch()", *lines, "end_batch()"]
             case syntax.Op(kind, args):
+                self.is_plain &= bool(args) and kind != "U"
                 return [self.op("op", kind, args, node)]
             case syntax.Transfer(direction, passed, args):
+                self.is_plain = False
                 return [self.op("transfer", f"{direction} {passed}", args, node)]
         raise TypeError(f"not a statement: {node}")
 
@@ -141,10 +159,10 @@ class Codegen:
         return lines
 
     def op(self, function: str, word: str, args: tuple[syntax.Node, ...], node: syntax.Node) -> str:
-        """A call that records an op: its word, its arguments, its place."""
+        """A call that records an op: its word, its arguments, its place, as one tuple."""
         self.words.add(word)
         values = "".join(f"{self.expression(arg)}, " for arg in args)
-        return f"{function}({word!r}, ({values}), {self.place(node)})"
+        return f"{function}(({word!r}, ({values}), {self.place(node)}))"
 
 
 def _weight(body: syntax.Node) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 from attrs import define, field
@@ -16,6 +17,8 @@ from schedlang.schedule import Claim, WeightRule
 
 #: The most loop rounds and ops that a program may ask for, all ranks together.
 MOST_STEPS = 20_000_000
+#: How many values of each function are remembered.
+_REMEMBERED = 1 << 16
 
 
 @define
@@ -56,6 +59,10 @@ class Declarations:
             case syntax.Link(name, number):
                 ranks = self.count(0, self.params["ranks"], 1, self.codegen.place(item))
                 self.links = tuple(map(int, map(self.function(name, number), ranks)))
+            case syntax.Fn(name):
+                exec("\n".join(self.codegen.statement(item)), self.names)
+                # What it calls and refers to stays the same; ranks mostly ask for the same values.
+                self.names[variable(name.text)] = lru_cache(_REMEMBERED)(self.names[variable(name.text)])
             case _:
                 exec("\n".join(self.codegen.statement(item)), self.names)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from schedlang.plan import write_text
+from schedlang.files import write_text
 from schedlang.source import read_source
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial, reduce
 
 from attrs import define, field
@@ -17,7 +18,7 @@ from schedlang.layout import Layout
 from schedlang.names import check_names
 from schedlang.passes import fill_weights, fill_within, recompute, reorder, squeeze
 from schedlang.pricing import program_costs, program_objective
-from schedlang.recorder import Recorder, make_stream, place_op
+from schedlang.recorder import Call, Recorder, make_stream, place_op
 from schedlang.schedule import Recorded, Schedule, Values
 from schedlang.scopes import nearest
 from schedlang.source import Source
@@ -139,10 +140,26 @@ class _Expansion:
             self.run_block(order, recorders)
         else:
             for recorder in recorders:
-                self.run_rank(recorder)
+                if not self.run_plain(recorder):
+                    self.run_rank(recorder)
         if self.faults:
             raise CompileError(self.diagnostics())
         return recorders
+
+    def run_plain(self, recorder: Recorder) -> bool:
+        """Run the rank block for one rank, if its ops can be recorded at once; not if any may be wrong."""
+        declared, calls = self.declared, list[Call]()
+        if not declared.codegen.is_plain or self.make_recorder is not Recorder:
+            return False
+        steps, claims = declared.steps, len(declared.claims)
+        declared.names["op"] = calls.append
+        with suppress(Fault):
+            declared.names["program"](recorder.rank)
+            if recorder.take(calls):
+                return True
+        declared.steps = steps
+        del declared.claims[claims:]
+        return False
 
     def run_rank(self, recorder: Recorder) -> None:
         """Run the rank block for one rank; a fault ends that rank's run, not the others'."""

@@ -81,4 +81,12 @@ class Layout:
 
     def stages_of(self, rank: int) -> list[int]:
         """The stages that a rank holds, in order."""
-        return [stage for stage, holder in enumerate(self.placement) if holder == rank]
+        return self._held.get(rank, [])[:]
+
+    @cached_property
+    def _held(self) -> dict[int, list[int]]:
+        """The stages of each rank that has any."""
+        found: dict[int, list[int]] = {}
+        for stage, rank in enumerate(self.placement):
+            found.setdefault(rank, []).append(stage)
+        return found

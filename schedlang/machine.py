@@ -12,23 +12,22 @@ for, and what that is follows from the plan alone. Only copies on a link that ra
 from array import array
 from heapq import heappop, heappush
 
-from attrs import field, frozen
-
-from schedlang.actions import counterpart, is_copy, is_send, is_transfer, word
+from schedlang.actions import Actions, counterpart, is_copy, is_send, is_transfer, word
+from schedlang.columnwise import is_large
 from schedlang.costs import UNIT, Costs
 from schedlang.dependencies import MAKES, SENDS, Op, needs
 from schedlang.diagnostics import CompileError
+from schedlang.execution import Execution
 from schedlang.findings import Finding, diagnose
 from schedlang.first_use import check_first_use
 from schedlang.kinds import Kind
-from schedlang.memory import Level
 from schedlang.network import Flight, Network
 from schedlang.schedule import Schedule
 from schedlang.standstill import Standstill
 from schedlang.structure import check_structure
-from schedlang.timeline import Bar, Timeline
+from schedlang.timeline import Bars, Timeline
 from schedlang.transports import Transport, timed, transports
-from schedlang.versions import bytes_of_weights, follow_weights
+from schedlang.versions import follow_weights
 
 # What has happened to a microbatch on a stage, one bit each: made there, arrived there, sent from there.
 _MADE: dict[int, int] = {Kind.F: 1, Kind.B: 2, Kind.W: 4, Kind.R: 128, Kind.OFFLOAD: 256, Kind.RELOAD: 512}
@@ -37,38 +36,24 @@ _SENT: dict[int, int] = {Kind.SEND_F: 32, Kind.SEND_B: 64}
 _SENT_OF: dict[int, Kind] = {send: made for made, send in SENDS.items()}
 
 
-@frozen
-class Execution:
-    """What an execution shows of a schedule that runs to its end.
-
-    `transport` is the one that its times are of, or `ideal`; or `measured`, if a run has recorded them.
-    `peak_activations[r]` counts stage activations, one per stage and microbatch, held from the forward to the last use:
-    the whole backward, or the weight half. `peak_memory[r]` is the same in the program's amounts, and `memory[r]` is
-    what the rank holds over time, in steps: (time, amount from then on). `peak_bytes[r]` is the peak in bytes, if costs
-    give them.
-    """
-
-    transport: str
-    timeline: Timeline
-    peak_activations: tuple[int, ...]
-    peak_memory: tuple[float, ...]
-    memory: tuple[tuple[tuple[float, float], ...], ...] = field(repr=False)
-    peak_bytes: tuple[float, ...] | None = None
-
-
 def prove(schedule: Schedule) -> Execution:
     """Check a schedule with communication in every way; CompileError with all that is wrong with it.
 
     The execution is the ideal one, see `simulate`.
     """
     check_structure(schedule)
-    batches = any(any(actions.group) for actions in schedule.ranks)
-    rules = transports(schedule.transport, batches)
+    rules = transports(schedule.transport, any(map(has_batches, schedule.ranks)))
     execution, *_ = [_run(schedule, schedule.costs, each, ideal=True) for each in rules]
     findings = follow_weights(schedule).findings
     if findings:
         raise CompileError(diagnose(schedule, list(findings)))
     return execution
+
+
+def has_batches(actions: Actions) -> bool:
+    """Whether some transfers are issued as one."""
+    pairs = zip(actions.kind, actions.group, strict=True)
+    return any(actions.group) and any(group and is_transfer(kind) for kind, group in pairs)
 
 
 def simulate(schedule: Schedule, costs: Costs = UNIT, ideal: bool = False) -> Execution:
@@ -79,14 +64,22 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, ideal: bool = False) -> Ex
     time of `costs.transfers` counts. What `costs` leave open is as the program gave it. ValueError for a wrong number
     of costs; CompileError for a schedule that does not run there.
     """
-    return _run(schedule, costs.over(schedule.costs), timed(schedule.transport), ideal)
+    costs = costs.over(schedule.costs)
+    costs.check(len(schedule.placement))
+    return _run(schedule, costs, timed(schedule.transport), ideal)
 
 
 def _run(schedule: Schedule, costs: Costs, transport: Transport, ideal: bool) -> Execution:
-    execution = _Machine(schedule, costs, transport, ideal).run()
+    timeline = None
+    if is_large(schedule):
+        from schedlang.columnwise import execution
+
+        timeline = execution.timeline(schedule, costs, transport, ideal)
+    if timeline is None:
+        timeline = _Machine(schedule, costs, transport, ideal).run()
     if transport.first_use:
         check_first_use(schedule)
-    return execution
+    return Execution("ideal" if ideal else transport.name, schedule, costs, timeline)
 
 
 class _Machine:
@@ -100,16 +93,12 @@ class _Machine:
         ranks, slots = len(schedule.ranks), stages * self.stride
         self.position = [0] * ranks
         self.clock = [0.0] * ranks
-        self.bars: list[list[Bar]] = [[] for _ in range(ranks)]
-        self.copies: list[list[Bar]] = [[] for _ in range(ranks)]
+        self.bars = [Bars() for _ in range(ranks)]
+        self.copies = [Bars() for _ in range(ranks)]
         #: The link to the host of each rank, and when each is free again.
         self.links = schedule.layout.links or tuple(range(ranks))
         self.link_free = dict.fromkeys(self.links, 0.0)
         self.shares_links = len(self.link_free) < ranks and bool(schedule.offloaded)
-        #: By stage activations, by the program's amounts, and by bytes: what each op adds, and each rank's level.
-        self.memories = [(each.memory(stages), [Level() for _ in range(ranks)]) for each in (UNIT, costs)]
-        if amounts := costs.bytes(stages):
-            self.memories.append((amounts, [Level(each, each) for each in bytes_of_weights(schedule, costs)]))
         #: The ranks that can go on, by their clocks.
         self.ready = [(0.0, rank) for rank in range(ranks)]
         #: Where ranks do not block: the receives issued, and the one that a rank waits for before an op.
@@ -120,7 +109,7 @@ class _Machine:
         self.ends = {kind: [0.0] * slots for kind in _MADE}
         self.arrivals = {kind: [0.0] * slots for kind in _ARRIVED}
 
-    def run(self) -> Execution:
+    def run(self) -> Timeline:
         while self.ready:
             self.advance(heappop(self.ready)[1])
         self.findings += self.network.findings
@@ -130,14 +119,7 @@ class _Machine:
             self.findings += standstill.explain(waiting, bool(self.findings))
         if self.findings:
             raise CompileError(diagnose(self.schedule, self.findings))
-        for _, levels in self.memories:
-            for level in levels:
-                level.advance()
-        activations, memory, *bytes = ([level.peak for level in levels] for _, levels in self.memories)
-        timeline = Timeline(tuple(map(tuple, self.bars)), tuple(map(tuple, self.copies)))
-        steps = tuple(tuple(level.steps) for level in self.memories[1][1])
-        name = "ideal" if self.ideal else self.transport.name
-        return Execution(name, timeline, tuple(map(int, activations)), tuple(memory), steps, *map(tuple, bytes))
+        return Timeline(tuple(self.bars), tuple(self.copies))
 
     def held_at(self, rank: int) -> int | None:
         """The transfer that keeps a rank from going on, if it has not come to its end."""
@@ -190,21 +172,19 @@ class _Machine:
         end = start
         for (kind, stage, microbatch), after in zip(ops, self.durations.ends(ops), strict=True):
             begin, end = end, start + after
-            self.bars[rank].append(Bar(kind, stage, microbatch, begin, end))
-            self.hold(rank, kind, stage, microbatch, begin, end)
+            self.bars[rank].add(kind, stage, microbatch, begin, end)
         self.clock[rank] = end
         for op in ops:
             self.made(*op, end)
 
     def copy(self, rank: int, index: int) -> None:
         """Begin a copy to or from the host: it takes its turn on the rank's link, while the rank goes on."""
-        kind, stage, microbatch = op = self.schedule.ranks[rank].row(index)[:3]
+        kind, stage, _ = op = self.schedule.ranks[rank].row(index)[:3]
         link = self.links[rank]
         (need,) = needs(self.schedule, *op)
         begin = max(self.clock[rank], self.link_free[link], self.available(rank, index, need))
         end = self.link_free[link] = begin + self.durations[kind][stage]
-        self.copies[rank].append(Bar(kind, stage, microbatch, begin, end))
-        self.hold(rank, kind, stage, microbatch, begin, end)
+        self.copies[rank].add(*op, begin, end)
         self.made(*op, end)
 
     def made(self, kind: int, stage: int, microbatch: int, end: float) -> None:
@@ -213,12 +193,6 @@ class _Machine:
             slot = self.slot(stage, microbatch)
             self.state[slot] |= _MADE[made]
             self.ends[made][slot] = end
-
-    def hold(self, rank: int, kind: int, stage: int, microbatch: int, begin: float, end: float) -> None:
-        """Note what an op begins to hold when it begins, or ceases to hold when it ends."""
-        for amounts, levels in self.memories:
-            levels[rank].advance(self.clock[rank])
-            levels[rank].run(begin, end, amounts[kind][stage], self.schedule.keeps(kind, stage, microbatch))
 
     def slot(self, stage: int, microbatch: int) -> int:
         """The index of a stage's microbatch in `state` and `ends`."""

@@ -1,9 +1,18 @@
 """What a rank holds over time."""
 
-from heapq import heappop, heappush
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush, merge
+from itertools import accumulate
 from math import inf
+from operator import eq
 
 from attrs import define, field
+
+from schedlang.schedule import Schedule
+from schedlang.timeline import Timeline
+
+#: What each kind of op adds to the memory of its rank, on each stage.
+Amounts = Mapping[int, Sequence[float]]
 
 
 @define
@@ -43,3 +52,37 @@ class Level:
             self.now += amount
             self.peak = max(self.peak, self.now)
             self.steps.append((at, self.now))
+
+
+def levels(schedule: Schedule, timeline: Timeline, amounts: Amounts, first: Sequence[float] = ()) -> list[Level]:
+    """What each rank holds over time, where it held some amount at `first`, by default nothing."""
+    return [_level(schedule, timeline, rank, amounts, first[rank] if first else 0.0) for rank in _ranks(timeline)]
+
+
+def peaks(schedule: Schedule, timeline: Timeline, amounts: Amounts, first: Sequence[float] = ()) -> tuple[float, ...]:
+    """The most that each rank holds, as `levels` has it."""
+    return tuple(_peak(schedule, timeline, rank, amounts, first[rank] if first else 0.0) for rank in _ranks(timeline))
+
+
+def _ranks(timeline: Timeline) -> range:
+    return range(len(timeline.ranks))
+
+
+def _level(schedule: Schedule, timeline: Timeline, rank: int, amounts: Amounts, first: float) -> Level:
+    level = Level(first, first)
+    copies = timeline.copies[rank] if timeline.copies else ()
+    # An op that starts together with a copy was issued after it.
+    for kind, stage, microbatch, begin, end in merge(copies, timeline.ranks[rank], key=lambda bar: bar.start):
+        level.advance(begin)
+        level.run(begin, end, amounts[kind][stage], schedule.keeps(kind, stage, microbatch))
+    level.advance()
+    return level
+
+
+def _peak(schedule: Schedule, timeline: Timeline, rank: int, amounts: Amounts, first: float) -> float:
+    """The most that a rank holds: of ops that take time and stay, one after the other, a running sum is enough."""
+    bars, copies = timeline.ranks[rank], timeline.copies and timeline.copies[rank]
+    if copies or schedule.recomputed or schedule.is_forward_only or any(map(eq, bars.start, bars.end)):
+        return _level(schedule, timeline, rank, amounts, first).peak
+    changes = (amounts[kind][stage] for kind, stage in zip(bars.kind, bars.stage, strict=True))
+    return max(accumulate(changes, initial=first))

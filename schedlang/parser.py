@@ -1,7 +1,6 @@
 """Program text → syntax tree."""
 
-import os
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedTok
 from lark.tree import Meta
 
 from schedlang import expressions, syntax
+from schedlang.cache import folder
 from schedlang.diagnostics import CompileError, Diagnostic, Label
 from schedlang.source import Source, Span
 
@@ -44,6 +44,8 @@ _WORDS = frozenset(
 )
 
 
+# Whoever looks for a size or a parameter compiles one program many times.
+@lru_cache(8)
 def parse(source: Source) -> syntax.Schedule:
     """The program's syntax tree; CompileError at the first place where the text is not a program."""
     return _parse(source, "schedule", 0)  # type: ignore[no-any-return]
@@ -78,16 +80,9 @@ def _parser() -> Lark:
 
 
 def _cache_file() -> str | None:
-    """Where the built grammar is kept: it takes longer to build than most programs take to compile.
-
-    In the user's own directory, because Lark unpickles the file: in a shared one it might be someone else's.
-    """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    try:
-        (home / "schedlang").mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError:
-        return None
-    return str(home / "schedlang" / "grammar") if os.access(home / "schedlang", os.W_OK) else None
+    """Where the built grammar is kept: it takes longer to build than most programs take to compile."""
+    place = folder()
+    return None if place is None else str(place / "grammar")
 
 
 class _Builder(Transformer[Token, Any]):

@@ -2,13 +2,13 @@
 
 `actions` holds one line of text per rank, `sources` the place of each action as an index into `spans`, which are
 character ranges of the program text, so that any later error can name the line an action came from. The texts of
-imported files follow the program's; `imports` has the name of each and where it starts.
+imported files follow the program's; `imports` has the name of each and where it starts. How it lies in the file:
+`schedlang.plan_file`.
 """
 
 import hashlib
 import json
-import os
-import tempfile
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from attrs import asdict, field, frozen
 
 from schedlang.choice import Trial
 from schedlang.declarations import MOST_STEPS
-from schedlang.diagnostics import CompileError, Diagnostic, counted
+from schedlang.diagnostics import counted
+from schedlang.files import write_bytes
+from schedlang.plan_file import Parts, encode, line_of
 from schedlang.schedule import Kernel, Schedule
 from schedlang.stream import repeat
 
@@ -46,7 +48,22 @@ class Plan(Schedule):
         return repeat(self, self.kernels, more) if more else self
 
     def to_json(self) -> dict[str, Any]:
-        """The document that `write_plan` writes."""
+        """The plan as a document."""
+        actions, sources = self._lines()
+        return self._head() | {"actions": actions, "sources": sources}
+
+    def encode(self) -> bytes:
+        """The file that `write_plan` writes."""
+        return encode(self._head(), *self._lines())
+
+    @cached_property
+    def digest(self) -> str:
+        """A hash of everything in the plan; equal digests mean the same plan."""
+        lines = self.ranks.lines if isinstance(self.ranks, Parts) else list(map(line_of, *self._lines()))
+        return hashlib.sha256(json.dumps(self._head() | {"lines": lines}, sort_keys=True).encode()).hexdigest()
+
+    def _head(self) -> dict[str, Any]:
+        """The fields that are not lines."""
         return {
             "format": FORMAT,
             "program": {
@@ -68,13 +85,15 @@ class Plan(Schedule):
             "transport": self.transport,
             "costs": self.costs.to_json(),
             "spans": [[span.start, span.end] for span in self.spans],
-            "actions": [actions.text() for actions in self.ranks],
-            "sources": [" ".join(map(str, actions.source)) for actions in self.ranks],
         }
 
-    def digest(self) -> str:
-        """A hash of everything in the plan; equal digests mean the same plan."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()
+    def _lines(self) -> tuple[list[str], list[str]]:
+        """The fields `actions` and `sources`."""
+        numbers = list(map(str, range(len(self.spans))))
+        return (
+            [actions.text() for actions in self.ranks],
+            [" ".join(map(numbers.__getitem__, actions.source)) for actions in self.ranks],
+        )
 
     def where(self, rank: int, index: int) -> str:
         """The program line that action `index` of a rank came from, as `file:line`."""
@@ -83,30 +102,4 @@ class Plan(Schedule):
 
 def write_plan(plan: Plan, path: str | Path) -> None:
     """Write a plan file; CompileError when it cannot be written."""
-    write_text(json.dumps(plan.to_json(), indent=1) + "\n", path)
-
-
-def write_text(text: str, path: str | Path) -> None:
-    """Write a text file, as `write_bytes`."""
-    write_bytes(text.encode(), path)
-
-
-def write_bytes(content: bytes, path: str | Path) -> None:
-    """Write a file; it appears whole or not at all. CompileError when it cannot be written."""
-    path = Path(path)
-    temporary = None
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
-            temporary = file.name
-            file.write(content)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise plan_error(path, f"cannot be written: {error.strerror}", code="unwritable") from None
-
-
-def plan_error(path: str | Path, message: str, *, code: str = "plan", help: str | None = None) -> CompileError:
-    """The error for a plan file as a whole."""
-    return CompileError([Diagnostic(code, f"`{path}`: {message}", help=help, file=str(path))])
+    write_bytes(plan.encode(), path)

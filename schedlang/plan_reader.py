@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -14,20 +15,37 @@ from schedlang.costs import Costs, costs_of
 from schedlang.kinds import Kind
 from schedlang.layout import Layout, Pipeline
 from schedlang.machine import prove
-from schedlang.plan import FORMAT, Plan, plan_error
+from schedlang.plan import FORMAT, Plan
+from schedlang.plan_file import Line, Parts, decode_head, plan_error
 from schedlang.schedule import Kernel, WeightRule
 from schedlang.source import Source, Span, unreadable
 from schedlang.stream import repeat
 from schedlang.transports import transports
 
 T = TypeVar("T")
+_KINDS: dict[str, int] = {kind.name: kind for kind in Kind}
 _WORD = re.compile(rf"(\d{{1,9}})({'|'.join(sorted(Kind.__members__, key=len, reverse=True))})(\d{{1,9}})?")
 
 
 def read_plan(path: str | Path) -> Plan:
     """The plan in a file, proved again, since a file may come from anywhere; CompileError says what is wrong."""
+    return plan_in(path, _decoded(path, lambda: json.loads(Path(path).read_bytes())))
+
+
+def open_plan(path: str | Path) -> Plan:
+    """The plan in a file, for ranks of a run that another one has proved: a rank's actions are read when looked at.
+
+    CompileError for a file that is not as `write_plan` wrote it, here or then.
+    """
+    head, begin = _decoded(path, lambda: decode_head(Path(path)))
+    reader = _Reader(path, head)
+    return reader.plan(lambda ranks, spans: reader.parts(ranks, spans, begin))
+
+
+def _decoded(path: str | Path, decode: Callable[[], T]) -> T:
+    """What is in a file; CompileError if it cannot be read, or is not JSON."""
     try:
-        document = json.loads(Path(path).read_bytes())
+        return decode()
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
     except UnicodeDecodeError:
@@ -36,12 +54,12 @@ def read_plan(path: str | Path) -> Plan:
         raise plan_error(
             path, f"not a whole plan file: {error}", help="write it again with `schedc compile -o`"
         ) from None
-    return plan_in(path, document)
 
 
 def plan_in(path: str | Path, document: Any) -> Plan:
     """The plan that a document from a file holds, as `read_plan`."""
-    plan = _Reader(path, document).plan()
+    reader = _Reader(path, document)
+    plan = reader.plan(reader.actions)
     prove(plan)
     if plan.kernels:
         prove(repeat(plan, plan.kernels, 1))
@@ -55,8 +73,8 @@ class _Reader:
     path: str | Path
     document: Any
 
-    def plan(self) -> Plan:
-        """The plan that the document holds; its actions are not yet proved."""
+    def plan(self, read: Callable[[int, int], Sequence[Actions]]) -> Plan:
+        """The plan that the document holds, not yet proved; `read` has the actions, for so many ranks and spans."""
         if not isinstance(self.document, dict) or "format" not in self.document:
             self.wrong("not a plan file: it has no `format`")
         if self.document["format"] != FORMAT:
@@ -74,7 +92,7 @@ class _Reader:
         if not all(isinstance(value, int) for value in params.values()):
             self.wrong("`params` must be whole numbers")
         spans = self.spans(len(source.text))
-        actions = self.actions(ranks, len(spans))
+        actions = read(ranks, len(spans))
         return Plan(
             name=program["name"],
             params=params,
@@ -135,7 +153,7 @@ class _Reader:
             self.wrong(f"`weights` must have a rule for each of the {stages} stages")
         return tuple(WeightRule(rule["name"], rule["delay"]) for rule in rules)
 
-    def kernels(self, ranks: tuple[Actions, ...]) -> tuple[Kernel, ...]:
+    def kernels(self, ranks: Sequence[Actions]) -> tuple[Kernel, ...]:
         """The field `kernels`: rows of every rank, or nothing."""
         pairs = [self.numbers(pair, "kernels") for pair in self.field("kernels", list)]
         ends = [len(actions) for actions in ranks] if pairs else []
@@ -177,12 +195,24 @@ class _Reader:
             self.wrong("`actions` and `sources` must be lines of text, one per rank")
         if not len(texts) == len(sources) == ranks:
             self.wrong(f"`actions` and `sources` must have {ranks} lines, one per rank")
-        return tuple(self.rank(rank, *lines, spans) for rank, lines in enumerate(zip(texts, sources, strict=True)))
+        return tuple(self.rank(spans, rank, *lines) for rank, lines in enumerate(zip(texts, sources, strict=True)))
 
-    def rank(self, rank: int, text: str, sources: str, spans: int) -> Actions:
+    def parts(self, ranks: int, spans: int, begin: int) -> Parts:
+        """The same, read when they are asked for, by the field `lines`; in the file they begin at some place."""
+        lines: list[Line] = []
+        for each in self.field("lines", list):
+            if not isinstance(each, list) or list(map(type, each)) != [int, int, str]:
+                self.wrong("`lines` must be the lengths of two lines and their hash, for each rank")
+            actions, sources = self.numbers(each[:2], "lines")
+            lines.append(Line(actions, sources, each[2]))
+        if len(lines) != ranks:
+            self.wrong(f"`lines` must have {ranks} entries, one per rank")
+        return Parts(Path(self.path), lines, begin, partial(self.rank, spans))
+
+    def rank(self, spans: int, rank: int, text: str, sources: str) -> Actions:
         """One rank's actions."""
-        indices = self.check(lambda: [int(each) for each in sources.split()], f"sources of rank {rank}")
-        if not all(0 <= index < spans for index in indices):
+        indices = self.check(lambda: list(map(int, sources.split())), f"sources of rank {rank}")
+        if indices and not 0 <= min(indices) <= max(indices) < spans:
             self.wrong(f"sources of rank {rank}: not an index of `spans`")
         return self.check(lambda: parse_actions(text, indices), f"actions of rank {rank}")
 
@@ -214,6 +244,23 @@ class _Reader:
 
 def parse_actions(text: str, sources: list[int]) -> Actions:
     """The inverse of `Actions.text`; ValueError names the first word that is not an action."""
+    return _parse_plain(text, sources) or _parse_words(text, sources)
+
+
+def _parse_plain(text: str, sources: list[int]) -> Actions | None:
+    """The actions, if all are alone and have a microbatch, as nearly all texts are."""
+    words = _WORD.findall(text)
+    if len(words) != len(sources) or not words or " ".join(map("".join, words)) != text:
+        return None
+    stages, kinds, microbatches = zip(*words, strict=True)
+    if "" in microbatches:
+        return None
+    actions = Actions()
+    actions.extend(list(map(_KINDS.__getitem__, kinds)), list(map(int, stages)), list(map(int, microbatches)), sources)
+    return actions
+
+
+def _parse_words(text: str, sources: list[int]) -> Actions:
     actions = Actions()
     group = 0
     for token in text.split():

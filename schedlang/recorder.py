@@ -16,6 +16,9 @@ _TRANSFERS = {
     "send F": Kind.SEND_F, "recv F": Kind.RECV_F, "send B": Kind.SEND_B, "recv B": Kind.RECV_B,
 }  # fmt: skip
 
+#: A compute op of a program that runs: its word, its arguments, its place.
+Call = tuple[str, tuple[int | None, ...], int]
+
 _KINDS = {
     "F": Kind.F,
     "B": Kind.B,
@@ -62,8 +65,9 @@ class Recorder:
         self.stages = self.layout.stages_of(self.rank)
         self.owed = {stage: OrderedDict() for stage in self.stages}
 
-    def op(self, word: str, args: tuple[int | None, ...], place: int) -> None:
-        """Record a compute op: `args` is (), (stage,) for `U`, or what `which` takes."""
+    def op(self, call: Call) -> None:
+        """Record a compute op: its arguments are (), (stage,) for `U`, or what `which` takes."""
+        word, args, place = call
         if word == "U":
             for stage in self.stages if not args else [self.stage(word, args[0], place)]:
                 self.actions.add(Kind.U, stage, 0 if self.part else NO_MICROBATCH, place, self.batch)
@@ -82,8 +86,27 @@ class Recorder:
             self.owed[stage].pop(microbatch, None)
         self.actions.add(kind, stage, microbatch, place, self.batch)
 
-    def transfer(self, word: str, args: tuple[int | None, ...], place: int) -> None:
+    def take(self, calls: list[Call]) -> bool:
+        """Record all compute ops of a rank, if each names its microbatch, and if all are known to be right."""
+        if not calls or self.sliced:
+            return not calls
+        words, args, places = zip(*calls, strict=True)
+        if len(set(map(len, args))) != 1:
+            return False
+        *stages, microbatches = zip(*args, strict=True)
+        named = stages[0] if stages else tuple(self.stages[:1] * len(calls))
+        units = min(map(self.layout.units, self.stages), default=0)
+        if (not stages and len(self.stages) != 1) or not set(named) <= set(self.stages):
+            return False
+        if not 0 <= min(microbatches) <= max(microbatches) < units:
+            return False
+        kinds = _KINDS | ({"B": Kind.I} if self.splits_backward else {})
+        self.actions.extend([kinds[word] for word in words], named, microbatches, places)
+        return True
+
+    def transfer(self, call: Call) -> None:
         """Record a send or a receive."""
+        word, args, place = call
         stage, microbatch = self.which(word, args, place)
         self.actions.add(_TRANSFERS[word], stage, microbatch, place, self.batch)
 
@@ -211,7 +234,7 @@ def place_op(recorders: list[Recorder], offset: int, word: str, args: tuple[int,
         raise Fault("no-such-stage", message, place)
     if microbatch < layout.pipeline_of[stage].microbatches:
         recorder = recorders[layout.placement[stage]]
-        recorder.op(word, args, place)
+        recorder.op((word, args, place))
         recorder.slots.append(slot + offset)
 
 

@@ -6,8 +6,9 @@ from schedlang.bubbles.critical_path import critical_path, path_by_ops
 from schedlang.bubbles.exposed import exposed
 from schedlang.bubbles.waits import waits
 from schedlang.costs import UNIT, Costs
+from schedlang.execution import Execution
 from schedlang.lifetimes import peak_messages
-from schedlang.machine import Execution, simulate
+from schedlang.machine import simulate
 from schedlang.plan import Plan
 from schedlang.versions import follow_weights
 from schedlang.views.terminal import draw

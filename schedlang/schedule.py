@@ -4,7 +4,7 @@ The one intermediate form. A program expands to a schedule of compute ops; lower
 a plan is a lowered schedule that passed the checks.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -76,7 +76,7 @@ class Schedule:
     name: str
     params: dict[str, int]
     layout: Layout
-    ranks: tuple[Actions, ...]
+    ranks: Sequence[Actions]
     source: Source = field(repr=False)
     spans: tuple[Span, ...] = field(repr=False)
     weights: tuple[WeightRule, ...] = ()
@@ -129,6 +129,12 @@ class Schedule:
             for kind, stage, microbatch in zip(actions.kind, actions.stage, actions.microbatch, strict=True)
             if kind == wanted
         )
+
+    def microbatches_with(self, wanted: Kind, stage: int) -> set[int]:
+        """The microbatches for which a stage has an action of a kind."""
+        actions = self.ranks[self.placement[stage]]
+        rows = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+        return {microbatch for kind, holder, microbatch in rows if kind == wanted and holder == stage}
 
     @cached_property
     def is_forward_only(self) -> bool:

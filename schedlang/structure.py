@@ -5,6 +5,7 @@ from functools import cached_property
 from attrs import frozen
 
 from schedlang.actions import is_copy, word
+from schedlang.columnwise import is_large
 from schedlang.diagnostics import CompileError, counted
 from schedlang.findings import Finding, diagnose
 from schedlang.kinds import Kind
@@ -25,6 +26,11 @@ _WORDS: dict[int, str] = {
 
 def check_structure(schedule: Schedule) -> None:
     """CompileError when an action is unknown, on the wrong rank, missing, or there twice."""
+    if is_large(schedule):
+        from schedlang.columnwise.structure import is_complete
+
+        if is_complete(schedule):
+            return
     findings = [finding for rank in range(len(schedule.ranks)) for finding in _unknown(schedule, rank)]
     if not findings:
         findings = _repeated_or_missing(schedule)

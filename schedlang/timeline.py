@@ -1,12 +1,17 @@
 """When each action runs on each rank: predicted by the machine, or measured by the runtime."""
 
-from attrs import frozen
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from operator import sub
+from typing import NamedTuple, overload
+
+from attrs import define, field, frozen
 
 from schedlang.actions import word
 
 
-@frozen
-class Bar:
+class Bar(NamedTuple):
     """One compute action, or one copy to or from the host, in time."""
 
     kind: int
@@ -16,7 +21,57 @@ class Bar:
     end: float
 
     def __str__(self) -> str:
-        return word(self.kind, self.stage, self.microbatch)
+        return word(*self[:3])
+
+
+@define
+class Bars(Sequence[Bar]):
+    """Bars in order of time, as columns: item i of all columns is bar i."""
+
+    kind: "array[int]" = field(factory=lambda: array("b"))
+    stage: "array[int]" = field(factory=lambda: array("i"))
+    microbatch: "array[int]" = field(factory=lambda: array("i"))
+    start: "array[float]" = field(factory=lambda: array("d"))
+    end: "array[float]" = field(factory=lambda: array("d"))
+
+    @classmethod
+    def of(cls, bars: Iterable[Bar]) -> "Bars":
+        """The columns of some bars."""
+        found = cls()
+        for bar in bars:
+            found.add(*bar)
+        return found
+
+    def add(self, kind: int, stage: int, microbatch: int, start: float, end: float) -> None:
+        """Append one bar."""
+        self.kind.append(kind)
+        self.stage.append(stage)
+        self.microbatch.append(microbatch)
+        self.start.append(start)
+        self.end.append(end)
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @overload
+    def __getitem__(self, index: int) -> Bar: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Bar]: ...
+
+    def __getitem__(self, index: int | slice) -> Bar | list[Bar]:
+        columns = self.kind, self.stage, self.microbatch, self.start, self.end
+        if isinstance(index, slice):
+            return list(map(Bar._make, zip(*(column[index] for column in columns), strict=True)))
+        return Bar._make([column[index] for column in columns])
+
+    def __iter__(self) -> Iterator[Bar]:
+        return map(Bar._make, zip(self.kind, self.stage, self.microbatch, self.start, self.end, strict=True))
+
+    @property
+    def busy(self) -> float:
+        """The time that they take."""
+        return sum(map(sub, self.end, self.start), 0.0)
 
 
 @frozen
@@ -26,29 +81,29 @@ class Timeline:
     Idle time is counted three ways in the field; each property below says which it is.
     """
 
-    ranks: tuple[tuple[Bar, ...], ...]
-    copies: tuple[tuple[Bar, ...], ...] = ()
+    ranks: tuple[Bars, ...]
+    copies: tuple[Bars, ...] = ()
 
-    @property
+    @cached_property
     def makespan(self) -> float:
         """From the first start on any rank to the last end on any rank."""
-        bars = [bar for rank in self.ranks for bar in rank]
-        return max((bar.end for bar in bars), default=0.0) - min((bar.start for bar in bars), default=0.0)
+        bars = [bars for bars in self.ranks if bars]
+        return max((max(each.end) for each in bars), default=0.0) - min((min(each.start) for each in bars), default=0.0)
 
-    @property
+    @cached_property
     def busy(self) -> list[float]:
         """For each rank, the time spent in actions."""
-        return [sum((bar.end - bar.start for bar in rank), 0.0) for rank in self.ranks]
+        return [bars.busy for bars in self.ranks]
 
     @property
     def copying(self) -> list[float]:
         """For each rank, the time that its copies to and from the host take, beside its actions."""
-        return [sum((bar.end - bar.start for bar in rank), 0.0) for rank in self.copies]
+        return [copies.busy for copies in self.copies]
 
-    @property
+    @cached_property
     def spans(self) -> list[float]:
         """For each rank, the time from its own first start to its own last end."""
-        return [rank[-1].end - rank[0].start if rank else 0.0 for rank in self.ranks]
+        return [bars.end[-1] - bars.start[0] if bars else 0.0 for bars in self.ranks]
 
     @property
     def span(self) -> float:

@@ -5,8 +5,6 @@ from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
-from attrs import evolve
-
 from schedlang.actions import NO_MICROBATCH, is_send, is_transfer
 from schedlang.kinds import Kind
 from schedlang.timeline import Bar
@@ -50,5 +48,5 @@ def ops_with_sends(actions: Iterable[Traced]) -> list[Traced]:
         elif not is_send(bar.kind):
             last.pop(rank, None)
         elif rank in last:
-            found[last[rank]] = rank, evolve(found[last[rank]][1], end=bar.end)
+            found[last[rank]] = rank, found[last[rank]][1]._replace(end=bar.end)
     return found

@@ -7,7 +7,7 @@ from attrs import define, field, frozen
 
 from schedlang import syntax
 from schedlang.codegen import variable
-from schedlang.recorder import Recorder
+from schedlang.recorder import Call, Recorder
 from schedlang.schedule import Recorded, Values
 from schedlang.source import Span
 
@@ -51,16 +51,16 @@ class NotingRecorder(Recorder):
 
     notes: Notes = field(kw_only=True)
 
-    def op(self, word: str, args: tuple[int | None, ...], place: int) -> None:
+    def op(self, call: Call) -> None:
         """Record a compute op."""
         before = len(self.actions)
-        super().op(word, args, place)
+        super().op(call)
         self.note_from(before)
 
-    def transfer(self, word: str, args: tuple[int | None, ...], place: int) -> None:
+    def transfer(self, call: Call) -> None:
         """Record a send or a receive."""
         before = len(self.actions)
-        super().transfer(word, args, place)
+        super().transfer(call)
         self.note_from(before)
 
     def note_from(self, index: int) -> None:

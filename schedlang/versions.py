@@ -27,7 +27,8 @@ class Versions:
 
     `held[r]` is the most versions of one stage's weights that rank r holds at once, `held_of[s]` the most of stage s;
     `staleness` is the most updates by which a forward's weights are behind: 0 for a synchronous schedule.
-    `read[stage, microbatch]` is the version that the forward reads, and the backward again.
+    `read[stage, microbatch]` is the version that the forward reads, and the backward again; without updates, it is
+    empty: there is one version.
     """
 
     held: tuple[int, ...]
@@ -39,6 +40,8 @@ class Versions:
 
 def follow_weights(schedule: Schedule) -> Versions:
     """Follow the weight versions through every rank's actions."""
+    if schedule.layout.updates == 1 and not any(Kind.U in actions.kind for actions in schedule.ranks):
+        return Versions((1,) * len(schedule.ranks), (1,) * len(schedule.placement), 0, {}, ())
     ranks = [_Rank(schedule, rank, actions) for rank, actions in enumerate(schedule.ranks)]
     for rank in ranks:
         rank.run()

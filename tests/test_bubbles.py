@@ -1,7 +1,7 @@
 """Why ranks are idle: every moment has one cause, the critical path has no gap, and a faster op is simulated."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -131,7 +131,7 @@ def check_alternatives(schedule: Schedule, given: Costs) -> None:
 
 
 def peaks_with_earlier_ops(
-    schedule: Schedule, given: Costs, rank: int, index: int, bars: tuple[Bar, ...]
+    schedule: Schedule, given: Costs, rank: int, index: int, bars: Sequence[Bar]
 ) -> Iterator[int]:
     """The peak activations of a rank with a later op before op `index`, for each that delays that by nothing."""
     rows = [schedule.ranks[rank].row(i) for i in range(len(bars))]

@@ -192,6 +192,7 @@ LEGAL = {
     "pipedream": lambda ranks, microbatches: microbatches == 1,
     "pipedream_vertical": lambda ranks, microbatches: microbatches == 1,
     "pipedream_2bw": lambda ranks, microbatches: microbatches >= ranks - 1,
+    "interleaved_zb": lambda ranks, microbatches: microbatches % ranks == 0,
     "wpipe": lambda ranks, microbatches: microbatches % ranks == 0,
 }
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedlang import CompileError, Plan, Source, compile, read_plan, read_source, write_plan
+from schedlang import CompileError, Plan, Source, compile, open_plan, read_plan, read_source, write_plan
 
 PROGRAMS = sorted((Path(__file__).parent.parent / "programs").glob("*.sched"))
 
@@ -30,8 +30,60 @@ def test_round_trip(path: Path, tmp_path: Path) -> None:
     write_plan(plan, tmp_path / "plan.json")
     again = read_plan(tmp_path / "plan.json")
     assert again.to_json() == plan.to_json()
-    assert again.digest() == plan.digest()
+    assert again.digest == plan.digest
     assert again.where(0, 3) == plan.where(0, 3)
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_parts(path: Path, tmp_path: Path) -> None:
+    """Each rank's actions by themselves, from a file that is one document of JSON."""
+    plan = compile(read_source(path))
+    write_plan(plan, tmp_path / "plan.json")
+    opened = open_plan(tmp_path / "plan.json")
+    assert opened.digest == plan.digest
+    for rank in reversed(range(len(plan.ranks))):
+        ours, theirs = opened.ranks[rank], plan.ranks[rank]
+        assert (ours.text(), ours.source) == (theirs.text(), theirs.source)
+    found = json.loads((tmp_path / "plan.json").read_text())
+    del found["lines"]
+    assert found == document(plan)
+    assert opened.to_json() == plan.to_json()
+
+
+def test_a_rank_reads_its_part_alone(plan: Plan, tmp_path: Path) -> None:
+    """What is wrong with another rank's does not matter to it, and is told by the rank that reads the whole."""
+    path = tmp_path / "plan.json"
+    write_plan(plan, path)
+    path.write_text(path.read_text().replace("0F0", "0F9"))
+    opened = open_plan(path)
+    assert opened.ranks[1] == plan.ranks[1]
+    with pytest.raises(CompileError, match="the part of rank 0 has changed since it was written"):
+        opened.ranks[0]
+    with pytest.raises(CompileError, match="no-such-microbatch"):
+        read_plan(path)
+    path.unlink()
+    with pytest.raises(CompileError, match=r"cannot read `\S+`: No such file"):
+        opened.ranks[0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda text: text.replace('"lines"', '"line"'), "`lines` must be a list"),
+        (lambda text: text.replace('"lines": [', '"lines": [3,'), "`lines` must be the lengths of two lines"),
+        (lambda text: text.replace('"ranks": 2,', '"ranks": 3,'), "`lines` must have 3 entries"),
+        (lambda text: json.dumps(json.loads(text)), "it has no lines of `actions` of its own"),
+        (lambda text: text[:100], "not a whole plan file"),
+        (lambda text: "[" + text, "not a whole plan file"),
+    ],
+)
+def test_a_damaged_plan_is_not_opened(plan: Plan, tmp_path: Path, damage: Callable[[str], str], reason: str) -> None:
+    path = tmp_path / "plan.json"
+    write_plan(plan, path)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(CompileError) as caught:
+        open_plan(path)
+    assert reason in str(caught.value)
 
 
 def test_where_an_action_comes_from(plan: Plan) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from schedlang import read_source
+from schedlang import columnwise, read_source
 from schedlang.compiler import compile_tree
 from schedlang.imports import load
 from schedlang.syntax import Schedule
@@ -39,6 +39,16 @@ def lines_per_action(source: Any, tree: Schedule, ranks: int, microbatches: int)
 PLAIN = ["1f1b", "chimera", "dualpipe", "gpipe", "interleaved_1f1b", "pipe_offload", "seq1f1b", "wpipe", "zb_h1"]
 #: With passes that look for a better order.
 SEARCHED = ["1f1b_v", "v_half", "v_zb", "zb_1p"]
+
+
+def test_by_columns_lines_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of the work on each action is the program itself, its text, and two walks over numbers."""
+    loaded = load(read_source(PROGRAMS / "interleaved_1f1b.sched"))
+    each = {}
+    for large in (10**9, 0):
+        monkeypatch.setattr(columnwise, "LARGE", large)
+        each[large] = [lines_per_action(*loaded, 4, microbatches) for microbatches in (64, 256)]
+    assert each[0][1] < each[0][0] < each[10**9][0] / 4
 
 
 @pytest.mark.parametrize("name", PLAIN + SEARCHED)

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from test_torch_tables import EXPORTABLE, SIZES, TESTS, computes, program, texts
 
-from schedlang import CompileError, read_source
+from schedlang import CompileError, compile, read_source
 from schedlang.torch_tables import export_table, plan_of, read_table
 
 MARKERS = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
@@ -79,6 +79,16 @@ def test_schedules_of_torch_prove(torch_schedules: SimpleNamespace, name: str, t
         plan = plan_of(read_table(read_source(path)))
         assert texts(plan) == with_comms
         assert plan.microbatches == microbatches
+
+
+def test_interleaved_zero_bubble_is_that_of_torch(torch_schedules: SimpleNamespace) -> None:
+    """Op for op."""
+    source = read_source(TESTS.parent / "programs" / "interleaved_zb.sched")
+    for chunks, ranks, rounds in itertools.product((1, 2, 3), (1, 2, 3, 4), (1, 2, 3)):
+        of = stages(ranks, chunks * ranks, chunks)
+        theirs = torch_schedules.ScheduleInterleavedZeroBubble(of, ranks * rounds).pipeline_order
+        plan = compile(source, {"ranks": ranks, "microbatches": ranks * rounds, "chunks": chunks})
+        assert computes(plan) == [" ".join(str(action) for action in row if action) for row in theirs.values()]
 
 
 #: What torch 2.13 writes for `defer_pp_recv=True`: named by schedule, ranks and microbatches.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from schedlang import CompileError, Costs, Source, compile, read_source, simulate
-from schedlang.machine import Execution
+from schedlang.execution import Execution
 
 TESTS = Path(__file__).parent
 PROGRAMS = TESTS.parent / "programs"

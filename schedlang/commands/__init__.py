@@ -50,7 +50,7 @@ def import_table(options: argparse.Namespace) -> int:
 
 def export(options: argparse.Namespace) -> int:
     """Write a plan as one of torch's action tables."""
-    from schedlang.plan import write_text
+    from schedlang.files import write_text
     from schedlang.torch_tables import export_table
 
     table = export_table(load(options), options.to)

@@ -27,10 +27,15 @@ def load(options: argparse.Namespace, file: str | None = None, **choices: Any) -
 
 def compiled(source: Any, params: dict[str, int], costs: Any = None, **choices: Any) -> Any:
     """The plan of a program; CompileError with advice, which is for the program's own costs."""
-    from schedlang import compile
+    from schedlang.cache import kept
+    from schedlang.compiler import compile_tree
+    from schedlang.costs import UNIT
+    from schedlang.imports import load
 
     try:
-        return compile(source, params, **({"costs": costs} if costs else {}), **choices)
+        whole, tree = load(source)
+        key = whole.path, whole.text, whole.imports, sorted(params.items()), costs, sorted(choices.items())
+        return kept(key, lambda: compile_tree(whole, tree, params, costs or UNIT, **choices))
     except CompileError as error:
         if costs:
             raise

@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 from attrs import evolve
 
 from schedlang.actions import Actions, counterpart, is_copy
+from schedlang.columnwise import is_large
 from schedlang.dependencies import MAKES, SENDS, Numbers, Op, needs
 from schedlang.kinds import Kind
 from schedlang.schedule import Schedule
@@ -20,7 +21,12 @@ _Route = tuple[Kind, int, Kind, int]
 
 def co_issue(schedule: Schedule) -> Schedule:
     """The schedule with a send behind every op whose result another rank needs, and a receive there."""
-    return evolve(schedule, ranks=_Insertion(schedule).ranks())
+    ranks = None
+    if is_large(schedule):
+        from schedlang.columnwise.co_issue import co_issued
+
+        ranks = co_issued(schedule)
+    return evolve(schedule, ranks=ranks or _Insertion(schedule).ranks())
 
 
 class _Insertion:

@@ -4,16 +4,15 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from attrs import evolve, field, frozen
+from attrs import field, frozen
 
-from schedlang.costs import UNIT, Costs, measured_costs
+from schedlang.costs import Costs, measured_costs
 from schedlang.diagnostics import CompileError, Diagnostic
-from schedlang.machine import Execution
-from schedlang.memory import Level
+from schedlang.execution import Execution
 from schedlang.plan import Plan
 from schedlang.plan_reader import plan_in
 from schedlang.source import read_source
-from schedlang.timeline import Bar, Timeline
+from schedlang.timeline import Bar, Bars, Timeline
 from schedlang.traces import Traced, ops_with_sends, traced_actions
 
 
@@ -40,19 +39,7 @@ class Run:
 
     def execution(self) -> Execution:
         """The median step as an execution: its memory is what the plan holds at these times."""
-        stages, found = len(self.plan.placement), []
-        for amounts in (UNIT.memory(stages), self.plan.costs.memory(stages)):
-            levels = [Level() for _ in self.plan.ranks]
-            for level, bars in zip(levels, self.median.ranks, strict=True):
-                for bar in bars:
-                    level.advance(bar.start)
-                    stays = self.plan.keeps(bar.kind, bar.stage, bar.microbatch)
-                    level.run(bar.start, bar.end, amounts[bar.kind][bar.stage], stays)
-                level.advance()
-            found.append(levels)
-        activations, memory = (tuple(level.peak for level in levels) for levels in found)
-        steps = tuple(tuple(level.steps) for level in found[1])
-        return Execution("measured", self.median, tuple(map(int, activations)), memory, steps)
+        return Execution("measured", self.plan, self.plan.costs, self.median)
 
 
 def is_trace(text: str) -> bool:
@@ -90,21 +77,21 @@ def run_of(plan: Plan, actions: Sequence[Traced]) -> Run:
     return Run(plan, timelines, tuple(actions))
 
 
-def _steps(plan: Plan, rank: int, ops: list[Bar]) -> list[tuple[Bar, ...]]:
+def _steps(plan: Plan, rank: int, ops: list[Bar]) -> list[list[Bar]]:
     """A rank's ops by step."""
     actions = plan.ranks[rank].compute()
     words = list(map(actions.word, range(len(actions))))
-    steps = [tuple(ops[start : start + len(words)]) for start in range(0, len(ops), len(words) or 1)]
+    steps = [ops[start : start + len(words)] for start in range(0, len(ops), len(words) or 1)]
     for number, step in enumerate(steps):
         if list(map(str, step)) != words:
             raise ValueError(f"step {number} of rank {rank} in the trace does not have the ops of the plan in order")
     return steps
 
 
-def _from_zero(ranks: tuple[tuple[Bar, ...], ...]) -> Timeline:
+def _from_zero(ranks: Sequence[list[Bar]]) -> Timeline:
     start = min((bar.start for bars in ranks for bar in bars), default=0.0)
-    moved = (tuple(evolve(bar, start=bar.start - start, end=bar.end - start) for bar in bars) for bars in ranks)
-    return Timeline(tuple(moved), ((),) * len(ranks))
+    moved = ((bar._replace(start=bar.start - start, end=bar.end - start) for bar in bars) for bars in ranks)
+    return Timeline(tuple(map(Bars.of, moved)), tuple(Bars() for _ in ranks))
 
 
 def _wrong(path: str | Path, message: str, help: str | None = None) -> CompileError:

@@ -6,6 +6,7 @@ from math import inf
 from attrs import evolve, frozen
 
 from schedlang.actions import Actions
+from schedlang.execution import Execution
 from schedlang.kinds import Kind
 from schedlang.lowering import lower
 from schedlang.machine import prove
@@ -52,7 +53,8 @@ def fill_within(schedule: Schedule, limit: float) -> Schedule | None:
     microbatches takes a tenth of a second: which order to follow, then which waits to fill, then which ranks may wait.
     """
     schedule = squeeze(_complete(schedule))
-    prove(lower(schedule))
+    if _is_best(schedule, prove(lower(schedule)), limit):
+        return schedule
     graph = Graph(schedule)
     found = list(filter(None, [_as_given(graph, limit)]))
     tried = [each for bare in _choices(graph, limit) for rules in _FIRST if (each := _try(graph, bare, limit, rules))]
@@ -62,6 +64,13 @@ def fill_within(schedule: Schedule, limit: float) -> Schedule | None:
     tried += [each for one in tried if one.rules.even and (each := _try(graph, one.bare, limit, one.spared()))]
     found += tried
     return graph.reordered(min(found, key=lambda each: each.value).orders) if found else None
+
+
+def _is_best(schedule: Schedule, execution: Execution, limit: float) -> bool:
+    """Whether a schedule within a limit has no idle time to fill: then it stays as it was written."""
+    least = max(execution.timeline.busy)
+    is_full = getattr(execution.timeline, schedule.objective) <= least + ROUNDING
+    return is_full and limit < inf and max(execution.peak_memory) <= limit + ROUNDING
 
 
 @frozen
@@ -114,8 +123,11 @@ def _choices(graph: Graph, limit: float) -> list[Orders]:
 
 def _complete(schedule: Schedule) -> Schedule:
     """The schedule with the weight gradients that it lacks at the end of each rank."""
-    ranks = []
+    ranks = list[Actions]()
     for actions in schedule.ranks:
+        if actions.kind.count(Kind.I) == actions.kind.count(Kind.W):
+            ranks.append(actions)
+            continue
         rows = list(map(actions.row, range(len(actions))))
         there = {row[1:3] for row in rows if row[0] == Kind.W}
         ranks.append(Actions())

@@ -14,7 +14,7 @@ from schedlang.dependencies import MAKES, SENDS, Op, needs
 from schedlang.kinds import Kind
 from schedlang.passes.graph import Graph
 from schedlang.plan import Plan
-from schedlang.timeline import Bar, Timeline
+from schedlang.timeline import Bars, Timeline
 
 
 def quirky_timeline(plan: Plan, costs: Costs, gaps: bool = True) -> Timeline:
@@ -26,15 +26,15 @@ def quirky_timeline(plan: Plan, costs: Costs, gaps: bool = True) -> Timeline:
     graph = Graph(evolve(plan, ranks=tuple(actions.compute() for actions in plan.ranks), costs=costs))
     graph.needs = _needs(graph, costs.p2p or 0.0, gaps)
     ends, durations = graph.ends(graph.order), costs.durations(len(plan.placement))
-    ranks: list[tuple[Bar, ...]] = []
+    ranks: list[Bars] = []
     for order in graph.order:
-        bars: list[Bar] = []
+        bars = Bars()
         for node in order:
             start = begin = ends[node] - graph.time[node]
             for row, after in zip(graph.ops[node], durations.ends(graph.ops[node]), strict=True):
-                bars.append(Bar(*row[:3], begin, start + after))
+                bars.add(*row[:3], begin, start + after)
                 begin = start + after
-        ranks.append(tuple(bars))
+        ranks.append(bars)
     return Timeline(tuple(ranks))
 
 

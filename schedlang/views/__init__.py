@@ -6,8 +6,9 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from schedlang.machine import Execution
-from schedlang.plan import Plan, write_bytes
+from schedlang.execution import Execution
+from schedlang.files import write_bytes
+from schedlang.plan import Plan
 from schedlang.views.html import page
 from schedlang.views.picture import Picture, lay_out
 from schedlang.views.png import png

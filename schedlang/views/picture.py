@@ -3,15 +3,16 @@
 A picture has no colours and no sizes: time in the unit of the costs from left to right, one row per rank.
 """
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from attrs import frozen
 
 from schedlang.actions import is_transfer
 from schedlang.dependencies import MAKES, Op, needs
+from schedlang.execution import Execution
 from schedlang.kinds import Kind
 from schedlang.layout import Layout
-from schedlang.machine import Execution
 from schedlang.plan import Plan
 from schedlang.timeline import Bar, Timeline
 from schedlang.versions import follow_weights
@@ -149,7 +150,7 @@ class _Scribe:
         self.lines: dict[Place, int] = {}
         self.line_of: dict[int, int] = {}
 
-    def row(self, rank: int, bars: tuple[Bar, ...]) -> tuple[Box, ...]:
+    def row(self, rank: int, bars: Sequence[Bar]) -> tuple[Box, ...]:
         return tuple(self.box(rank, bar) for bar in bars)
 
     def box(self, rank: int, bar: Bar) -> Box:

@@ -1,0 +1,44 @@
+"""Is every piece of work there, once? See `schedlang.structure`."""
+
+import numpy as np
+
+from schedlang.columnwise.columns import Columns, Flags, columns_of, is_any
+from schedlang.kinds import Kind
+from schedlang.schedule import Schedule
+
+#: The kinds that do each work of a stage and microbatch: a whole backward does both halves.
+_FORWARD, _INPUT, _WEIGHT = {Kind.F}, {Kind.B, Kind.I}, {Kind.B, Kind.W}
+
+
+def is_complete(schedule: Schedule) -> bool:
+    """Whether it is known that a schedule is as `check_structure` asks; it is not for one with copies to the host."""
+    columns = columns_of(schedule)
+    return columns is not None and has_all_work(columns)
+
+
+def has_all_work(columns: Columns) -> bool:
+    """Whether all work is there, once, as far as is known."""
+    if len(columns.where(Kind.OFFLOAD, Kind.RELOAD)):
+        return False
+    work = (_FORWARD,) if columns.schedule.is_forward_only else (_FORWARD, _INPUT, _WEIGHT)
+    units = [columns.schedule.layout.units(stage) for stage in range(len(columns.schedule.placement))]
+    wanted = (np.arange(columns.stride) < np.array(units)[:, None]).ravel()
+    return (
+        all(np.array_equal(_counts(columns, kinds), wanted) for kinds in work)
+        and bool((_counts(columns, {Kind.R}) <= 1).all())
+        and _has_all_updates(columns)
+    )
+
+
+def _counts(columns: Columns, kinds: set[Kind]) -> Flags:
+    """How often each slot has an op of some kinds."""
+    chosen = is_any(columns.kind, *kinds)
+    return np.bincount(columns.slot[chosen], minlength=columns.slots)  # type: ignore[return-value]
+
+
+def _has_all_updates(columns: Columns) -> bool:
+    """Whether all stages make all updates, or none; the only one needs no number."""
+    made, updates = columns.where(Kind.U), columns.schedule.layout.updates
+    number = columns.stage[made] * updates + np.maximum(columns.microbatch[made], 0)
+    counts = np.bincount(number, minlength=len(columns.schedule.placement) * updates)
+    return not len(made) or bool((counts == 1).all())

@@ -1,0 +1,105 @@
+"""What is done by columns for large schedules, against what is done action by action for all others."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import evolve
+from damage import changed, gallery
+from hypothesis import given, settings
+from strategies import schedules
+
+from schedlang import CompileError, Costs, Schedule, columnwise, compile, read_source, simulate
+from schedlang.columnwise import co_issue, execution, structure
+from schedlang.lowering import lower
+from schedlang.machine import has_batches
+from schedlang.structure import check_structure
+from schedlang.transports import BLOCKING, GLOO
+
+PROGRAMS = sorted((Path(__file__).parent.parent / "programs").glob("*.sched"))
+#: Numbers that floats do not have, times that differ by stage, and transfers that take time.
+UNEVEN = Costs(forward=(0.1,), input=(0.7,), weight=(0.3,), recompute=(0.2,), overlap=(1.1,), p2p=0.05)
+
+
+def everything(path: Path, costs: Costs) -> Any:
+    """All that a command would say of a program."""
+    try:
+        plan = compile(read_source(path), {"ranks": 3, "microbatches": 7}, costs)
+    except CompileError as error:
+        return str(error)
+    runs = [simulate(plan, each, ideal) for each in (Costs(), costs) for ideal in (False, True)]
+    figures = [(run.timeline, run.memory, run.peak_memory, run.peak_activations) for run in runs]
+    return plan.to_json(), plan.idle, plan.lowering, figures
+
+
+@pytest.mark.parametrize("path", PROGRAMS, ids=lambda path: path.stem)
+def test_programs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same plans, to the letter, with the same times, to the last bit; and the same errors."""
+    found = []
+    for large in (10**9, 0):
+        monkeypatch.setattr(columnwise, "LARGE", large)
+        found.append([everything(path, costs) for costs in (Costs(), UNEVEN)])
+    assert found[0] == found[1]
+
+
+def usual() -> list[Schedule]:
+    """The gallery without copies to the host, and without batches of transfers."""
+    return [plan for plan in gallery(((4, 8),)) if not plan.offloaded and not any(map(has_batches, plan.ranks))]
+
+
+def test_the_gallery_is_done_by_columns() -> None:
+    """Or all would be the same because nothing is."""
+    plans = usual()
+    assert len(plans) > 20
+    for plan in plans:
+        assert structure.is_complete(plan), plan.name
+        assert execution.timeline(plan, plan.costs, BLOCKING, ideal=True), plan.name
+        assert execution.timeline(plan, plan.costs, GLOO, ideal=False), plan.name
+        ops = evolve(plan, ranks=tuple(actions.compute() for actions in plan.ranks))
+        assert co_issue.co_issued(ops), plan.name
+
+
+def damaged() -> Iterator[Schedule]:
+    rng = random.Random(0)
+    plans = gallery(((2, 2), (3, 4)), slices=2)
+    for _ in range(3000):
+        plan = rng.choice(plans)
+        for _ in range(rng.choice([1, 1, 2])):
+            plan = changed(plan, rng, rng.choice([None, "transfers"]))
+        yield evolve(plan, transport="blocking")
+
+
+def test_nothing_wrong_is_right_by_columns() -> None:
+    """Damaged plans: what the columns find complete, or run, is so for the other modules."""
+    verdicts: Counter[str] = Counter()
+    for plan in damaged():
+        if structure.is_complete(plan):
+            check_structure(plan)
+            verdicts["complete"] += 1
+        timeline = execution.timeline(plan, plan.costs, BLOCKING, ideal=True)
+        try:
+            check_structure(plan)
+            other = simulate(plan, ideal=True).timeline
+        except CompileError:
+            other = None
+        if timeline is not None:
+            assert timeline == other, [actions.text() for actions in plan.ranks]
+            verdicts["known to run"] += 1
+        verdicts["runs" if other else "does not run"] += 1
+    # Many of each kind.
+    assert len(verdicts) == 4
+    assert min(verdicts.values()) > 100, verdicts
+
+
+@settings(max_examples=200, deadline=None)
+@given(schedules())
+def test_random_schedules(schedule: Schedule) -> None:
+    ranks = co_issue.co_issued(schedule)
+    lowered = lower(schedule)
+    assert ranks == lowered.ranks
+    for costs in (Costs(), UNEVEN):
+        timeline = execution.timeline(lowered, costs, GLOO, ideal=False)
+        assert timeline == simulate(lowered, costs).timeline
