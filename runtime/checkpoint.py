@@ -98,20 +98,14 @@ def load(states: Mapping[str, Any], parts: Mapping[str, Stateful]) -> None:
             raise PipelineError(f"the checkpoint does not fit {name}: {' '.join(str(error).split())}") from error
 
 
-def resume(
-    folder: Path,
-    plan: Plan,
-    device: torch.device,
-    parts: Mapping[str, Stateful],
-    watchdog: Watchdog,
-) -> int:
+def resume(folder: Path, plan: Plan, device: torch.device, parts: Mapping[str, Stateful], watchdog: Watchdog) -> int:
     """Load the newest checkpoint of which all ranks have their file, as they tell; its step, or 0."""
     files = steps_in(folder, dist.get_rank())
     if files:
         # Also where there is none of all ranks: what is of another plan is not to be written over.
         read(files[max(files)], plan, device)
-    told = watchdog.gather(json.dumps([0, *files]), "not resumed")
-    newest = max(set.intersection(*map(set[int], map(json.loads, told.values()))))
+    told = watchdog.gather(json.dumps([0, *files]), "not resumed").values()
+    newest = max(set.intersection(*map(set[int], map(json.loads, told))))
     if newest:
         load(read(files[newest], plan, device), parts)
     return newest

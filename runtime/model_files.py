@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from attrs import frozen
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -26,7 +25,6 @@ from torch.optim import Optimizer
 from schedlang.plan import Plan
 from schedlang.runtime.checkpoint import reason
 from schedlang.runtime.model import Stages
-from schedlang.runtime.ranks import Ranks
 from schedlang.runtime.watchdog import PipelineError, Watchdog
 
 _MODEL, _OPTIMIZER = "model", "optimizer"
@@ -40,7 +38,7 @@ Tensors = dict[str, Tensor]
 def write_model(
     folder: Path,
     plan: Plan,
-    ranks: Ranks,
+    rank: int | None,
     step: int,
     stages: Mapping[int, nn.Module],
     optimizers: Iterable[Optimizer],
@@ -48,12 +46,12 @@ def write_model(
 ) -> None:
     """Write this rank's slice, together with all ranks: the folder appears whole or not at all.
 
+    Of several replicas of the pipeline one writes, and the ranks of the others have no number here.
     PipelineError if it cannot be written, or if a rank does not write its slice in time.
     """
-    # Of replicas, those of the first pipeline are written, by the first that has it.
-    is_first = dist.get_rank() == ranks.replicas[0]
-    own = [module for number, module in stages.items() if is_first and number < plan.layout.pieces]
-    files = dict(_files(f"{ranks.own + 1:05}-of-{len(plan.ranks):05}", own, optimizers)) if is_first else {}
+    # Of replicas, those of the first pipeline are written.
+    own = [module for number, module in stages.items() if number < plan.layout.pieces and rank is not None]
+    files = {} if rank is None else dict(_files(f"{rank + 1:05}-of-{len(plan.ranks):05}", own, optimizers))
     new = folder.with_name(f"{folder.name}.new")
     try:
         new.mkdir(parents=True, exist_ok=True)
@@ -61,9 +59,8 @@ def write_model(
             _write(new / name, tensors)
         sizes = {file: {name: each.nbytes for name, each in tensors.items()} for file, tensors in files.items()}
         weights = [name for module in own for name, _ in module.named_parameters()]
-        told = watchdog.gather(json.dumps([weights, sizes]), _MISSES)
-        if is_first and ranks.own == 0:
-            found = list(map(json.loads, told.values()))
+        found = [json.loads(each) for each in watchdog.gather(json.dumps([weights, sizes]), _MISSES).values()]
+        if rank == 0:
             _check_names(each for weights, _ in found for each in weights)
             _finish(new, folder, step, {file: of for _, sizes in found for file, of in sizes.items()})
         watchdog.gather("", _MISSES)

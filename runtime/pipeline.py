@@ -95,7 +95,8 @@ class Pipeline:
             tied = stages.tied if isinstance(stages, Stages) else ()
         self.record, self.bars, self.messages = False, list[Bar](), list[Bar]()
         self._plan, ranks, number = plan, ranks_of(mesh), next(_pipelines)
-        self._ranks, self._rank, self._watchdog = ranks, ranks.own, Watchdog(plan, ranks, number, timeout)
+        self._rank, self._watchdog = ranks.own, Watchdog(plan, ranks, number, timeout)
+        self._is_first = ranks.replicas[0] == dist.get_rank()
         # At the exit of the process, it closes itself.
         weakref.finalize(self, self._watchdog.close).atexit = False
         try:
@@ -210,7 +211,8 @@ class Pipeline:
         modules = {number: stage.module for number, stage in self._stages.items()}
         all_optimizers = [*optimizers, *(each.optimizer for each in self._stages.values() if each.optimizer)]
         try:
-            write_model(Path(folder), self._plan, self._ranks, step, modules, all_optimizers, self._watchdog)
+            rank = self._rank if self._is_first else None
+            write_model(Path(folder), self._plan, rank, step, modules, all_optimizers, self._watchdog)
         except Exception as error:
             self._watchdog.fail(error)
 

@@ -102,7 +102,7 @@ class Watchdog:
         self._thread.join()
 
     def gather(self, value: str, otherwise: str) -> dict[int, str]:
-        """The values that all ranks give here, of all replicas; PipelineError if some do not come here in time."""
+        """What all ranks give here, of all replicas; PipelineError if some do not in time: they have `otherwise`."""
         group = f"gathered/{self._number}/{self._gathered}"
         keys = {rank: f"{group}/{rank}" for rank in self._ranks.all}
         self._gathered += 1
