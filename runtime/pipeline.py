@@ -91,8 +91,7 @@ class Pipeline:
         timeout: float = 60.0,
     ) -> None:
         check_mesh(mesh)
-        if tied is None:
-            tied = stages.tied if isinstance(stages, Stages) else ()
+        tied = stages.tied if tied is None and isinstance(stages, Stages) else tied or ()
         self.record, self.bars, self.messages = False, list[Bar](), list[Bar]()
         self._plan, ranks, number = plan, ranks_of(mesh), next(_pipelines)
         self._rank, self._watchdog = ranks.own, Watchdog(plan, ranks, number, timeout)
