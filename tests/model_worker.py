@@ -1,5 +1,6 @@
 """Runs scenarios of `test_models.py` on real processes, as `runtime_worker.py` its own: models that `split` cuts."""
 
+import copy
 import os
 import re
 import signal
@@ -96,6 +97,67 @@ def sequences() -> None:
         Pipeline(plan, stages, nn.functional.mse_loss).step(inputs, targets)
         pairs = list(gradients(stages, reference))
         found[name] = [all(torch.equal(*each) for each in pairs), max(difference(*each) for each in pairs)]
+    report(f"found{dist.get_rank()}", found)
+
+
+class Encode(nn.Module):
+    """Changes what an encoder has so far; the first one embeds, and keeps that for the last stage of the decoder."""
+
+    def __init__(self, is_first: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 16, dtype=torch.float64) if is_first else None
+        self.layer = nn.Linear(16, 16, dtype=torch.float64)
+
+    def forward(self, passed: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.embed is not None:
+            start = self.embed(passed.pop("source"))
+            passed = passed | {"memory": start, "skip": start}
+        return passed | {"memory": passed["memory"] + self.layer(passed["memory"]).tanh()}
+
+
+class Decode(nn.Module):
+    """Looks at all of what the encoder made; the first one embeds its own tokens."""
+
+    def __init__(self, is_first: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 16, dtype=torch.float64) if is_first else None
+        self.look = nn.MultiheadAttention(16, 2, batch_first=True, dtype=torch.float64)
+
+    def forward(self, passed: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.embed is not None:
+            passed = passed | {"x": self.embed(passed.pop("tokens"))}
+        x, memory = passed["x"], passed["memory"]
+        return passed | {"x": x + self.look(x, memory, memory, need_weights=False)[0]}
+
+
+class Scores(nn.Module):
+    """The end of the decoder, which also has what the encoder began with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(32, VOCABULARY, dtype=torch.float64)
+
+    def forward(self, passed: dict[str, Tensor]) -> Tensor:
+        return self.scores(torch.cat([passed["x"], passed["skip"]], -1))
+
+
+def encoder_decoder() -> None:
+    """An encoder and a decoder, with an edge from the first stage to the last: how far gradients are from one process."""
+    generator = torch.Generator().manual_seed(1)
+    source, given, targets = torch.randint(VOCABULARY, (3, 8 * ROWS, LENGTH), generator=generator)
+    inputs = {"source": source, "tokens": given}
+    found = {}
+    for name in ("1f1b", "interleaved_1f1b", "zb_v", "dualpipe"):
+        torch.manual_seed(0)
+        firsts = (True, False, False, False)
+        model = nn.Sequential(*map(Encode, firsts), *map(Decode, firsts), Scores())
+        reference, plan = copy.deepcopy(model), program(name, ranks=4, microbatches=8)
+        for part in range(8):
+            mine = {key: value.chunk(8)[part] for key, value in inputs.items()}
+            (loss_of(reference(mine), targets.chunk(8)[part]) / 8).backward()
+        stages = split(model, plan)
+        Pipeline(plan, stages, loss_of).step(inputs, targets)
+        found[name] = max(difference(*each) for each in gradients(stages, reference))
     report(f"found{dist.get_rank()}", found)
 
 
@@ -339,8 +401,8 @@ def still_empty() -> None:
 SCENARIOS = {
     each.__name__: each
     for each in (
-        sequences, llamas, tied_llamas, mesh, families, page, updated, first_half, second_half, dies_while_saving,
-        names_twice, apart, nowhere, still_empty,
+        sequences, encoder_decoder, llamas, tied_llamas, mesh, families, page, updated, first_half, second_half,
+        dies_while_saving, names_twice, apart, nowhere, still_empty,
     )
 }  # fmt: skip
 

@@ -32,6 +32,13 @@ def test_a_sequential_is_cut_for_every_placement(run: Run) -> None:
             assert worst < 1e-12
 
 
+def test_stages_that_are_not_neighbours(run: Run) -> None:
+    """All stages of a decoder need what the encoder made, and the last one what the first began with."""
+    for found in run("encoder_decoder", 4).found():
+        assert len(found) == 4
+        assert max(found.values()) < 1e-12
+
+
 def test_a_llama_of_transformers_trains_in_slices(run: Run) -> None:
     """Each rank loads its own slice alone; of two pipelines it has two."""
     shares = {"zb_v": 0, "dualpipe": 0}
