@@ -142,7 +142,7 @@ class Scores(nn.Module):
 
 
 def encoder_decoder() -> None:
-    """An encoder and a decoder, with an edge from the first stage to the last: how far gradients are from one process."""
+    """An encoder and a decoder, and an edge from first to last: how far gradients are from those of one process."""
     generator = torch.Generator().manual_seed(1)
     source, given, targets = torch.randint(VOCABULARY, (3, 8 * ROWS, LENGTH), generator=generator)
     inputs = {"source": source, "tokens": given}
