@@ -6,6 +6,7 @@ policy. FSDP has no public call that reduces the gradients; torch's own pipelini
 """
 
 import sys
+from contextlib import suppress
 from typing import Any
 
 from torch import nn
@@ -21,7 +22,8 @@ class Sharded:
         #: The gathers that have begun, one for each part.
         self._gathers: list[Any] = []
         for each in parts:
-            each.set_reshard_after_forward(False, recurse=False)
+            with suppress(AssertionError):  # of `replicate`, which has no shards to go back to
+                each.set_reshard_after_forward(False, recurse=False)
             each.set_reshard_after_backward(False, recurse=False)
         self._reduces(False)
 

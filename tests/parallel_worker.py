@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
@@ -32,6 +33,7 @@ from runtime_worker import (
     version_plan,
 )
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
@@ -203,12 +205,12 @@ def clipped_updates(plan: Plan, of: DeviceMesh | None, norm_type: float) -> list
     return worst
 
 
-def sharded() -> None:
+def sharded(shard: Callable[..., object] = fully_shard) -> None:
     """FSDP over one dimension of the mesh, the pipeline over the other: a norm, and clipped gradients."""
     of, plan = mesh("dp", "pp"), program("zb_h1", ranks=PIPE, microbatches=4)
     replica, rank = place(of)
     model, reference = modules(PIPE), nn.Sequential(*modules(PIPE))
-    fully_shard(model[rank], mesh=of["dp"])
+    shard(model[rank], mesh=of["dp"])
     ours = on(of["pp"], plan, model)
     for each in range(2):
         (nn.functional.mse_loss(reference(batch(plan, each)[0]), batch(plan, each)[1]) / 2).backward()
@@ -252,10 +254,11 @@ FLUSHES = """schedule flushes {
     }
 }
 """
-#: With stages that take turns, some of three a rank; a split backward; recomputation; updates between.
+#: With stages that take turns, some of three a rank; a split backward; two pipelines; recomputation; updates.
 SHARDED = {
     "interleaved_1f1b": program("interleaved_1f1b", ranks=PIPE, microbatches=4, chunks=3),
     "zb_v": program("zb_v", ranks=PIPE, microbatches=4),
+    "dualpipe": program("dualpipe", ranks=PIPE, microbatches=4),
     "1f1b_recompute": program("1f1b_recompute", ranks=PIPE, microbatches=4),
     "updates": compile(Source("updates.sched", UPDATES)),
     "flushes": compile(Source("flushes.sched", FLUSHES)),
@@ -285,8 +288,9 @@ def gathered() -> None:
 
 
 def in_places(of: DeviceMesh, plan: Plan, places: int | None) -> list[list[float]]:
-    (replica, rank), count = place(of), len(plan.placement)
-    model, reference, mine = deep(count), nn.Sequential(*deep(count)), plan.stages_of(rank)
+    (replica, rank), layout = place(of), plan.layout
+    model = [stage for _ in layout.pipelines for stage in deep(layout.pieces)]
+    reference, mine = nn.Sequential(*deep(layout.pieces)), plan.stages_of(rank)
     for stage in mine:
         fully_shard(model[stage][0], mesh=of["dp"])
         fully_shard(model[stage], mesh=of["dp"])
@@ -297,15 +301,15 @@ def in_places(of: DeviceMesh, plan: Plan, places: int | None) -> list[list[float
         ours.step(*batch(plan, replica))
         ours.evaluate(*batch(plan, replica))
         ours.step(*batch(plan, 10 + replica))
-    for seed, update in product((0, 10), range(plan.layout.updates)):
+    for seed, update in product((0, 10), range(layout.updates)):
         for each in range(2):
-            inputs, targets = (part.chunk(plan.layout.updates)[update] for part in batch(plan, seed + each))
+            inputs, targets = (part.chunk(layout.updates)[update] for part in batch(plan, seed + each))
             (nn.functional.mse_loss(reference(inputs), targets) / 2).backward()
         if updated:
             torch.optim.SGD(reference.parameters(), 0.1).step()
             reference.zero_grad()
-    pairs = [[each if updated else each.grad for each in pair] for pair in weights(model, reference, mine)]
-    worst = max(difference(mine.full_tensor(), other) for mine, other in pairs)
+    pairs = [[each if updated else each.grad for each in pair] for pair in weights(model, [*reference] * 2, mine)]
+    worst = max(difference(own.full_tensor(), other) for own, other in pairs)
     steps, forwards = (
         shards.shards(each.ranks[rank], mine, places or len(mine)) for each in (plan, forward_only(plan))
     )
@@ -702,6 +706,7 @@ SCENARIOS = {
     "killed": partial(fails, kill, 3),
     "stalls": partial(fails, sleep, 3),
     "throws": partial(fails, throw, 2),
+    "not_sharded": partial(sharded, replicate),
     "no_pp": partial(on_a_mesh, "dp", "tp"),
     "too_few": partial(on_a_mesh, "dp", "pp", ranks=4),
 }  # fmt: skip

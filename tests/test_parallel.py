@@ -70,8 +70,10 @@ def test_clipped_training_is_that_of_one_process(run: Run) -> None:
             assert weight < 1e-12, name
 
 
-def test_a_pipeline_of_sharded_stages(run: Run) -> None:
-    for norm, gradient in run("sharded", 4).found():
+@pytest.mark.parametrize("scenario", ["sharded", "not_sharded"])
+def test_a_pipeline_of_sharded_stages(run: Run, scenario: str) -> None:
+    """And of stages that FSDP replicates."""
+    for norm, gradient in run(scenario, 4).found():
         assert norm < 1e-12
         assert gradient < 1e-12
 
@@ -79,7 +81,7 @@ def test_a_pipeline_of_sharded_stages(run: Run) -> None:
 def test_weights_are_gathered_and_gradients_reduced_as_the_policy_says(run: Run) -> None:
     """With one place, two, and one for each stage; gradients and weights are those of one process."""
     for found in run("gathered", 4).found():
-        assert len(found) == 15
+        assert len(found) == 18
         for name, ((difference,), seen, expected) in found.items():
             assert difference < 1e-12, name
             assert seen == expected, name
