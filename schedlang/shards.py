@@ -11,7 +11,8 @@ them. At most `places` stages have theirs gathered at once.
 - REDUCE_GRAD sums the gradients over the shards once per update, after the last op that adds to them, B or W. Until
   then the rank holds all of them.
 
-The words are those of torch's action tables. It takes n log n steps for n actions.
+Ops that run as one count one after the other. The words are those of torch's action tables. It takes n log n steps for
+n actions.
 """
 
 from collections.abc import Container, Iterator, Mapping, Sequence

@@ -10,7 +10,7 @@ from strategies import schedules
 from schedlang import CompileError, Kind, Schedule, Source, compile, read_source
 from schedlang.actions import Actions
 from schedlang.cli import main
-from schedlang.shards import Does, shards
+from schedlang.shards import Does, shards, shards_text
 
 PROGRAMS = sorted((Path(__file__).parent.parent / "programs").glob("*.sched"))
 USES = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
@@ -120,6 +120,25 @@ def test_with_a_place_for_each_stage_weights_are_gathered_once_and_early() -> No
         assert found.before == {
             ops[max(each - 1, 0)]: [(Does.UNSHARD, stages[turn])] for turn, each in enumerate(first)
         }
+
+
+def test_a_gather_begins_early_where_another_stage_can_give_up_its_place() -> None:
+    """Stage 2 for stage 0 while stage 1 works; stage 0 once stage 2 has left its place."""
+    program = """schedule three {
+        param ranks = 1
+        param microbatches = 2
+        stage s in 0 .. 3 on 0
+        rank r {
+            for s in 0 .. 3 { F(s, 0) F(s, 1) }
+            for s in 0 .. 3 { B(2 - s, 0) B(2 - s, 1) }
+        }
+    }"""
+    assert shards_text(compile(Source("three.sched", program)), 0, 2).splitlines() == [
+        "0UNSHARD 0F0",
+        "1UNSHARD 0F1 1F0",
+        "0RESHARD 2UNSHARD 1F1 2F0 2F1 2B0 2B1 2REDUCE_GRAD 2RESHARD 1B0",
+        "0UNSHARD 1B1 1REDUCE_GRAD 1RESHARD 0B0 0B1 0REDUCE_GRAD 0RESHARD",
+    ]
 
 
 def test_gathers_are_shown_with_their_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
