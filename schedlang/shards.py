@@ -119,7 +119,7 @@ class _Walk:
     places: int
     found: Shards = field(factory=Shards)
     gathered: set[int] = field(factory=set)
-    #: By when they are used next, the farthest first: those of the gathered stages, and before them older ones.
+    #: When each gathered stage is used next, the farthest first; behind these are uses that are over.
     ahead: list[tuple[int, int]] = field(factory=list)
     #: The last update of a stage, and the last use of any; and how many places were taken during that one.
     updated: dict[int, int] = field(factory=dict)
