@@ -13,7 +13,7 @@ demo: .venv/installed
 # one process.
 example: .venv/installed
 	rm -rf build/llama && mkdir -p build/llama
-	for name in zb_v dualpipe; do $(BIN)/schedc compile programs/$$name.sched -o build/llama/$$name.json || exit 1; done
+	for each in zb_v dualpipe; do $(BIN)/schedc compile programs/$$each.sched -o build/llama/$$each.json || exit 1; done
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4 \
 	    examples/llama.py build/llama/zb_v.json build/llama --steps 10 --check
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 4 \

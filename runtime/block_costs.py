@@ -42,13 +42,13 @@ def _measure(model: nn.Module, value: Value, blocks: Sequence[str]) -> list[floa
     """The seconds that the model takes with each block alone, and in the end without any."""
     named, costs = blocks_of(model, blocks), []
     known: dict[str, tuple[float, Value]] = {}
-    for place, block in enumerate(named.values()):
+    for name, block in named.items():
         if repr(block) not in known:
-            known[repr(block)] = _run(only(model, named, range(place, place + 1)), value)
+            known[repr(block)] = _run(only(model, named, {name: block}), value)
         seconds, value = known[repr(block)]
         costs.append(seconds)
     _, passed_on = known[repr(next(iter(named.values())))]
-    return [*costs, _run(only(model, named, range(0)), passed_on)[0]]
+    return [*costs, _run(only(model, named, {}), passed_on)[0]]
 
 
 def _run(stage: nn.Module, value: Value) -> tuple[float, Value]:

@@ -5,7 +5,7 @@ model's own, with what it makes for its blocks, such as masks and positions; and
 """
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from functools import partial
 from itertools import islice, pairwise
 from typing import Any
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from schedlang.layout import Layout
 from schedlang.partition import Partition, partition
 from schedlang.plan import Plan
+from schedlang.runtime.copies import Tied
 from schedlang.runtime.values import Value, flatten
 from schedlang.runtime.watchdog import PipelineError
 
@@ -24,11 +25,14 @@ Blocks = dict[str, nn.Module]
 
 
 class Stages(dict[int, nn.Module]):
-    """The stages of a rank by their numbers, as `Pipeline` takes them; `str()` says how even the partition is."""
+    """The stages of a rank by their numbers, as `Pipeline` takes them; `str()` says how even the partition is.
 
-    def __init__(self, stages: Mapping[int, nn.Module], partition: Partition, names: Sequence[str]) -> None:
+    `tied` are the weights that several stages have, on whichever ranks, with their names by stage.
+    """
+
+    def __init__(self, stages: Mapping[int, nn.Module], partition: Partition, names: Sequence[str], tied: Tied) -> None:
         super().__init__(stages)
-        self.partition, self.names = partition, tuple(names)
+        self.partition, self.names, self.tied = partition, tuple(names), tied
 
     def __str__(self) -> str:
         return self.partition.report(self.names)
@@ -49,7 +53,8 @@ def split(
     Whatever else its forward does is done in every stage; in the first forward, each stage looks whether this is so.
     `blocks` are names of submodules; that of a list of modules stands for all in it, and the model itself may be one:
     an `nn.Sequential`, or an `nn.ModuleList`, which is taken for the same.
-    All weights are in blocks. Blocks are the model's own, not copies, and may be on the meta device (see `load_model`).
+    All weights are in blocks. Blocks are the model's own, but for copies of those that have a weight of an earlier
+    stage; they may be on the meta device (see `load_model`).
 
     `costs` are those of the blocks, in any unit, the same on all ranks: measured by `measure`, or else the numbers of
     weights that are multiplied with, all but those of embeddings. `schedlang.partition` says what is minimised.
@@ -59,11 +64,14 @@ def split(
         raise PipelineError("the plan has slices, whose stages take and return more than blocks: build them yourself")
     named = blocks_of(model, blocks)
     shared_out = _share_out(named, plan.layout, costs)
-    _check_weights(model, named, shared_out)
+    tied = _find_tied(model, named, shared_out)
     pieces = {stage: shared_out.piece_of(stage) for stage in plan.stages_of(dist.get_rank() if rank is None else rank)}
+    copied = {name for names in tied for name in [*names.values()][1:]}
     # Two replicas of a piece on one rank are one module.
-    modules = {piece: only(model, named, shared_out.blocks_of(stage)) for stage, piece in pieces.items()}
-    return Stages({stage: modules[piece] for stage, piece in pieces.items()}, shared_out, list(named))
+    modules = {
+        piece: only(model, named, _own(named, shared_out.blocks_of(stage), copied)) for stage, piece in pieces.items()
+    }
+    return Stages({stage: modules[piece] for stage, piece in pieces.items()}, shared_out, list(named), tied)
 
 
 def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
@@ -86,9 +94,18 @@ def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
     return found
 
 
-def only(model: nn.Module, blocks: Blocks, kept: range) -> nn.Module:
-    """The model with some of its blocks, by their places."""
-    theirs = {name: each if place in kept else Elsewhere(each) for place, (name, each) in enumerate(blocks.items())}
+def _own(blocks: Blocks, places: range, copied: Container[str]) -> Blocks:
+    """The blocks of a stage; one that has a weight of an earlier stage is a copy."""
+    own = islice(blocks.items(), places.start, places.stop)
+    return {
+        name: copy.deepcopy(each) if any(weight in copied for weight, _ in each.named_parameters(name)) else each
+        for name, each in own
+    }
+
+
+def only(model: nn.Module, blocks: Blocks, kept: Blocks) -> nn.Module:
+    """The model with those of its blocks that are kept, by name, or what is kept in their place."""
+    theirs = {name: kept[name] if name in kept else Elsewhere(each) for name, each in blocks.items()}
     if isinstance(model, nn.ModuleList):
         model = nn.Sequential(*model)
     # A deep copy takes what is in its memo for copied.
@@ -178,19 +195,17 @@ def _share_out(blocks: Blocks, layout: Layout, costs: Sequence[float] | None) ->
         raise PipelineError(f"`blocks` and `costs` do not cut the model: {error}") from None
 
 
-def _check_weights(model: nn.Module, blocks: Blocks, shared_out: Partition) -> None:
-    """Whether every weight is in one piece of the model."""
-    piece_of: dict[int, int] = {}
+def _find_tied(model: nn.Module, blocks: Blocks, shared_out: Partition) -> list[dict[int, str]]:
+    """The weights that several pieces have, with their names by piece; PipelineError for one that no piece has."""
+    names: dict[int, dict[int, str]] = {}
     for piece, (begin, end) in enumerate(pairwise(shared_out.cuts)):
-        for block in islice(blocks.values(), begin, end):
-            for weight in block.parameters():
-                if piece_of.setdefault(id(weight), piece) != piece:
-                    name = next(name for name, each in model.named_parameters() if each is weight)
-                    raise PipelineError(f"the weight `{name}` would be in stage {piece_of[id(weight)]} and {piece}: "
-                                        "weights that stages share are not supported yet")  # fmt: skip
+        for block_name, block in islice(blocks.items(), begin, end):
+            for name, weight in block.named_parameters(block_name):
+                names.setdefault(id(weight), {}).setdefault(piece, name)
     for name, weight in model.named_parameters():
-        if id(weight) not in piece_of:
+        if id(weight) not in names:
             raise PipelineError(f"the weight `{name}` is in none of the blocks, so no stage would have it")
+    return [each for each in names.values() if len(each) > 1]
 
 
 def _multiplications(block: nn.Module) -> float:

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 
 from schedlang.plan import Plan
 from schedlang.runtime.checkpoint import reason
+from schedlang.runtime.model import Stages
 from schedlang.runtime.watchdog import PipelineError, Watchdog
 
 _MODEL, _OPTIMIZER = "model", "optimizer"
@@ -31,6 +32,7 @@ _MODEL, _OPTIMIZER = "model", "optimizer"
 _MISSES = "not written its part of the model"
 
 _Device = str | torch.device
+Tensors = dict[str, Tensor]
 
 
 def write_model(
@@ -49,11 +51,7 @@ def write_model(
     """
     # Of replicas, those of the first pipeline are written.
     own = [module for number, module in stages.items() if number < plan.layout.pieces and rank is not None]
-    files: dict[str, dict[str, Tensor]] = {}
-    if rank is not None:
-        part = f"{rank + 1:05}-of-{len(plan.ranks):05}.safetensors"
-        files[f"{_MODEL}-{part}"] = {name: each for module in own for name, each in _state(module).items()}
-        files[f"{_OPTIMIZER}-{part}"] = dict(_optimizer_state(own, optimizers))
+    files = {} if rank is None else dict(_files(f"{rank + 1:05}-of-{len(plan.ranks):05}", own, optimizers))
     new = folder.with_name(f"{folder.name}.new")
     try:
         new.mkdir(parents=True, exist_ok=True)
@@ -79,14 +77,20 @@ def load_model(folder: str | Path, stages: Mapping[int, nn.Module], device: _Dev
     """
     source = _Source.of(Path(folder), _MODEL)
     for module in stages.values():
-        state = _state(module)
+        state, others = _state(module), _other_names(module)
         is_meta = any(each.is_meta for each in state.values())
-        found = source.read(state, device)
+        there = {name: _name_in(source.files, name, stages) for name in state}
+        found = source.read(there.values(), device)
+        loaded = {name: found[there[name]] for name in state}
         for name, ours in state.items():
-            if found[name].shape != ours.shape:
-                raise PipelineError(f"`{name}` is {list(found[name].shape)} in `{folder}`, here {list(ours.shape)}")
-            found[name] = found[name].to(ours.dtype)
-        module.load_state_dict(found, strict=False, assign=is_meta)
+            if loaded[name].shape != ours.shape:
+                raise PipelineError(f"`{name}` is {list(loaded[name].shape)} in `{folder}`, here {list(ours.shape)}")
+            # Or weights would be in the file itself as long as nothing writes to them.
+            loaded[name] = loaded[name].to(ours.dtype, copy=is_meta)
+        module.load_state_dict(loaded, strict=False, assign=is_meta)
+        for other, name in others.items():
+            part, _, attribute = other.rpartition(".")
+            setattr(module.get_submodule(part), attribute, module.get_parameter(name))
         for name, each in (*module.named_parameters(), *module.named_buffers()):
             if each.is_meta:
                 raise PipelineError(f"`{name}` is on the meta device and in no file: make its module on a real one")
@@ -107,7 +111,7 @@ def load_optimizers(folder: str | Path, stages: Mapping[int, nn.Module], optimiz
         weights = [each for group in optimizer.param_groups for each in group["params"]]
         if any(id(each) not in names for each in weights):
             raise PipelineError("an optimizer has a weight that is in none of the stages")
-        keys = [kept.get(names[id(each)], []) for each in weights]
+        keys = [kept.get(_name_in(kept, names[id(each)], stages), []) for each in weights]
         # The optimizer itself knows what of it belongs on which device.
         found, state = source.read(chain.from_iterable(keys), "cpu"), optimizer.state_dict()
         places = [place for group in state["param_groups"] for place in group["params"]]
@@ -146,35 +150,59 @@ class _Source:
                 raise PipelineError(f"`{self.folder}` has no `{name}`")
             by_file.setdefault(self.files[name], []).append(name)
         found: dict[str, Tensor] = {}
-        for path, names_there in ((self.folder / file, names) for file, names in by_file.items()):
+        for path, there in ((self.folder / file, names) for file, names in by_file.items()):
             try:
                 with safe_open(path, "pt", device=str(device)) as file:
-                    found |= {name: file.get_tensor(name) for name in names_there}
+                    found |= {name: file.get_tensor(name) for name in there}
             except (OSError, SafetensorError) as error:
                 raise PipelineError(f"`{path}` cannot be read: {reason(error)}") from error
         return found
 
 
+def _name_in(names: Container[str], name: str, stages: Mapping[int, nn.Module]) -> str:
+    """The name of a weight that is among some, its own or that of a tied one; its own if there is none."""
+    tied = stages.tied if isinstance(stages, Stages) else ()
+    others = (each for same in tied if name in same.values() for each in same.values())
+    return next((each for each in (name, *others) if each in names), name)
+
+
+def _files(part: str, modules: Sequence[nn.Module], optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensors]]:
+    """The files of a rank, by name."""
+    yield f"{_MODEL}-{part}.safetensors", {name: each for module in modules for name, each in _state(module).items()}
+    yield f"{_OPTIMIZER}-{part}.safetensors", dict(_optimizer_state(modules, optimizers))
+
+
 def _state(module: nn.Module) -> dict[str, Tensor]:
     """Weights and buffers of a module by name; a weight with two names has one."""
-    others = dict(module.named_parameters(remove_duplicate=False)).keys() - dict(module.named_parameters()).keys()
+    others = _other_names(module)
     return {name: each for name, each in module.state_dict().items() if name not in others}
+
+
+def _other_names(module: nn.Module) -> dict[str, str]:
+    """The further names of weights that have several, each with the first."""
+    first = {id(weight): name for name, weight in module.named_parameters()}
+    names = {name: first[id(weight)] for name, weight in module.named_parameters(remove_duplicate=False)}
+    return {name: first for name, first in names.items() if name != first}
 
 
 def _optimizer_state(modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> Iterator[tuple[str, Tensor]]:
     """What optimizers keep for the weights of some modules: `layer.weight.exp_avg`."""
-    names = {id(weight): name for module in modules for name, weight in module.named_parameters()}
-    for weight, state in (each for optimizer in optimizers for each in optimizer.state.items()):
-        for key, value in state.items() if id(weight) in names else ():
+    kept = {id(weight): state for optimizer in optimizers for weight, state in optimizer.state.items()}
+    for name, weight in (each for module in modules for each in module.named_parameters()):
+        for key, value in kept.get(id(weight), {}).items():
             if not isinstance(value, Tensor):
-                raise PipelineError(f"the `{key}` that an optimizer keeps for `{names[id(weight)]}` is no tensor")
-            yield f"{names[id(weight)]}.{key}", value
+                raise PipelineError(f"the `{key}` that an optimizer keeps for `{name}` is no tensor")
+            yield f"{name}.{key}", value
 
 
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def _write(path: Path, tensors: Tensors) -> None:
     """Write a file, to the disk."""
+    # What two stages of this rank have in common is written twice, which takes memory twice.
+    first = {each.data_ptr(): name for name, each in reversed(tensors.items())}
+    own = {name: each if first[each.data_ptr()] == name else each.clone() for name, each in tensors.items()}
     # transformers looks for this format.
-    save_file({name: each.detach().contiguous() for name, each in tensors.items()}, path, {"format": "pt"})
+    save_file({name: each.detach().contiguous() for name, each in own.items()}, path, {"format": "pt"})
+    path.chmod(0o644)
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 

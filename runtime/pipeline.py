@@ -33,6 +33,7 @@ from schedlang.runtime.checks import (
 from schedlang.runtime.clipping import total_norm
 from schedlang.runtime.copies import Tied, check_copies, find_copies
 from schedlang.runtime.exchange import Exchange
+from schedlang.runtime.model import Stages
 from schedlang.runtime.model_files import write_model
 from schedlang.runtime.precision import rounding_to
 from schedlang.runtime.ranks import ranks_of
@@ -60,7 +61,8 @@ class Pipeline:
     `loss_scale` before its backward; without it by 1/microbatches, those of one update in all replicas, for the
     gradient of the mean.
     `tied` has for each weight that several stages have, as input and output embeddings, its names by stage:
-    `[{0: "byte.weight", 3: "scores.weight"}]`; its gradients are summed at the end of a step.
+    `[{0: "byte.weight", 3: "scores.weight"}]`, by default those of `split`; its gradients are summed at the end of a
+    step.
     `transfer_dtype`, bfloat16 or float16, is what activations and gradients of more bits are rounded to between ranks.
     Of stages that `fully_shard` has sharded, the weights of `max_gathered` are gathered at once at most, by default of
     all.
@@ -84,7 +86,7 @@ class Pipeline:
         loss_fn: LossFn | None = None,
         *,
         mesh: DeviceMesh | None = None,
-        tied: Tied = (),
+        tied: Tied | None = None,
         transfer_dtype: torch.dtype | None = None,
         loss_scale: float | None = None,
         max_gathered: int | None = None,
@@ -92,12 +94,12 @@ class Pipeline:
         timeout: float = 60.0,
     ) -> None:
         check_mesh(mesh)
+        tied = stages.tied if tied is None and isinstance(stages, Stages) else tied or ()
         self.record, self.bars, self.messages = False, list[Bar](), list[Bar]()
         self._plan, ranks, number = plan, ranks_of(mesh), next(_pipelines)
         self._rank, self._watchdog = ranks.own, Watchdog(plan, ranks, number, timeout)
         self._is_first = ranks.replicas[0] == dist.get_rank()
-        # At the exit of the process, it closes itself.
-        weakref.finalize(self, self._watchdog.close).atexit = False
+        weakref.finalize(self, self._watchdog.close).atexit = False  # at the exit of the process, it closes itself
         try:
             check_plan(plan, ranks)
             check_stages(plan, self._rank, stages, optimizers or {}, loss_fn, tied, max_gathered)

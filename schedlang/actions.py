@@ -129,9 +129,10 @@ class Actions:
         if NO_MICROBATCH in self.microbatch:
             return " ".join(map(word, self.kind, self.stage, self.microbatch))
         numbers = list(map(str, range(max(self.microbatch, default=0) + 1)))
-        words = {op: word(*op, NO_MICROBATCH) for op in set(zip(self.kind, self.stage, strict=True))}
-        ops = zip(map(words.__getitem__, zip(self.kind, self.stage, strict=True)), self.microbatch, strict=True)
-        return " ".join([op + numbers[microbatch] for op, microbatch in ops])
+        stages = range(max(self.stage, default=0) + 1)
+        words = [[word(kind, stage, NO_MICROBATCH) for stage in stages] if kind else [] for kind in (0, *Kind)]
+        ops = zip(self.kind, self.stage, self.microbatch, strict=True)
+        return " ".join([words[kind][stage] + numbers[microbatch] for kind, stage, microbatch in ops])
 
     def batch_text(self, batch: range) -> str:
         """Actions that are issued together, as `text` has them."""

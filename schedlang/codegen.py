@@ -25,13 +25,15 @@ class Codegen:
     """Generates Python for parts of one program.
 
     `spans` collects the places that the text refers to, `words` the words of its ops; `params` are those bound so far.
-    A program `is_plain` if it has compute ops only, one after the other, and all name their microbatch.
+    A program `is_plain` if it has compute ops only, one after the other, and all name their microbatch; `arities` are
+    how many arguments its ops have.
     """
 
     spans: list[Span] = field(factory=list)
     words: set[str] = field(factory=set)
     params: dict[str, int] = field(factory=dict)
     is_plain: bool = True
+    arities: set[int] = field(factory=set)
 
     def place(self, node: syntax.Node) -> int:
         """The index in `spans` of a node's place."""
@@ -159,10 +161,11 @@ class Codegen:
         return lines
 
     def op(self, function: str, word: str, args: tuple[syntax.Node, ...], node: syntax.Node) -> str:
-        """A call that records an op: its word, its arguments, its place, as one tuple."""
+        """A call that records an op: its word, its place, and its arguments, as one tuple."""
         self.words.add(word)
-        values = "".join(f"{self.expression(arg)}, " for arg in args)
-        return f"{function}(({word!r}, ({values}), {self.place(node)}))"
+        self.arities.add(len(args))
+        values = "".join(f", {self.expression(arg)}" for arg in args)
+        return f"{function}(({word!r}, {self.place(node)}{values}))"
 
 
 def _weight(body: syntax.Node) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial, reduce
+from typing import Any
 
 from attrs import define, field
 
@@ -18,7 +19,7 @@ from schedlang.layout import Layout
 from schedlang.names import check_names
 from schedlang.passes import fill_weights, fill_within, recompute, reorder, squeeze
 from schedlang.pricing import program_costs, program_objective
-from schedlang.recorder import Call, Recorder, make_stream, place_op
+from schedlang.recorder import Recorder, make_stream, place_op
 from schedlang.schedule import Recorded, Schedule, Values
 from schedlang.scopes import nearest
 from schedlang.source import Source
@@ -148,14 +149,14 @@ class _Expansion:
 
     def run_plain(self, recorder: Recorder) -> bool:
         """Run the rank block for one rank, if its ops can be recorded at once; not if any may be wrong."""
-        declared, calls = self.declared, list[Call]()
-        if not declared.codegen.is_plain or self.make_recorder is not Recorder:
+        declared, calls, arities = self.declared, list[Any](), self.declared.codegen.arities
+        if not declared.codegen.is_plain or len(arities) != 1 or self.make_recorder is not Recorder:
             return False
         steps, claims = declared.steps, len(declared.claims)
-        declared.names["op"] = calls.append
+        declared.names["op"] = calls.extend
         with suppress(Fault):
             declared.names["program"](recorder.rank)
-            if recorder.take(calls):
+            if recorder.take(calls, *arities):
                 return True
         declared.steps = steps
         del declared.claims[claims:]

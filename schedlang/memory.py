@@ -84,5 +84,5 @@ def _peak(schedule: Schedule, timeline: Timeline, rank: int, amounts: Amounts, f
     bars, copies = timeline.ranks[rank], timeline.copies and timeline.copies[rank]
     if copies or schedule.recomputed or schedule.is_forward_only or any(map(eq, bars.start, bars.end)):
         return _level(schedule, timeline, rank, amounts, first).peak
-    changes = (amounts[kind][stage] for kind, stage in zip(bars.kind, bars.stage, strict=True))
+    changes = [amounts[kind][stage] for kind, stage in zip(bars.kind, bars.stage, strict=True)]
     return max(accumulate(changes, initial=first))

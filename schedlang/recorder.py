@@ -1,7 +1,9 @@
 """Records the ops of one rank while its program runs, and refuses those that it cannot mean."""
 
 from collections import OrderedDict
+from collections.abc import Sequence
 from operator import itemgetter
+from typing import Any
 
 from attrs import define, field
 
@@ -16,8 +18,8 @@ _TRANSFERS = {
     "send F": Kind.SEND_F, "recv F": Kind.RECV_F, "send B": Kind.SEND_B, "recv B": Kind.RECV_B,
 }  # fmt: skip
 
-#: A compute op of a program that runs: its word, its arguments, its place.
-Call = tuple[str, tuple[int | None, ...], int]
+#: An op of a program that runs: its word, its place, its arguments.
+Call = tuple[Any, ...]
 
 _KINDS = {
     "F": Kind.F,
@@ -67,7 +69,7 @@ class Recorder:
 
     def op(self, call: Call) -> None:
         """Record a compute op: its arguments are (), (stage,) for `U`, or what `which` takes."""
-        word, args, place = call
+        word, place, *args = call
         if word == "U":
             for stage in self.stages if not args else [self.stage(word, args[0], place)]:
                 self.actions.add(Kind.U, stage, 0 if self.part else NO_MICROBATCH, place, self.batch)
@@ -86,27 +88,26 @@ class Recorder:
             self.owed[stage].pop(microbatch, None)
         self.actions.add(kind, stage, microbatch, place, self.batch)
 
-    def take(self, calls: list[Call]) -> bool:
-        """Record all compute ops of a rank, if each names its microbatch, and if all are known to be right."""
-        if not calls or self.sliced:
-            return not calls
-        words, args, places = zip(*calls, strict=True)
-        if len(set(map(len, args))) != 1:
-            return False
-        *stages, microbatches = zip(*args, strict=True)
-        named = stages[0] if stages else tuple(self.stages[:1] * len(calls))
+    def take(self, calls: list[Any], arity: int) -> bool:
+        """Record all compute ops of a rank, if they are known to be right.
+
+        `calls` has the calls in one list: of each its word and place, for an `arity` of 2 its stage, and its
+        microbatch.
+        """
+        words, places, *stages, microbatches = (calls[column :: 2 + arity] for column in range(2 + arity))
+        (named,) = stages or [self.stages[:1] * len(words)]
         units = min(map(self.layout.units, self.stages), default=0)
-        if (not stages and len(self.stages) != 1) or not set(named) <= set(self.stages):
+        if self.sliced or (arity == 1 and len(self.stages) != 1) or not set(named) <= set(self.stages):
             return False
-        if not 0 <= min(microbatches) <= max(microbatches) < units:
+        if words and not 0 <= min(microbatches) <= max(microbatches) < units:
             return False
         kinds = _KINDS | ({"B": Kind.I} if self.splits_backward else {})
-        self.actions.extend([kinds[word] for word in words], named, microbatches, places)
+        self.actions.extend(list(map(kinds.__getitem__, words)), named, microbatches, places)
         return True
 
     def transfer(self, call: Call) -> None:
         """Record a send or a receive."""
-        word, args, place = call
+        word, place, *args = call
         stage, microbatch = self.which(word, args, place)
         self.actions.add(_TRANSFERS[word], stage, microbatch, place, self.batch)
 
@@ -131,7 +132,7 @@ class Recorder:
         """The batch is whole."""
         self.batch = 0
 
-    def which(self, word: str, args: tuple[int | None, ...], place: int) -> tuple[int, int]:
+    def which(self, word: str, args: Sequence[int | None], place: int) -> tuple[int, int]:
         """The stage and microbatch that an op means by `(m)`, `(s, m)`, or with slices `(m, k)`, `(s, m, k)`."""
         named = args[0] if len(args) == 2 + self.sliced else None
         done = self.done.get((word, named)) or self.begin(word, named, place)
@@ -234,7 +235,7 @@ def place_op(recorders: list[Recorder], offset: int, word: str, args: tuple[int,
         raise Fault("no-such-stage", message, place)
     if microbatch < layout.pipeline_of[stage].microbatches:
         recorder = recorders[layout.placement[stage]]
-        recorder.op((word, args, place))
+        recorder.op((word, place, *args))
         recorder.slots.append(slot + offset)
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from runtime_worker import OPTIMIZERS, PROGRAMS, difference, main, pipeline, program, report
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.optim import AdamW
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -30,19 +31,19 @@ class Llama(LlamaForCausalLM):
         return super().forward(tokens, use_cache=False).logits
 
 
-def llama() -> Llama:
+def llama(tied: bool = False) -> Llama:
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=8, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=LENGTH, tie_word_embeddings=False,
+        num_key_value_heads=2, max_position_embeddings=LENGTH, tie_word_embeddings=tied,
     )  # fmt: skip
     return Llama(config)
 
 
-def empty_llama() -> Llama:
+def empty_llama(tied: bool = False) -> Llama:
     """Without weights, but for its positions, which are in no file."""
     with torch.device("meta"):
-        model = llama()
+        model = llama(tied)
     model.model.rotary_emb = LlamaRotaryEmbedding(model.config)
     return model
 
@@ -78,7 +79,7 @@ def alone(model: nn.Module, loss_fn: object, inputs: Tensor, targets: Tensor) ->
 
 def gradients(stages: dict[int, nn.Module], model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
     """Those of the weights of a rank, with the whole model's of the same name."""
-    whole = dict(model.named_parameters())
+    whole = dict(model.named_parameters(remove_duplicate=False))
     for stage in stages.values():
         for name, weight in stage.named_parameters():
             yield weight.grad, whole[name].grad
@@ -98,11 +99,11 @@ def sequences() -> None:
     report(f"found{dist.get_rank()}", found)
 
 
-def saved() -> Path:
+def saved(tied: bool = False) -> Path:
     """A folder with a Llama that no pipeline has written."""
     folder = Path(os.environ["FOLDER"]) / "pretrained"
     if dist.get_rank() == 0:
-        llama().save_pretrained(folder)
+        llama(tied).save_pretrained(folder)
     dist.barrier()
     return folder
 
@@ -123,6 +124,55 @@ def llamas() -> None:
         equal = same and all(torch.equal(*each) for each in pairs)
         found[name] = [equal, max(difference(*each) for each in pairs), share]
     report(f"found{dist.get_rank()}", found)
+
+
+def tied_llamas() -> None:
+    """One matrix for input and output: two steps under one plan after the other, from the files of the one before."""
+    begin, whole, found = saved(tied=True), llama(tied=True), {}
+    optimizer = OPTIMIZERS["adamw"](list(whole.parameters()))
+    for step, name in enumerate(["zb_v", "dualpipe", "1f1b"]):
+        stages = split(empty_llama(tied=True), plan := program(name, ranks=4, microbatches=8), BLOCKS)
+        load_model(begin, stages)
+        optimizers = [OPTIMIZERS["adamw"](list(stage.parameters())) for stage in stages.values()]
+        if step:
+            load_optimizers(begin, stages, optimizers)
+        ours = Pipeline(plan, stages, loss_of)
+        ours.step(*tokens(step))
+        alone(whole, loss_of, *tokens(step))
+        found[name] = max(difference(*each) for each in gradients(stages, whole))
+        for each in (optimizer, *optimizers):
+            each.step()
+            each.zero_grad()
+        begin = Path(os.environ["FOLDER"]) / name
+        ours.save_model(begin, step + 1, optimizers)
+    # The whole of it has one weight by two names again.
+    load_model(begin, {0: (loaded := empty_llama(tied=True))})
+    assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
+    found["end"] = max(difference(*each) for each in zip(loaded.parameters(), whole.parameters(), strict=True))
+    report(f"found{dist.get_rank()}", found)
+
+
+def mesh() -> None:
+    """Two replicas of a pipeline: how far what they save is from one process, trained on the batches of both."""
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    plan, folder = program("1f1b", ranks=2, microbatches=8), Path(os.environ["FOLDER"]) / "saved"
+    stages = split(sequence(), plan, rank=both.get_local_rank("pp"))
+    optimizers = [OPTIMIZERS["momentum"](stage.parameters()) for stage in stages.values()]
+    batches = torch.randn(2, 2, 8 * ROWS, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    ours = Pipeline(plan, stages, nn.functional.mse_loss, mesh=both)
+    ours.step(*batches[both.get_local_rank("dp")])
+    optimizers[0].step()
+    ours.save_model(folder, optimizers=optimizers)
+    whole, loaded = sequence(), sequence()
+    for batch in batches:
+        alone(whole, nn.functional.mse_loss, *batch)
+    for weight in whole.parameters():
+        weight.grad /= 2
+    OPTIMIZERS["momentum"](whole.parameters()).step()
+    load_model(folder, {0: loaded})
+    assert len(list(folder.glob("model-*"))) == 2
+    pairs = zip(loaded.parameters(), whole.parameters(), strict=True)
+    report(f"found{dist.get_rank()}", max(difference(*each) for each in pairs))
 
 
 #: Models of transformers that are cut as they are: their names on the page, and in transformers.
@@ -289,8 +339,8 @@ def still_empty() -> None:
 SCENARIOS = {
     each.__name__: each
     for each in (
-        sequences, llamas, families, page, updated, first_half, second_half, dies_while_saving, names_twice, apart,
-        nowhere, still_empty,
+        sequences, llamas, tied_llamas, mesh, families, page, updated, first_half, second_half, dies_while_saving,
+        names_twice, apart, nowhere, still_empty,
     )
 }  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Models of users: how they are cut into stages, their files, and that they train as in one process."""
 
 import copy
+import os
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -52,6 +53,19 @@ def test_the_models_that_the_page_names_are_cut_as_they_are(run: Run) -> None:
 
 def test_the_program_of_the_page_works(run: Run) -> None:
     assert run("page", 2).found() == [True, True]
+
+
+def test_tied_weights_are_found_and_stay_tied(run: Run) -> None:
+    """Wherever their stages are; also from a file in which they have one name."""
+    for found in run("tied_llamas", 4).found():
+        assert list(found) == ["zb_v", "dualpipe", "1f1b", "end"]
+        # AdamW divides by gradients, of which some are little more than rounding.
+        assert found.pop("end") < 1e-2
+        assert max(found.values()) < 1e-5
+
+
+def test_replicas_of_a_pipeline_save_one_model(run: Run) -> None:
+    assert max(run("mesh", 4).found()) < 1e-12
 
 
 def test_a_run_goes_on_under_another_schedule_and_number_of_ranks(run: Run, tmp_path: Path) -> None:
@@ -185,14 +199,22 @@ def test_what_split_cannot_cut(blocks: list[str], costs: list[float] | None, mes
         split(Model(), PLAN, blocks, costs, rank=0)
 
 
+def test_each_stage_has_its_own_copy_of_a_tied_weight() -> None:
+    """Also where both are on one rank, or two optimizers would have the same weight."""
+    model = Model()
+    model.layers[3].weight = tied = model.layers[0].weight
+    stages = split(model, plan_of("zb_v", ranks=2), ["layers"], rank=0)
+    assert stages.tied == [{0: "layers.0.weight", 3: "layers.3.weight"}]
+    first, last = (dict(stages[stage].named_parameters())[name] for stage, name in stages.tied[0].items())
+    assert first is tied is model.layers[3].weight
+    assert last is not tied
+    assert torch.equal(last, tied)
+
+
 def test_what_is_shared_and_slices_are_not_cut() -> None:
     activation = nn.ReLU()
     with pytest.raises(PipelineError, match="the blocks `1` and `3` are one module: they must be two"):
         split(nn.Sequential(nn.Linear(4, 4), activation, nn.Linear(4, 4), activation), PLAN, rank=0)
-    model = Model()
-    model.layers[3].weight = model.layers[0].weight
-    with pytest.raises(PipelineError, match=r"the weight `layers\.0\.weight` would be in stage 0 and 1"):
-        split(model, PLAN, ["layers"], rank=0)
     with pytest.raises(PipelineError, match="the plan has slices"):
         split(Model(), plan_of("terapipe"), ["layers"], rank=0)
 
@@ -234,6 +256,15 @@ def test_files_that_are_of_no_use(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(PipelineError, match=r"cannot be read: .*header"):
         load_model(tmp_path, stages)
+
+
+def test_weights_do_not_live_in_their_file(tmp_path: Path) -> None:
+    whole = model_in(tmp_path)[0].state_dict()
+    with torch.device("meta"):
+        model = Model()
+    load_model(tmp_path, {0: model})
+    os.truncate(tmp_path / "model.safetensors", 100)
+    assert all(torch.equal(each, whole[name]) for name, each in model.state_dict().items())
 
 
 def test_a_buffer_in_no_file_is_not_left_empty(tmp_path: Path) -> None:

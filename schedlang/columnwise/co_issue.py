@@ -34,9 +34,9 @@ def co_issued(schedule: Schedule) -> tuple[Actions, ...] | None:
     ends = starts + ops.total
     # Of ops that end together, those hand over first whose ranks have done less.
     done = (columns.batch - np.searchsorted(columns.rank, columns.rank))[ops.op]
-    turn = np.empty(len(ops.op), np.int64)
+    turn = np.empty(len(ops.op), np.int32)
     turn[np.lexsort((columns.rank, done, ends[ops.batch]))] = np.arange(len(ops.op))
-    starting = 2 * np.searchsorted(np.sort(ends[ops.batch]), starts, "right")[ops.batch] - 1
+    starting = (2 * np.searchsorted(np.sort(ends[ops.batch]), starts, "right") - 1).astype(np.int32)[ops.batch]
     return _sorted(columns, makers, starting, 2 * turn)
 
 
@@ -51,14 +51,14 @@ def _makers(columns: Columns) -> Ints:
 def _sorted(columns: Columns, makers: Ints, starting: Ints, turn: Ints) -> tuple[Actions, ...]:
     """The ops, each at the moment that it starts, and their messages, each at the moment of its maker's turn."""
     forward, stage = columns.kind[makers] == Kind.F, columns.stage[makers]
-    receiver = stage + np.where(forward, 1, -1)
-    peer = np.array(columns.schedule.placement)[receiver]
+    receiver = stage + np.where(forward, np.int32(1), np.int32(-1))
+    peer = np.array(columns.schedule.placement, np.int32)[receiver]
     rank = np.concatenate([columns.rank, columns.rank[makers], peer])
     moment = np.concatenate([starting, turn[makers], turn[makers]])
-    order = np.argsort(rank * (2 * len(columns.kind) + 2) + moment, kind="stable")
+    order = np.argsort(rank * np.int64(2 * len(columns.kind) + 2) + moment, kind="stable")
     nothing = np.zeros(len(makers), np.int8)
-    sends = np.where(forward, Kind.SEND_F, Kind.SEND_B)
-    receives = np.where(forward, Kind.RECV_F, Kind.RECV_B)
+    sends = np.where(forward, np.int8(Kind.SEND_F), np.int8(Kind.SEND_B))
+    receives = np.where(forward, np.int8(Kind.RECV_F), np.int8(Kind.RECV_B))
     rows = {
         "kind": (columns.kind, sends, receives),
         "stage": (columns.stage, stage, receiver),

@@ -1,6 +1,7 @@
 """All actions of a schedule as numpy columns."""
 
 from collections.abc import Sequence
+from functools import cache
 
 import numpy as np
 from attrs import frozen
@@ -90,7 +91,12 @@ def _batches(rank: Ints, group: Ints) -> Ints:
 
 def is_any(kind: Ints, *kinds: Kind) -> Flags:
     """Whether each of some kinds is one of these."""
-    return np.array([each in kinds for each in (None, *Kind)])[kind]
+    return _table(kinds)[kind]
+
+
+@cache
+def _table(kinds: tuple[Kind, ...]) -> Flags:
+    return np.array([each in kinds for each in (None, *Kind)])
 
 
 def actions_of(

@@ -44,7 +44,7 @@ def _rendezvous(columns: Columns, transfers: Ints) -> bool:
     """
     kind, slot = columns.kind[transfers], columns.slot[transfers]
     message = slot + columns.stride * ((kind == Kind.SEND_F).astype(np.int32) - (kind == Kind.SEND_B))
-    message = message + columns.slots * (kind >= Kind.SEND_B)
+    message = message + np.int64(columns.slots) * (kind >= Kind.SEND_B)
     ranks = list(_of_ranks(columns, transfers, message))
     standing: dict[int, int] = {}
     ready = list(range(len(ranks)))
@@ -64,4 +64,4 @@ def _of_ranks(columns: Columns, transfers: Ints, message: Ints) -> Iterator[Iter
     ranks = len(columns.schedule.ranks)
     ends = np.searchsorted(columns.rank[transfers], np.arange(ranks), "right").tolist()
     for begin, end in zip([0, *ends], ends, strict=False):
-        yield iter(message[begin:end].tolist())
+        yield iter(memoryview(message[begin:end].tobytes()).cast("q"))

@@ -4,6 +4,7 @@ What an op needs of its own rank is there before it, so only what other ranks ma
 op, so two for ops that overlap in pairs.
 """
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
@@ -137,17 +138,17 @@ def _begins(
         zip(range(begin, end), *(column[begin:end] for column in columns), strict=True)
         for begin, end in pairwise(_integers(bounds))
     ]
-    found = _walk(rows, seconds, [-1.0] * len(columns[0]))
-    return None if found is None else np.array(found)
+    found = array("d", [-1.0]) * len(columns[0])
+    return np.frombuffer(found) if _walk(rows, seconds, found) else None
 
 
 _Row = tuple[int, int, float, float, float]
 
 
 def _walk(
-    rows: Sequence[Iterator[_Row]], seconds: Mapping[int, tuple[int, float, float]], found: list[float]
-) -> list[float] | None:
-    """When each batch starts; None if some wait for ever. Each rank goes on until it has to wait.
+    rows: Sequence[Iterator[_Row]], seconds: Mapping[int, tuple[int, float, float]], found: "array[float]"
+) -> bool:
+    """Find when each batch starts; whether none waits for ever. Each rank goes on until it has to wait.
 
     `rows` has for each rank its batches: their numbers, what they wait for, and how long they take.
     """
@@ -179,12 +180,12 @@ def _walk(
                 ready += waiting.pop(batch)
             row = next(rows[rank], None)
         next_row[rank], clock[rank] = row, now
-    return None if waiting else found
+    return not waiting
 
 
-def _integers(column: bytes) -> list[int]:
-    return list(np.frombuffer(column, np.int64).tolist())
+def _integers(column: bytes) -> "memoryview[int]":
+    return memoryview(column).cast("q")
 
 
-def _floats(column: bytes) -> list[float]:
-    return list(np.frombuffer(column).tolist())
+def _floats(column: bytes) -> "memoryview[float]":
+    return memoryview(column).cast("d")
