@@ -13,6 +13,7 @@ from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.messages import Receive, Send, post_as_one
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.sums import ReplicaSum
+from schedlang.shards import shards
 
 #: The index of an action; a call that does it or a part of it; and kind, stage and microbatch of the op that it
 #: computes, the send that it begins, or the receive that it waits for.
@@ -20,11 +21,17 @@ Call = tuple[int, Callable[[], None], tuple[Kind, int, int] | None]
 
 
 def prepare(
-    plan: Plan, rank: int, stages: dict[int, Stage], exchange: Exchange, sums: Mapping[int, ReplicaSum]
+    rank: int,
+    stages: dict[int, Stage],
+    exchange: Exchange,
+    max_gathered: int | None,
+    plan: Plan,
+    sums: Mapping[int, ReplicaSum],
 ) -> list[Call]:
     """The calls of a step, with the sums over replicas, by stage; of a plan without backwards, they evaluate."""
     calls = _Calls(plan, rank, stages, exchange)
     calls.place_sums(sums)
+    calls.place_shards(max_gathered)
     return list(calls.of_a_step())
 
 
@@ -45,8 +52,8 @@ class _Calls:
         #: What is done before an action, and after one, or in an op once its message has come.
         self.before: dict[int, list[Callable[[], None]]] = {}
         self.after: dict[int, list[Callable[[], None]]] = {}
-        #: What is done once an op has made the gradients of its stage whole.
-        self.whole: dict[int, list[Callable[[], None]]] = {}
+        #: What is done once an op has run.
+        self.done: dict[int, list[Callable[[], None]]] = {}
         self.place_receives()
         self.place_waits()
 
@@ -86,8 +93,16 @@ class _Calls:
             for index in updates:
                 self.before.setdefault(index, []).extend([each.begin, each.end])
             if backwards and not updates:
-                self.whole.setdefault(backwards[-1], []).append(each.begin)
+                self.done.setdefault(backwards[-1], []).append(each.begin)
                 self.after.setdefault(len(self.actions), []).append(each.end)
+
+    def place_shards(self, max_gathered: int | None) -> None:
+        """The weights of sharded stages are gathered for their ops, of all at once or of so many, and let go of."""
+        sharded = {number: stage.sharded for number, stage in self.stages.items() if stage.sharded}
+        found = shards(self.actions, sharded, max_gathered or len(sharded))
+        for calls, places in ((self.before, found.before), (self.done, found.after)):
+            for index, steps in places.items():
+                calls.setdefault(index, []).extend(partial(sharded[stage].do, what) for what, stage in steps)
 
     def of_a_step(self) -> Iterator[Call]:
         """All calls, in order."""
@@ -130,7 +145,7 @@ class _Calls:
             yield index, self.received[need].arrive, need
             yield from self.others(self.after, index)
         yield index, self.call(*op), op
-        yield from self.others(self.whole, index)
+        yield from self.others(self.done, index)
 
     def call(self, kind: Kind, number: int, microbatch: int) -> Callable[[], None]:
         """What an op does."""

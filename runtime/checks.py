@@ -68,6 +68,7 @@ def check_stages(
     optimizers: Mapping[int, Optimizer],
     loss_fn: LossFn | None,
     tied: Tied,
+    max_gathered: int | None,
 ) -> None:
     """Whether this rank of the plan was given what the plan wants here."""
     held, actions = plan.stages_of(rank), plan.ranks[rank]
@@ -80,6 +81,8 @@ def check_stages(
         raise PipelineError(f"the plan updates the stages {updated}, `optimizers` has {sorted(optimizers)}")
     if tied and any(Kind.U in each.kind for each in plan.ranks):
         raise PipelineError("the plan updates its stages itself (`U`), so none of their weights can be tied")
+    if max_gathered is not None and max_gathered < 1:
+        raise PipelineError(f"`max_gathered` is {max_gathered}, it must be 1 or more")
 
 
 def check_clipping(plan: Plan) -> None:

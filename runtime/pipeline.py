@@ -2,7 +2,7 @@
 
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -64,6 +64,8 @@ class Pipeline:
     `[{0: "byte.weight", 3: "scores.weight"}]`, by default those of `split`; its gradients are summed at the end of a
     step.
     `transfer_dtype`, bfloat16 or float16, is what activations and gradients of more bits are rounded to between ranks.
+    Of stages that `fully_shard` has sharded, the weights of `max_gathered` are gathered at once at most, by default of
+    all.
     `optimizers` are those of the stages that the plan updates (`U`), and no others. No wait is longer than `timeout`
     seconds.
 
@@ -87,6 +89,7 @@ class Pipeline:
         tied: Tied | None = None,
         transfer_dtype: torch.dtype | None = None,
         loss_scale: float | None = None,
+        max_gathered: int | None = None,
         optimizers: Mapping[int, Optimizer] | None = None,
         timeout: float = 60.0,
     ) -> None:
@@ -96,11 +99,10 @@ class Pipeline:
         self._plan, ranks, number = plan, ranks_of(mesh), next(_pipelines)
         self._rank, self._watchdog = ranks.own, Watchdog(plan, ranks, number, timeout)
         self._is_first = ranks.replicas[0] == dist.get_rank()
-        # At the exit of the process, it closes itself.
-        weakref.finalize(self, self._watchdog.close).atexit = False
+        weakref.finalize(self, self._watchdog.close).atexit = False  # at the exit of the process, it closes itself
         try:
             check_plan(plan, ranks)
-            check_stages(plan, self._rank, stages, optimizers or {}, loss_fn, tied)
+            check_stages(plan, self._rank, stages, optimizers or {}, loss_fn, tied, max_gathered)
             given = {"`tied`": str([*map(dict, tied)]), "`transfer_dtype`": str(transfer_dtype)}
             check_same({"plan": plan.digest, **given}, ranks, self._watchdog)
             self._device = device_of(stages)
@@ -112,8 +114,8 @@ class Pipeline:
             self._wire = wire = Wire(ranks, timeout, self._watchdog)
             self._exchange = Exchange(plan, self._rank, number, self._device, wire, rounding_to(transfer_dtype))
             self._sums = Sums(self._copies, ranks, wire)
-            sums = replica_sums(self._stages, self._copies, ranks, wire)
-            self._training = prepare(plan, self._rank, self._stages, self._exchange, sums)
+            self._prepare = partial(prepare, self._rank, self._stages, self._exchange, max_gathered)
+            self._training = self._prepare(plan, replica_sums(self._stages, self._copies, ranks, wire))
             warm_up(plan, ranks, self._device)
         except Exception as error:
             self._watchdog.fail(error)
@@ -229,7 +231,7 @@ class Pipeline:
         """The calls of the forwards, by their places in the whole plan."""
         forwards = forward_only(self._plan)
         places = [index for index, kind in enumerate(self._plan.ranks[self._rank].kind) if kind in FORWARD]
-        calls = prepare(forwards, self._rank, self._stages, self._exchange, {})
+        calls = self._prepare(forwards, {})
         return [(places[index], call, op) for index, call, op in calls]
 
     def _run(self, calls: list[Call], inputs: Value, targets: Value, options: Options | None, evaluates: bool) -> None:

@@ -1,6 +1,5 @@
 """One stage: what F, B, I, W, R, U, OFFLOAD and RELOAD mean on a torch module."""
 
-import sys
 from collections.abc import Callable, Container, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -15,6 +14,7 @@ from torch.func import functional_call
 from torch.optim import Optimizer
 
 from schedlang.runtime.offload import Offload, copy_stream
+from schedlang.runtime.sharded import sharded
 from schedlang.runtime.split_backward import Split, has_reentrant_checkpoint, run_backward, warn_of
 from schedlang.runtime.values import Value, flatten, has_gradient, unflatten
 from schedlang.runtime.watchdog import PipelineError
@@ -63,8 +63,8 @@ class Stage:
         self.input_gradients: dict[int, list[Tensor]] = {}
         self.targets: dict[int, Value] = {}
         self.options: dict[int, Mapping[str, Any]] = {}
-        #: The weights by version, where they are not simply the module's.
-        self.weights = weights
+        #: The weights by version, where they are not simply the module's; and as FSDP has sharded them, where it has.
+        self.weights, self.sharded = weights, sharded(module)
         self._loss_scale = loss_scale
         #: Tensors of the input and of the output that have gradients, from F (or R) to the last use of either.
         self._live: dict[int, tuple[list[Tensor], list[Tensor]]] = {}
@@ -76,7 +76,6 @@ class Stage:
         #: Whether the module has reentrant checkpoints; the first split forward shows it, and what is out of reach.
         self._is_reentrant: bool | None = None
         self._warned = False
-        self._sharded = _fsdp_modules(module)
         #: Input and random state, from F to R.
         self._again: dict[int, tuple[Value, Tensor]] = {}
 
@@ -133,7 +132,7 @@ class Stage:
         return unflatten([each.detach() for each in tensors], tree)
 
     def _offload(self, microbatch: int, input: Value) -> Offload:
-        if self._sharded:
+        if self.sharded:
             raise PipelineError(f"stage {self.number} is sharded, so its activations cannot be offloaded yet")
         weights = self.module.parameters() if self.weights is None else self.weights.read(microbatch).values()
         stays = [*weights, *self.module.buffers(), *flatten(input, "")[0]]
@@ -185,13 +184,11 @@ class Stage:
 
     def backward_weight(self, microbatch: int) -> None:
         """W: the gradients of the weights, which add up."""
-        for each in self._sharded:
-            each.unshard()
+        if self.sharded:
+            self.sharded.wait()
         self._splits.pop(microbatch).backward_weight()
-        # FSDP reduces gradients at the end of a backward, and has not seen this one.
-        for state in (each._get_fsdp_state() for each in self._sharded):
-            if state._is_root:
-                state._root_post_backward_final_callback()
+        if self.sharded:
+            self.sharded.end_backward()
 
     def offload(self, microbatch: int) -> None:
         """OFFLOAD: what the backward needs goes to the host."""
@@ -242,12 +239,6 @@ def _roots(outputs: list[Tensor], gradients: list[Tensor]) -> tuple[list[Tensor]
         return outputs, gradients
     pairs = [pair for pair in zip(outputs, gradients, strict=True) if pair[0].requires_grad]
     return [output for output, _ in pairs], [gradient for _, gradient in pairs]
-
-
-def _fsdp_modules(module: nn.Module) -> list[Any]:
-    """The parts of a module that `fully_shard` has sharded; the import for it alone would take a second."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return [] if fsdp is None else [each for each in module.modules() if isinstance(each, fsdp.FSDPModule)]
 
 
 def _random_state(device: torch.device) -> Tensor:

@@ -12,6 +12,7 @@ from schedlang.runtime.checks import device_of
 from schedlang.runtime.ranks import Ranks
 from schedlang.runtime.slices import SlicedStage
 from schedlang.runtime.stage import LossFn, Stage
+from schedlang.runtime.watchdog import PipelineError
 from schedlang.runtime.weights import Weights, delays
 
 
@@ -45,6 +46,8 @@ def connect(
             weights=Weights(modules[number], behind[number], per_update) if behind[number] else None,
         )
     for number, stage in stages.items():
+        if stage.sharded and stage.weights:
+            raise PipelineError(f"stage {number} is sharded, so it cannot read older versions of its weights yet")
         if number + 1 in stages and not layout.is_last(number):
             following = stages[number + 1]
             following.inputs, stage.gradients = stage.outputs, following.input_gradients

@@ -90,7 +90,7 @@ class Sums:
     def _over_copies(self) -> None:
         """In the order of the ranks: all copies get the same, to the bit."""
         trained = [[same for same in each.weights if same[0].requires_grad] for each in self._shared]
-        own = [[_total(map(_gradient, same)).contiguous() for same in each] for each in trained]
+        own = [[_total(map(_part, same)).contiguous() for same in each] for each in trained]
         found = [
             {rank: gradients if rank == self._rank else [torch.empty_like(each) for each in gradients]
              for rank in copies.ranks}
@@ -111,7 +111,7 @@ class Sums:
 def _put(weights: Sequence[tuple[nn.Parameter, ...]], totals: Sequence[Tensor]) -> None:
     for same, total in zip(weights, totals, strict=True):
         for each in same:
-            each.grad = total.clone()
+            _part(each).copy_(total)
 
 
 def _gradient(weight: Tensor) -> Tensor:
@@ -119,6 +119,12 @@ def _gradient(weight: Tensor) -> Tensor:
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
     return weight.grad
+
+
+def _part(weight: Tensor) -> Tensor:
+    """The gradient of a weight; where the weight is sharded, this process's part, which is that of the same place."""
+    gradient = _gradient(weight)
+    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
 
 
 def _total(tensors: Iterable[Tensor]) -> Tensor:

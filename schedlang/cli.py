@@ -88,11 +88,14 @@ def _proving(parsers: Any) -> None:
 
 def _looking(parsers: Any) -> None:
     """The commands that show what a plan does."""
-    show = _command(parsers, "show", "commands.show", "print what each rank does", "--compute")
+    show = _command(parsers, "show", "commands.show.show", "print what each rank does", "--compute")
     show.add_argument("--ranks", action="store_true", help="only the actions, one line per rank")
     what = show.add_mutually_exclusive_group()
     what.add_argument("--compute", action="store_true", help="without sends and receives")
     what.add_argument("--frees", action="store_true", help="with the activations and messages that each action lets go")
+    what.add_argument("--shards", type=_count, metavar="N", help="when sharded weights are gathered, of at most N "
+                      "stages of a rank at once, and gradients reduced")  # fmt: skip
+    show.add_argument("--costs", metavar="FILE", help="a file with `weights_bytes`, for --shards")
 
     simulate = _command(parsers, "simulate", "commands.simulate", "predict time, bubble and memory", "--p2p-time 0.1")
     _execution(simulate)

@@ -5,6 +5,8 @@ import math
 import os
 import signal
 import time
+from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from itertools import product
 from typing import Any
@@ -15,6 +17,7 @@ from runtime_worker import (
     DELAYS,
     LIMIT,
     ROWS,
+    UPDATES,
     WIDTH,
     Does,
     alone,
@@ -30,10 +33,14 @@ from runtime_worker import (
     version_plan,
 )
 from torch import nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from schedlang import Kind
+from schedlang import Kind, Source, compile, shards
+from schedlang.passes.forward_only import forward_only
 from schedlang.plan import Plan
 from schedlang.runtime import Pipeline
 from schedlang.runtime.precision import Rounding
@@ -198,14 +205,12 @@ def clipped_updates(plan: Plan, of: DeviceMesh | None, norm_type: float) -> list
     return worst
 
 
-def sharded() -> None:
+def sharded(shard: Callable[..., object] = fully_shard) -> None:
     """FSDP over one dimension of the mesh, the pipeline over the other: a norm, and clipped gradients."""
-    from torch.distributed.fsdp import fully_shard
-
     of, plan = mesh("dp", "pp"), program("zb_h1", ranks=PIPE, microbatches=4)
     replica, rank = place(of)
     model, reference = modules(PIPE), nn.Sequential(*modules(PIPE))
-    fully_shard(model[rank], mesh=of["dp"])
+    shard(model[rank], mesh=of["dp"])
     ours = on(of["pp"], plan, model)
     for each in range(2):
         (nn.functional.mse_loss(reference(batch(plan, each)[0]), batch(plan, each)[1]) / 2).backward()
@@ -214,6 +219,117 @@ def sharded() -> None:
     pairs = zip(model[rank].parameters(), reference[rank].parameters(), strict=True)
     worst = max(difference(mine.grad.full_tensor(), other.grad) for mine, other in pairs)
     report(f"found{dist.get_rank()}", [difference(*norms), worst])
+
+
+class Collectives(TorchDispatchMode):
+    """Counts gathers and reductions of weights; and of some stages, how many have theirs at once at most."""
+
+    def __init__(self, stages: list[nn.Module]) -> None:
+        super().__init__()
+        self.stages, self.counts, self.peak = stages, Counter[str](), 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> object:
+        self.counts[function.__name__.split(".")[0]] += 1
+        self.peak = max(self.peak, sum(map(has_weights, self.stages)))
+        return function(*args, **(kwargs or {}))
+
+
+def has_weights(stage: nn.Module) -> bool:
+    """Whether the weights of a sharded stage are gathered, or on their way."""
+    groups = [group for each in stage._get_fsdp_state()._state_ctx.all_states for group in each._fsdp_param_groups]
+    return any(each.is_unsharded or each._all_gather_result is not None for each in groups)
+
+
+# Several updates in a step, with a flush before each.
+FLUSHES = """schedule flushes {
+    param ranks = 2
+    param microbatches = 2
+    stage s in 0 .. 2 * ranks on s % ranks
+    rank r {
+        steady {
+            for c in 0 .. 2 { for m in 0 .. microbatches { F(c * ranks + r, m) } }
+            for c in 0 .. 2 { for m in 0 .. microbatches { B((1 - c) * ranks + r, m) } }
+            U
+        }
+    }
+}
+"""
+#: With stages that take turns, some of three a rank; a split backward; two pipelines; recomputation; updates.
+SHARDED = {
+    "interleaved_1f1b": program("interleaved_1f1b", ranks=PIPE, microbatches=4, chunks=3),
+    "zb_v": program("zb_v", ranks=PIPE, microbatches=4),
+    "dualpipe": program("dualpipe", ranks=PIPE, microbatches=4),
+    "1f1b_recompute": program("1f1b_recompute", ranks=PIPE, microbatches=4),
+    "updates": compile(Source("updates.sched", UPDATES)),
+    "flushes": compile(Source("flushes.sched", FLUSHES)),
+}
+#: FSDP gathers a stage in two parts: its first layer, and the others.
+PARTS = 2
+
+
+def deep(stages: int) -> list[nn.Module]:
+    torch.manual_seed(0)
+    layers = partial(nn.Linear, WIDTH, WIDTH, dtype=torch.float64)
+    return [
+        nn.Sequential(layers(), nn.Tanh(), layers(), nn.LayerNorm(WIDTH, dtype=torch.float64)) for _ in range(stages)
+    ]
+
+
+def gathered() -> None:
+    """For each schedule and number of places: the largest difference from one process, of gradients or of weights.
+
+    After two steps with an evaluation between them. Then how often weights were gathered, gradients reduced, and the
+    most stages at once; and the same by the policy.
+    """
+    of, found = mesh("dp", "pp"), {}
+    for (name, plan), places in product(SHARDED.items(), (1, 2, None)):
+        found[f"{name} {places}"] = in_places(of, plan, places)
+    report(f"found{dist.get_rank()}", found)
+
+
+def in_places(of: DeviceMesh, plan: Plan, places: int | None) -> list[list[float]]:
+    (replica, rank), layout = place(of), plan.layout
+    model = [stage for _ in layout.pipelines for stage in deep(layout.pieces)]
+    reference, mine = nn.Sequential(*deep(layout.pieces)), plan.stages_of(rank)
+    for stage in mine:
+        fully_shard(model[stage][0], mesh=of["dp"])
+        fully_shard(model[stage], mesh=of["dp"])
+    updated = Kind.U in plan.ranks[rank].kind
+    optimizers = {stage: torch.optim.SGD(model[stage].parameters(), 0.1) for stage in mine if updated}
+    ours = on(of["pp"], plan, model, max_gathered=places, optimizers=optimizers)
+    with Collectives([model[stage] for stage in mine]) as seen:
+        ours.step(*batch(plan, replica))
+        ours.evaluate(*batch(plan, replica))
+        ours.step(*batch(plan, 10 + replica))
+    for seed, update in product((0, 10), range(layout.updates)):
+        for each in range(2):
+            inputs, targets = (part.chunk(layout.updates)[update] for part in batch(plan, seed + each))
+            (nn.functional.mse_loss(reference(inputs), targets) / 2).backward()
+        if updated:
+            torch.optim.SGD(reference.parameters(), 0.1).step()
+            reference.zero_grad()
+    pairs = [[each if updated else each.grad for each in pair] for pair in weights(model, [*reference] * 2, mine)]
+    worst = max(difference(own.full_tensor(), other) for own, other in pairs)
+    steps, forwards = (
+        shards.shards(each.ranks[rank], mine, places or len(mine)) for each in (plan, forward_only(plan))
+    )
+    gathers = 2 * steps.count(shards.Does.UNSHARD) + forwards.count(shards.Does.UNSHARD)
+    expected = [PARTS * gathers, 2 * PARTS * steps.count(shards.Does.REDUCE_GRAD), steps.peak()]
+    return [[worst], [seen.counts["_allgather_base_"], seen.counts["_reduce_scatter_base_"], seen.peak], expected]
+
+
+def sharded_versions() -> None:
+    """Stages that read older versions of their weights, which FSDP does not keep."""
+    of, plan = mesh("dp", "pp"), version_plan("pipedream_2bw", PIPE)
+    rank = of.get_local_rank("pp")
+    model = deep(PIPE)
+    fully_shard(model[rank], mesh=of["dp"])
+    on(of["pp"], plan, model, optimizers={rank: momentum(model[rank])})
+
+
+def no_place() -> None:
+    of = mesh("dp", "pp")
+    on(of["pp"], program("1f1b", ranks=PIPE), modules(PIPE), max_gathered=0)
 
 
 class Input(nn.Module):
@@ -572,7 +688,8 @@ def three_dimensions() -> None:
 SCENARIOS = {
     each.__name__: each
     for each in (
-        replicas, updates, clipped, sharded, tied, overlaps, rounded, other_type, eight_bits, alone_on_a_mesh, unused,
+        replicas, updates, clipped, sharded, gathered, sharded_versions, no_place,
+        tied, overlaps, rounded, other_type, eight_bits, alone_on_a_mesh, unused,
         checkpoints, idles, differ, does_not_clip, clips_updates, three_dimensions,
     )
 } | {
@@ -589,6 +706,7 @@ SCENARIOS = {
     "killed": partial(fails, kill, 3),
     "stalls": partial(fails, sleep, 3),
     "throws": partial(fails, throw, 2),
+    "not_sharded": partial(sharded, replicate),
     "no_pp": partial(on_a_mesh, "dp", "tp"),
     "too_few": partial(on_a_mesh, "dp", "pp", ranks=4),
 }  # fmt: skip

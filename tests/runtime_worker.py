@@ -449,7 +449,7 @@ def data_parallel() -> None:
 
 
 def sharded() -> None:
-    """FSDP in a stage averages the gradients among its shards in W, whatever comes between its B and its W."""
+    """FSDP in a stage averages the gradients among its shards, whatever comes between its B and its W."""
     from torch.distributed.fsdp import fully_shard
 
     rank = dist.get_rank()
@@ -461,9 +461,12 @@ def sharded() -> None:
     stage = middle(module)
     stage.inputs.update(enumerate(inputs[rank].clone()))
     stage.gradients.update((microbatch, [each]) for microbatch, each in enumerate(gradients[rank]))
+    stage.sharded.unshard()
     for op in (stage.forward, stage.backward_input, stage.backward_weight):
         for microbatch in range(2):
             op(microbatch)
+    stage.sharded.reduce()
+    stage.sharded.reshard()
     torch.autograd.backward(reference(inputs), gradients / 2)
     weights = zip(module.parameters(), reference.parameters(), strict=True)
     report(f"found{rank}", max(difference(ours.grad.full_tensor(), whole.grad) for ours, whole in weights))

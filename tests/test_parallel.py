@@ -70,10 +70,24 @@ def test_clipped_training_is_that_of_one_process(run: Run) -> None:
             assert weight < 1e-12, name
 
 
-def test_a_pipeline_of_sharded_stages(run: Run) -> None:
-    for norm, gradient in run("sharded", 4).found():
+@pytest.mark.parametrize("scenario", ["sharded", "not_sharded"])
+def test_a_pipeline_of_sharded_stages(run: Run, scenario: str) -> None:
+    """And of stages that FSDP replicates."""
+    for norm, gradient in run(scenario, 4).found():
         assert norm < 1e-12
         assert gradient < 1e-12
+
+
+def test_weights_are_gathered_and_gradients_reduced_as_the_policy_says(run: Run) -> None:
+    """With one place, two, and one for each stage; gradients and weights are those of one process."""
+    for found in run("gathered", 4).found():
+        assert len(found) == 18
+        for name, ((difference,), seen, expected) in found.items():
+            assert difference < 1e-12, name
+            assert seen == expected, name
+        one, two, all = (found[f"interleaved_1f1b {places}"][1] for places in (1, 2, None))
+        assert one[0] > two[0] > all[0]
+        assert (one[2], two[2], all[2]) == (1, 2, 3)
 
 
 def test_training_with_a_tied_weight_is_that_of_one_process(run: Run) -> None:
@@ -138,6 +152,8 @@ NAMES = ["rank 0 (dp 0, pp 0)", "rank 1 (dp 0, pp 1)", "rank 2 (dp 1, pp 0)", "r
 FIRST, SECOND, THIRD, LAST = map(re.escape, NAMES)
 PLACE = r"at \d\w+\d \(1f1b.sched:\d+\)"
 RANK = r"rank \d \(dp \d, pp \d\)"
+#: In a pipeline of sharded stages.
+SHARD = r"rank \d \(pp \d\)"
 CAUSES = {
     "killed": rf"{LAST} is gone: {RANK} lost its connection {PLACE}: .*",
     "stalls": rf"{LAST} has made no progress for \d\.\d s at 1F1 \S+(: {RANK} has waited 2 s {PLACE})?",
@@ -154,6 +170,8 @@ CAUSES = {
     "tied_updates": rf"{RANK} failed: the plan updates its stages itself \(`U`\), so none of their weights can be tied",
     "throws": rf"{THIRD} failed at 0F1 \S+: ValueError: boom",
     "differ": rf"{RANK} failed: the replicas of stage 1 on {SECOND} and on {LAST} differ: .*",
+    "sharded_versions": rf"{SHARD} failed: stage \d is sharded, so it cannot read older versions of its weights yet",
+    "no_place": rf"{SHARD} failed: `max_gathered` is 0, it must be 1 or more",
     "too_few": rf"{RANK} failed: the plan needs 4 ranks, the mesh has 2 along `pp`",
 }
 

@@ -55,6 +55,14 @@ def test_what_each_action_lets_go(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert capsys.readouterr().out == shown(f"schedc {command}", page)
 
 
+def test_when_sharded_weights_are_gathered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(ROOT)
+    command = "show programs/interleaved_1f1b.sched -p ranks=2 -p microbatches=4 --shards 1"
+    assert main(command.split()) == 0
+    page = (ROOT / "docs" / "parallel.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == shown(f"schedc {command}", page)
+
+
 LANGUAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
 
 

@@ -127,28 +127,6 @@ def _warn(warnings: list[Diagnostic], format: str = "text") -> None:
         print(render(warnings, format), file=sys.stderr)
 
 
-def show(options: argparse.Namespace) -> int:
-    """Print what each rank does."""
-    from textwrap import indent
-
-    from schedlang.lifetimes import frees
-
-    plan = load(options)
-    if options.frees:
-        texts = [frees(plan, rank) for rank in range(len(plan.ranks))]
-    else:
-        texts = [(actions.compute() if options.compute else actions).text() for actions in plan.ranks]
-    if options.ranks:
-        print("\n".join(text.replace("\n", " ") for text in texts))
-        return 0
-    params = ", ".join(f"{name} = {value}" for name, value in plan.params.items())
-    print(f"{plan.name} ({params}), from {plan.source.path}, proved for transport {plan.transport}")
-    for rank, text in enumerate(texts):
-        stages = ", ".join(map(str, plan.stages_of(rank)))
-        print(f"\nrank {rank}, stage{'s' if ',' in stages else ''} {stages}\n" + indent(text, "  "))
-    return 0
-
-
 def simulate(options: argparse.Namespace) -> int:
     """Print the figures of an execution."""
     from schedlang import simulate as execute
