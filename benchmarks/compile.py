@@ -169,7 +169,7 @@ def row(name: str, program: str, ranks: int, microbatches: int) -> dict[str, Any
 def line(cells: list[Any]) -> str:
     """Cells under each other."""
     texts = [f"{each:.3f}" if isinstance(each, float) else str(each) for each in cells]
-    return f"{texts[0]:<17}" + "".join(f"{each:>9}" for each in texts[1:])
+    return f"{texts[0]:<17}" + "".join(f"{each:>10}" for each in texts[1:])
 
 
 def exponents(program: str, found: list[dict[str, Any]]) -> None:
