@@ -67,7 +67,7 @@ mutation: .venv/installed
 # The compiler against torch's own pipelining, in a few minutes, and a plot; BENCH=--large for the sizes of the largest
 # runs, in half an hour.
 bench: .venv/installed
-	$(BIN)/pip install --quiet matplotlib
+	$(BIN)/pip install --quiet matplotlib && mkdir -p build
 	$(BIN)/python benchmarks/compile.py $(BENCH) --plot build/compile.svg
 
 # The runtime against torch's own pipelining: processor time per action, and time per step.
