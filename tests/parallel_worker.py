@@ -3,7 +3,6 @@
 import copy
 import math
 import os
-import signal
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from runtime_worker import (
     alone,
     batch,
     difference,
+    kill,
     loss_difference,
     main,
     modules,
@@ -30,6 +30,7 @@ from runtime_worker import (
     program,
     replicated,
     report,
+    sleep,
     version_plan,
 )
 from torch import nn
@@ -604,16 +605,6 @@ def fails(what: object, process: int) -> None:
     ours = on(of, plan, model, timeout=2 if what is sleep else 60)
     for step in range(2):
         ours.step(*batch(plan, step + replica))
-
-
-def kill(_: torch.Tensor) -> torch.Tensor:
-    os.kill(os.getpid(), signal.SIGKILL)
-    raise AssertionError
-
-
-def sleep(_: torch.Tensor) -> torch.Tensor:
-    time.sleep(LIMIT)
-    raise AssertionError
 
 
 def throw(_: torch.Tensor) -> torch.Tensor:

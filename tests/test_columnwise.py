@@ -1,6 +1,7 @@
 """What is done by columns for large schedules, against what is done action by action for all others."""
 
 import random
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,7 @@ from damage import changed, gallery
 from hypothesis import given, settings
 from strategies import schedules
 
-from schedlang import CompileError, Costs, Schedule, columnwise, compile, read_source, simulate
+from schedlang import CompileError, Costs, Schedule, Source, columnwise, compile, read_source, simulate
 from schedlang.columnwise import co_issue, execution, structure
 from schedlang.lowering import lower
 from schedlang.machine import has_batches
@@ -20,6 +21,8 @@ from schedlang.structure import check_structure
 from schedlang.transports import BLOCKING, GLOO
 
 PROGRAMS = sorted((Path(__file__).parent.parent / "programs").glob("*.sched"))
+#: Far more work than ops: of what is indexed by microbatch, a machine has not the memory.
+FAR = "schedule s { param ranks = 2 param microbatches = 1000000000 rank r { for m in 0 .. 1500 { F(m) B(m) } } }"
 #: Numbers that floats do not have, times that differ by stage, and transfers that take time.
 UNEVEN = Costs(forward=(0.1,), input=(0.7,), weight=(0.3,), recompute=(0.2,), overlap=(1.1,), p2p=0.05)
 
@@ -43,6 +46,16 @@ def test_programs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(columnwise, "LARGE", large)
         found.append([everything(path, costs) for costs in (Costs(), UNEVEN)])
     assert found[0] == found[1]
+
+
+def test_what_is_held_is_no_more_than_there_are_actions() -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(CompileError, match="never runs on stage 0, nor that of 999998499 other microbatches"):
+            compile(Source("far.sched", FAR))
+        assert tracemalloc.get_traced_memory()[1] < 10**8
+    finally:
+        tracemalloc.stop()
 
 
 def usual() -> list[Schedule]:

@@ -14,9 +14,6 @@ from schedlang.schedule import Schedule
 Ints = NDArray[np.integer]
 Flags = NDArray[np.bool_]
 
-#: Slots are 32-bit numbers.
-_MOST_SLOTS = 2**31 - 1
-
 
 @frozen(eq=False)
 class Columns:
@@ -56,12 +53,13 @@ class Columns:
 def columns_of(schedule: Schedule) -> Columns | None:
     """The columns of a schedule; None if they have an action of a stage or microbatch that does not exist.
 
-    Nor are there any for too large ones, or schedules whose actions are not all on the ranks of their stages.
+    Nor are there any where actions are not on the ranks of their stages, or far fewer than the work that there is: what
+    is indexed by slots stays no larger than the schedule.
     """
     stages, layout = len(schedule.placement), schedule.layout
     units = np.array([layout.units(stage) for stage in range(stages)])
     stride = int(units.max())
-    if stages * stride > _MOST_SLOTS:
+    if stages * stride > sum(map(len, schedule.ranks)):
         return None
     kind, stage, microbatch, group, source = (
         np.concatenate([np.asarray(getattr(actions, name)) for actions in schedule.ranks])
@@ -69,7 +67,7 @@ def columns_of(schedule: Schedule) -> Columns | None:
     )
     lengths = list(map(len, schedule.ranks))
     rank = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-    if not len(kind) or stage.min() < 0 or stage.max() >= stages:
+    if stage.min() < 0 or stage.max() >= stages:
         return None
     updates = kind == Kind.U
     fits = np.where(updates, microbatch < layout.updates, (microbatch >= 0) & (microbatch < units[stage]))
