@@ -11,6 +11,7 @@ for, and what that is follows from the plan alone. Only copies on a link that ra
 
 from array import array
 from heapq import heappop, heappush
+from itertools import compress
 
 from schedlang.actions import Actions, counterpart, is_copy, is_send, is_transfer, word
 from schedlang.columnwise import is_large
@@ -52,8 +53,7 @@ def prove(schedule: Schedule) -> Execution:
 
 def has_batches(actions: Actions) -> bool:
     """Whether some transfers are issued as one."""
-    pairs = zip(actions.kind, actions.group, strict=True)
-    return any(actions.group) and any(group and is_transfer(kind) for kind, group in pairs)
+    return any(map(is_transfer, set(compress(actions.kind, actions.group))))
 
 
 def simulate(schedule: Schedule, costs: Costs = UNIT, ideal: bool = False) -> Execution:

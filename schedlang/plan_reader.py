@@ -256,7 +256,8 @@ def _parse_plain(text: str, sources: list[int]) -> Actions | None:
     if "" in microbatches:
         return None
     actions = Actions()
-    actions.extend(list(map(_KINDS.__getitem__, kinds)), list(map(int, stages)), list(map(int, microbatches)), sources)
+    columns = map(_KINDS.__getitem__, kinds), map(int, stages), map(int, microbatches), sources
+    actions.extend(*columns, [0] * len(sources))
     return actions
 
 

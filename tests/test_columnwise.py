@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from strategies import schedules
 
 from schedlang import CompileError, Costs, Schedule, Source, columnwise, compile, read_source, simulate
-from schedlang.columnwise import co_issue, execution, structure
+from schedlang.actions import Actions, is_transfer
+from schedlang.columnwise import co_issue, execution, structure, text
 from schedlang.lowering import lower
 from schedlang.machine import has_batches
 from schedlang.structure import check_structure
@@ -116,3 +117,26 @@ def test_random_schedules(schedule: Schedule) -> None:
     for costs in (Costs(), UNEVEN):
         timeline = execution.timeline(lowered, costs, GLOO, ideal=False)
         assert timeline == simulate(lowered, costs).timeline
+
+
+def test_texts() -> None:
+    """Of plans as they are, and with overlaps and batches of more than two."""
+    rng = random.Random(0)
+    for plan in gallery(((3, 6),), slices=2):
+        ranks = [*plan.ranks, Actions()]
+        joined = [changed_groups(actions, rng) for actions in ranks]
+        for each in (ranks, joined):
+            assert text.texts(each) == [actions.text() for actions in each]
+        sources = [actions.source for actions in ranks]
+        assert text.numbers_text(sources) == [" ".join(map(str, source)) for source in sources]
+
+
+def changed_groups(actions: Actions, rng: random.Random) -> Actions:
+    """The actions in other batches, each of transfers or of ops alone."""
+    batches: list[list[int]] = []
+    for index, kind in enumerate(actions.kind):
+        if batches and rng.random() < 0.5 and is_transfer(kind) == is_transfer(actions.kind[batches[-1][-1]]):
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return actions.issued_as(batches)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 from numpy.typing import NDArray
 
 from schedlang.actions import Actions
@@ -33,6 +33,7 @@ class Columns:
     rank: Ints
     batch: Ints
     slot: Ints
+    _found: dict[tuple[Kind, ...], Ints] = field(factory=dict, init=False)
 
     @property
     def slots(self) -> int:
@@ -41,7 +42,9 @@ class Columns:
 
     def where(self, *kinds: Kind) -> Ints:
         """The actions of some kinds, in order."""
-        return np.flatnonzero(is_any(self.kind, *kinds))
+        if kinds not in self._found:
+            self._found[kinds] = np.flatnonzero(is_any(self.kind, *kinds))
+        return self._found[kinds]
 
     def at(self, *kinds: Kind) -> Ints:
         """For each slot, the last action of some kinds there; -1 where there is none."""
