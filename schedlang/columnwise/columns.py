@@ -57,7 +57,7 @@ def columns_of(schedule: Schedule) -> Columns | None:
     """The columns of a schedule; None if they have an action of a stage or microbatch that does not exist.
 
     Nor are there any where actions are not on the ranks of their stages, or far fewer than the work that there is: what
-    is indexed by slots stays no larger than the schedule.
+    is indexed by slots stays no larger than the schedule; nor where updates of replicas wait for each other.
     """
     stages, layout = len(schedule.placement), schedule.layout
     units = np.array([layout.units(stage) for stage in range(stages)])
@@ -74,7 +74,11 @@ def columns_of(schedule: Schedule) -> Columns | None:
         return None
     updates = kind == Kind.U
     fits = np.where(updates, microbatch < layout.updates, (microbatch >= 0) & (microbatch < units[stage]))
-    if not fits.all() or (np.array(schedule.placement)[stage] != rank).any():
+    if (
+        (len(layout.pipelines) > 1 and updates.any())
+        or not fits.all()
+        or (np.array(schedule.placement)[stage] != rank).any()
+    ):
         return None
     slot = np.where(updates, 0, stage * np.int32(stride) + microbatch)
     return Columns(schedule, stride, kind, stage, microbatch, group, source, rank, _batches(rank, group), slot)

@@ -102,6 +102,10 @@ class _Insertion:
         self.position[rank] = batch.stop
         for index in batch:
             self.note(actions, index)
+            if actions.kind[index] in (Kind.B, Kind.W):
+                # Their optimizer steps wait for each other's gradients.
+                replicas = self.schedule.layout.replicas(actions.stage[index])
+                self.woken.update(map(self.schedule.placement.__getitem__, replicas))
         if self.schedule.offloaded:
             self.copy(rank)
         for index in batch:
@@ -142,7 +146,7 @@ class _Insertion:
         actions, issued = self.schedule.ranks[rank], self.issued[rank]
         for index in batch:
             for kind, holder, microbatch in self.lacking(actions, index):
-                if self.schedule.placement[holder] != rank:
+                if self.schedule.placement[holder] != rank and kind in SENDS:
                     issued.add(*counterpart(SENDS[kind], holder), microbatch, actions.source[index])
         for index in batch:
             issued.add(*actions.row(index))
