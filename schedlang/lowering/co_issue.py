@@ -47,6 +47,8 @@ class _Insertion:
         #: The ranks that may have an op ready: they have ended one, or been handed something, since they last tried.
         self.woken = set(range(ranks))
         self.busy: set[int] = set()
+        #: For each stage the ranks whose optimizer steps wait for its gradients.
+        self.summing = _summing(schedule)
         #: The ops that each busy rank runs.
         self.runs: dict[int, range] = {}
         #: Ends of the ops that run, as (time, order, rank); no rank runs two at once.
@@ -102,10 +104,7 @@ class _Insertion:
         self.position[rank] = batch.stop
         for index in batch:
             self.note(actions, index)
-            if actions.kind[index] in (Kind.B, Kind.W):
-                # Their optimizer steps wait for each other's gradients.
-                replicas = self.schedule.layout.replicas(actions.stage[index])
-                self.woken.update(map(self.schedule.placement.__getitem__, replicas))
+            self.woken |= self.summing.get(actions.stage[index], set())
         if self.schedule.offloaded:
             self.copy(rank)
         for index in batch:
@@ -158,6 +157,15 @@ class _Insertion:
         """What an op needs that has not ended."""
         needed = needs(self.schedule, *actions.row(index)[:3])
         return [need for need in needed if not self.ended[self.numbers.first(*need[:2]) + need[2]]]
+
+
+def _summing(schedule: Schedule) -> dict[int, set[int]]:
+    if len(schedule.layout.pipelines) == 1 or not any(Kind.U in actions.kind for actions in schedule.ranks):
+        return {}
+    return {
+        stage: {schedule.placement[each] for each in schedule.layout.replicas(stage)}
+        for stage in range(len(schedule.placement))
+    }
 
 
 def _route(schedule: Schedule, kind: int, stage: int) -> _Route | None:
