@@ -71,7 +71,7 @@ def check_stages(
     updated = sorted({stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U})
     if sorted(optimizers) != updated:
         raise PipelineError(f"the plan updates the stages {updated}, `optimizers` has {sorted(optimizers)}")
-    if tied and any(Kind.U in each.kind for each in plan.ranks):
+    if tied and plan.has_updates:
         raise PipelineError("the plan updates its stages itself (`U`), so none of their weights can be tied")
     if max_gathered is not None and max_gathered < 1:
         raise PipelineError(f"`max_gathered` is {max_gathered}, it must be 1 or more")
@@ -79,7 +79,7 @@ def check_stages(
 
 def check_clipping(plan: Plan) -> None:
     """Whether there is a moment at which all gradients are there."""
-    if any(Kind.U in each.kind for each in plan.ranks):
+    if plan.has_updates:
         raise PipelineError(
             "the plan updates its stages itself (`U`), which leaves no moment for `clip_grad_norm_`: clip each stage "
             "in a hook of its optimizer, `register_step_pre_hook`"

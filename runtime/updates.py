@@ -55,7 +55,7 @@ class Updates:
 
 def replica_updates(plan: Plan, stages: Mapping[int, Stage], ranks: Ranks, wire: Wire) -> list[Updates]:
     """Those of this rank, if the plan has several pipelines and updates its stages; all ranks make all groups."""
-    if len(plan.layout.pipelines) == 1 or not any(Kind.U in actions.kind for actions in plan.ranks):
+    if len(plan.layout.pipelines) == 1 or not plan.has_updates:
         return []
     if len(ranks.pipeline) < dist.get_world_size() or any(stage.sharded for stage in stages.values()):
         raise PipelineError("a plan that updates replicas runs on all processes, and its stages are not sharded")

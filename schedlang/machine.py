@@ -105,7 +105,7 @@ class _Machine:
         self.posted: dict[tuple[int, int, int], int] = {}
         self.awaited: dict[int, int] = {}
         #: Whether optimizer steps wait for gradients of replicas; the ranks that do, by a gradient that is not there.
-        self.has_sums = len(schedule.layout.pipelines) > 1 and any(Kind.U in each.kind for each in schedule.ranks)
+        self.has_sums = len(schedule.layout.pipelines) > 1 and schedule.has_updates
         self.summing: dict[Op, list[int]] = {}
         #: Indexed by `slot`.
         self.state = array("H", bytes(2 * slots))

@@ -18,8 +18,9 @@ def texts(ranks: Sequence[Actions]) -> list[str]:
     stages = 1 + max(max(actions.stage, default=0) for actions in ranks)
     words = _table([word(kind, stage, NO_MICROBATCH) for kind in Kind for stage in range(stages)])
     # The last row is found under NO_MICROBATCH.
-    numbers = _table([*map(str, range(1 + max(max(actions.microbatch, default=0) for actions in ranks))), ""])
-    return [_text(actions, words, stages, numbers) for actions in ranks]
+    numbers = [*range(1 + max(max(actions.microbatch, default=0) for actions in ranks)), ""]
+    followed = _table([f"{number} " for number in numbers]), _table([f"{number}" for number in numbers])
+    return [_text(actions, words, stages, *followed) for actions in ranks]
 
 
 def numbers_text(columns: Sequence[Sequence[int]]) -> list[str]:
@@ -28,14 +29,17 @@ def numbers_text(columns: Sequence[Sequence[int]]) -> list[str]:
     return [_joined(table[np.asarray(column)]) for column in columns]
 
 
-def _text(actions: Actions, words: Table, stages: int, numbers: Table) -> str:
-    kind, group = np.asarray(actions.kind), np.asarray(actions.group)
+def _text(actions: Actions, words: Table, stages: int, alone: Table, numbers: Table) -> str:
+    """The text of a rank, from words for kinds and stages, and microbatches with a blank behind and without."""
+    kind, group, microbatch = (np.asarray(each) for each in (actions.kind, actions.group, actions.microbatch))
+    which: Ints = (kind - np.int32(1)) * stages + np.asarray(actions.stage)
+    if not group.any():
+        return _joined(np.concatenate([words[which], alone[microbatch]], axis=1))
     goes_on = np.zeros(len(group) + 1, bool)
     goes_on[1:-1] = (group[1:] > 0) & (group[1:] == group[:-1])
     begins, ends = goes_on[1:] & ~goes_on[:-1], goes_on[:-1] & ~goes_on[1:]
     close = np.where(ends, np.where(kind < Kind.SEND_F, 3, 2), goes_on[1:])
-    which: Ints = (kind - np.int32(1)) * stages + np.asarray(actions.stage)
-    parts = _OPEN[begins.view(np.int8)], words[which], numbers[np.asarray(actions.microbatch)], _CLOSE[close]
+    parts = _OPEN[begins.view(np.int8)], words[which], numbers[microbatch], _CLOSE[close]
     return _joined(np.concatenate(parts, axis=1))
 
 

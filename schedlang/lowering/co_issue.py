@@ -160,7 +160,7 @@ class _Insertion:
 
 
 def _summing(schedule: Schedule) -> dict[int, set[int]]:
-    if len(schedule.layout.pipelines) == 1 or not any(Kind.U in actions.kind for actions in schedule.ranks):
+    if len(schedule.layout.pipelines) == 1 or not schedule.has_updates:
         return {}
     return {
         stage: {schedule.placement[each] for each in schedule.layout.replicas(stage)}
