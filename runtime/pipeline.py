@@ -20,7 +20,7 @@ from schedlang.passes.forward_only import FORWARD, forward_only
 from schedlang.plan import Plan
 from schedlang.runtime.batches import Batches, Options
 from schedlang.runtime.calls import Call, prepare
-from schedlang.runtime.checkpoint import RandomState, Stateful, resume, write
+from schedlang.runtime.checkpoint import VERSIONS, RandomState, Stateful, resume, write
 from schedlang.runtime.checks import (
     check_clipping,
     check_mesh,
@@ -223,7 +223,7 @@ class Pipeline:
         for number, stage in self._stages.items():
             if stage.optimizer is not None:
                 parts[f"the optimizer of stage {number}"] = stage.optimizer
-        parts |= {"the versions of the weights": self, "the random state": RandomState(self._device)}
+        parts |= {VERSIONS: self, "the random state": RandomState(self._device)}
         return parts | {f"number {number} of the others": each for number, each in enumerate(others)}
 
     @cached_property

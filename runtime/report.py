@@ -4,25 +4,24 @@ import os
 
 from schedlang.measured import Run, comparison_text
 from schedlang.measured import compare as compare_run
-from schedlang.plan import Plan
-from schedlang.runtime.gpt import build_gpt
-from schedlang.runtime.train import Training, tokens
+from schedlang.runtime.task import Task
+from schedlang.runtime.train import Training
 
 #: The largest relative difference that another order of the same float32 additions explains.
 TOLERANCE = 1e-5
 
 
-def print_header(plan: Plan) -> None:
+def print_header(task: Task) -> None:
     """What is about to run."""
-    weights = sum(each.numel() for stage in build_gpt(plan.layout.pieces, seed=0) for each in stage.parameters())
+    plan, weights = task.plan, sum(each.numel() for layer in task.layers() for each in layer.parameters())
     print(
         f"{plan.name} (ranks {len(plan.ranks)}, stages {len(plan.placement)}, microbatches {plan.microbatches}) "
-        f"trains a GPT of {weights:,} parameters on {tokens(plan) // plan.layout.updates:,} bytes per step",
+        f"trains a GPT of {weights:,} parameters on {task.tokens:,} bytes per step",
         flush=True,
     )
 
 
-def report(run: Run, trainings: list[Training]) -> dict[str, object]:
+def report(task: Task, run: Run, trainings: list[Training]) -> dict[str, object]:
     """Print where the time went; the figures for machines. `trainings` are those of all ranks."""
     plan, found = run.plan, compare_run(run.plan, run)
     print(f"\n{comparison_text(found)}")
@@ -36,7 +35,7 @@ def report(run: Run, trainings: list[Training]) -> dict[str, object]:
     return {
         "steps": writer.first + len(writer.losses),
         "loss": total_losses(trainings)[-1],
-        "tokens_per_second": tokens(plan) // plan.layout.updates * len(seconds) / sum(seconds),
+        "tokens_per_second": task.tokens * len(seconds) / sum(seconds),
         "predicted_idle": found.predicted.idle,
         "measured_idle": found.measured.idle,
     }
