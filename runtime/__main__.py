@@ -70,7 +70,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("-p", dest="params", action="append", default=[], type=param, metavar="NAME=VALUE", help=help)
     parser.add_argument("--steps", type=count, default=20, help="how many updates (default: 20)")
     parser.add_argument("--check", action="store_true", help="compare with the same training in one process")
-    help = "write what the last steps did and when, for ui.perfetto.dev"
+    help = "train so many replicas of the plan, each with batches of its own (default: 1)"
+    parser.add_argument("--replicas", type=count, default=1, help=help)
+    help = "write what the last steps of the first replica did and when, for ui.perfetto.dev"
     parser.add_argument("--trace", type=Path, metavar="FILE", help=help)
     help = "resume from the newest checkpoint in a folder, and write more there"
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help=help)
@@ -83,14 +85,14 @@ def _options() -> argparse.Namespace:
 def _start(options: argparse.Namespace) -> tuple[Task, CheckpointFolder | None]:
     """Join the other processes, and find out what is to be done; where that fails for one, all end."""
     group = join(options.timeout)
-    plan = share_plan(options.file, dict(options.params), group)
+    plan = share_plan(options.file, dict(options.params), options.replicas, group)
     corpus = together(read_corpus, group)
     checkpoints = find_checkpoints(options.checkpoint, options.every, plan, group) if options.checkpoint else None
     layers = checkpoints.layers if checkpoints else 0
     blocks = layers - 2 if layers else max(BLOCKS, plan.layout.pieces)
     at_once = min(options.steps, options.every) if checkpoints else options.steps
     plan = together(lambda: _for_updates(plan, at_once), group)
-    return Task(plan, corpus, blocks, options.seed), checkpoints
+    return Task(plan, corpus, blocks, options.seed, options.replicas), checkpoints
 
 
 def _for_updates(plan: Plan, updates: int) -> Plan:
@@ -103,8 +105,9 @@ def _for_updates(plan: Plan, updates: int) -> Plan:
 
 def _conclude(task: Task, options: argparse.Namespace, found: list[Training]) -> bool:
     """Print what came out, and the same as one line of JSON; whether it is right as far as is known."""
-    bars = [[bar for step in (*each.recorded, *each.messages) for bar in step] for each in found]
-    actions = aligned(bars, [each.offset for each in found])
+    ranks = found[: len(task.plan.ranks)]
+    bars = [[bar for step in (*each.recorded, *each.messages) for bar in step] for each in ranks]
+    actions = aligned(bars, [each.offset for each in ranks])
     figures = report(task, run_of(task.plan, actions), found)
     if options.trace:
         try:

@@ -26,13 +26,14 @@ def unsupported(plan: Plan) -> str | None:
     return None
 
 
-def wrong_number(plan: Plan, started: int) -> str | None:
-    """What is wrong with the number of processes."""
-    needed = len(plan.ranks)
+def wrong_number(plan: Plan, started: int, replicas: int = 1) -> str | None:
+    """What is wrong with the number of processes, for so many replicas of the plan."""
+    needed = len(plan.ranks) * replicas
     if needed == started:
         return None
+    what = "the plan needs" if replicas == 1 else f"{replicas} replicas of the plan need"
     plural = "" if needed == 1 else "es"
-    return f"the plan needs {needed} process{plural}, {started} {'was' if started == 1 else 'were'} started"
+    return f"{what} {needed} process{plural}, {started} {'was' if started == 1 else 'were'} started"
 
 
 def check_mesh(mesh: DeviceMesh | None) -> None:

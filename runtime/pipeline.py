@@ -98,7 +98,7 @@ class Pipeline:
         self.record, self.bars, self.messages = False, list[Bar](), list[Bar]()
         self._plan, ranks, number = plan, ranks_of(mesh), next(_pipelines)
         self._rank, self._watchdog = ranks.own, Watchdog(plan, ranks, number, timeout)
-        self._is_first = ranks.replicas[0] == dist.get_rank()
+        self._is_first, self._replicas = ranks.replicas[0] == dist.get_rank(), len(ranks.replicas)
         weakref.finalize(self, self._watchdog.close).atexit = False  # at the exit of the process, it closes itself
         try:
             check_plan(plan, ranks)
@@ -167,6 +167,18 @@ class Pipeline:
             self._watchdog.fail(error)
         self._watchdog.between = BETWEEN
         return norm
+
+    def mean_over_replicas(self, values: Tensor) -> Tensor:
+        """The mean of a tensor, such as losses, over the replicas of this rank, which all do so, after a step."""
+        self._watchdog.between = "in mean_over_replicas"
+        total = values.clone()
+        try:
+            if self._replicas > 1:
+                self._wire.end_sum(self._wire.begin_sum(total))
+        except Exception as error:
+            self._watchdog.fail(error)
+        self._watchdog.between = BETWEEN
+        return total / self._replicas
 
     def state_dict(self) -> dict[int, Any]:
         """What a checkpoint needs beside modules and optimizers: older versions of the weights, by stage."""

@@ -14,9 +14,10 @@ TOLERANCE = 1e-5
 def print_header(task: Task) -> None:
     """What is about to run."""
     plan, weights = task.plan, sum(each.numel() for layer in task.layers() for each in layer.parameters())
+    replicas = f", replicas {task.replicas}" if task.replicas > 1 else ""
+    sizes = f"ranks {len(plan.ranks)}, stages {len(plan.placement)}, microbatches {plan.microbatches}{replicas}"
     print(
-        f"{plan.name} (ranks {len(plan.ranks)}, stages {len(plan.placement)}, microbatches {plan.microbatches}) "
-        f"trains a GPT of {weights:,} parameters on {task.tokens:,} bytes per step",
+        f"{plan.name} ({sizes}) trains a GPT of {weights:,} parameters on {task.tokens:,} bytes per step",
         flush=True,
     )
 
@@ -26,8 +27,8 @@ def report(task: Task, run: Run, trainings: list[Training]) -> dict[str, object]
     plan, found = run.plan, compare_run(run.plan, run)
     print(f"\n{comparison_text(found)}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if cores < len(plan.ranks):
-        print(f"\n{len(plan.ranks)} ranks share {cores} cores: ops take longer when ranks work at once, so this is no")
+    if cores < len(trainings):
+        print(f"\n{len(trainings)} ranks share {cores} cores: ops take longer when ranks work at once, so this is no")
         print("measurement of the schedule")
     writer = trainings[plan.placement[-1]]
     # The first step also pays for what torch sets up once.

@@ -18,13 +18,15 @@ ROWS = 4
 class Task:
     """A model with so many blocks, and a batch for each update: the same for the same `seed`, and as many microbatches.
 
-    So a training goes on as it would have, when it goes on with a plan for another number of ranks.
+    So a training goes on as it would have, when it goes on with a plan for another number of ranks. The microbatches
+    are those of all `replicas` of the plan; the first of them have the first processes.
     """
 
     plan: Plan
     corpus: Tensor = field(repr=False)
     blocks: int
     seed: int
+    replicas: int
 
     def layers(self) -> list[nn.Module]:
         """The whole model, by its names."""
@@ -39,8 +41,8 @@ class Task:
 
     @property
     def microbatches(self) -> int:
-        """The microbatches of an update."""
-        return self.plan.microbatches // self.plan.layout.updates
+        """The microbatches of an update, in all replicas."""
+        return self.plan.microbatches // self.plan.layout.updates * self.replicas
 
     @property
     def tokens(self) -> int:
@@ -51,8 +53,9 @@ class Task:
         """What is trained on in an update: inputs and targets."""
         return draw_batch(self.corpus, self.microbatches * ROWS, CONTEXT, self.seed * 1_000_003 + update)
 
-    def step_batch(self, update: int) -> tuple[Tensor, Tensor]:
-        """The same for a step of the plan, which makes several updates where the plan has them."""
+    def share(self, update: int, replica: int) -> tuple[Tensor, Tensor]:
+        """What a replica trains on in a step, which makes several updates where the plan has them."""
         batches = [self.batch(each) for each in range(update, update + self.plan.layout.updates)]
-        inputs, targets = zip(*batches, strict=True)
+        parts = [[data.chunk(self.replicas)[replica] for data in each] for each in batches]
+        inputs, targets = zip(*parts, strict=True)
         return torch.cat(inputs), torch.cat(targets)

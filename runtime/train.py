@@ -8,12 +8,14 @@ import torch
 import torch.distributed as dist
 from attrs import define, field
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from schedlang.kinds import Kind
 from schedlang.runtime.checkpoint_folder import CheckpointFolder
 from schedlang.runtime.gpt import next_byte_loss
 from schedlang.runtime.pipeline import Pipeline
 from schedlang.runtime.progress import Progress
+from schedlang.runtime.ranks import PIPELINE
 from schedlang.runtime.task import Task
 from schedlang.runtime.trace import clock_offset
 from schedlang.timeline import Bar
@@ -48,15 +50,15 @@ def train(task: Task, steps: int, timeout: float, checkpoints: CheckpointFolder 
     """
     plan = task.plan
     training, progress = Training(), Progress(plan, steps)
-    stages = task.stages(plan.stages_of(dist.get_rank()))
+    replica, rank = divmod(dist.get_rank(), len(plan.ranks))
+    stages = task.stages(plan.stages_of(rank))
     optimizers = {stage: _noting_optimizer(training, module) for stage, module in stages.items()}
-    actions = plan.ranks[dist.get_rank()]
+    actions = plan.ranks[rank]
     updated = {stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U}
     if checkpoints:
         checkpoints.load(stages, list(optimizers.values()))
-    pipeline = Pipeline(
-        plan, stages, next_byte_loss, optimizers={stage: optimizers[stage] for stage in updated}, timeout=timeout
-    )
+    own = {stage: optimizers[stage] for stage in updated}
+    pipeline = Pipeline(plan, stages, next_byte_loss, mesh=_mesh(task), optimizers=own, timeout=timeout)
     others = [optimizers[stage] for stage in sorted(optimizers.keys() - updated)]
     if checkpoints:
         training.first = checkpoints.resume(pipeline, others)
@@ -66,7 +68,7 @@ def train(task: Task, steps: int, timeout: float, checkpoints: CheckpointFolder 
     for step in begins:
         start = perf_counter()
         pipeline.record = progress.is_bar or step in recorded
-        losses = pipeline.step(*task.step_batch(step))
+        losses = pipeline.step(*task.share(step, replica))
         for optimizer in others:
             optimizer.step()
             optimizer.zero_grad()
@@ -74,6 +76,7 @@ def train(task: Task, steps: int, timeout: float, checkpoints: CheckpointFolder 
             training.recorded.append(pipeline.bars)
             training.messages.append(pipeline.messages)
         if losses is not None:
+            losses = pipeline.mean_over_replicas(losses)
             busy = sum(bar.end - bar.start for bar in pipeline.bars)
             _note(training, task, losses, perf_counter() - start, busy, progress)
         if checkpoints and checkpoints.is_due(step, step + plan.layout.updates, steps):
@@ -82,8 +85,14 @@ def train(task: Task, steps: int, timeout: float, checkpoints: CheckpointFolder 
     return training
 
 
+def _mesh(task: Task) -> DeviceMesh | None:
+    """The processes of the replicas, if there are several."""
+    shape = task.replicas, len(task.plan.ranks)
+    return init_device_mesh("cpu", shape, mesh_dim_names=("dp", PIPELINE)) if task.replicas > 1 else None
+
+
 def _note(training: Training, task: Task, losses: Tensor, seconds: float, busy: float, progress: Progress) -> None:
-    """Note and tell the losses of a step, by its updates."""
+    """Note and tell the losses of a step, means over replicas, by its updates."""
     updates = task.plan.layout.updates
     for each in losses.view(updates, -1):
         training.losses.append(float(each.sum()) / task.microbatches)

@@ -49,6 +49,8 @@ def _parser() -> argparse.ArgumentParser:
                    "--steps 5 --check")  # fmt: skip
     run.add_argument("--steps", type=count, metavar="N", help="how many updates")
     run.add_argument("--check", action="store_true", help="compare with the same training in one process")
+    run.add_argument("--replicas", type=count, default=1, metavar="N", help="train so many replicas of the plan, each "
+                     "with batches of its own (default: 1)")  # fmt: skip
     run.add_argument("--trace", metavar="FILE", help="write what the last steps did and when: for `schedc view`, "
                      "`schedc compare` and ui.perfetto.dev")  # fmt: skip
 

@@ -632,6 +632,9 @@ def of_four(what: object = None) -> None:
         for each in range(4):
             add_gradients(plan, reference, *batch(plan, 10 * step + each), replicas=4)
         ours.step(*batch(plan, 10 * step + replica))
+    given = torch.tensor([1.0, 10.0]) * replica
+    assert ours.mean_over_replicas(given).tolist() == [1.5, 15.0]
+    assert given.tolist() == [replica, 10 * replica]
     report(f"found{replica}", max(difference(*pair) for pair in gradients(model, reference)))
 
 
@@ -647,6 +650,17 @@ def does_not_clip() -> None:
     if dist.get_rank() == 2:
         time.sleep(LIMIT)
     ours.clip_grad_norm_(1.0)
+    ours.step(*batch(plan, 1))
+
+
+def does_not_average() -> None:
+    """A process does not come to the mean over replicas."""
+    of, plan = mesh("dp", "pp"), program("1f1b", ranks=PIPE, microbatches=4)
+    ours = on(of, plan, modules(PIPE), timeout=2)
+    ours.step(*batch(plan, 0))
+    if dist.get_rank() == 2:
+        time.sleep(LIMIT)
+    ours.mean_over_replicas(torch.ones(1))
     ours.step(*batch(plan, 1))
 
 
@@ -681,7 +695,7 @@ SCENARIOS = {
     for each in (
         replicas, updates, clipped, sharded, gathered, sharded_versions, no_place,
         tied, overlaps, rounded, other_type, eight_bits, alone_on_a_mesh, unused,
-        checkpoints, idles, differ, does_not_clip, clips_updates, three_dimensions,
+        checkpoints, idles, differ, does_not_clip, does_not_average, clips_updates, three_dimensions,
     )
 } | {
     "undeclared": partial(ties_wrongly, "undeclared", "zb_v", tied=[]),

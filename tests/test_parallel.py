@@ -159,6 +159,7 @@ CAUSES = {
     "stalls": rf"{LAST} has made no progress for \d\.\d s at 1F1 \S+(: {RANK} has waited 2 s {PLACE})?",
     "idles": rf"{THIRD} has made no progress for \d\.\d s between two steps: {RANK} has waited 2 s {PLACE}",
     "does_not_clip": rf"{THIRD} has made no progress .* between two steps: {RANK} has waited 2 s .*",
+    "does_not_average": rf"{THIRD} has made no progress .* between two steps: {RANK} has waited 2 s .*",
     "clips_updates": rf"{RANK} failed: the plan updates its stages itself \(`U`\), .* `register_step_pre_hook`",
     "other_start": rf"{RANK} failed: the tied `byte.weight` of stage 0 and `scores.weight` of stage 1 on {RANK} and on "
     rf"{RANK} differ: they must begin with the same weights",
@@ -184,7 +185,7 @@ def test_all_replicas_end_and_name_ranks_by_their_place_in_the_mesh(run: Run, sc
     assert outcome.seconds < 20
     for rank in set(range(4)) - died:
         assert re.search(rf"(stopped|Error): {CAUSES[scenario]}$", outcome.logs[rank], re.M), outcome.logs
-    if scenario in ("killed", "stalls", "idles", "throws", "does_not_clip"):
+    if scenario in ("killed", "stalls", "idles", "throws", "does_not_clip", "does_not_average"):
         standings = [re.findall(rf"^  ({RANK}) (?:has|was)", log, re.M) for log in outcome.logs]
         assert scenario != "does_not_clip" or re.search(rf"{LAST} has waited .* {THIRD} in clip_gr", str(outcome.logs))
         assert sorted(map(tuple, standings)) == [(), (), (), tuple(NAMES)], outcome.logs
