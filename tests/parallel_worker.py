@@ -474,16 +474,11 @@ def rounding_errors(plan: Plan, type: torch.dtype | None, scale: float) -> list[
     model, pieces = replicated(plan, torch.float32), plan.layout.pieces
     ours = pipeline(plan, model, transfer_dtype=type, loss_scale=scale)
     gradients = []
-    for rounds in (type is not None, False):
-        # Each pipeline has messages where its neighbours are on different ranks.
+    for rounding in (type, None):
         reference = modules(pieces, torch.float32)
         parts = [data.chunk(plan.microbatches) for data in batch(plan, 0, torch.float32)]
         for start, x, y in zip(starts_of(plan), *parts, strict=True):
-            for piece, stage in enumerate(reference):
-                x = stage(x)
-                if rounds and piece + 1 < pieces and plan.peer(Kind.SEND_F, start + piece) is not None:
-                    x = Rounds.apply(x, Rounding(type))
-            (nn.functional.mse_loss(x, y) * scale).backward()
+            (nn.functional.mse_loss(rounding_as(plan, start, reference, x, rounding), y) * scale).backward()
         gradients.append(reference)
     ours.step(*batch(plan, 0, torch.float32))
     for weight in (weight for stage in model for weight in stage.parameters()):
@@ -495,9 +490,84 @@ def rounding_errors(plan: Plan, type: torch.dtype | None, scale: float) -> list[
     return [*worst, counts.bytes, counts.tensors]
 
 
+def rounding_as(
+    plan: Plan, start: int, model: list[nn.Module], x: torch.Tensor, type: torch.dtype | None
+) -> torch.Tensor:
+    """The output for a microbatch of a pipeline, of which what goes between ranks is rounded, if to a type."""
+    for piece, stage in enumerate(model):
+        x = alone([stage], x)
+        if type and piece + 1 < len(model) and plan.peer(Kind.SEND_F, start + piece) is not None:
+            x = Rounds.apply(x, Rounding(type))
+    return x
+
+
 def starts_of(plan: Plan) -> list[int]:
     """For each microbatch the first stage that it comes to."""
     return [each.start for each in plan.layout.pipelines for _ in range(each.microbatches)]
+
+
+#: Rows of a microbatch and its length, by step: shapes that were seen come again, after others.
+SHAPES = [(3, 4), (1, 6), (3, 4), (5, 2), (1, 6)]
+
+
+def reshapes() -> None:
+    """For each schedule and type of messages, the largest difference from one process in steps of changing shapes."""
+    cases = [(name, None) for name in SCHEDULES if name != "pipe_offload"]
+    found = {}
+    for name, type in (*cases, ("1f1b", torch.bfloat16), ("zb_v", torch.float16)):
+        plan = program(name, ranks=4, microbatches=8)
+        found[f"{name} {type}"] = reshaping_error(plan, type, torch.float32 if type else torch.float64)
+    report(f"found{dist.get_rank()}", found)
+
+
+class Halves(nn.Module):
+    """A stage whose output is half as long as its input, where there are no slices."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x[:, ::2] + x[:, 1::2])
+
+
+def reshaping_error(plan: Plan, type: torch.dtype | None, dtype: torch.dtype) -> float:
+    """Of losses, gradients that add up, and outputs of evaluations, which have the shape of the step before."""
+    rank, pieces = dist.get_rank(), plan.layout.pieces
+    slices = plan.layout.slices
+    model, reference = replicated(plan, dtype), modules(pieces, dtype, slices > 1)
+    for stages, halves in ((model, range(1, len(model), pieces)), (reference, [1])) if slices == 1 else ():
+        for each in halves:
+            stages[each] = Halves(stages[each])
+    ours, worst, generator = pipeline(plan, model, transfer_dtype=type), [0.0], torch.Generator().manual_seed(0)
+    other = torch.zeros(plan.microbatches, 2, WIDTH, dtype=dtype)
+    for rows, length in SHAPES:
+        shape = plan.microbatches * rows, length, WIDTH
+        inputs = torch.randn(shape, generator=generator, dtype=dtype)
+        shape = shape[0], length if slices > 1 else length // 2, WIDTH
+        targets = torch.randn(shape, generator=generator, dtype=dtype)
+        outputs = evaluated(plan, reference, other, type)
+        worst.append(loss_difference(plan, joined(ours.evaluate(other)), outputs, rank))
+        losses = []
+        for start, x, y in zip(
+            starts_of(plan), *(each.chunk(plan.microbatches) for each in (inputs, targets)), strict=True
+        ):
+            losses.append(nn.functional.mse_loss(rounding_as(plan, start, reference, x, type), y))
+            (losses[-1] / plan.microbatches).backward()
+        worst.append(loss_difference(plan, ours.step(inputs, targets), [each.detach() for each in losses], rank))
+        other = inputs
+    pairs = weights(model, reference * 2, plan.stages_of(rank))
+    return max(*worst, *(difference(a.grad, b.grad) for a, b in pairs))
+
+
+def evaluated(plan: Plan, model: list[nn.Module], inputs: torch.Tensor, type: torch.dtype | None) -> list[torch.Tensor]:
+    with torch.no_grad():
+        parts = zip(starts_of(plan), inputs.chunk(plan.microbatches), strict=True)
+        return [rounding_as(plan, start, model, x, type) for start, x in parts]
+
+
+def joined(outputs: list[torch.Tensor] | None) -> torch.Tensor | None:
+    return None if outputs is None else torch.stack(outputs)
 
 
 def other_type() -> None:
@@ -694,7 +764,7 @@ SCENARIOS = {
     each.__name__: each
     for each in (
         replicas, updates, clipped, sharded, gathered, sharded_versions, no_place,
-        tied, overlaps, rounded, other_type, eight_bits, alone_on_a_mesh, unused,
+        tied, overlaps, rounded, reshapes, other_type, eight_bits, alone_on_a_mesh, unused,
         checkpoints, idles, differ, does_not_clip, does_not_average, clips_updates, three_dimensions,
     )
 } | {

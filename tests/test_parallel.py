@@ -131,6 +131,14 @@ def test_messages_of_fewer_bits(run: Run) -> None:
             )
 
 
+def test_shapes_change_from_step_to_step(run: Run) -> None:
+    """Rows and length of microbatches: losses, outputs and gradients are those of one process."""
+    for found in run("reshapes", 4).found():
+        assert len(found) == 8
+        for name, worst in found.items():
+            assert worst < (1e-5 if "float16" in name else 1e-12), name
+
+
 @pytest.mark.parametrize(
     ("scenario", "message"),
     [
