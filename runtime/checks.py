@@ -11,9 +11,11 @@ from torch.optim import Optimizer
 
 from schedlang.diagnostics import counted
 from schedlang.kinds import Kind
+from schedlang.norms import why_not
 from schedlang.plan import Plan
 from schedlang.runtime.copies import Tied
 from schedlang.runtime.ranks import PIPELINE, Ranks
+from schedlang.runtime.sharded import sharded
 from schedlang.runtime.stage import LossFn
 from schedlang.runtime.watchdog import PipelineError, Watchdog
 from schedlang.transports import NCCL, NCCL_EAGER, PORTABLE
@@ -70,6 +72,7 @@ def check_stages(
     loss_fn: LossFn | None,
     tied: Tied,
     max_gathered: int | None,
+    max_norm: float | None,
 ) -> None:
     """Whether this rank of the plan was given what the plan wants here."""
     held, actions = plan.stages_of(rank), plan.ranks[rank]
@@ -84,15 +87,31 @@ def check_stages(
         raise PipelineError("the plan updates its stages itself (`U`), so none of their weights can be tied")
     if max_gathered is not None and max_gathered < 1:
         raise PipelineError(f"`max_gathered` is {max_gathered}, it must be 1 or more")
+    if max_norm is not None:
+        _check_max_norm(plan, rank, stages, max_norm)
 
 
 def check_clipping(plan: Plan) -> None:
     """Whether there is a moment at which all gradients are there."""
     if any(Kind.U in each.kind for each in plan.ranks):
         raise PipelineError(
-            "the plan updates its stages itself (`U`), which leaves no moment for `clip_grad_norm_`: clip each stage "
-            "in a hook of its optimizer, `register_step_pre_hook`"
+            "the plan updates its stages itself (`U`), which leaves no moment for `clip_grad_norm_`: give the pipeline "
+            "`max_norm`, or clip each stage in a hook of its optimizer, `register_step_pre_hook`"
         )
+
+
+def _check_max_norm(plan: Plan, rank: int, stages: Mapping[int, nn.Module], max_norm: float) -> None:
+    """Whether the updates of a plan can be clipped; one rank looks at the whole plan for all."""
+    if not max_norm > 0:
+        raise PipelineError(f"`max_norm` is {max_norm}, it must be above 0")
+    if any(map(sharded, stages.values())):
+        raise PipelineError("the stages are sharded, so `max_norm` cannot clip their updates yet")
+    wrong = why_not(plan) if rank == 0 else None
+    if wrong is not None:
+        instead = "call `clip_grad_norm_` after each step"
+        if any(Kind.U in each.kind for each in plan.ranks):
+            instead = "clip each stage in a hook of its optimizer, `register_step_pre_hook`"
+        raise PipelineError(f"`max_norm` is for the updates of a plan, but {wrong}: {instead}")
 
 
 def check_same(given: Mapping[str, str], ranks: Ranks, watchdog: Watchdog) -> None:

@@ -206,6 +206,65 @@ def clipped_updates(plan: Plan, of: DeviceMesh | None, norm_type: float) -> list
     return worst
 
 
+def clipped_updates_of_plans() -> None:
+    """For each schedule that updates: the largest differences, from one process, of a norm and of a weight.
+
+    After 40 updates; on 4 ranks, and on 2 with replicas, and whether these are the same.
+    """
+    of, found = mesh("dp", "pp"), {}
+    updates = Source("updates.sched", UPDATES)
+    for name, ranks in product(("pipedream_2bw", "pipedream", "pipedream_vertical", "gpipe_groups", "updates"), (2, 4)):
+        plan = compile(updates, {"ranks": ranks}) if name == "updates" else version_plan(name, ranks)
+        delays = DELAYS[name](ranks) if name in DELAYS else [0] * len(plan.placement)
+        plan = plan.for_updates(20) if plan.kernels else plan
+        found[f"{name} {ranks}"] = clipped_late(plan, delays, of if ranks == PIPE else None)
+    report(f"found{dist.get_rank()}", found)
+
+
+def clipped_late(plan: Plan, delays: list[int], of: DeviceMesh | None) -> list[float]:
+    (replica, rank), replicas = place(of) if of else (0, dist.get_rank()), 2 if of else 1
+    begin = [each.double() for each in modules(len(plan.placement))]
+    expected, _ = late_norms(plan, begin, delays, replicas, math.inf)
+    limit = sorted(expected)[20]
+    expected, reference = late_norms(plan, begin, delays, replicas, limit)
+    assert min(expected) < limit < max(expected)
+    model = copy.deepcopy(begin)
+    mine = {stage: model[stage] for stage in plan.stages_of(rank)}
+    optimizers = {stage: momentum(model[stage]) for stage in mine}
+    ours = Pipeline(plan, mine, nn.functional.mse_loss, mesh=of, optimizers=optimizers, max_norm=limit)
+    norms = list[float]()
+    for step in range(40 // plan.layout.updates):
+        ours.step(*batch(plan, 10 * step + replica))
+        norms += map(float, ours.norms)
+    worst = max(abs(a - b) / b for a, b in zip(norms, expected, strict=True))
+    pairs = weights(model, reference, plan.stages_of(rank))
+    same = all(is_same_everywhere(each.detach(), of) for each, _ in pairs) if of else True
+    return [worst, max(difference(*pair) for pair in pairs), same]
+
+
+def late_norms(
+    plan: Plan, begin: list[nn.Module], delays: list[int], replicas: int, limit: float
+) -> tuple[list[float], list[nn.Module]]:
+    """The norms of 40 updates in one process whose gradients are so late, and the weights that come of it."""
+    model, per_update, norms = copy.deepcopy(begin), plan.microbatches // plan.layout.updates, []
+    versions, optimizer = [[copy.deepcopy(each)] for each in model], momentum(nn.ModuleList(model))
+    for step in range(40 // plan.layout.updates):
+        all = [[part.split(ROWS * per_update) for part in batch(plan, 10 * step + each)] for each in range(replicas)]
+        for update in range(plan.layout.updates):
+            read = [each[max(len(norms) - delay, 0)] for each, delay in zip(versions, delays, strict=True)]
+            for inputs, targets in all:
+                loss = nn.functional.mse_loss(nn.Sequential(*read)(inputs[update]), targets[update])
+                (loss / replicas).backward()
+            for master, old in zip(model, read, strict=True):
+                for weight, other in zip(master.parameters(), old.parameters(), strict=True):
+                    weight.grad, other.grad = other.grad, None
+            norms.append(float(nn.utils.clip_grad_norm_(nn.ModuleList(model).parameters(), limit)))
+            optimizer.step()
+            for master, kept in zip(model, versions, strict=True):
+                kept.append(copy.deepcopy(master))
+    return norms, model
+
+
 def sharded(shard: Callable[..., object] = fully_shard) -> None:
     """FSDP over one dimension of the mesh, the pipeline over the other: a norm, and clipped gradients."""
     of, plan = mesh("dp", "pp"), program("zb_h1", ranks=PIPE, microbatches=4)
@@ -742,6 +801,23 @@ def clips_updates() -> None:
     on(of, plan, model, optimizers={rank: momentum(model[rank])}).clip_grad_norm_(1.0)
 
 
+def clips(name: str, max_norms: tuple[float, ...] = (1.0,) * 4, shard: bool = False, what: object = None) -> None:
+    """A plan whose updates are clipped, of which something is wrong, or to one process of which something happens."""
+    of = mesh("dp", "pp")
+    plan = program("gpipe", ranks=PIPE) if name == "gpipe" else version_plan(name, PIPE)
+    model = [each.double() for each in modules(len(plan.placement))]
+    rank = of.get_local_rank("pp")
+    if shard:
+        fully_shard(model[rank], mesh=of["dp"])
+    updates = Kind.U in plan.ranks[rank].kind
+    optimizers = {stage: momentum(model[stage]) for stage in plan.stages_of(rank) if updates}
+    if what:
+        model = [Does(each, 5 if dist.get_rank() == 3 else math.inf, what) for each in model]
+    options = {"max_norm": max_norms[dist.get_rank()], "timeout": 2 if what is sleep else 60}
+    ours = on(of["pp"] if shard else of, plan, model, optimizers=optimizers, **options)
+    ours.step(*batch(plan, dist.get_rank() // PIPE))
+
+
 def differ() -> None:
     """One process has other weights."""
     model = modules(PIPE)
@@ -763,7 +839,7 @@ def three_dimensions() -> None:
 SCENARIOS = {
     each.__name__: each
     for each in (
-        replicas, updates, clipped, sharded, gathered, sharded_versions, no_place,
+        replicas, updates, clipped, clipped_updates_of_plans, sharded, gathered, sharded_versions, no_place,
         tied, overlaps, rounded, reshapes, other_type, eight_bits, alone_on_a_mesh, unused,
         checkpoints, idles, differ, does_not_clip, does_not_average, clips_updates, three_dimensions,
     )
@@ -775,6 +851,13 @@ SCENARIOS = {
 } | {
     name: partial(ties_wrongly, name) for name in ("other_start", "on_one_side")
 } | {
+    "clips_killed": partial(clips, "pipedream_2bw", what=kill),
+    "clips_stalls": partial(clips, "pipedream_2bw", what=sleep),
+    "clips_groups": partial(clips, "wpipe"),
+    "clips_nothing": partial(clips, "gpipe"),
+    "clips_to_zero": partial(clips, "pipedream_2bw", (0.0,) * 4),
+    "clips_alone": partial(clips, "pipedream_2bw", (1.0, 1.0, 2.0, 1.0)),
+    "clips_shards": partial(clips, "gpipe", shard=True),
     "of_four": of_four,
     "one_of_four_killed": partial(of_four, kill),
     "one_of_four_stalls": partial(of_four, sleep),
