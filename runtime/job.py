@@ -1,6 +1,7 @@
 """The processes of a job, `torchrun -m schedlang.runtime`: they begin together, and end together."""
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -64,7 +65,9 @@ def linked(when: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        say(f"rank {dist.get_rank()} lost another rank {when}: {str(error).splitlines()[0]}")
+        # gloo begins with a place in its own source.
+        reason = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])
+        say(f"rank {dist.get_rank()} lost another rank {when}: {reason}")
         leave(1)
 
 

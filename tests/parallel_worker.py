@@ -233,9 +233,11 @@ def clipped_late(plan: Plan, delays: list[int], of: DeviceMesh | None) -> list[f
     optimizers = {stage: momentum(model[stage]) for stage in mine}
     ours = Pipeline(plan, mine, nn.functional.mse_loss, mesh=of, optimizers=optimizers, max_norm=limit)
     norms = list[float]()
+    ours.record = True
     for step in range(40 // plan.layout.updates):
         ours.step(*batch(plan, 10 * step + replica))
         norms += map(float, ours.norms)
+        assert sorted(map(str, ours.bars)) == sorted(plan.ranks[rank].compute().text().split())
     worst = max(abs(a - b) / b for a, b in zip(norms, expected, strict=True))
     pairs = weights(model, reference, plan.stages_of(rank))
     same = all(is_same_everywhere(each.detach(), of) for each, _ in pairs) if of else True
