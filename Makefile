@@ -40,9 +40,9 @@ explore: .venv/installed
 	$(BIN)/python tests/verification_page.py build/tally > docs/verification.md
 
 # Everything that may go wrong in a training run, on 4 real processes: ranks killed at every point, stages that throw,
-# stall or return wrong shapes, and restarts; `make test` tries a few of each.
+# stall or return wrong shapes, restarts, and nodes that come and go; `make test` tries a few of each.
 faults: .venv/installed
-	$(BIN)/pytest -m processes tests/test_faults.py tests/test_restarts.py
+	$(BIN)/pytest -m processes tests/test_faults.py tests/test_restarts.py tests/test_elastic.py
 
 # Two nodes in network namespaces of this machine, and a link that is cut; as root.
 nodes: .venv/installed

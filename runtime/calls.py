@@ -7,8 +7,10 @@ from typing import Any
 from schedlang.actions import is_transfer
 from schedlang.kinds import Kind
 from schedlang.lifetimes import begins, waits
+from schedlang.norms import put_off
 from schedlang.plan import Plan
 from schedlang.receipts import NEEDS, receipts
+from schedlang.runtime.clipping import UpdateClip
 from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.messages import Receive, Send, post_as_one
 from schedlang.runtime.stage import Stage
@@ -27,6 +29,7 @@ def prepare(
     exchange: Exchange,
     max_gathered: int | None,
     updates: Sequence[Updates],
+    clip: UpdateClip | None,
     plan: Plan,
     sums: Mapping[int, ReplicaSum],
 ) -> list[Call]:
@@ -34,7 +37,7 @@ def prepare(
 
     Of a plan without backwards, they evaluate.
     """
-    calls = _Calls(plan, rank, stages, exchange)
+    calls = _Calls(plan, rank, stages, exchange, clip)
     calls.place_sums(sums)
     calls.place_updates(updates)
     calls.place_shards(max_gathered)
@@ -42,8 +45,10 @@ def prepare(
 
 
 class _Calls:
-    def __init__(self, plan: Plan, rank: int, stages: dict[int, Stage], exchange: Exchange) -> None:
-        self.plan, self.rank, self.stages, self.exchange = plan, rank, stages, exchange
+    def __init__(
+        self, plan: Plan, rank: int, stages: dict[int, Stage], exchange: Exchange, clip: UpdateClip | None
+    ) -> None:
+        self.plan, self.rank, self.stages, self.exchange, self.clip = plan, rank, stages, exchange, clip
         self.actions = plan.ranks[rank]
         self.sends: dict[int, Send] = {}
         self.receives: dict[int, Receive] = {}
@@ -60,7 +65,11 @@ class _Calls:
         self.after: dict[int, list[Callable[[], None]]] = {}
         #: What is done once an op has run.
         self.done: dict[int, list[Callable[[], None]]] = {}
-        self.updates: dict[int, Callable[[], None]] = {number: stage.update for number, stage in stages.items()}
+        #: How stages are updated; and the updates that are put off to an action.
+        self.update: dict[int, Callable[[], None]] = {number: stage.update for number, stage in stages.items()}
+        self.put_off: dict[int, list[int]] = {}
+        for update, place in put_off(plan, rank).items() if clip else ():
+            self.put_off.setdefault(place, []).append(update)
         self.place_receives()
         self.place_waits()
 
@@ -108,7 +117,7 @@ class _Calls:
         for each in updates:
             for index in each.lasts(self.plan, self.rank):
                 self.done.setdefault(index, []).append(each.begin)
-            self.updates |= {stage.number: partial(each.update, stage) for stage in each.stages}
+            self.update |= {stage.number: partial(each.update, stage) for stage in each.stages}
 
     def place_shards(self, max_gathered: int | None) -> None:
         """The weights of sharded stages are gathered for their ops, of all at once or of so many, and let go of."""
@@ -132,6 +141,7 @@ class _Calls:
                 for index in batch:
                     yield from self.alone(index)
         end = len(self.actions)
+        yield from self.updates(end, end - 1)
         yield from ((end - 1, call, None) for _, call, _ in self.others(self.after, end))
 
     def others(self, calls: dict[int, list[Callable[[], None]]], index: int) -> Iterator[Call]:
@@ -154,18 +164,29 @@ class _Calls:
     def compute(self, index: int) -> Iterator[Call]:
         """A compute op, after the wait for what it needs from another rank."""
         kind, number, microbatch = op = self.op(index)
+        yield from self.updates(index, index)
         yield from self.others(self.before, index)
         if kind in NEEDS and (need := (NEEDS[kind], number, microbatch)) in self.received:
             yield index, self.received[need].arrive, need
             yield from self.others(self.after, index)
-        yield index, self.call(*op), op
+        if kind == Kind.U and self.clip:
+            yield index, partial(self.clip.take, number, max(microbatch, 0)), None
+        else:
+            yield index, self.call(*op), op
         yield from self.others(self.done, index)
+
+    def updates(self, index: int, stands: int) -> Iterator[Call]:
+        """The updates that were put off to an action; the rank stands at an action meanwhile."""
+        for update in self.put_off.get(index, ()):
+            _, number, microbatch = op = self.op(update)
+            assert self.clip is not None
+            yield stands, partial(self.clip.apply, number, max(microbatch, 0)), op
 
     def call(self, kind: Kind, number: int, microbatch: int) -> Callable[[], None]:
         """What an op does."""
         stage = self.stages[number]
         if kind == Kind.U:
-            return self.updates[number]
+            return self.update[number]
         call = {
             Kind.F: stage.evaluate if self.plan.is_forward_only else stage.forward,
             Kind.B: stage.backward,

@@ -19,6 +19,8 @@ from torch import Tensor
 from schedlang.plan import Plan
 from schedlang.runtime.watchdog import PipelineError, Watchdog
 
+#: The part that has the older versions of weights, by stage.
+VERSIONS = "the versions of the weights"
 #: How many checkpoints of a rank are kept: while one is written, the one before is that of all ranks.
 _KEPT = 2
 
@@ -83,7 +85,8 @@ def read(path: Path, plan: Plan, device: torch.device) -> dict[str, Any]:
     if theirs != ours:
         named = [f"`{each['name']}` with {each['params']}" for each in (theirs, ours)]
         what = f"of {named[0]}, not of {named[1]}" if named[0] != named[1] else f"of another `{plan.name}`"
-        raise PipelineError(f"the checkpoint `{path}` is {what}: resume with its own plan, or in another folder")
+        why = "it has older versions of the weights of its own stages, so " if states.get(VERSIONS) else ""
+        raise PipelineError(f"the checkpoint `{path}` is {what}: {why}resume with its own plan, or in another folder")
     return dict(states)
 
 

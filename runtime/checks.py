@@ -11,21 +11,24 @@ from torch.optim import Optimizer
 
 from schedlang.diagnostics import counted
 from schedlang.kinds import Kind
+from schedlang.norms import why_not
 from schedlang.plan import Plan
 from schedlang.runtime.copies import Tied
 from schedlang.runtime.ranks import PIPELINE, Ranks
+from schedlang.runtime.sharded import sharded
 from schedlang.runtime.stage import LossFn
 from schedlang.runtime.watchdog import PipelineError, Watchdog
 from schedlang.transports import NCCL, NCCL_EAGER, PORTABLE
 
 
-def wrong_number(plan: Plan, started: int) -> str | None:
-    """What is wrong with the number of processes."""
-    needed = len(plan.ranks)
+def wrong_number(plan: Plan, started: int, replicas: int = 1) -> str | None:
+    """What is wrong with the number of processes, for so many replicas of the plan."""
+    needed = len(plan.ranks) * replicas
     if needed == started:
         return None
+    what = "the plan needs" if replicas == 1 else f"{replicas} replicas of the plan need"
     plural = "" if needed == 1 else "es"
-    return f"the plan needs {needed} process{plural}, {started} {'was' if started == 1 else 'were'} started"
+    return f"{what} {needed} process{plural}, {started} {'was' if started == 1 else 'were'} started"
 
 
 def check_mesh(mesh: DeviceMesh | None) -> None:
@@ -61,6 +64,7 @@ def check_stages(
     loss_fn: LossFn | None,
     tied: Tied,
     max_gathered: int | None,
+    max_norm: float | None,
 ) -> None:
     """Whether this rank of the plan was given what the plan wants here."""
     held, actions = plan.stages_of(rank), plan.ranks[rank]
@@ -75,20 +79,44 @@ def check_stages(
         raise PipelineError("the plan updates its stages itself (`U`), so none of their weights can be tied")
     if max_gathered is not None and max_gathered < 1:
         raise PipelineError(f"`max_gathered` is {max_gathered}, it must be 1 or more")
+    if max_norm is not None:
+        _check_max_norm(plan, rank, stages, max_norm)
 
 
 def check_clipping(plan: Plan) -> None:
     """Whether there is a moment at which all gradients are there."""
     if plan.has_updates:
         raise PipelineError(
-            "the plan updates its stages itself (`U`), which leaves no moment for `clip_grad_norm_`: clip each stage "
-            "in a hook of its optimizer, `register_step_pre_hook`"
+            "the plan updates its stages itself (`U`), which leaves no moment for `clip_grad_norm_`: give the pipeline "
+            "`max_norm`, or clip each stage in a hook of its optimizer, `register_step_pre_hook`"
         )
 
 
-def check_same(plan: Plan, tied: Tied, transfer_dtype: torch.dtype | None, ranks: Ranks, watchdog: Watchdog) -> None:
+def _check_max_norm(plan: Plan, rank: int, stages: Mapping[int, nn.Module], max_norm: float) -> None:
+    """Whether the updates of a plan can be clipped; one rank looks at the whole plan for all."""
+    if not max_norm > 0:
+        raise PipelineError(f"`max_norm` is {max_norm}, it must be above 0")
+    if any(map(sharded, stages.values())):
+        raise PipelineError("the stages are sharded, so `max_norm` cannot clip their updates yet")
+    wrong = why_not(plan) if rank == 0 else None
+    if wrong is not None:
+        instead = "call `clip_grad_norm_` after each step"
+        if plan.has_updates:
+            instead = "clip each stage in a hook of its optimizer, `register_step_pre_hook`"
+        raise PipelineError(f"`max_norm` is for the updates of a plan, but {wrong}: {instead}")
+
+
+def check_same(
+    plan: Plan,
+    tied: Tied,
+    transfer_dtype: torch.dtype | None,
+    max_norm: float | None,
+    ranks: Ranks,
+    watchdog: Watchdog,
+) -> None:
     """Compare what all ranks must be given alike, which also waits for all of them."""
-    given = {"plan": plan.digest, "`tied`": str([*map(dict, tied)]), "`transfer_dtype`": str(transfer_dtype)}
+    given = {"plan": plan.digest, "`tied`": str([*map(dict, tied)])}
+    given |= {"`transfer_dtype`": str(transfer_dtype), "`max_norm`": str(max_norm)}
     for rank, theirs in watchdog.gather(json.dumps(given), "built no pipeline").items():
         for what, value in json.loads(theirs).items():
             if value != given[what]:

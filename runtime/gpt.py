@@ -1,16 +1,23 @@
 """A small GPT over bytes, cut into stages."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from schedlang.layout import Layout
+from schedlang.partition import partition
+
 #: Bytes that the model sees at once.
 CONTEXT = 64
 
+#: Blocks of a model that is cut into no more stages.
+BLOCKS = 8
+
 _BYTES, _WIDTH, _HEADS = 256, 128, 4
-_LEAST_BLOCKS = 4
 
 
 class Embedding(nn.Module):
@@ -85,14 +92,21 @@ class Sliced(nn.Sequential):
         return x, seen
 
 
-def build_gpt(stages: int, seed: int, slices: int = 1) -> list[nn.Sequential]:
-    """The stages of a model, the same for the same seed: as many blocks in each, at least four in all."""
+def build_gpt(blocks: int, seed: int) -> list[nn.Module]:
+    """The layers of a model with so many blocks, the same for the same seed."""
     torch.manual_seed(seed)
-    blocks = -(-_LEAST_BLOCKS // stages)
-    layers: list[list[nn.Module]] = [[Block() for _ in range(blocks)] for _ in range(stages)]
-    layers[0].insert(0, Embedding())
-    layers[-1].append(Head())
-    return [(nn.Sequential if slices == 1 else Sliced)(*each) for each in layers]
+    return [Embedding(), *(Block() for _ in range(blocks)), Head()]
+
+
+def cut_gpt(layers: Sequence[nn.Module], layout: Layout, sliced: bool) -> list[nn.Sequential]:
+    """The stages of one pipeline, as even as can be; a layer's name is its place in the whole model.
+
+    ValueError for more stages than layers.
+    """
+    blocks = [12 * _WIDTH**2] * (len(layers) - 2)
+    cuts = partition([0, *blocks, _BYTES * _WIDTH], layout).cuts
+    make = Sliced if sliced else nn.Sequential
+    return [make(OrderedDict((str(place), layers[place]) for place in range(*ends))) for ends in pairwise(cuts)]
 
 
 def next_byte_loss(scores: Tensor, following: Tensor) -> Tensor:

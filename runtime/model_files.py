@@ -97,6 +97,11 @@ def load_model(folder: str | Path, stages: Mapping[int, nn.Module], device: _Dev
     return source.step
 
 
+def names_in(folder: Path) -> list[str]:
+    """The names of the weights in a folder of `save_model`; PipelineError if it cannot be read."""
+    return list(_Source.of(folder, _MODEL).files)
+
+
 def load_optimizers(folder: str | Path, stages: Mapping[int, nn.Module], optimizers: Iterable[Optimizer]) -> None:
     """Load what the optimizers of some stages keep for each weight, but not their options, such as learning rates.
 

@@ -20,7 +20,7 @@ from schedlang.passes.forward_only import FORWARD, forward_only
 from schedlang.plan import Plan
 from schedlang.runtime.batches import Batches, Options
 from schedlang.runtime.calls import Call, prepare
-from schedlang.runtime.checkpoint import RandomState, Stateful, resume, write
+from schedlang.runtime.checkpoint import VERSIONS, RandomState, Stateful, resume, write
 from schedlang.runtime.checks import (
     check_clipping,
     check_mesh,
@@ -30,7 +30,7 @@ from schedlang.runtime.checks import (
     check_transport,
     device_of,
 )
-from schedlang.runtime.clipping import total_norm
+from schedlang.runtime.clipping import UpdateClip, total_norm
 from schedlang.runtime.copies import Tied, check_copies, find_copies
 from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.model import Stages
@@ -67,8 +67,8 @@ class Pipeline:
     `transfer_dtype`, bfloat16 or float16, is what activations and gradients of more bits are rounded to between ranks.
     Of stages that `fully_shard` has sharded, the weights of `max_gathered` are gathered at once at most, by default of
     all.
-    `optimizers` are those of the stages that the plan updates (`U`), and no others. No wait is longer than `timeout`
-    seconds.
+    `optimizers` are those of the stages that the plan updates (`U`), and no others. Gradients of such an update are
+    clipped to `max_norm`, over all stages, if it is given. No wait is longer than `timeout` seconds.
 
     A plan without a flush is for a number of updates (`Plan.for_updates`), and a step makes them all. The next step
     goes on as if there had been no cut; `state_dict` has what it needs for that beside modules and optimizers.
@@ -91,31 +91,31 @@ class Pipeline:
         transfer_dtype: torch.dtype | None = None,
         loss_scale: float | None = None,
         max_gathered: int | None = None,
+        max_norm: float | None = None,
         optimizers: Mapping[int, Optimizer] | None = None,
         timeout: float = 60.0,
     ) -> None:
         check_mesh(mesh)
         tied = stages.tied if tied is None and isinstance(stages, Stages) else tied or ()
         self.record, self.bars, self.messages = False, list[Bar](), list[Bar]()
-        self._plan, ranks, number = plan, ranks_of(mesh), next(_pipelines)
+        self._plan, self._ranks, number = plan, (ranks := ranks_of(mesh)), next(_pipelines)
         self._rank, self._watchdog = ranks.own, Watchdog(plan, ranks, number, timeout)
-        self._is_first = ranks.replicas.processes[0] == dist.get_rank()
         weakref.finalize(self, self._watchdog.close).atexit = False  # at the exit of the process, it closes itself
         try:
             check_plan(plan, ranks)
-            check_stages(plan, self._rank, stages, optimizers or {}, loss_fn, tied, max_gathered)
-            check_same(plan, tied, transfer_dtype, ranks, self._watchdog)
+            check_stages(plan, self._rank, stages, optimizers or {}, loss_fn, tied, max_gathered, max_norm)
+            check_same(plan, tied, transfer_dtype, max_norm, ranks, self._watchdog)
             self._device = device_of(stages)
             check_transport(plan, ranks.group, self._device)
             self._copies = find_copies(plan, stages, tied)
             check_copies(self._copies, ranks, self._watchdog)
             self._stages = connect(plan, ranks, stages, optimizers or {}, loss_fn, loss_scale)
-            self._batches = Batches(plan, self._stages)
             self._wire = wire = Wire(ranks, timeout, self._watchdog)
             self._exchange = Exchange(plan, self._rank, number, self._device, wire, rounding_to(transfer_dtype))
             updates = replica_updates(plan, self._stages, ranks, wire)
-            self._sums = Sums([] if updates else self._copies, ranks, wire)
-            self._prepare = partial(prepare, self._rank, self._stages, self._exchange, max_gathered, updates)
+            self._batches, self._sums = Batches(plan, self._stages), Sums([] if updates else self._copies, ranks, wire)
+            self._clip = clip = None if max_norm is None else UpdateClip(plan, ranks, max_norm, self._stages, wire)
+            self._prepare = partial(prepare, self._rank, self._stages, self._exchange, max_gathered, updates, clip)
             self._training = self._prepare(plan, replica_sums(self._stages, self._copies, ranks, wire))
             warm_up(plan, ranks, self._device)
         except Exception as error:
@@ -169,6 +169,23 @@ class Pipeline:
         self._watchdog.between = BETWEEN
         return norm
 
+    @property
+    def norms(self) -> list[Tensor]:
+        """For each update of the last step its norm, on all ranks the same, before it was clipped to `max_norm`."""
+        return [norm for _, norm in sorted(self._clip.norms.items())] if self._clip else []
+
+    def mean_over_replicas(self, values: Tensor) -> Tensor:
+        """The mean of a tensor, such as losses, over the replicas of this rank, which all do so, after a step."""
+        self._watchdog.between = "in mean_over_replicas"
+        total = values.clone()
+        try:
+            if self._ranks.replicas.are_several:
+                self._wire.end_sum(self._wire.begin_sum(total, self._ranks.replicas), self._ranks.replicas)
+        except Exception as error:
+            self._watchdog.fail(error)
+        self._watchdog.between = BETWEEN
+        return total / len(self._ranks.replicas.processes)
+
     def state_dict(self) -> dict[int, Any]:
         """What a checkpoint needs beside modules and optimizers: older versions of the weights, by stage."""
         return {number: stage.weights.state_dict() for number, stage in self._stages.items() if stage.weights}
@@ -213,7 +230,7 @@ class Pipeline:
         modules = {number: stage.module for number, stage in self._stages.items()}
         all_optimizers = [*optimizers, *(each.optimizer for each in self._stages.values() if each.optimizer)]
         try:
-            rank = self._rank if self._is_first else None
+            rank = self._rank if self._ranks.replicas.processes[0] == dist.get_rank() else None
             write_model(Path(folder), self._plan, rank, step, modules, all_optimizers, self._watchdog)
         except Exception as error:
             self._watchdog.fail(error)
@@ -224,7 +241,7 @@ class Pipeline:
         for number, stage in self._stages.items():
             if stage.optimizer is not None:
                 parts[f"the optimizer of stage {number}"] = stage.optimizer
-        parts |= {"the versions of the weights": self, "the random state": RandomState(self._device)}
+        parts |= {VERSIONS: self, "the random state": RandomState(self._device)}
         return parts | {f"number {number} of the others": each for number, each in enumerate(others)}
 
     @cached_property

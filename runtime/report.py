@@ -4,31 +4,31 @@ import os
 
 from schedlang.measured import Run, comparison_text
 from schedlang.measured import compare as compare_run
-from schedlang.plan import Plan
-from schedlang.runtime.gpt import build_gpt
-from schedlang.runtime.train import Training, tokens
+from schedlang.runtime.task import Task
+from schedlang.runtime.train import Training
 
 #: The largest relative difference that another order of the same float32 additions explains.
 TOLERANCE = 1e-5
 
 
-def print_header(plan: Plan) -> None:
+def print_header(task: Task) -> None:
     """What is about to run."""
-    weights = sum(each.numel() for stage in build_gpt(plan.layout.pieces, seed=0) for each in stage.parameters())
+    plan, weights = task.plan, sum(each.numel() for layer in task.layers() for each in layer.parameters())
+    replicas = f", replicas {task.replicas}" if task.replicas > 1 else ""
+    sizes = f"ranks {len(plan.ranks)}, stages {len(plan.placement)}, microbatches {plan.microbatches}{replicas}"
     print(
-        f"{plan.name} (ranks {len(plan.ranks)}, stages {len(plan.placement)}, microbatches {plan.microbatches}) "
-        f"trains a GPT of {weights:,} parameters on {tokens(plan) // plan.layout.updates:,} bytes per step",
+        f"{plan.name} ({sizes}) trains a GPT of {weights:,} parameters on {task.tokens:,} bytes per step",
         flush=True,
     )
 
 
-def report(run: Run, trainings: list[Training]) -> dict[str, object]:
+def report(task: Task, run: Run, trainings: list[Training]) -> dict[str, object]:
     """Print where the time went; the figures for machines. `trainings` are those of all ranks."""
     plan, found = run.plan, compare_run(run.plan, run)
     print(f"\n{comparison_text(found)}")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if cores < len(plan.ranks):
-        print(f"\n{len(plan.ranks)} ranks share {cores} cores: ops take longer when ranks work at once, so this is no")
+    if cores < len(trainings):
+        print(f"\n{len(trainings)} ranks share {cores} cores: ops take longer when ranks work at once, so this is no")
         print("measurement of the schedule")
     writer = trainings[plan.placement[-1]]
     # The first step also pays for what torch sets up once.
@@ -36,7 +36,7 @@ def report(run: Run, trainings: list[Training]) -> dict[str, object]:
     return {
         "steps": writer.first + len(writer.losses),
         "loss": total_losses(trainings)[-1],
-        "tokens_per_second": tokens(plan) // plan.layout.updates * len(seconds) / sum(seconds),
+        "tokens_per_second": task.tokens * len(seconds) / sum(seconds),
         "predicted_idle": found.predicted.idle,
         "measured_idle": found.measured.idle,
     }

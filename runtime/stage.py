@@ -200,6 +200,16 @@ class Stage:
 
     def update(self) -> None:
         """U: the optimizer's step, and gradients start anew."""
+        self.take()
+        self.apply()
+
+    def take(self) -> None:
+        """The first half of U: the module's parameters have the gradient of the update."""
+        if self.weights is not None:
+            self.weights.take()
+
+    def apply(self) -> None:
+        """The second one: the optimizer's step."""
         assert self.optimizer is not None
         if self.weights is None:
             self.optimizer.step()

@@ -41,10 +41,13 @@ class Weights:
         """Those that the microbatches of the next update have read, which have its gradient."""
         return self._versions[self._version(self._updates)]
 
-    def update(self, optimizer: Optimizer) -> None:
-        """The next update: the gradient at the version that its microbatches have read, applied to the newest one."""
+    def take(self) -> None:
+        """Give the module's parameters the gradient of the next update, at the version that its microbatches read."""
         for name, leaf in self.of_update().items():
             self._parameters[name].grad, leaf.grad = leaf.grad, None
+
+    def update(self, optimizer: Optimizer) -> None:
+        """The next update: the gradient that was taken, applied to the newest version."""
         # What nothing reads any more gives its place to the new version.
         free = self._versions.pop(self._updates - self._delay, None)
         for name, parameter in self._parameters.items():
@@ -101,7 +104,7 @@ def delays(plan: Plan, rank: int) -> dict[int, int]:
             done[stage] += 1
         elif kind == Kind.F:
             rule, update = plan.weights_of(stage), plan.layout.update_of(stage, microbatch)
-            version = max(update - rule.delay, 0) if rule.name == "delay" else done[stage]
+            version = plan.version_read(stage, microbatch, done[stage])
             behind.add((stage, update, version))
             found[stage] = max(found[stage], rule.delay, update - version)
     for stage, update, version in sorted(behind):

@@ -28,6 +28,7 @@ class Wire:
         # The watchdog is to find out first: it knows whose fault a wait is, gloo does not.
         self._limit = timedelta(seconds=timeout + 2 * GRACE)
         self._watchdog, self._ranks = watchdog, ranks
+        self._others = tuple(each for each in ranks.pipeline if each != dist.get_rank())
         #: For each peer the process, which the watchdog knows, and its rank in the group.
         self._processes = [(each,) for each in ranks.pipeline]
         self._in_group = [dist.get_group_rank(ranks.group, each) for each in ranks.pipeline]
@@ -85,12 +86,20 @@ class Wire:
 
     def reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
         """Reduce a tensor over all ranks of the plan, in place."""
-        others = tuple(each for each in self._ranks.pipeline if each != dist.get_rank())
+        self.end_reduce(self.begin_reduce(tensor, operation, self._ranks.group))
+
+    def begin_reduce(
+        self, tensor: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None
+    ) -> InFlight:
+        """Begin to reduce a tensor over all ranks of the plan, which are the group, in place."""
         try:
-            work = dist.all_reduce(tensor, operation, self._ranks.group, async_op=True)
+            return [(dist.all_reduce(tensor, operation, group, async_op=True), tensor)]
         except RuntimeError as error:
-            raise LostRank({*others}, str(error)) from error
-        self._wait([(work, tensor)], others)
+            raise LostRank({*self._others}, str(error)) from error
+
+    def end_reduce(self, in_flight: InFlight) -> None:
+        """Wait for it."""
+        self._wait(in_flight, self._others)
 
     def begin_sum(self, tensor: Tensor, replicas: Replicas) -> InFlight:
         """Begin to add up a tensor over replicas, in place."""

@@ -47,14 +47,16 @@ def _parser() -> argparse.ArgumentParser:
 
     run = _command(parsers, "run", "commands.run", "train a small GPT with a schedule on this machine",
                    "--steps 5 --check")  # fmt: skip
-    run.add_argument("--steps", type=_count, metavar="N", help="how many updates")
+    run.add_argument("--steps", type=count, metavar="N", help="how many updates")
     run.add_argument("--check", action="store_true", help="compare with the same training in one process")
+    run.add_argument("--replicas", type=count, default=1, metavar="N", help="train so many replicas of the plan, each "
+                     "with batches of its own (default: 1)")  # fmt: skip
     run.add_argument("--trace", metavar="FILE", help="write what the last steps did and when: for `schedc view`, "
                      "`schedc compare` and ui.perfetto.dev")  # fmt: skip
 
     run.add_argument("--checkpoint", metavar="DIR", help="resume from the newest checkpoint in a folder, and write "
                      "more there")  # fmt: skip
-    run.add_argument("--every", type=_count, metavar="N", help="how many updates from one checkpoint to the next "
+    run.add_argument("--every", type=count, metavar="N", help="how many updates from one checkpoint to the next "
                      "(default: 10)")  # fmt: skip
 
     help = "say what error codes mean, and how such programs are put right"
@@ -93,7 +95,7 @@ def _looking(parsers: Any) -> None:
     what = show.add_mutually_exclusive_group()
     what.add_argument("--compute", action="store_true", help="without sends and receives")
     what.add_argument("--frees", action="store_true", help="with the activations and messages that each action lets go")
-    what.add_argument("--shards", type=_count, metavar="N", help="when sharded weights are gathered, of at most N "
+    what.add_argument("--shards", type=count, metavar="N", help="when sharded weights are gathered, of at most N "
                       "stages of a rank at once, and gradients reduced")  # fmt: skip
     show.add_argument("--costs", metavar="FILE", help="a file with `weights_bytes`, for --shards")
 
@@ -201,13 +203,14 @@ def _command(parsers: Any, name: str, run: str, help: str, example: str) -> argp
     else:
         command.add_argument("file", metavar="FILE", help=what.get(name, "a program or a plan"))
     if name != "import":
-        command.add_argument("-p", dest="params", action="append", default=[], type=_param, metavar="NAME=VALUE",
+        command.add_argument("-p", dest="params", action="append", default=[], type=param, metavar="NAME=VALUE",
                              help="set a parameter of the program")  # fmt: skip
     command.set_defaults(run=run)
     return command
 
 
-def _param(text: str) -> tuple[str, int]:
+def param(text: str) -> tuple[str, int]:
+    """The parameter and its value in `-p NAME=VALUE`, for argparse."""
     name, _, value = text.partition("=")
     try:
         return name.strip(), int(value)
@@ -215,7 +218,8 @@ def _param(text: str) -> tuple[str, int]:
         raise argparse.ArgumentTypeError(f"`{text}` is not NAME=VALUE with a whole number") from None
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """A whole number from 1, for argparse."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"`{text}` is not a whole number from 1")
     return int(text)

@@ -105,6 +105,11 @@ class Schedule:
         """The rule by which a stage reads its weights."""
         return self.weights[stage] if self.weights else WeightRule()
 
+    def version_read(self, stage: int, microbatch: int, done: int) -> int:
+        """The version of its weights that a stage's forward reads once so many updates of the stage are done."""
+        rule = self.weights_of(stage)
+        return max(self.layout.update_of(stage, microbatch) - rule.delay, 0) if rule.name == "delay" else done
+
     @cached_property
     def recomputed(self) -> frozenset[tuple[int, int]]:
         """The stages and microbatches whose forward is run again before their backward."""

@@ -97,7 +97,7 @@ class _Rank:
         """A forward chooses its version; what follows reads it again, and its gradient belongs to one update."""
         update = self.schedule.layout.update_of(stage, microbatch)
         if kind == Kind.F:
-            self.read[stage, microbatch] = self.choose(index, stage, update)
+            self.read[stage, microbatch] = self.choose(index, stage, microbatch, update)
         version = self.read.get((stage, microbatch), 0)
         self.last_read[stage, version] = index
         done = self.updates.get(stage, 0)
@@ -110,10 +110,10 @@ class _Rank:
             help = "a `U` is missing or too early: it follows the last gradient of its update"
             self.find("update", message, index, help)
 
-    def choose(self, index: int, stage: int, update: int) -> int:
+    def choose(self, index: int, stage: int, microbatch: int, update: int) -> int:
         """The version that a forward of some update reads, by the rule of its stage."""
         rule, done = self.schedule.weights_of(stage), self.updates.get(stage, 0)
-        version = max(update - rule.delay, 0) if rule.name == "delay" else done
+        version = self.schedule.version_read(stage, microbatch, done)
         if version > done:
             message = (
                 f"`{self.actions.word(index)}` reads version {version} of the weights, but only {done} "

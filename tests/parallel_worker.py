@@ -206,6 +206,67 @@ def clipped_updates(plan: Plan, of: DeviceMesh | None, norm_type: float) -> list
     return worst
 
 
+def clipped_updates_of_plans() -> None:
+    """For each schedule that updates: the largest differences, from one process, of a norm and of a weight.
+
+    After 40 updates; on 4 ranks, and on 2 with replicas, and whether these are the same.
+    """
+    of, found = mesh("dp", "pp"), {}
+    updates = Source("updates.sched", UPDATES)
+    for name, ranks in product(("pipedream_2bw", "pipedream", "pipedream_vertical", "gpipe_groups", "updates"), (2, 4)):
+        plan = compile(updates, {"ranks": ranks}) if name == "updates" else version_plan(name, ranks)
+        delays = DELAYS[name](ranks) if name in DELAYS else [0] * len(plan.placement)
+        plan = plan.for_updates(20) if plan.kernels else plan
+        found[f"{name} {ranks}"] = clipped_late(plan, delays, of if ranks == PIPE else None)
+    report(f"found{dist.get_rank()}", found)
+
+
+def clipped_late(plan: Plan, delays: list[int], of: DeviceMesh | None) -> list[float]:
+    (replica, rank), replicas = place(of) if of else (0, dist.get_rank()), 2 if of else 1
+    begin = [each.double() for each in modules(len(plan.placement))]
+    expected, _ = late_norms(plan, begin, delays, replicas, math.inf)
+    limit = sorted(expected)[20]
+    expected, reference = late_norms(plan, begin, delays, replicas, limit)
+    assert min(expected) < limit < max(expected)
+    model = copy.deepcopy(begin)
+    mine = {stage: model[stage] for stage in plan.stages_of(rank)}
+    optimizers = {stage: momentum(model[stage]) for stage in mine}
+    ours = Pipeline(plan, mine, nn.functional.mse_loss, mesh=of, optimizers=optimizers, max_norm=limit)
+    norms = list[float]()
+    ours.record = True
+    for step in range(40 // plan.layout.updates):
+        ours.step(*batch(plan, 10 * step + replica))
+        norms += map(float, ours.norms)
+        assert sorted(map(str, ours.bars)) == sorted(plan.ranks[rank].compute().text().split())
+    worst = max(abs(a - b) / b for a, b in zip(norms, expected, strict=True))
+    pairs = weights(model, reference, plan.stages_of(rank))
+    same = all(is_same_everywhere(each.detach(), of) for each, _ in pairs) if of else True
+    return [worst, max(difference(*pair) for pair in pairs), same]
+
+
+def late_norms(
+    plan: Plan, begin: list[nn.Module], delays: list[int], replicas: int, limit: float
+) -> tuple[list[float], list[nn.Module]]:
+    """The norms of 40 updates in one process whose gradients are so late, and the weights that come of it."""
+    model, per_update, norms = copy.deepcopy(begin), plan.microbatches // plan.layout.updates, []
+    versions, optimizer = [[copy.deepcopy(each)] for each in model], momentum(nn.ModuleList(model))
+    for step in range(40 // plan.layout.updates):
+        all = [[part.split(ROWS * per_update) for part in batch(plan, 10 * step + each)] for each in range(replicas)]
+        for update in range(plan.layout.updates):
+            read = [each[max(len(norms) - delay, 0)] for each, delay in zip(versions, delays, strict=True)]
+            for inputs, targets in all:
+                loss = nn.functional.mse_loss(nn.Sequential(*read)(inputs[update]), targets[update])
+                (loss / replicas).backward()
+            for master, old in zip(model, read, strict=True):
+                for weight, other in zip(master.parameters(), old.parameters(), strict=True):
+                    weight.grad, other.grad = other.grad, None
+            norms.append(float(nn.utils.clip_grad_norm_(nn.ModuleList(model).parameters(), limit)))
+            optimizer.step()
+            for master, kept in zip(model, versions, strict=True):
+                kept.append(copy.deepcopy(master))
+    return norms, model
+
+
 def sharded(shard: Callable[..., object] = fully_shard) -> None:
     """FSDP over one dimension of the mesh, the pipeline over the other: a norm, and clipped gradients."""
     of, plan = mesh("dp", "pp"), program("zb_h1", ranks=PIPE, microbatches=4)
@@ -474,16 +535,11 @@ def rounding_errors(plan: Plan, type: torch.dtype | None, scale: float) -> list[
     model, pieces = replicated(plan, torch.float32), plan.layout.pieces
     ours = pipeline(plan, model, transfer_dtype=type, loss_scale=scale)
     gradients = []
-    for rounds in (type is not None, False):
-        # Each pipeline has messages where its neighbours are on different ranks.
+    for rounding in (type, None):
         reference = modules(pieces, torch.float32)
         parts = [data.chunk(plan.microbatches) for data in batch(plan, 0, torch.float32)]
         for start, x, y in zip(starts_of(plan), *parts, strict=True):
-            for piece, stage in enumerate(reference):
-                x = stage(x)
-                if rounds and piece + 1 < pieces and plan.peer(Kind.SEND_F, start + piece) is not None:
-                    x = Rounds.apply(x, Rounding(type))
-            (nn.functional.mse_loss(x, y) * scale).backward()
+            (nn.functional.mse_loss(rounding_as(plan, start, reference, x, rounding), y) * scale).backward()
         gradients.append(reference)
     ours.step(*batch(plan, 0, torch.float32))
     for weight in (weight for stage in model for weight in stage.parameters()):
@@ -495,9 +551,84 @@ def rounding_errors(plan: Plan, type: torch.dtype | None, scale: float) -> list[
     return [*worst, counts.bytes, counts.tensors]
 
 
+def rounding_as(
+    plan: Plan, start: int, model: list[nn.Module], x: torch.Tensor, type: torch.dtype | None
+) -> torch.Tensor:
+    """The output for a microbatch of a pipeline, of which what goes between ranks is rounded, if to a type."""
+    for piece, stage in enumerate(model):
+        x = alone([stage], x)
+        if type and piece + 1 < len(model) and plan.peer(Kind.SEND_F, start + piece) is not None:
+            x = Rounds.apply(x, Rounding(type))
+    return x
+
+
 def starts_of(plan: Plan) -> list[int]:
     """For each microbatch the first stage that it comes to."""
     return [each.start for each in plan.layout.pipelines for _ in range(each.microbatches)]
+
+
+#: Rows of a microbatch and its length, by step: shapes that were seen come again, after others.
+SHAPES = [(3, 4), (1, 6), (3, 4), (5, 2), (1, 6)]
+
+
+def reshapes() -> None:
+    """For each schedule and type of messages, the largest difference from one process in steps of changing shapes."""
+    cases = [(name, None) for name in SCHEDULES if name != "pipe_offload"]
+    found = {}
+    for name, type in (*cases, ("1f1b", torch.bfloat16), ("zb_v", torch.float16)):
+        plan = program(name, ranks=4, microbatches=8)
+        found[f"{name} {type}"] = reshaping_error(plan, type, torch.float32 if type else torch.float64)
+    report(f"found{dist.get_rank()}", found)
+
+
+class Halves(nn.Module):
+    """A stage whose output is half as long as its input, where there are no slices."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x[:, ::2] + x[:, 1::2])
+
+
+def reshaping_error(plan: Plan, type: torch.dtype | None, dtype: torch.dtype) -> float:
+    """Of losses, gradients that add up, and outputs of evaluations, which have the shape of the step before."""
+    rank, pieces = dist.get_rank(), plan.layout.pieces
+    slices = plan.layout.slices
+    model, reference = replicated(plan, dtype), modules(pieces, dtype, slices > 1)
+    for stages, halves in ((model, range(1, len(model), pieces)), (reference, [1])) if slices == 1 else ():
+        for each in halves:
+            stages[each] = Halves(stages[each])
+    ours, worst, generator = pipeline(plan, model, transfer_dtype=type), [0.0], torch.Generator().manual_seed(0)
+    other = torch.zeros(plan.microbatches, 2, WIDTH, dtype=dtype)
+    for rows, length in SHAPES:
+        shape = plan.microbatches * rows, length, WIDTH
+        inputs = torch.randn(shape, generator=generator, dtype=dtype)
+        shape = shape[0], length if slices > 1 else length // 2, WIDTH
+        targets = torch.randn(shape, generator=generator, dtype=dtype)
+        outputs = evaluated(plan, reference, other, type)
+        worst.append(loss_difference(plan, joined(ours.evaluate(other)), outputs, rank))
+        losses = []
+        for start, x, y in zip(
+            starts_of(plan), *(each.chunk(plan.microbatches) for each in (inputs, targets)), strict=True
+        ):
+            losses.append(nn.functional.mse_loss(rounding_as(plan, start, reference, x, type), y))
+            (losses[-1] / plan.microbatches).backward()
+        worst.append(loss_difference(plan, ours.step(inputs, targets), [each.detach() for each in losses], rank))
+        other = inputs
+    pairs = weights(model, reference * 2, plan.stages_of(rank))
+    return max(*worst, *(difference(a.grad, b.grad) for a, b in pairs))
+
+
+def evaluated(plan: Plan, model: list[nn.Module], inputs: torch.Tensor, type: torch.dtype | None) -> list[torch.Tensor]:
+    with torch.no_grad():
+        parts = zip(starts_of(plan), inputs.chunk(plan.microbatches), strict=True)
+        return [rounding_as(plan, start, model, x, type) for start, x in parts]
+
+
+def joined(outputs: list[torch.Tensor] | None) -> torch.Tensor | None:
+    return None if outputs is None else torch.stack(outputs)
 
 
 def other_type() -> None:
@@ -632,6 +763,9 @@ def of_four(what: object = None) -> None:
         for each in range(4):
             add_gradients(plan, reference, *batch(plan, 10 * step + each), replicas=4)
         ours.step(*batch(plan, 10 * step + replica))
+    given = torch.tensor([1.0, 10.0]) * replica
+    assert ours.mean_over_replicas(given).tolist() == [1.5, 15.0]
+    assert given.tolist() == [replica, 10 * replica]
     report(f"found{replica}", max(difference(*pair) for pair in gradients(model, reference)))
 
 
@@ -650,12 +784,40 @@ def does_not_clip() -> None:
     ours.step(*batch(plan, 1))
 
 
+def does_not_average() -> None:
+    """A process does not come to the mean over replicas."""
+    of, plan = mesh("dp", "pp"), program("1f1b", ranks=PIPE, microbatches=4)
+    ours = on(of, plan, modules(PIPE), timeout=2)
+    ours.step(*batch(plan, 0))
+    if dist.get_rank() == 2:
+        time.sleep(LIMIT)
+    ours.mean_over_replicas(torch.ones(1))
+    ours.step(*batch(plan, 1))
+
+
 def clips_updates() -> None:
     plan = version_plan("pipedream_2bw", PIPE)
     model = [each.double() for each in modules(PIPE)]
     of = mesh("dp", "pp")
     rank = of.get_local_rank("pp")
     on(of, plan, model, optimizers={rank: momentum(model[rank])}).clip_grad_norm_(1.0)
+
+
+def clips(name: str, max_norms: tuple[float, ...] = (1.0,) * 4, shard: bool = False, what: object = None) -> None:
+    """A plan whose updates are clipped, of which something is wrong, or to one process of which something happens."""
+    of = mesh("dp", "pp")
+    plan = program("gpipe", ranks=PIPE) if name == "gpipe" else version_plan(name, PIPE)
+    model = [each.double() for each in modules(len(plan.placement))]
+    rank = of.get_local_rank("pp")
+    if shard:
+        fully_shard(model[rank], mesh=of["dp"])
+    updates = Kind.U in plan.ranks[rank].kind
+    optimizers = {stage: momentum(model[stage]) for stage in plan.stages_of(rank) if updates}
+    if what:
+        model = [Does(each, 5 if dist.get_rank() == 3 else math.inf, what) for each in model]
+    options = {"max_norm": max_norms[dist.get_rank()], "timeout": 2 if what is sleep else 60}
+    ours = on(of["pp"] if shard else of, plan, model, optimizers=optimizers, **options)
+    ours.step(*batch(plan, dist.get_rank() // PIPE))
 
 
 def differ() -> None:
@@ -679,9 +841,9 @@ def three_dimensions() -> None:
 SCENARIOS = {
     each.__name__: each
     for each in (
-        replicas, updates, clipped, sharded, gathered, sharded_versions, no_place,
-        tied, overlaps, rounded, other_type, eight_bits, alone_on_a_mesh, unused,
-        checkpoints, idles, differ, does_not_clip, clips_updates, three_dimensions,
+        replicas, updates, clipped, clipped_updates_of_plans, sharded, gathered, sharded_versions, no_place,
+        tied, overlaps, rounded, reshapes, other_type, eight_bits, alone_on_a_mesh, unused,
+        checkpoints, idles, differ, does_not_clip, does_not_average, clips_updates, three_dimensions,
     )
 } | {
     "undeclared": partial(ties_wrongly, "undeclared", "zb_v", tied=[]),
@@ -691,6 +853,13 @@ SCENARIOS = {
 } | {
     name: partial(ties_wrongly, name) for name in ("other_start", "on_one_side")
 } | {
+    "clips_killed": partial(clips, "pipedream_2bw", what=kill),
+    "clips_stalls": partial(clips, "pipedream_2bw", what=sleep),
+    "clips_groups": partial(clips, "wpipe"),
+    "clips_nothing": partial(clips, "gpipe"),
+    "clips_to_zero": partial(clips, "pipedream_2bw", (0.0,) * 4),
+    "clips_alone": partial(clips, "pipedream_2bw", (1.0, 1.0, 2.0, 1.0)),
+    "clips_shards": partial(clips, "gpipe", shard=True),
     "of_four": of_four,
     "one_of_four_killed": partial(of_four, kill),
     "one_of_four_stalls": partial(of_four, sleep),

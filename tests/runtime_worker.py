@@ -399,15 +399,6 @@ def records() -> None:
     report(f"bars{dist.get_rank()}", [[str(each), each.start, each.end] for each in ours.bars])
 
 
-def resizes() -> None:
-    """The shape of a step may differ from the last one's."""
-    plan = program("1f1b", ranks=2, microbatches=2)
-    ours = pipeline(plan, modules(2))
-    for rows in (2, 8, 8, 4, 2):
-        losses = ours.step(torch.ones(rows, 5, WIDTH, dtype=torch.float64), torch.ones(rows, 5, WIDTH))
-    report(f"found{dist.get_rank()}", None if losses is None else len(losses))
-
-
 def middle(module: nn.Module) -> Stage:
     """A stage between others, whose backwards are split."""
     return Stage(1, module, torch.device("cpu"), is_first=False, loss_fn=None, loss_scale=1.0, split=range(2))
@@ -764,7 +755,6 @@ SCENARIOS = {
     "updates": updates,
     "versions": versions,
     "records": records,
-    "resizes": resizes,
     "crossed": crossed,
     "containers": containers,
     "boundary": boundary,

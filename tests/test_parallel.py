@@ -70,6 +70,16 @@ def test_clipped_training_is_that_of_one_process(run: Run) -> None:
             assert weight < 1e-12, name
 
 
+def test_updates_clipped_by_the_norm_of_all_stages_are_those_of_one_process(run: Run) -> None:
+    """40 updates, of which some are clipped; on 4 ranks, and with replicas, of which all have the same, to the bit."""
+    for found in run("clipped_updates_of_plans", 4).found():
+        assert len(found) == 10
+        for name, (norm, weight, same) in found.items():
+            assert norm < 1e-12, name
+            assert weight < 1e-11, name
+            assert same, name
+
+
 @pytest.mark.parametrize("scenario", ["sharded", "not_sharded"])
 def test_a_pipeline_of_sharded_stages(run: Run, scenario: str) -> None:
     """And of stages that FSDP replicates."""
@@ -131,6 +141,14 @@ def test_messages_of_fewer_bits(run: Run) -> None:
             )
 
 
+def test_shapes_change_from_step_to_step(run: Run) -> None:
+    """Rows and length of microbatches: losses, outputs and gradients are those of one process."""
+    for found in run("reshapes", 4).found():
+        assert len(found) == 8
+        for name, worst in found.items():
+            assert worst < (1e-5 if "float16" in name else 1e-12), name
+
+
 @pytest.mark.parametrize(
     ("scenario", "message"),
     [
@@ -159,7 +177,18 @@ CAUSES = {
     "stalls": rf"{LAST} has made no progress for \d\.\d s at 1F1 \S+(: {RANK} has waited 2 s {PLACE})?",
     "idles": rf"{THIRD} has made no progress for \d\.\d s between two steps: {RANK} has waited 2 s {PLACE}",
     "does_not_clip": rf"{THIRD} has made no progress .* between two steps: {RANK} has waited 2 s .*",
+    "does_not_average": rf"{THIRD} has made no progress .* between two steps: {RANK} has waited 2 s .*",
     "clips_updates": rf"{RANK} failed: the plan updates its stages itself \(`U`\), .* `register_step_pre_hook`",
+    "clips_killed": rf"{LAST} is gone: {RANK} lost its connection at \S+ \(pipedream_2bw.sched:\d+\): .*",
+    "clips_stalls": rf"{LAST} has made no progress for \d\.\d s at 1F5 \S+(: {RANK} has waited 2 s at .*)?",
+    "clips_groups": rf"{RANK} failed: `max_norm` is for the updates of a plan, but before `2F4` \(wpipe.sched:\d+\) "
+    r"rank 0 would wait in vain for the norm of update 0: rank 0 has its part of it only after `0U0` "
+    r"\(wpipe.sched:\d+\): clip each stage in a hook of its optimizer, `register_step_pre_hook`",
+    "clips_nothing": rf"{RANK} failed: `max_norm` is for the updates of a plan, but the plan does not update stage 0 "
+    r"itself \(`U`\): call `clip_grad_norm_` after each step",
+    "clips_to_zero": rf"{RANK} failed: `max_norm` is 0.0, it must be above 0",
+    "clips_alone": rf"{RANK} failed: {RANK} has another `max_norm`",
+    "clips_shards": rf"{SHARD} failed: the stages are sharded, so `max_norm` cannot clip their updates yet",
     "other_start": rf"{RANK} failed: the tied `byte.weight` of stage 0 and `scores.weight` of stage 1 on {RANK} and on "
     rf"{RANK} differ: they must begin with the same weights",
     "on_one_side": rf"{RANK} failed: {RANK} has another `tied`",
@@ -179,12 +208,12 @@ CAUSES = {
 @pytest.mark.parametrize("scenario", CAUSES)
 def test_all_replicas_end_and_name_ranks_by_their_place_in_the_mesh(run: Run, scenario: str) -> None:
     outcome = run(scenario, 4)
-    died = {3} if scenario == "killed" else set()
+    died = {3} if "killed" in scenario else set()
     assert outcome.codes == [-9 if each in died else 1 for each in range(4)], outcome.logs
     assert outcome.seconds < 20
     for rank in set(range(4)) - died:
         assert re.search(rf"(stopped|Error): {CAUSES[scenario]}$", outcome.logs[rank], re.M), outcome.logs
-    if scenario in ("killed", "stalls", "idles", "throws", "does_not_clip"):
+    if scenario in ("killed", "stalls", "idles", "throws", "does_not_clip", "does_not_average"):
         standings = [re.findall(rf"^  ({RANK}) (?:has|was)", log, re.M) for log in outcome.logs]
         assert scenario != "does_not_clip" or re.search(rf"{LAST} has waited .* {THIRD} in clip_gr", str(outcome.logs))
         assert sorted(map(tuple, standings)) == [(), (), (), tuple(NAMES)], outcome.logs

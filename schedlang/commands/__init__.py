@@ -210,9 +210,10 @@ def run(options: argparse.Namespace) -> int:
     with TemporaryDirectory() as directory:
         path = Path(directory) / "plan.json"
         write_plan(plan, path)
-        launch = [sys.executable, "-m", "schedlang.runtime.launch", "--standalone",
-                  "--nproc-per-node", str(len(plan.ranks)), "-m", "schedlang.runtime", str(path)]  # fmt: skip
-        for name in ("steps", "trace", "checkpoint", "every"):
+        processes = str(len(plan.ranks) * options.replicas)
+        launch = [sys.executable, "-m", "schedlang.runtime.launch", "--standalone", "--nproc-per-node", processes,
+                  "-m", "schedlang.runtime", str(path)]  # fmt: skip
+        for name in ("steps", "replicas", "trace", "checkpoint", "every"):
             given = getattr(options, name)
             launch += [f"--{name}", str(given)] if given is not None else []
         launch += ["--check"] if options.check else []
