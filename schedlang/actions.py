@@ -21,10 +21,14 @@ _OTHER_END: dict[int, tuple[Kind, int]] = {
 }
 
 
-def counterpart(kind: int, stage: int) -> tuple[Kind, int]:
-    """The other end of a transfer: an activation goes from stage s to s + 1, a gradient from s to s - 1."""
+def counterpart(kind: int, number: int, stages: int) -> tuple[Kind, int]:
+    """The other end of a transfer, where there are so many stages.
+
+    An activation goes from stage s to s + 1, a gradient from s to s - 1. Behind the numbers of the stages are those of
+    skips, which are the same at both ends (see `schedlang.layout`).
+    """
     other, distance = _OTHER_END[kind]
-    return other, stage + distance
+    return other, number + (distance if number < stages else 0)
 
 
 def is_transfer(kind: int) -> bool:

@@ -92,7 +92,7 @@ def messages(ops: Ops, at: At, costs: Costs | None, from_sends: bool) -> Message
         source = slot[waits] + step * columns.stride
         maker[waits], sender[waits] = at[made][source], at[send][source]
         if costs is not None:
-            latency[waits] = _latencies(columns, costs, made, step)[stage[waits]]
+            latency[waits] = _latencies(columns, costs, step)[stage[waits]]
     waits = maker >= 0
     index = np.searchsorted(ops.op, maker[waits])
     given = np.zeros(len(ops.op))
@@ -104,14 +104,14 @@ def messages(ops: Ops, at: At, costs: Costs | None, from_sends: bool) -> Message
     return Messages(maker, given, latency)
 
 
-def _latencies(columns: Columns, costs: Costs, made: Kind, step: int) -> Floats:
+def _latencies(columns: Columns, costs: Costs, step: int) -> Floats:
     """How long a message to each stage takes from the one before, or after."""
     placement = columns.schedule.placement
     transfers, found = costs.transfers(len(placement)), np.zeros(len(placement))
     for stage, rank in enumerate(placement):
         source = stage + step
         if 0 <= source < len(placement):
-            found[stage] = transfers.time(made, source, placement[source], rank)
+            found[stage] = transfers.time(min(source, stage), placement[source], rank)
     return found
 
 

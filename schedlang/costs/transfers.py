@@ -2,8 +2,6 @@
 
 from attrs import frozen
 
-from schedlang.kinds import Kind
-
 
 @frozen
 class Transfers:
@@ -11,7 +9,8 @@ class Transfers:
 
     Ranks `n * ranks_per_node` up to the next multiple are node n; without `ranks_per_node` all are on one node.
     `latency` and `bandwidth` are those inside a node, then those between nodes. `boundary_bytes[s]` is the size of what
-    stage s hands on of one microbatch, or of one slice; the gradient that comes back is as large.
+    stage s hands on of one microbatch, or of one slice, to each stage that takes it; the gradient that comes back is as
+    large.
     """
 
     latency: tuple[float, float]
@@ -19,11 +18,10 @@ class Transfers:
     boundary_bytes: tuple[float, ...]
     ranks_per_node: int | None = None
 
-    def time(self, kind: int, stage: int, sender: int, receiver: int) -> float:
-        """How long what an op of a kind on a stage makes takes from its rank to another; 0 on the same rank."""
+    def time(self, earlier: int, sender: int, receiver: int) -> float:
+        """How long a stage's output, or the gradient of it, takes from a rank to another; 0 on the same rank."""
         if sender == receiver:
             return 0.0
         nodes = self.ranks_per_node
         link = nodes is not None and sender // nodes != receiver // nodes
-        boundary = stage if kind == Kind.F else stage - 1
-        return self.latency[link] + self.boundary_bytes[boundary] / self.bandwidth[link]
+        return self.latency[link] + self.boundary_bytes[earlier] / self.bandwidth[link]
