@@ -1,6 +1,7 @@
 """A small GPT over bytes, cut into stages."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -85,14 +86,43 @@ class Sliced(nn.Sequential):
         return x, seen
 
 
-def build_gpt(stages: int, seed: int, slices: int = 1) -> list[nn.Sequential]:
+class Skipping(nn.Sequential):
+    """The layers of a stage with skips: earlier stages add to its input, and its output goes to later ones."""
+
+    def __init__(self, *layers: nn.Module, later: Sequence[int]) -> None:
+        super().__init__(*layers)
+        self.later = later
+
+    def forward(self, x: Tensor, skips: Mapping[int, Tensor] | None = None) -> Any:
+        """The output, and if it goes to later stages, what each of these gets."""
+        for each in (skips or {}).values():
+            x = x + each
+        for layer in self:
+            x = layer(x)
+        return (x, dict.fromkeys(self.later, x)) if self.later else x
+
+
+def build_gpt(stages: int, seed: int, slices: int = 1, skips: Sequence[tuple[int, int]] = ()) -> list[nn.Sequential]:
     """The stages of a model, the same for the same seed: as many blocks in each, at least four in all."""
     torch.manual_seed(seed)
     blocks = -(-_LEAST_BLOCKS // stages)
     layers: list[list[nn.Module]] = [[Block() for _ in range(blocks)] for _ in range(stages)]
     layers[0].insert(0, Embedding())
     layers[-1].append(Head())
+    if skips:
+        return [Skipping(*each, later=[b for a, b in skips if a == stage]) for stage, each in enumerate(layers)]
     return [(nn.Sequential if slices == 1 else Sliced)(*each) for each in layers]
+
+
+def run_gpt(stages: Sequence[nn.Module], skips: Sequence[tuple[int, int]], x: Tensor) -> Tensor:
+    """All stages of a model that were built without slices and skips, one after the other, with these skips."""
+    outputs: list[Tensor] = []
+    for number, stage in enumerate(stages):
+        for earlier in (a for a, b in skips if b == number):
+            x = x + outputs[earlier]
+        x = stage(x)
+        outputs.append(x)
+    return x
 
 
 def next_byte_loss(scores: Tensor, following: Tensor) -> Tensor:

@@ -1,15 +1,17 @@
 """The stages that a rank holds, made for its part of a plan and connected with each other."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from torch import nn
 from torch.optim import Optimizer
 
 from schedlang.kinds import Kind
+from schedlang.layout import Layout
 from schedlang.plan import Plan
 from schedlang.runtime.checks import device_of
 from schedlang.runtime.ranks import Ranks
+from schedlang.runtime.skips import Skip, SkippingStage
 from schedlang.runtime.slices import SlicedStage
 from schedlang.runtime.stage import LossFn, Stage
 from schedlang.runtime.watchdog import PipelineError
@@ -28,11 +30,10 @@ def connect(
     layout, stages = plan.layout, dict[int, Stage]()
     if loss_scale is None:
         loss_scale = layout.updates / layout.microbatches / len(ranks.replicas)
-    behind = delays(plan, ranks.own)
-    make = Stage if layout.slices == 1 else partial(SlicedStage, slices=layout.slices)
+    behind, skips = delays(plan, ranks.own), _skips(layout)
     for number in sorted(modules):
         per_update = layout.units(number) // layout.updates
-        stages[number] = make(
+        stages[number] = _kind_of(number, layout, skips)(
             number,
             modules[number],
             device_of(modules),
@@ -52,3 +53,21 @@ def connect(
             following = stages[number + 1]
             following.inputs, stage.gradients = stage.outputs, following.input_gradients
     return stages
+
+
+def _skips(layout: Layout) -> dict[int, Skip]:
+    """The skips of a plan, by their numbers."""
+    found: dict[int, Skip] = {}
+    for number, (earlier, later) in layout.skip_stages.items():
+        start = layout.pipeline_of[earlier].start
+        found[number] = Skip(earlier - start, later - start, f"what stage {earlier} returns for stage {later}")
+    return found
+
+
+def _kind_of(stage: int, layout: Layout, skips: Mapping[int, Skip]) -> Callable[..., Stage]:
+    """What makes a stage: one without slices and skips, with slices, or with skips."""
+    if layout.slices > 1:
+        return partial(SlicedStage, slices=layout.slices)
+    before = {number: skips[number] for number, (_, later) in layout.skip_stages.items() if later == stage}
+    after = {number: skips[number] for number, (earlier, _) in layout.skip_stages.items() if earlier == stage}
+    return partial(SkippingStage, before=before, after=after) if before or after else Stage

@@ -2,7 +2,7 @@
 
 import copy
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from schedlang.kinds import Kind
 from schedlang.plan import Plan
 from schedlang.runtime.corpus import draw_batch
-from schedlang.runtime.gpt import CONTEXT, build_gpt, next_byte_loss
+from schedlang.runtime.gpt import CONTEXT, build_gpt, next_byte_loss, run_gpt
 from schedlang.runtime.pipeline import Pipeline
 from schedlang.runtime.progress import Progress
 from schedlang.runtime.trace import clock_offset
@@ -110,7 +110,8 @@ def _note(training: Training, plan: Plan, losses: Tensor, seconds: float, busy: 
 def build_stages(plan: Plan, numbers: Iterable[int], seed: int) -> dict[int, nn.Module]:
     """Some stages of the model; stages of several pipelines that are replicas begin with the same weights."""
     starts = {number: plan.layout.pipeline_of[number].start for number in numbers}
-    models = {start: build_gpt(plan.layout.pieces, seed, plan.layout.slices) for start in set(starts.values())}
+    layout = plan.layout
+    models = {start: build_gpt(layout.pieces, seed, layout.slices, layout.skips) for start in set(starts.values())}
     return {number: models[start][number - start] for number, start in starts.items()}
 
 
@@ -124,7 +125,8 @@ def train_alone(plan: Plan, corpus: Tensor, steps: int, seed: int) -> Training:
     versions = [deque([copy.deepcopy(part)], behind[stage] + 1) for stage, part in enumerate(parts)]
     for step in range(steps):
         read = [each[0] for each in versions]
-        training.losses.append(_add_gradients(nn.Sequential(*read), *_batch(plan, corpus, seed, step), per_update))
+        model = partial(run_gpt, read, plan.layout.skips)
+        training.losses.append(_add_gradients(model, *_batch(plan, corpus, seed, step), per_update))
         for part, other, optimizer, kept in zip(parts, read, optimizers, versions, strict=True):
             for weight, old in zip(part.parameters(), other.parameters(), strict=True):
                 weight.grad, old.grad = old.grad, None
@@ -135,7 +137,7 @@ def train_alone(plan: Plan, corpus: Tensor, steps: int, seed: int) -> Training:
     return training
 
 
-def _add_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, microbatches: int) -> float:
+def _add_gradients(model: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor, microbatches: int) -> float:
     """Add the gradient of the mean loss of some microbatches, one by one; that loss."""
     losses = []
     for x, y in zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True):

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from skip_models import Skipping
 
 from schedlang import read_plan
 from schedlang.runtime import Pipeline
@@ -161,6 +162,9 @@ def by_runtime(file: str, plan: Any, rank: int) -> list[torch.Tensor]:
         mine[stage] = torch.nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.double)
         mine[stage].weight = torch.nn.Parameter(value.T.contiguous())
     own = {stage: module for stage, module in mine.items() if plan["placement"][stage] == rank}
+    if plan["skips"]:
+        later = {stage: [b for a, b in plan["skips"] if a == stage] for stage in own}
+        own = {stage: Skipping(module, later=later[stage]) for stage, module in own.items()}
     batch = torch.cat(inputs(plan)[0])
     Pipeline(read_plan(file), own, loss, loss_scale=1.0).step(batch, batch)
     return [module.weight.grad.T if module.weight.grad is not None else value for module in mine.values()]
