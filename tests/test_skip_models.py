@@ -10,6 +10,8 @@ import pytest
 from launches import ENVIRONMENT, ROOT, Run, fixtures
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+import torch
+from skip_models import LENGTH, WIDTH, UNet
 
 pytestmark = pytest.mark.processes
 
@@ -21,6 +23,18 @@ def test_a_unet_and_a_translator(run: Run) -> None:
     for found in run("models", 4).found():
         assert len(found) == 12
         assert max(found.values()) < 1e-12, found
+
+
+def test_the_stages_of_the_page_are_those_of_a_unet() -> None:
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```python\n(class Down.*?)^```", page, re.M | re.S)
+    names = {"torch": torch, "nn": torch.nn, "F": torch.nn.functional}
+    exec(block, names)
+    model, x = UNet(3), torch.randn(2, WIDTH, LENGTH, dtype=torch.float64)
+    down, up = names["Down"](), names["Up"]()
+    (down.block,), (up.block,), down.later, up.earlier = model.down, model.up, 2, 0
+    output, given = down(x)
+    assert torch.equal(up(model.bottom[0](output), {0: given[2]}), model(x))
 
 
 def test_skips_of_all_kinds(run: Run) -> None:
