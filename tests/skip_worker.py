@@ -10,6 +10,9 @@ import torch.distributed as dist
 from runtime_worker import PROGRAMS, difference, main, report
 from skip_models import LENGTH, WIDTH, WORDS, Skipping, Translator, UNet, in_order
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from schedlang import Source, compile
@@ -31,9 +34,10 @@ def plan_of(name: str, lines: str, **params: int) -> Plan:
     """A plan of a program in the gallery with skips."""
     text = (PROGRAMS / f"{name}.sched").read_text()
     place = text.index("\n", text.index("param microbatches")) + 1
-    stages = compile(Source(name, text), params | {"ranks": 4, "microbatches": MICROBATCHES}).layout.pieces
+    params = {"ranks": 4, "microbatches": MICROBATCHES} | params
+    stages = compile(Source(name, text), params).layout.pieces
     text = text[:place] + lines.format(stages=stages) + "\n" + text[place:]
-    return compile(Source(f"{name}.sched", text), params | {"ranks": 4, "microbatches": MICROBATCHES})
+    return compile(Source(f"{name}.sched", text), params)
 
 
 def batch(model: nn.Module, seed: int) -> tuple[Any, Tensor]:
@@ -168,6 +172,28 @@ def other_inputs() -> None:
     report(f"found{dist.get_rank()}", found)
 
 
+def on_a_mesh() -> None:
+    """Two replicas of two ranks, and two of which FSDP has the weights: how far gradients are from their mean."""
+    of = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    replica, rank = of.get_local_rank("dp"), of.get_local_rank("pp")
+    plan, found = plan_of("looped_bfs", "skip s in 2 .. 4 from 0 to s", ranks=2), list[float]()
+    for mesh in (of, of["pp"]):
+        torch.manual_seed(0)
+        model = Chain(plan.layout.skips, 4)
+        stages = {number: copy.deepcopy(model.parts[number]) for number in plan.stages_of(rank)}
+        if mesh is not of:
+            for stage in stages.values():
+                fully_shard(stage, mesh=of["dp"])
+        for each in range(2):
+            alone(model, *batch(model, each))
+        Pipeline(plan, stages, loss_of, mesh=mesh).step(*batch(model, replica))
+        for number, stage in stages.items():
+            for weight, other in zip(stage.parameters(), model.parts[number].parameters(), strict=True):
+                mine = weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else weight.grad
+                found.append(difference(mine, other.grad / 2))
+    report(f"found{dist.get_rank()}", found)
+
+
 class Breaking(Skipping):
     """Returns something else for its third microbatch."""
 
@@ -198,7 +224,7 @@ def by_split() -> None:
     split(nn.Sequential(*(nn.Linear(1, 1) for _ in range(4))), plan_of("1f1b", UNET))
 
 
-SCENARIOS = {each.__name__: each for each in (models, graphs, steps, other_inputs, slices, by_split)}
+SCENARIOS = {each.__name__: each for each in (models, graphs, steps, other_inputs, on_a_mesh, slices, by_split)}
 SCENARIOS |= {
     "nothing": partial(fails, lambda x: x),
     "other_stage": partial(fails, lambda x: (x, {1: x})),

@@ -57,6 +57,12 @@ def test_steps_with_other_inputs_and_half_the_bits(run: Run) -> None:
         assert 1e-4 < rounded < 0.1
 
 
+def test_replicas_and_sharded_stages_with_skips(run: Run) -> None:
+    for found in run("on_a_mesh", 4).found():
+        assert len(found) == 8
+        assert max(found) < 1e-12
+
+
 def test_skips_of_a_schedule_without_a_flush(tmp_path: Path) -> None:
     """With older versions of the weights, as in one process."""
     text = (ROOT / "programs" / "pipedream_2bw.sched").read_text()
