@@ -55,6 +55,7 @@ def word(kind: int, stage: int, microbatch: int) -> str:
 class Actions:
     """What one rank does, in order, as columns of integers; row i of all columns is action i.
 
+    `stage` is, of a transfer by a skip, the number of the skip (see `schedlang.layout`).
     `group` is 0 for an action issued alone; neighbours that share a number above 0 are issued as one: a batch of
     transfers, or compute ops that overlap.
     `source` is the index of the action's place in `Schedule.spans`.

@@ -55,7 +55,7 @@ def _diagnostic(schedule: Schedule, group: list[Finding]) -> Diagnostic:
 
 
 def _skips(schedule: Schedule, text: str) -> tuple[str, ...]:
-    """What the numbers of skips are that a text has in its transfers."""
+    """What the numbers of skips are that a text has in its transfers, which look like those of stages."""
     named = set(map(int, re.findall(r"`(\d+)(?:SEND|RECV)_", text)))
     return tuple(skip_text(schedule, number) for number in schedule.layout.skip_stages if number in named)
 

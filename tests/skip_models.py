@@ -110,21 +110,20 @@ class Translator(nn.Module):
 
     def stages(self) -> list[nn.Module]:
         first, count = len(self.encoder), len(self.encoder) + len(self.decoder)
-        encoder = [Encode(layer, self.source if not stage else None, first, [*range(first + 1, count)])
-                   for stage, layer in enumerate(self.encoder)]  # fmt: skip
-        for stage in encoder[:-1]:
-            stage.memory_to = []
-        decoder = [Decode(look, self.target if not stage else None, self.scores, first) for stage, look in
-                   enumerate(self.decoder)]  # fmt: skip
-        for stage in decoder[:-1]:
-            stage.scores = None
-        return [*encoder, *decoder]
+        found: list[nn.Module] = []
+        for stage, layer in enumerate(self.encoder):
+            memory_to = range(first + 1, count) if stage == first - 1 else ()
+            found.append(Encode(layer, self.source if stage == 0 else None, first, memory_to))
+        for stage, look in enumerate(self.decoder, first):
+            ends = self.target if stage == first else None, self.scores if stage == count - 1 else None
+            found.append(Decode(look, *ends, first))
+        return found
 
 
 class Encode(nn.Module):
     """The first one gives the decoder its words; the last one gives what all have made."""
 
-    def __init__(self, layer: nn.Module, embed: nn.Module | None, first: int, memory_to: list[int]) -> None:
+    def __init__(self, layer: nn.Module, embed: nn.Module | None, first: int, memory_to: Iterable[int]) -> None:
         super().__init__()
         self.layer, self.embed, self.first, self.memory_to = layer, embed, first, memory_to
 
