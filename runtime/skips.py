@@ -10,6 +10,7 @@ from typing import Any
 
 from attrs import define, field
 from torch import Tensor
+from torch.utils._pytree import TreeSpec
 
 from schedlang.kinds import Kind
 from schedlang.runtime.offload import Offload
@@ -46,8 +47,8 @@ class SkippingStage(Stage):
         self._before, self._after = before, after
         #: What skips have brought, from F to the backward.
         self._taken: dict[int, dict[int, Value]] = {}
-        #: What the module has just returned for later stages.
-        self._given: Mapping[int, Value] = {}
+        #: What the module has just returned for each skip after it, as `flatten` takes it apart.
+        self._given: list[tuple[list[Tensor], TreeSpec | None]] = []
 
     def box(self, kind: Kind, number: int) -> dict[int, Any]:
         """Where what passes by a transfer comes from or goes to."""
@@ -72,15 +73,14 @@ class SkippingStage(Stage):
     def recompute(self, microbatch: int) -> None:
         """R: the forward again; later stages have what it gives."""
         super().recompute(microbatch)
-        self._given = {}
+        self._given = []
 
     def _take(self, microbatch: int) -> None:
         self._taken[microbatch] = {skip.earlier: skip.values.pop(microbatch) for skip in self._before.values()}
 
     def _give(self, microbatch: int) -> None:
-        given, self._given = self._given, {}
-        for skip in self._after.values():
-            tensors, tree = flatten(given[skip.later], skip.what)
+        given, self._given = self._given, []
+        for skip, (tensors, tree) in zip(self._after.values(), given, strict=True):
             # Each stage has tensors of its own, for gradients of its own.
             skip.values[microbatch] = unflatten([each.detach() for each in tensors], tree)
 
@@ -93,23 +93,22 @@ class SkippingStage(Stage):
         if not self._after:
             return returned
         later = [skip.later for skip in self._after.values()]
-        wrong = None
-        if not isinstance(returned, tuple) or len(returned) != 2 or not isinstance(returned[1], Mapping):
-            wrong = f"a {type(returned).__name__}"
-        elif set(returned[1]) != set(later):
-            wrong = f"values for the stages {[*returned[1]]}"
-        if wrong:
-            raise PipelineError(
-                f"stage {self.number} returns {wrong}: where the plan has skips, it must return two values, its output "
-                f"and a dictionary of what it gives to the stages {later}"
-            )
-        output, self._given = returned
-        return output
+        match returned:
+            case (output, Mapping() as by_stage) if by_stage.keys() == set(later):
+                self._given = [flatten(by_stage[skip.later], skip.what) for skip in self._after.values()]
+                return output
+            case (_, Mapping() as by_stage):
+                found = f"values for the stages {[*by_stage]}"
+            case _:
+                found = f"a {type(returned).__name__}"
+        raise PipelineError(
+            f"stage {self.number} returns {found}: where the plan has skips, it must return two values, its output "
+            f"and a dictionary of what it gives to the stages {later}"
+        )
 
     def _record(self, microbatch: int, input: Value) -> Value:
         output = super()._record(microbatch, input)
-        for skip in self._after.values():
-            tensors, _ = flatten(self._given[skip.later], skip.what)
+        for tensors, _ in self._given:
             self._live[microbatch][1].extend(each for each in tensors if has_gradient(each))
         return output
 
