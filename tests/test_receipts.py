@@ -43,7 +43,7 @@ def knowledge(plan: Plan) -> dict[tuple[int, int], list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "fewest"), [("1f1b", 0.7), ("interleaved_1f1b", 0.7), ("zb_v", 0.5), ("chimera", 0.5)]
+    ("name", "fewest"), [("1f1b", 0.7), ("interleaved_1f1b", 0.7), ("zb_v", 0.5), ("chimera", 0.5), ("unet_1f1b", 0.5)]
 )
 def test_a_send_is_waited_for_only_where_it_is_known_to_have_been_received(name: str, fewest: float) -> None:
     plan = compile(read_source(PROGRAMS / f"{name}.sched"), {"ranks": 4, "microbatches": 16})
