@@ -23,8 +23,6 @@ def unsupported(plan: Plan) -> str | None:
     """What of a plan this runtime does not run yet."""
     if len(plan.layout.pipelines) > 1 and any(Kind.U in each.kind for each in plan.ranks):
         return "this runtime does not run plans with updates of replicas yet"
-    if plan.layout.skips and plan.layout.slices > 1:
-        return "this runtime does not run plans with both slices and skips yet"
     return None
 
 

@@ -87,19 +87,37 @@ class Sliced(nn.Sequential):
 
 
 class Skipping(nn.Sequential):
-    """The layers of a stage with skips: earlier stages add to its input, and its output goes to later ones."""
+    """The layers of a stage with skips: earlier stages add to its input, and its output goes to `later` ones."""
 
     def __init__(self, *layers: nn.Module, later: Sequence[int]) -> None:
         super().__init__(*layers)
         self.later = later
 
-    def forward(self, x: Tensor, skips: Mapping[int, Tensor] | None = None) -> Any:
+    def forward(self, input: Tensor, *, skips: Mapping[int, Tensor] | None = None) -> Any:
         """The output, and if it goes to later stages, what each of these gets."""
-        for each in (skips or {}).values():
-            x = x + each
+        output = self.add(input, skips)
         for layer in self:
-            x = layer(x)
-        return (x, dict.fromkeys(self.later, x)) if self.later else x
+            output = layer(output)
+        return self.give(output)
+
+    def add(self, input: Tensor, skips: Mapping[int, Tensor] | None) -> Tensor:
+        """The input with what earlier stages give."""
+        return sum((skips or {}).values(), start=input)
+
+    def give(self, output: Tensor) -> Any:
+        """What is returned."""
+        return (output, dict.fromkeys(self.later, output)) if self.later else output
+
+
+class SlicedSkipping(Skipping, Sliced):
+    """The same for one slice of a text after the other."""
+
+    def forward(
+        self, input: Tensor, past: Sequence[Tensor] | None = None, *, skips: Mapping[int, Tensor] | None = None
+    ) -> Any:
+        """The same, and keys and values as those of `Sliced`."""
+        output, seen = Sliced.forward(self, self.add(input, skips), past)
+        return self.give(output), seen
 
 
 def build_gpt(stages: int, seed: int, slices: int = 1, skips: Sequence[tuple[int, int]] = ()) -> list[nn.Sequential]:
@@ -110,7 +128,8 @@ def build_gpt(stages: int, seed: int, slices: int = 1, skips: Sequence[tuple[int
     layers[0].insert(0, Embedding())
     layers[-1].append(Head())
     if skips:
-        return [Skipping(*each, later=[b for a, b in skips if a == stage]) for stage, each in enumerate(layers)]
+        make = Skipping if slices == 1 else SlicedSkipping
+        return [make(*each, later=[b for a, b in skips if a == stage]) for stage, each in enumerate(layers)]
     return [(nn.Sequential if slices == 1 else Sliced)(*each) for each in layers]
 
 

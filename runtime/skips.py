@@ -14,6 +14,7 @@ from torch.utils._pytree import TreeSpec
 
 from schedlang.kinds import Kind
 from schedlang.runtime.offload import Offload
+from schedlang.runtime.slices import SlicedStage
 from schedlang.runtime.stage import Stage, or_zeros, with_gradients
 from schedlang.runtime.values import Value, flatten, has_gradient, unflatten
 from schedlang.runtime.watchdog import PipelineError
@@ -134,3 +135,7 @@ class SkippingStage(Stage):
         for skip, part in zip(self._before.values(), parts, strict=True):
             skip.gradients[microbatch] = list(islice(skipped, len(part)))
         del self._taken[microbatch]
+
+
+class SlicedSkippingStage(SkippingStage, SlicedStage):
+    """The same by slices: the module gets `past` and `skips`, and returns `(output, {stage: value}), past`."""

@@ -11,7 +11,7 @@ from schedlang.layout import Layout
 from schedlang.plan import Plan
 from schedlang.runtime.checks import device_of
 from schedlang.runtime.ranks import Ranks
-from schedlang.runtime.skips import Skip, SkippingStage
+from schedlang.runtime.skips import Skip, SkippingStage, SlicedSkippingStage
 from schedlang.runtime.slices import SlicedStage
 from schedlang.runtime.stage import LossFn, Stage
 from schedlang.runtime.watchdog import PipelineError
@@ -65,9 +65,10 @@ def _skips(layout: Layout) -> dict[int, Skip]:
 
 
 def _kind_of(stage: int, layout: Layout, skips: Mapping[int, Skip]) -> Callable[..., Stage]:
-    """What makes a stage: one without slices and skips, with slices, or with skips."""
-    if layout.slices > 1:
-        return partial(SlicedStage, slices=layout.slices)
+    """What makes a stage, with slices or without, with skips or without."""
+    sliced = {"slices": layout.slices} if layout.slices > 1 else {}
     before = {number: skips[number] for number, (_, later) in layout.skip_stages.items() if later == stage}
     after = {number: skips[number] for number, (earlier, _) in layout.skip_stages.items() if earlier == stage}
-    return partial(SkippingStage, before=before, after=after) if before or after else Stage
+    if before or after:
+        return partial(SlicedSkippingStage if sliced else SkippingStage, before=before, after=after, **sliced)
+    return partial(SlicedStage, **sliced) if sliced else Stage

@@ -39,7 +39,7 @@ def test_the_stages_of_the_page_are_those_of_a_unet() -> None:
 
 def test_skips_of_all_kinds(run: Run) -> None:
     for found in run("graphs", 4).found():
-        assert len(found) == 7
+        assert len(found) == 10
         assert max(found.values()) < 1e-12, found
 
 
@@ -99,14 +99,7 @@ def test_what_does_not_match_the_plan_is_one_error(run: Run, scenario: str) -> N
         assert re.search(rf"rank 0 failed at {place} \(unet_1f1b.sched:\d+\): {message}$", log, re.M), outcome.logs
 
 
-@pytest.mark.parametrize(
-    ("scenario", "message"),
-    [
-        ("slices", "rank . failed: this runtime does not run plans with both slices and skips yet"),
-        ("by_split", "the plan has skips, whose stages take and return more than blocks: build them yourself"),
-    ],
-)
-def test_what_is_not_done(run: Run, scenario: str, message: str) -> None:
-    outcome = run(scenario, 4)
+def test_split_cuts_for_plans_without_skips(run: Run) -> None:
+    outcome, message = run("by_split", 4), "the plan has skips, whose stages take and return more than blocks: build"
     assert outcome.codes == [1] * 4
-    assert all(re.search(f"{message}$", log, re.M) for log in outcome.logs), outcome.logs
+    assert all(message in log for log in outcome.logs), outcome.logs
