@@ -19,7 +19,7 @@ from schedlang.diagnostics import CompileError
 from schedlang.measured import run_of
 from schedlang.plan import Plan
 from schedlang.plan_reader import open_plan, read_plan
-from schedlang.runtime.checks import unsupported, wrong_number
+from schedlang.runtime.checks import wrong_number
 from schedlang.runtime.corpus import read_corpus
 from schedlang.runtime.report import TOLERANCE, compare, print_header, report, total_losses
 from schedlang.runtime.store import of_this_attempt
@@ -120,7 +120,7 @@ def _start(path: Path) -> tuple[Plan, Tensor]:
         plan, corpus = (open_plan if dist.get_rank() else read_plan)(path), read_corpus()
         wrong = wrong_number(plan, started)
         if wrong is None:
-            wrong = unsupported(plan) or ("the plan has no backward" if plan.is_forward_only else None)
+            wrong = "the plan has no backward" if plan.is_forward_only else None
         else:
             wrong += f": torchrun --nproc-per-node {len(plan.ranks)} -m schedlang.runtime {path}"
     except (CompileError, OSError) as error:

@@ -1,6 +1,6 @@
 """A rank's actions as calls, each bound once to all that it needs; a step makes them one after the other."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from schedlang.actions import is_transfer
@@ -12,6 +12,7 @@ from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.messages import Receive, Send, post_as_one
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.sums import ReplicaSum
+from schedlang.runtime.updates import Updates
 from schedlang.shards import shards
 
 #: The index of an action; a call that does it or a part of it; and kind, stage and microbatch of the op that it
@@ -24,12 +25,17 @@ def prepare(
     stages: dict[int, Stage],
     exchange: Exchange,
     max_gathered: int | None,
+    updates: Sequence[Updates],
     plan: Plan,
     sums: Mapping[int, ReplicaSum],
 ) -> list[Call]:
-    """The calls of a step, with the sums over replicas, by stage; of a plan without backwards, they evaluate."""
+    """The calls of a step, with the sums over replicas, by stage, and the optimizer steps of those within the plan.
+
+    Of a plan without backwards, they evaluate.
+    """
     calls = _Calls(plan, rank, stages, exchange)
     calls.place_sums(sums)
+    calls.place_updates(updates)
     calls.place_shards(max_gathered)
     return list(calls.of_a_step())
 
@@ -55,6 +61,7 @@ class _Calls:
         self.after: dict[int, list[Callable[[], None]]] = {}
         #: What is done once an op has run.
         self.done: dict[int, list[Callable[[], None]]] = {}
+        self.updates: dict[int, Callable[[], None]] = {number: stage.update for number, stage in stages.items()}
         self.place_receives()
         self.place_waits()
 
@@ -90,6 +97,13 @@ class _Calls:
             if backwards and not updates:
                 self.done.setdefault(backwards[-1], []).append(each.begin)
                 self.after.setdefault(len(self.actions), []).append(each.end)
+
+    def place_updates(self, updates: Sequence[Updates]) -> None:
+        """The sums for optimizer steps of replicas begin as soon as the rank has done its part."""
+        for each in updates:
+            for index in each.lasts(self.plan, self.rank):
+                self.done.setdefault(index, []).append(each.begin)
+            self.updates |= {stage.number: partial(each.update, stage) for stage in each.stages}
 
     def place_shards(self, max_gathered: int | None) -> None:
         """The weights of sharded stages are gathered for their ops, of all at once or of so many, and let go of."""
@@ -149,7 +163,7 @@ class _Calls:
         """What an op does."""
         stage = self.stages[number]
         if kind == Kind.U:
-            return stage.update
+            return self.updates[number]
         call = {
             Kind.F: stage.evaluate if self.plan.is_forward_only else stage.forward,
             Kind.B: stage.backward,

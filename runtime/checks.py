@@ -19,13 +19,6 @@ from schedlang.runtime.watchdog import PipelineError, Watchdog
 from schedlang.transports import NCCL, NCCL_EAGER, PORTABLE
 
 
-def unsupported(plan: Plan) -> str | None:
-    """What of a plan this runtime does not run yet."""
-    if len(plan.layout.pipelines) > 1 and any(Kind.U in each.kind for each in plan.ranks):
-        return "this runtime does not run plans with updates of replicas yet"
-    return None
-
-
 def wrong_number(plan: Plan, started: int) -> str | None:
     """What is wrong with the number of processes."""
     needed = len(plan.ranks)
@@ -52,11 +45,10 @@ def check_mesh(mesh: DeviceMesh | None) -> None:
 
 
 def check_plan(plan: Plan, ranks: Ranks) -> None:
-    """Whether this runtime runs the plan, and on so many processes."""
-    wrong, along = unsupported(plan), len(ranks.pipeline)
-    if wrong is None and ranks.are_of_mesh and along != len(plan.ranks):
+    """Whether the plan is for so many processes."""
+    wrong, along = wrong_number(plan, len(ranks.pipeline)), len(ranks.pipeline)
+    if wrong is not None and ranks.are_of_mesh:
         wrong = f"the plan needs {counted(len(plan.ranks), 'rank')}, the mesh has {along} along `{PIPELINE}`"
-    wrong = wrong or wrong_number(plan, along)
     if wrong is not None:
         raise PipelineError(wrong)
 
@@ -79,7 +71,7 @@ def check_stages(
     updated = sorted({stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U})
     if sorted(optimizers) != updated:
         raise PipelineError(f"the plan updates the stages {updated}, `optimizers` has {sorted(optimizers)}")
-    if tied and any(Kind.U in each.kind for each in plan.ranks):
+    if tied and plan.has_updates:
         raise PipelineError("the plan updates its stages itself (`U`), so none of their weights can be tied")
     if max_gathered is not None and max_gathered < 1:
         raise PipelineError(f"`max_gathered` is {max_gathered}, it must be 1 or more")
@@ -87,15 +79,16 @@ def check_stages(
 
 def check_clipping(plan: Plan) -> None:
     """Whether there is a moment at which all gradients are there."""
-    if any(Kind.U in each.kind for each in plan.ranks):
+    if plan.has_updates:
         raise PipelineError(
             "the plan updates its stages itself (`U`), which leaves no moment for `clip_grad_norm_`: clip each stage "
             "in a hook of its optimizer, `register_step_pre_hook`"
         )
 
 
-def check_same(given: Mapping[str, str], ranks: Ranks, watchdog: Watchdog) -> None:
+def check_same(plan: Plan, tied: Tied, transfer_dtype: torch.dtype | None, ranks: Ranks, watchdog: Watchdog) -> None:
     """Compare what all ranks must be given alike, which also waits for all of them."""
+    given = {"plan": plan.digest, "`tied`": str([*map(dict, tied)]), "`transfer_dtype`": str(transfer_dtype)}
     for rank, theirs in watchdog.gather(json.dumps(given), "built no pipeline").items():
         for what, value in json.loads(theirs).items():
             if value != given[what]:

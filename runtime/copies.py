@@ -103,7 +103,7 @@ def _ranks(plan: Plan, pieces: Iterable[int]) -> list[int]:
 
 def check_copies(copies: Sequence[Copies], ranks: Ranks, watchdog: Watchdog) -> None:
     """Compare all copies of weights, on all ranks; PipelineError if some are not alike."""
-    several = [each for each in copies if each.are_shared or len(ranks.replicas) > 1]
+    several = [each for each in copies if each.are_shared or ranks.replicas.are_several]
     found = watchdog.gather(json.dumps({each.name: each.looks() for each in several}), "compared no weights")
     first: dict[str, tuple[int, object]] = {}
     for rank, theirs in found.items():

@@ -40,6 +40,7 @@ from schedlang.runtime.ranks import ranks_of
 from schedlang.runtime.stage import LossFn
 from schedlang.runtime.stages import connect
 from schedlang.runtime.sums import Sums, replica_sums
+from schedlang.runtime.updates import replica_updates
 from schedlang.runtime.values import Value, join
 from schedlang.runtime.watchdog import BETWEEN, PipelineError, Watchdog
 from schedlang.runtime.wire import Wire, warm_up
@@ -98,13 +99,12 @@ class Pipeline:
         self.record, self.bars, self.messages = False, list[Bar](), list[Bar]()
         self._plan, ranks, number = plan, ranks_of(mesh), next(_pipelines)
         self._rank, self._watchdog = ranks.own, Watchdog(plan, ranks, number, timeout)
-        self._is_first = ranks.replicas[0] == dist.get_rank()
+        self._is_first = ranks.replicas.processes[0] == dist.get_rank()
         weakref.finalize(self, self._watchdog.close).atexit = False  # at the exit of the process, it closes itself
         try:
             check_plan(plan, ranks)
             check_stages(plan, self._rank, stages, optimizers or {}, loss_fn, tied, max_gathered)
-            given = {"`tied`": str([*map(dict, tied)]), "`transfer_dtype`": str(transfer_dtype)}
-            check_same({"plan": plan.digest, **given}, ranks, self._watchdog)
+            check_same(plan, tied, transfer_dtype, ranks, self._watchdog)
             self._device = device_of(stages)
             check_transport(plan, ranks.group, self._device)
             self._copies = find_copies(plan, stages, tied)
@@ -113,8 +113,9 @@ class Pipeline:
             self._batches = Batches(plan, self._stages)
             self._wire = wire = Wire(ranks, timeout, self._watchdog)
             self._exchange = Exchange(plan, self._rank, number, self._device, wire, rounding_to(transfer_dtype))
-            self._sums = Sums(self._copies, ranks, wire)
-            self._prepare = partial(prepare, self._rank, self._stages, self._exchange, max_gathered)
+            updates = replica_updates(plan, self._stages, ranks, wire)
+            self._sums = Sums([] if updates else self._copies, ranks, wire)
+            self._prepare = partial(prepare, self._rank, self._stages, self._exchange, max_gathered, updates)
             self._training = self._prepare(plan, replica_sums(self._stages, self._copies, ranks, wire))
             warm_up(plan, ranks, self._device)
         except Exception as error:
@@ -127,7 +128,7 @@ class Pipeline:
         into microbatches along their first dimension, and these into slices along the second one. `options` are keyword
         arguments for the modules of this rank, one dictionary per microbatch. Gives the losses by microbatch, unscaled,
         on the rank of the last stage, and None elsewhere; that of a microbatch is the mean of its slices'. Of several
-        pipelines the first has the first microbatches; a rank gives the losses that it has.
+        pipelines the first has the first microbatches, of each update; a rank gives the losses that it has.
         """
         if self._plan.is_forward_only:
             raise PipelineError("the plan has no backward, it evaluates")

@@ -65,13 +65,14 @@ def train(
     """
     training, progress = Training(), Progress(plan, steps)
     stages = build_stages(plan, plan.stages_of(dist.get_rank()), seed)
-    optimizers = {stage: _noting_optimizer(training, plan, stage, module) for stage, module in stages.items()}
+    of_modules = {module: _noting_optimizer(training, plan, stage, module) for stage, module in stages.items()}
+    optimizers = {stage: of_modules[module] for stage, module in stages.items()}
     actions = plan.ranks[dist.get_rank()]
     updated = {stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U}
     pipeline = Pipeline(
         plan, stages, next_byte_loss, optimizers={stage: optimizers[stage] for stage in updated}, timeout=timeout
     )
-    others = [optimizers[stage] for stage in sorted(optimizers.keys() - updated)]
+    others = [] if updated else [*of_modules.values()]
     if checkpoints:
         training.first = pipeline.resume(checkpoints.folder, others)
     begins = range(training.first, steps, plan.layout.updates)
@@ -108,11 +109,10 @@ def _note(training: Training, plan: Plan, losses: Tensor, seconds: float, busy: 
 
 
 def build_stages(plan: Plan, numbers: Iterable[int], seed: int) -> dict[int, nn.Module]:
-    """Some stages of the model; stages of several pipelines that are replicas begin with the same weights."""
-    starts = {number: plan.layout.pipeline_of[number].start for number in numbers}
+    """Some stages of the model; stages of several pipelines that are replicas are one module."""
     layout = plan.layout
-    models = {start: build_gpt(layout.pieces, seed, layout.slices, layout.skips) for start in set(starts.values())}
-    return {number: models[start][number - start] for number, start in starts.items()}
+    parts = build_gpt(layout.pieces, seed, layout.slices, layout.skips)
+    return {number: parts[number - layout.pipeline_of[number].start] for number in numbers}
 
 
 def train_alone(plan: Plan, corpus: Tensor, steps: int, seed: int) -> Training:

@@ -15,8 +15,8 @@ _WITH_LATER = (Kind.SEND_F, Kind.RECV_B)
 class Pipeline:
     """One way of microbatches through the model: the stages `start` up to `stop`, in order.
 
-    Most schedules have one pipeline. Where there are two over the same ranks, the second one's stages are numbered on
-    from the first one's, and stage `start + i` of either is a replica of the same piece of the model.
+    Most schedules have one pipeline. Where there are more, the second one's stages are numbered on from the first
+    one's, and so on, and stage `start + i` of each is a replica of the same piece of the model.
     """
 
     name: str
@@ -86,6 +86,11 @@ class Layout:
     def is_last(self, stage: int) -> bool:
         """Whether a stage makes the losses."""
         return self.pipeline_of[stage].stop == stage + 1
+
+    def replicas(self, stage: int) -> list[int]:
+        """The stages of all pipelines that are the same piece of the model as a stage, and this one."""
+        piece = stage - self.pipeline_of[stage].start
+        return [pipeline.start + piece for pipeline in self.pipelines]
 
     @cached_property
     def skip_stages(self) -> dict[int, tuple[int, int]]:

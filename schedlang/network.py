@@ -170,7 +170,7 @@ class Network:
         if self.transport.atomic:
             self._partner[sender], self._partner[receiver] = receiver, sender
         kind, number, *_ = self.schedule.ranks[sender[0]].row(sender[1])
-        latency = self.transfers.time(min(self.schedule.layout.ends(kind, number)), sender[0], receiver[0])
+        latency = self.transfers.time(kind, min(self.schedule.layout.ends(kind, number)), sender[0], receiver[0])
         over = max(since + latency, there) if self.transport.travels_ahead else max(since, there) + latency
         if self.transport.capacity:
             channel.received.append(over)

@@ -118,10 +118,8 @@ class _Reader:
 
     def skips(self, pipelines: tuple[Pipeline, ...]) -> tuple[tuple[int, int], ...]:
         """The field `skips`, which plans of before it do not have: stages that all pipelines have."""
-        if "skips" not in self.document:
-            return ()
-        stages = min(each.stop - each.start for each in pipelines)
-        pairs = [self.numbers(pair, "skips") for pair in self.field("skips", list)]
+        given = self.field("skips", list) if "skips" in self.document else []
+        pairs, stages = [self.numbers(each, "skips") for each in given], pipelines[0].stop
         right = all(len(pair) == 2 and not wrong_skip(pair[0], pair[1], stages) for pair in pairs)
         if not right or len(set(map(tuple, pairs))) < len(pairs):
             self.wrong(f"`skips` must be pairs of an earlier and a later stage of {stages}, no neighbours, each once")
@@ -144,6 +142,8 @@ class _Reader:
         starts = [0, *(each.stop for each in found)]
         if [*(each.start for each in found), stages] != starts or any(a >= b for a, b in pairwise(starts)):
             self.wrong(f"`pipelines` must divide the {stages} stages of `placement` among them, in order")
+        if len({each.stop - each.start for each in found}) > 1:
+            self.wrong("`pipelines` must have the same number of stages")
         return tuple(found)
 
     def from_one(self, name: str) -> int:
@@ -267,7 +267,8 @@ def _parse_plain(text: str, sources: list[int]) -> Actions | None:
     if "" in microbatches:
         return None
     actions = Actions()
-    actions.extend(list(map(_KINDS.__getitem__, kinds)), list(map(int, stages)), list(map(int, microbatches)), sources)
+    columns = map(_KINDS.__getitem__, kinds), map(int, stages), map(int, microbatches), sources
+    actions.extend(*columns, [0] * len(sources))
     return actions
 
 

@@ -2,6 +2,8 @@
 
 from attrs import frozen
 
+from schedlang.kinds import Kind
+
 
 @frozen
 class Transfers:
@@ -18,9 +20,13 @@ class Transfers:
     boundary_bytes: tuple[float, ...]
     ranks_per_node: int | None = None
 
-    def time(self, earlier: int, sender: int, receiver: int) -> float:
-        """How long a stage's output, or the gradient of it, takes from a rank to another; 0 on the same rank."""
-        if sender == receiver:
+    def time(self, kind: int, earlier: int, sender: int, receiver: int) -> float:
+        """How long what an op of a kind makes takes from its rank to another; 0 on the same rank.
+
+        It is the output of the stage `earlier`, or the gradient of it. Gradients of weights take no time to be added to
+        those of replicas.
+        """
+        if sender == receiver or kind == Kind.W:
             return 0.0
         nodes = self.ranks_per_node
         link = nodes is not None and sender // nodes != receiver // nodes

@@ -3,7 +3,7 @@
 from attrs import evolve
 
 from schedlang.actions import Actions, is_send, is_transfer
-from schedlang.dependencies import needs, receive_of
+from schedlang.dependencies import SENDS, needs, receive_of
 from schedlang.schedule import Schedule
 
 
@@ -46,5 +46,5 @@ def _receives(lowered: Schedule, rank: int, batch: range) -> set[tuple[int, int,
         receive_of(lowered, need, actions.stage[index])
         for index in batch
         for need in needs(lowered, *actions.row(index)[:3])
-        if lowered.placement[need[1]] != rank
+        if lowered.placement[need[1]] != rank and need[0] in SENDS
     }

@@ -84,7 +84,7 @@ class Graph:
             wanted: dict[int, float] = {}
             for need, stage in ((need, op[1]) for op in ops for need in needs(self.schedule, *op[:3])):
                 each = maker[need]
-                latency = transfers.time(min(stage, need[1]), self.rank[each], self.rank[node])
+                latency = transfers.time(need[0], min(stage, need[1]), self.rank[each], self.rank[node])
                 wanted[each] = max(wanted.get(each, 0.0), latency)
             wanted.pop(node, None)
             self.needs.append(sorted(wanted.items()))
