@@ -2,11 +2,14 @@
 
 import copy
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 
 import torch
-from torch import Tensor, nn
+from attrs import evolve
+from torch import Tensor
 
-from schedlang.runtime.gpt import cut_gpt, next_byte_loss
+from schedlang.runtime.gpt import cut_gpt, next_byte_loss, run_gpt
 from schedlang.runtime.task import Task
 from schedlang.runtime.train import Training, keep_gradients, make_optimizer
 from schedlang.runtime.weights import delays
@@ -15,14 +18,15 @@ from schedlang.runtime.weights import delays
 def train_alone(task: Task, steps: int) -> Training:
     """The same updates from the first one on; where gradients are late, as late."""
     training, plan = Training(), task.plan
-    parts = cut_gpt(task.layers(), plan.layout, sliced=False)
+    parts = cut_gpt(task.layers(), evolve(plan.layout, skips=()), sliced=False)
     optimizers = list(map(make_optimizer, parts))
     behind = {stage: late for rank in range(len(plan.ranks)) for stage, late in delays(plan, rank).items()}
     #: For each part the weights that the next update's microbatches read, and all later ones.
     versions = [deque([copy.deepcopy(part)], behind[stage] + 1) for stage, part in enumerate(parts)]
     for step in range(steps):
         read = [each[0] for each in versions]
-        training.losses.append(_add_gradients(nn.Sequential(*read), *task.batch(step), task.microbatches))
+        model = partial(run_gpt, read, plan.layout.skips)
+        training.losses.append(_add_gradients(model, *task.batch(step), task.microbatches))
         for part, other, optimizer, kept in zip(parts, read, optimizers, versions, strict=True):
             for weight, old in zip(part.parameters(), other.parameters(), strict=True):
                 weight.grad, old.grad = old.grad, None
@@ -33,7 +37,7 @@ def train_alone(task: Task, steps: int) -> Training:
     return training
 
 
-def _add_gradients(model: nn.Module, inputs: Tensor, targets: Tensor, microbatches: int) -> float:
+def _add_gradients(model: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor, microbatches: int) -> float:
     """Add the gradient of the mean loss of some microbatches, one by one; that loss."""
     losses = []
     for x, y in zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True):

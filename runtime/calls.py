@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 from schedlang.actions import is_transfer
 from schedlang.kinds import Kind
@@ -52,9 +51,11 @@ class _Calls:
         self.actions = plan.ranks[rank]
         self.sends: dict[int, Send] = {}
         self.receives: dict[int, Receive] = {}
-        for index, kind in enumerate(self.actions.kind):
-            if is_transfer(kind):
-                message = exchange.message(*self.op(index), self.box(*self.op(index)))
+        for index in range(len(self.actions)):
+            if is_transfer(self.actions.kind[index]):
+                kind, number, microbatch = self.op(index)
+                box = stages[plan.layout.stage_of(kind, number)].box(kind, number)
+                message = exchange.message(kind, number, microbatch, box)
                 if isinstance(message, Send):
                     self.sends[index] = message
                 else:
@@ -76,12 +77,6 @@ class _Calls:
     def op(self, index: int) -> tuple[Kind, int, int]:
         """An action's kind, stage and microbatch."""
         return Kind(self.actions.kind[index]), self.actions.stage[index], self.actions.microbatch[index]
-
-    def box(self, kind: Kind, stage: int, _: int) -> dict[int, Any]:
-        """Where a message comes from or goes to."""
-        of = self.stages[stage]
-        return {Kind.SEND_F: of.outputs, Kind.RECV_F: of.inputs, Kind.SEND_B: of.input_gradients,
-                Kind.RECV_B: of.gradients}[kind]  # fmt: skip
 
     def place_receives(self) -> None:
         """By gloo, receives begin some ops early: it minds no order, and has less to say where they come first."""
@@ -162,15 +157,18 @@ class _Calls:
         yield from self.others(self.after, index)
 
     def compute(self, index: int) -> Iterator[Call]:
-        """A compute op, after the wait for what it needs from another rank."""
-        kind, number, microbatch = op = self.op(index)
+        """A compute op, after the waits for what it needs from other ranks."""
+        kind, stage, microbatch = op = self.op(index)
         yield from self.updates(index, index)
         yield from self.others(self.before, index)
-        if kind in NEEDS and (need := (NEEDS[kind], number, microbatch)) in self.received:
+        numbers = self.plan.layout.numbers(NEEDS[kind], stage) if kind in NEEDS else []
+        needs = [need for number in numbers if (need := (NEEDS[kind], number, microbatch)) in self.received]
+        for need in needs:
             yield index, self.received[need].arrive, need
+        if needs:
             yield from self.others(self.after, index)
         if kind == Kind.U and self.clip:
-            yield index, partial(self.clip.take, number, max(microbatch, 0)), None
+            yield index, partial(self.clip.take, stage, max(microbatch, 0)), None
         else:
             yield index, self.call(*op), op
         yield from self.others(self.done, index)

@@ -9,7 +9,6 @@ from collections.abc import Hashable
 
 import torch
 
-from schedlang.actions import counterpart
 from schedlang.kinds import Kind
 from schedlang.plan import Plan
 from schedlang.runtime.messages import (
@@ -38,8 +37,10 @@ class Exchange:
     ) -> None:
         self._plan, self._device, self._wire, self._rank, self._rounding = plan, device, wire, rank, rounding
         self._name = torch.tensor([number, int(plan.digest[:15], 16)])
-        self._stages = len(plan.placement)
-        self._units = max(map(plan.layout.units, range(self._stages)))
+        stages = len(plan.placement)
+        #: Edges have the numbers of the stages that they begin at, and of skips.
+        self._numbers = stages + len(plan.layout.skip_stages)
+        self._units = max(map(plan.layout.units, range(stages)))
         #: NCCL issues batches as one; to gloo they mean nothing.
         self.has_batches = device.type == "cuda"
         self._edges: dict[int, Edge] = {}
@@ -48,12 +49,12 @@ class Exchange:
         self._inputs: dict[int, int] = {}
         self._told: list[tuple[InFlight, int]] = []
 
-    def message(self, kind: Kind, stage: int, microbatch: int, box: dict[int, Value]) -> Send | Receive:
+    def message(self, kind: Kind, number: int, microbatch: int, box: dict[int, Value]) -> Send | Receive:
         """The message of an action, from a box or into one."""
-        edge = self._edge(kind, stage)
-        number = 2 * (edge.earlier * self._units + microbatch) + (kind in (Kind.SEND_B, Kind.RECV_B))
-        # Before them, a word and a header for every stage.
-        tags = range(_FIRST_TAG + 2 * self._stages + number, _LAST_TAG, 2 * self._stages * self._units)
+        edge = self._edge(kind, number)
+        first = 2 * (edge.number * self._units + microbatch) + (kind in (Kind.SEND_B, Kind.RECV_B))
+        # Before them, a word and a header for every edge.
+        tags = range(_FIRST_TAG + 2 * self._numbers + first, _LAST_TAG, 2 * self._numbers * self._units)
         if kind == Kind.SEND_F:
             return ActivationSend(edge, microbatch, tags, box)
         if kind == Kind.SEND_B:
@@ -81,13 +82,22 @@ class Exchange:
             self._wire.wait(told, peer)
         self._told.clear()
 
-    def _edge(self, kind: Kind, stage: int) -> Edge:
-        earlier = min(stage, counterpart(kind, stage)[1])
-        if earlier not in self._edges:
-            peer = self._plan.peer(kind, stage)
+    def _edge(self, kind: Kind, number: int) -> Edge:
+        layout = self._plan.layout
+        edge = min(number, layout.counterpart(kind, number)[1])
+        if edge not in self._edges:
+            peer, earlier = self._plan.peer(kind, number), min(layout.ends(kind, number))
             assert peer is not None
-            self._edges[earlier] = Edge(self._wire, earlier, peer, _FIRST_TAG + self._stages + earlier, self._rounding)
-        return self._edges[earlier]
+            tag = _FIRST_TAG + self._numbers + edge
+            self._edges[edge] = Edge(self._wire, edge, earlier, self._what(edge), peer, tag, self._rounding)
+        return self._edges[edge]
+
+    def _what(self, number: int) -> str:
+        """What passes an edge, in a message."""
+        if number not in self._plan.layout.skip_stages:
+            return f"the output of stage {number}"
+        earlier, later = self._plan.layout.skip_stages[number]
+        return f"what stage {earlier} returns for stage {later}"
 
     def _takes_part(self, rank: int, first: int) -> bool:
         """Whether a rank has a stage of a pipeline, by its first stage."""

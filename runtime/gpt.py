@@ -1,8 +1,9 @@
 """A small GPT over bytes, cut into stages."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -92,6 +93,40 @@ class Sliced(nn.Sequential):
         return x, seen
 
 
+class Skipping(nn.Sequential):
+    """The layers of a stage with skips: earlier stages add to its input, and its output goes to `later` ones."""
+
+    def __init__(self, layers: OrderedDict[str, nn.Module], later: Sequence[int]) -> None:
+        super().__init__(layers)
+        self.later = later
+
+    def forward(self, input: Tensor, *, skips: Mapping[int, Tensor] | None = None) -> Any:
+        """The output, and if it goes to later stages, what each of these gets."""
+        output = self.add(input, skips)
+        for layer in self:
+            output = layer(output)
+        return self.give(output)
+
+    def add(self, input: Tensor, skips: Mapping[int, Tensor] | None) -> Tensor:
+        """The input with what earlier stages give."""
+        return sum((skips or {}).values(), start=input)
+
+    def give(self, output: Tensor) -> Any:
+        """What is returned."""
+        return (output, dict.fromkeys(self.later, output)) if self.later else output
+
+
+class SlicedSkipping(Skipping, Sliced):
+    """The same for one slice of a text after the other."""
+
+    def forward(
+        self, input: Tensor, past: Sequence[Tensor] | None = None, *, skips: Mapping[int, Tensor] | None = None
+    ) -> Any:
+        """The same, and keys and values as those of `Sliced`."""
+        output, seen = Sliced.forward(self, self.add(input, skips), past)
+        return self.give(output), seen
+
+
 def build_gpt(blocks: int, seed: int) -> list[nn.Module]:
     """The layers of a model with so many blocks, the same for the same seed."""
     torch.manual_seed(seed)
@@ -105,8 +140,22 @@ def cut_gpt(layers: Sequence[nn.Module], layout: Layout, sliced: bool) -> list[n
     """
     blocks = [12 * _WIDTH**2] * (len(layers) - 2)
     cuts = partition([0, *blocks, _BYTES * _WIDTH], layout).cuts
-    make = Sliced if sliced else nn.Sequential
-    return [make(OrderedDict((str(place), layers[place]) for place in range(*ends))) for ends in pairwise(cuts)]
+    parts = [OrderedDict((str(place), layers[place]) for place in range(*ends)) for ends in pairwise(cuts)]
+    if layout.skips:
+        skipping = SlicedSkipping if sliced else Skipping
+        return [skipping(part, [b for a, b in layout.skips if a == stage]) for stage, part in enumerate(parts)]
+    return [(Sliced if sliced else nn.Sequential)(part) for part in parts]
+
+
+def run_gpt(stages: Sequence[nn.Module], skips: Sequence[tuple[int, int]], x: Tensor) -> Tensor:
+    """All stages of a model that were built without slices and skips, one after the other, with these skips."""
+    outputs: list[Tensor] = []
+    for number, stage in enumerate(stages):
+        for earlier in (a for a, b in skips if b == number):
+            x = x + outputs[earlier]
+        x = stage(x)
+        outputs.append(x)
+    return x
 
 
 def next_byte_loss(scores: Tensor, following: Tensor) -> Tensor:

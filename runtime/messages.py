@@ -18,7 +18,7 @@ from schedlang.runtime.wire import InFlight, Wire
 
 @define(eq=False)
 class Edge:
-    """Between a stage of this rank and its neighbour on another one: what passes it looks like this.
+    """Between a stage of this rank and one on another rank: `what` passes it looks like this.
 
     What it looks like is known from the first step with such inputs. In that step, which is `new`, the first activation
     brings a header, and all goes by way of the CPU: its receives are begun when they are waited for, and gloo does not
@@ -26,7 +26,9 @@ class Edge:
     """
 
     wire: Wire
+    number: int
     earlier: int
+    what: str
     peer: int
     tag: int
     rounding: Rounding | None
@@ -118,13 +120,12 @@ class ActivationSend(Send):
     def tensors(self) -> list[Tensor]:
         """The tensors of the output, announced if it is the first of a new step, and else like what was."""
         edge = self.edge
-        what = f"the output of stage {edge.earlier}" if edge.look is None else ""
-        tensors, tree = flatten(self.box.pop(self.microbatch), what)
+        tensors, tree = flatten(self.box.pop(self.microbatch), edge.what)
         if edge.look is None:
             edge.announce(Look.of(tensors, tree))
         elif not edge.look.is_of(tensors, tree):
             raise PipelineError(
-                f"the output of stage {edge.earlier} is {Look.of(tensors, tree)} for microbatch {self.microbatch}, "
+                f"{edge.what} is {Look.of(tensors, tree)} for microbatch {self.microbatch}, "
                 f"but {edge.look} in the first step with inputs of this shape"
             )
         return edge.activation.pack(tensors)

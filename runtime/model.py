@@ -62,6 +62,8 @@ def split(
     """
     if plan.layout.slices > 1:
         raise PipelineError("the plan has slices, whose stages take and return more than blocks: build them yourself")
+    if plan.layout.skips:
+        raise PipelineError("the plan has skips, whose stages take and return more than blocks: build them yourself")
     named = blocks_of(model, blocks)
     shared_out = _share_out(named, plan.layout, costs)
     tied = _find_tied(model, named, shared_out)

@@ -57,7 +57,7 @@ class Pipeline:
 
     `stages` are the modules of exactly the stages that the plan gives to this rank. A stage takes what the one before
     returns, a tensor, or tensors in tuples, lists and dictionaries, microbatch first; a tuple as several arguments.
-    Where the plan has slices, stages take and return more, see `SlicedStage`.
+    Where the plan has slices or skips, stages take and return more, see `SlicedStage` and `SkippingStage`.
     `loss_fn(output, targets)` gives the scalar loss of one microbatch. Every microbatch's loss is multiplied by
     `loss_scale` before its backward; without it by 1/microbatches, those of one update in all replicas, for the
     gradient of the mean.

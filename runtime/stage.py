@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.optim import Optimizer
 
+from schedlang.kinds import Kind
 from schedlang.runtime.offload import Offload, copy_stream
 from schedlang.runtime.sharded import sharded
 from schedlang.runtime.split_backward import Split, has_reentrant_checkpoint, run_backward, warn_of
@@ -78,6 +79,13 @@ class Stage:
         self._warned = False
         #: Input and random state, from F to R.
         self._again: dict[int, tuple[Value, Tensor]] = {}
+
+    def box(self, kind: Kind, number: int) -> dict[int, Any]:
+        """Where what passes by a transfer comes from or goes to."""
+        return {
+            Kind.SEND_F: self.outputs, Kind.RECV_F: self.inputs,
+            Kind.SEND_B: self.input_gradients, Kind.RECV_B: self.gradients,
+        }[kind]  # fmt: skip
 
     def begin(self, options: dict[int, Mapping[str, Any]]) -> None:
         """Begin a step."""

@@ -1,15 +1,17 @@
 """The stages that a rank holds, made for its part of a plan and connected with each other."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from torch import nn
 from torch.optim import Optimizer
 
 from schedlang.kinds import Kind
+from schedlang.layout import Layout
 from schedlang.plan import Plan
 from schedlang.runtime.checks import device_of
 from schedlang.runtime.ranks import Ranks
+from schedlang.runtime.skips import Skip, SkippingStage, SlicedSkippingStage
 from schedlang.runtime.slices import SlicedStage
 from schedlang.runtime.stage import LossFn, Stage
 from schedlang.runtime.watchdog import PipelineError
@@ -28,10 +30,9 @@ def connect(
     layout, stages = plan.layout, dict[int, Stage]()
     if loss_scale is None:
         loss_scale = layout.updates / layout.microbatches / len(ranks.replicas.processes)
-    weights = _weights(plan, ranks.own, modules)
-    make = Stage if layout.slices == 1 else partial(SlicedStage, slices=layout.slices)
+    weights, skips = _weights(plan, ranks.own, modules), _skips(layout)
     for number in sorted(modules):
-        stages[number] = make(
+        stages[number] = _kind_of(number, layout, skips)(
             number,
             modules[number],
             device_of(modules),
@@ -65,3 +66,22 @@ def _weights(plan: Plan, rank: int, modules: Mapping[int, nn.Module]) -> dict[in
         if behind[number]:
             found[number] = found[same] if same != number else Weights(module, behind[number], per_update)
     return found
+
+
+def _skips(layout: Layout) -> dict[int, Skip]:
+    """The skips of a plan, by their numbers."""
+    found: dict[int, Skip] = {}
+    for number, (earlier, later) in layout.skip_stages.items():
+        start = layout.pipeline_of[earlier].start
+        found[number] = Skip(earlier - start, later - start, f"what stage {earlier} returns for stage {later}")
+    return found
+
+
+def _kind_of(stage: int, layout: Layout, skips: Mapping[int, Skip]) -> Callable[..., Stage]:
+    """What makes a stage, with slices or without, with skips or without."""
+    sliced = {"slices": layout.slices} if layout.slices > 1 else {}
+    before = {number: skips[number] for number, (_, later) in layout.skip_stages.items() if later == stage}
+    after = {number: skips[number] for number, (earlier, _) in layout.skip_stages.items() if earlier == stage}
+    if before or after:
+        return partial(SlicedSkippingStage if sliced else SkippingStage, before=before, after=after, **sliced)
+    return partial(SlicedStage, **sliced) if sliced else Stage

@@ -21,10 +21,14 @@ _OTHER_END: dict[int, tuple[Kind, int]] = {
 }
 
 
-def counterpart(kind: int, stage: int) -> tuple[Kind, int]:
-    """The other end of a transfer: an activation goes from stage s to s + 1, a gradient from s to s - 1."""
+def counterpart(kind: int, number: int, stages: int) -> tuple[Kind, int]:
+    """The other end of a transfer, where there are so many stages.
+
+    An activation goes from stage s to s + 1, a gradient from s to s - 1. Behind the numbers of the stages are those of
+    skips, which are the same at both ends (see `schedlang.layout`).
+    """
     other, distance = _OTHER_END[kind]
-    return other, stage + distance
+    return other, number + (distance if number < stages else 0)
 
 
 def is_transfer(kind: int) -> bool:
@@ -51,6 +55,7 @@ def word(kind: int, stage: int, microbatch: int) -> str:
 class Actions:
     """What one rank does, in order, as columns of integers; row i of all columns is action i.
 
+    `stage` is, of a transfer by a skip, the number of the skip (see `schedlang.layout`).
     `group` is 0 for an action issued alone; neighbours that share a number above 0 are issued as one: a batch of
     transfers, or compute ops that overlap.
     `source` is the index of the action's place in `Schedule.spans`.

@@ -13,7 +13,7 @@ from schedlang.arithmetic import multiply, quotient, require, rest
 from schedlang.codegen import Codegen, variable
 from schedlang.diagnostics import counted
 from schedlang.faults import Fault
-from schedlang.layout import Layout, Pipeline
+from schedlang.layout import Layout, Pipeline, wrong_skip
 from schedlang.schedule import Claim, WeightRule
 
 #: The most loop rounds and ops that a program may ask for, all ranks together.
@@ -35,6 +35,7 @@ class Declarations:
     claims: list[Claim] = field(factory=list)
     rules: list[syntax.Weights] = field(factory=list)
     links: tuple[int, ...] = ()
+    skips: list[syntax.Skip] = field(factory=list)
     steps: int = MOST_STEPS
     #: The place where the last pipeline says how many microbatches it runs.
     share: int = 0
@@ -59,6 +60,8 @@ class Declarations:
                 self.alike_pipelines(item)
             case syntax.Weights():
                 self.rules.append(item)
+            case syntax.Skip():
+                self.skips.append(item)
             case syntax.Link(name, number):
                 ranks = self.count(0, self.params["ranks"], 1, self.codegen.place(item))
                 self.links = tuple(map(int, map(self.function(name, number), ranks)))
@@ -139,11 +142,26 @@ class Declarations:
             self.placement = list(self.count(0, ranks, 1, 0))
             self.pipelines = [Pipeline("", 0, ranks, microbatches)]
         slices = self.params.get("slices", 1)
-        layout = Layout(tuple(self.placement), tuple(self.pipelines), slices, links=self.links)
+        layout = Layout(tuple(self.placement), tuple(self.pipelines), slices, links=self.links, skips=self._skips())
         if layout.microbatches != microbatches:
             message = f"the pipelines run {layout.microbatches} microbatches, `microbatches` is {microbatches}"
             raise Fault("pipelines", message, self.share)
         return layout
+
+    def _skips(self) -> tuple[tuple[int, int], ...]:
+        """The earlier and the later stage of every skip, as all pipelines have them."""
+        found: dict[tuple[int, int], None] = {}
+        stages = self.pipelines[0].stop
+        for item in self.skips:
+            earlier, later = self.function(item.name, item.earlier), self.function(item.name, item.later)
+            place = self.codegen.place(item)
+            for number in self.count(self.evaluate(item.range.start), self.evaluate(item.range.stop), 1, place):
+                skip = int(earlier(number)), int(later(number))
+                wrong = "is there already" if skip in found else wrong_skip(*skip, stages)
+                if wrong:
+                    raise Fault("skip", f"the skip from stage {skip[0]} to stage {skip[1]} {wrong}", place)
+                found[skip] = None
+        return tuple(found)
 
     def weights(self, layout: Layout) -> tuple[WeightRule, ...]:
         """The rule of every stage; a later line overrides an earlier one."""

@@ -39,19 +39,17 @@ def _update_needs(layout: Layout, stage: int, update: int) -> list[Op]:
 
 
 def _forward_needs(schedule: Schedule, stage: int, microbatch: int) -> list[Op]:
-    """The activation of the stage before; and what attention keeps of the slice before (TeraPipe, section 3)."""
-    found = [] if schedule.layout.is_first(stage) else [(Kind.F, stage - 1, microbatch)]
+    """The activations of the stages before; and what attention keeps of the slice before (TeraPipe, section 3)."""
+    found = [(Kind.F, each, microbatch) for each in schedule.layout.before[stage]]
     return found if microbatch % schedule.layout.slices == 0 else [*found, (Kind.F, stage, microbatch - 1)]
 
 
 def _backward_needs(schedule: Schedule, stage: int, microbatch: int) -> list[Op]:
-    """The own activation, run again if it was dropped, or brought back; the gradient of the stage and slice after."""
+    """The own activation, run again if it was dropped, or brought back; the gradients of the stages and slice after."""
     own = Kind.R if (stage, microbatch) in schedule.recomputed else Kind.F
     if (stage, microbatch) in schedule.offloaded:
         own = Kind.RELOAD
-    found: list[Op] = [(own, stage, microbatch)]
-    if not schedule.layout.is_last(stage):
-        found.append((Kind.B, stage + 1, microbatch))
+    found: list[Op] = [(own, stage, microbatch), *((Kind.B, each, microbatch) for each in schedule.layout.after[stage])]
     if (microbatch + 1) % schedule.layout.slices:
         found.append((Kind.B, stage, microbatch + 1))
     return found
@@ -106,5 +104,12 @@ MAKES: dict[int, tuple[Kind, ...]] = {
     Kind.RELOAD: (Kind.RELOAD,),
 }
 
-#: The send that brings what was made to another rank; of weights, gradients are summed.
+#: The send that brings what was made to another rank, and its receive there; of weights, gradients are summed.
 SENDS = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B}
+RECEIVES = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B}
+
+
+def receive_of(schedule: Schedule, need: Op, stage: int) -> Op:
+    """The receive that brings what an op of a stage needs from another stage, if that is on another rank."""
+    kind, maker, microbatch = need
+    return RECEIVES[kind], schedule.layout.number(stage, maker), microbatch

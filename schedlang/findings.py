@@ -1,5 +1,7 @@
 """What the checks find in a schedule, and its way to the user: one mistake in a loop is one diagnostic."""
 
+import re
+
 from attrs import frozen
 
 from schedlang.diagnostics import Diagnostic, Label
@@ -36,19 +38,32 @@ def _diagnostic(schedule: Schedule, group: list[Finding]) -> Diagnostic:
     first = group[0]
     places = ((first.place, first.label), *first.related)
     labels = [Label(schedule.spans[place], text) for place, text in places if place < len(schedule.spans)]
-    notes: tuple[str, ...] = ()
+    labels = [label for wait in first.waits for label in wait.labels()] or labels
+    notes = _skips(schedule, " ".join([first.message, *(label.text for label in labels)]))
     if len(group) > 1:
-        notes = (f"and {len(group) - 1} more, on {ranks_text(sorted({each.rank for each in group}))}",)
+        notes = (*notes, f"and {len(group) - 1} more, on {ranks_text(sorted({each.rank for each in group}))}")
     return Diagnostic(
         first.code,
         first.message,
-        tuple([label for wait in first.waits for label in wait.labels()] or labels),
+        tuple(labels),
         schedule.source,
         notes,
         first.help,
         schedule.source.path,
         first.waits,
     )
+
+
+def _skips(schedule: Schedule, text: str) -> tuple[str, ...]:
+    """What the numbers of skips are that a text has in its transfers, which look like those of stages."""
+    named = set(map(int, re.findall(r"`(\d+)(?:SEND|RECV)_", text)))
+    return tuple(skip_text(schedule, number) for number in schedule.layout.skip_stages if number in named)
+
+
+def skip_text(schedule: Schedule, number: int) -> str:
+    """What a skip's number stands for."""
+    earlier, later = schedule.layout.skip_stages[number]
+    return f"{number} is the skip from stage {earlier} to stage {later}"
 
 
 def ranks_text(ranks: list[int]) -> str:

@@ -11,8 +11,9 @@ from itertools import accumulate, zip_longest
 
 from attrs import frozen
 
-from schedlang.actions import counterpart, is_send, is_transfer
+from schedlang.actions import is_send, is_transfer
 from schedlang.kinds import Kind
+from schedlang.layout import Layout
 from schedlang.receipts import receipts
 from schedlang.schedule import Schedule
 from schedlang.transports import BLOCKING, PORTABLE, timed
@@ -23,12 +24,12 @@ _EARLY = 2
 #: Where ranks may block, a send is waited for when this many others have followed, whatever is known of it.
 _WINDOW = 8
 
-#: The message that an op uses, where it uses one.
+#: The messages that an op uses, where it uses some.
 _USES: dict[int, Kind] = {
     Kind.F: Kind.RECV_F, Kind.R: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind.RECV_B, Kind.W: Kind.RECV_B,
 }  # fmt: skip
 
-#: The message that an op makes.
+#: The messages that an op makes.
 _MAKES: dict[int, Kind] = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B, Kind.I: Kind.SEND_B}
 
 _Action = tuple[int, int, int]
@@ -134,30 +135,30 @@ def _activations(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
 
 
 def _messages(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
-    actions = schedule.ranks[rank]
+    actions, layout = schedule.ranks[rank], schedule.layout
     places = {actions.row(index)[:3]: index for index in range(len(actions))}
-    used = _last_uses(schedule, places)
+    used = _last_uses(layout, places)
     for receive, start in begins(schedule, rank, timed(schedule.transport).tags).items():
         stop = used[actions.row(receive)[:3]]
         yield Lifetime(Holds.RECEIVED, actions.word(receive), start, stop)
     waited = waits(schedule, rank)
     for (kind, stage, microbatch), start in places.items():
-        if kind not in _MAKES:
-            continue
-        send = places.get((_MAKES[kind], stage, microbatch))
-        following = used.get((*counterpart(_MAKES[kind], stage), microbatch))
-        if send is not None:
-            yield Lifetime(Holds.SENT, actions.word(send), start, waited[send])
-        elif following is not None:
-            name = f"{actions.word(start)}>{actions.word(following)}"
-            yield Lifetime(Holds.INSIDE, name, start, following)
+        for number in layout.numbers(_MAKES[kind], stage) if kind in _MAKES else ():
+            send = places.get((_MAKES[kind], number, microbatch))
+            if send is not None:
+                yield Lifetime(Holds.SENT, actions.word(send), start, waited[send])
+                continue
+            following = used.get((*layout.counterpart(_MAKES[kind], number), microbatch))
+            if following is not None:
+                name = f"{actions.word(start)}>{actions.word(following)}"
+                yield Lifetime(Holds.INSIDE, name, start, following)
 
 
-def _last_uses(schedule: Schedule, places: dict[_Action, int]) -> dict[_Action, int]:
+def _last_uses(layout: Layout, places: dict[_Action, int]) -> dict[_Action, int]:
     """The last op that uses each message, by its receive, which a message from the same rank does not have."""
-    ends = {Kind.RECV_F: schedule.layout.is_first, Kind.RECV_B: schedule.layout.is_last}
     return {
-        (_USES[kind], stage, microbatch): index
+        (_USES[kind], number, microbatch): index
         for (kind, stage, microbatch), index in places.items()
-        if kind in _USES and not ends[_USES[kind]](stage)
+        if kind in _USES
+        for number in layout.numbers(_USES[kind], stage)
     }

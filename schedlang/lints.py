@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from attrs import evolve
 
-from schedlang.actions import Actions, counterpart, is_send, is_transfer, word
+from schedlang.actions import Actions, is_send, is_transfer, word
 from schedlang.diagnostics import Diagnostic
 from schedlang.findings import Finding, diagnose
 from schedlang.schedule import Schedule
@@ -48,7 +48,7 @@ def _asymmetric(schedule: Schedule) -> Iterator[Finding]:
         actions = schedule.ranks[rank]
         for start, _ in found:
             batch = [i for i in actions.batch(start) if schedule.peer(actions.kind[i], actions.stage[i]) == peer]
-            ends = [(*counterpart(actions.kind[i], actions.stage[i]), actions.microbatch[i]) for i in batch]
+            ends = [(*schedule.layout.counterpart(*actions.row(i)[:2]), actions.microbatch[i]) for i in batch]
             if frozenset(word(*end) for end in ends) not in mirrors.get((peer, rank), ()):
                 message = f"what rank {rank} issues as one batch with rank {peer}, rank {peer} does not"
                 yield Finding("asymmetric-batch", message, rank, actions.source[start], help=help)
@@ -92,7 +92,8 @@ def _needs_tags(schedule: Schedule) -> Iterator[Finding]:
             peer = schedule.peer(*op)
             assert peer is not None
             if is_send(op[0]):
-                sent.setdefault((rank, peer), []).append(word(*counterpart(*op), actions.microbatch[index]))
+                receive = word(*schedule.layout.counterpart(*op), actions.microbatch[index])
+                sent.setdefault((rank, peer), []).append(receive)
             else:
                 received.setdefault((peer, rank), []).append((actions.word(index), actions.source[index]))
     help = "receive in the order of the sends: other transports match messages by it"

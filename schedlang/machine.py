@@ -13,10 +13,10 @@ from array import array
 from heapq import heappop, heappush
 from itertools import compress
 
-from schedlang.actions import Actions, counterpart, is_copy, is_send, is_transfer, word
+from schedlang.actions import Actions, is_copy, is_send, is_transfer, word
 from schedlang.columnwise import is_large
 from schedlang.costs import UNIT, Costs
-from schedlang.dependencies import MAKES, SENDS, Op, needs
+from schedlang.dependencies import MAKES, SENDS, Op, needs, receive_of
 from schedlang.diagnostics import CompileError
 from schedlang.execution import Execution
 from schedlang.findings import Finding, diagnose
@@ -90,7 +90,7 @@ class _Machine:
         self.transport, self.network = transport, Network(schedule, transport, self.transfers)
         self.findings: list[Finding] = []
         self.stride = max(map(schedule.layout.units, range(stages)))
-        ranks, slots = len(schedule.ranks), stages * self.stride
+        ranks, slots = len(schedule.ranks), (stages + len(schedule.layout.skip_stages)) * self.stride
         self.position = [0] * ranks
         self.clock = [0.0] * ranks
         self.bars = [Bars() for _ in range(ranks)]
@@ -163,17 +163,16 @@ class _Machine:
                         self.awaited[rank] = index
                         self.summing.setdefault(need, []).append(rank)
                         return True
-                elif (posted := self.on_its_way(need)) is not None:
+                elif (posted := self.on_its_way(need, self.schedule.ranks[rank].stage[index])) is not None:
                     self.awaited[rank] = posted
                     return True
         return False
 
-    def on_its_way(self, need: Op) -> int | None:
-        """The receive, issued and not over, that will bring what an op needs."""
-        kind, stage, microbatch = need
-        receive, receiver = counterpart(SENDS[kind], stage)
-        arrived = self.state[self.slot(receiver, microbatch)] & _ARRIVED[receive]
-        return None if arrived else self.posted.get((receive, receiver, microbatch))
+    def on_its_way(self, need: Op, stage: int) -> int | None:
+        """The receive, issued and not over, that will bring what an op of a stage needs."""
+        receive = kind, number, microbatch = receive_of(self.schedule, need, stage)
+        arrived = self.state[self.slot(number, microbatch)] & _ARRIVED[kind]
+        return None if arrived else self.posted.get(receive)
 
     def compute(self, rank: int, batch: range) -> None:
         """Do a compute op, or ops that overlap: check what they need, give them their time, note what they make."""
@@ -209,9 +208,9 @@ class _Machine:
             for rank in self.summing.pop((made, stage, microbatch), ()):
                 heappush(self.ready, (self.clock[rank], rank))
 
-    def slot(self, stage: int, microbatch: int) -> int:
-        """The index of a stage's microbatch in `state` and `ends`."""
-        return stage * self.stride + microbatch
+    def slot(self, number: int, microbatch: int) -> int:
+        """The index of a stage's or a skip's microbatch in `state`, `ends` and `arrivals`."""
+        return number * self.stride + microbatch
 
     def available(self, rank: int, index: int, need: Op) -> float:
         """Check that what an op needs is on its rank, made here or received; the time from which it is there."""
@@ -221,25 +220,27 @@ class _Machine:
             if not self.state[slot] & _MADE[kind]:
                 self.too_early(rank, index, word(kind, stage, microbatch))
             return self.ends[kind][slot]
-        receive, receiver = counterpart(SENDS[kind], stage)
-        there = self.slot(receiver, microbatch)
+        user = self.schedule.ranks[rank].stage[index]
+        receive, number, _ = receive_of(self.schedule, need, user)
+        there = self.slot(number, microbatch)
         if not self.state[there] & _ARRIVED[receive]:
             help = "a program that writes any `send` or `recv` must write all of them"
-            self.too_early(rank, index, word(receive, receiver, microbatch), help)
+            self.too_early(rank, index, word(receive, number, microbatch), help)
         if self.ideal:
-            return self.ends[kind][slot] + self.transfers.time(kind, stage, self.schedule.placement[stage], rank)
+            latency = self.transfers.time(kind, min(stage, user), self.schedule.placement[stage], rank)
+            return self.ends[kind][slot] + latency
         return self.arrivals[receive][there]
 
     def post(self, rank: int, batch: range) -> None:
         """Issue transfers: check what they send, and note what has come to an end."""
         actions = self.schedule.ranks[rank]
         for index in batch:
-            kind, stage, microbatch, *_ = actions.row(index)
-            slot = self.slot(stage, microbatch)
+            kind, number, microbatch, *_ = actions.row(index)
+            slot, stage = self.slot(number, microbatch), self.schedule.layout.stage_of(kind, number)
             if not is_send(kind):
                 if not self.transport.blocks:
-                    self.posted[kind, stage, microbatch] = index
-            elif not self.state[slot] & _MADE[_SENT_OF[kind]]:
+                    self.posted[kind, number, microbatch] = index
+            elif not self.state[self.slot(stage, microbatch)] & _MADE[_SENT_OF[kind]]:
                 self.too_early(rank, index, word(_SENT_OF[kind], stage, microbatch))
             elif self.state[slot] & _SENT[kind]:
                 self.find("repeated-send", f"`{actions.word(index)}` is sent twice", rank, index)
@@ -254,9 +255,9 @@ class _Machine:
         rank, batch = flight.rank, flight.batch
         actions = self.schedule.ranks[rank]
         for index in batch:
-            kind, stage, microbatch, *_ = actions.row(index)
+            kind, number, microbatch, *_ = actions.row(index)
             if not is_send(kind):
-                slot = self.slot(stage, microbatch)
+                slot = self.slot(number, microbatch)
                 self.state[slot] |= _ARRIVED[kind]
                 self.arrivals[kind][slot] = flight.end
         if self.transport.blocks:

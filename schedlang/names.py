@@ -162,6 +162,11 @@ class _Checker(Scopes):
                     self.report("wrong-arguments", "`cost send` is one for all transfers", Label(stage.span))
             case syntax.Link(name, number):
                 self.expression(number, self.inner(scope, name))
+            case syntax.Skip(name, range, earlier, later):
+                self.bounds(range, scope)
+                inner = self.inner(scope, name)
+                self.expression(earlier, inner)
+                self.expression(later, inner)
             case syntax.Objective(name) if name.text not in OBJECTIVES:
                 help = nearest(name.text, OBJECTIVES) or f"it is {' or '.join(f'`{each}`' for each in OBJECTIVES)}"
                 self.report("unknown-name", f"no objective `{name.text}`", Label(name.span), help=help)

@@ -10,10 +10,9 @@ from enum import IntEnum
 
 from attrs import define, field
 
-from schedlang.actions import counterpart, is_send, word
+from schedlang.actions import is_send, word
 from schedlang.costs import Transfers
 from schedlang.findings import Finding
-from schedlang.kinds import Kind
 from schedlang.schedule import Schedule
 from schedlang.transports import Transport
 
@@ -145,7 +144,7 @@ class Network:
             key = (*key, _BATCHED if len(flight.batch) > 1 else _ALONE)
         if self.transport.tags:
             op = actions.kind[index], actions.stage[index]
-            key = (*key, *(op if sends else counterpart(*op)), actions.microbatch[index])
+            key = (*key, *(op if sends else self.schedule.layout.counterpart(*op)), actions.microbatch[index])
         channel = self._channels.setdefault(key, _Channel())
         since = flight.start
         if sends and self.transport.capacity:
@@ -170,8 +169,8 @@ class Network:
         self._compare(sender, receiver)
         if self.transport.atomic:
             self._partner[sender], self._partner[receiver] = receiver, sender
-        kind, stage, *_ = self.schedule.ranks[sender[0]].row(sender[1])
-        latency = self.transfers.time(Kind.F if kind == Kind.SEND_F else Kind.B, stage, sender[0], receiver[0])
+        kind, number, *_ = self.schedule.ranks[sender[0]].row(sender[1])
+        latency = self.transfers.time(kind, min(self.schedule.layout.ends(kind, number)), sender[0], receiver[0])
         over = max(since + latency, there) if self.transport.travels_ahead else max(since, there) + latency
         if self.transport.capacity:
             channel.received.append(over)
@@ -193,9 +192,8 @@ class Network:
         """Report a message that is not the one that its receive is for."""
         actions, index = self.schedule.ranks[sent[0]], sent[1]
         receiver, at = self.schedule.ranks[received[0]], received[1]
-        if receiver.word(at) == word(
-            *counterpart(actions.kind[index], actions.stage[index]), actions.microbatch[index]
-        ):
+        wanted = self.schedule.layout.counterpart(actions.kind[index], actions.stage[index])
+        if receiver.word(at) == word(*wanted, actions.microbatch[index]):
             return
         message = (
             f"rank {received[0]} receives `{receiver.word(at)}` where rank {sent[0]} sends `{actions.word(index)}`"

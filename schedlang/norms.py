@@ -7,7 +7,7 @@ update itself is put off to the first action that needs it: a forward that reads
 
 from heapq import heappop, heappush
 
-from schedlang.actions import Actions, counterpart, is_transfer
+from schedlang.actions import Actions, is_transfer
 from schedlang.kinds import Kind
 from schedlang.plan import Plan
 from schedlang.schedule import Schedule
@@ -91,7 +91,7 @@ class _Walk:
             kind, stage, microbatch, *_ = actions.row(index)
             other = self.plan.peer(kind, stage) if is_transfer(kind) else None
             if other is not None:
-                place = self.issued[other][(*counterpart(kind, stage), microbatch)]
+                place = self.issued[other][(*self.plan.layout.counterpart(kind, stage), microbatch)]
                 if self.position[other] < place:
                     return other, place
         return None

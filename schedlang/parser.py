@@ -32,6 +32,7 @@ _WORDS = frozenset(
         "DELAY",
         "EVERY",
         "FILL",
+        "FROM",
         "IMPORT",
         "LATEST",
         "LINK",
@@ -40,7 +41,7 @@ _WORDS = frozenset(
         "PIPELINE",
         "RECOMPUTE",
     }
-    | {"REORDER", "RUNS", "SQUEEZE", "STASH", "STEADY", "WARMUP", "WEIGHTS", "WITHIN"}
+    | {"REORDER", "RUNS", "SKIP", "SQUEEZE", "STASH", "STEADY", "TO", "WARMUP", "WEIGHTS", "WITHIN"}
 )
 
 

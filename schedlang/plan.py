@@ -80,6 +80,7 @@ class Plan(Schedule):
             "slices": self.layout.slices,
             "updates": self.layout.updates,
             "links": list(self.layout.links),
+            "skips": [list(skip) for skip in self.layout.skips],
             "weights": [asdict(rule) for rule in self.weights],
             "kernels": [[kernel.start, kernel.stop] for kernel in self.kernels],
             "placement": list(self.placement),

@@ -13,7 +13,7 @@ from attrs import frozen
 from schedlang.actions import NO_MICROBATCH, OVERLAP, Actions, is_copy, is_transfer
 from schedlang.costs import Costs, costs_of
 from schedlang.kinds import Kind
-from schedlang.layout import Layout, Pipeline
+from schedlang.layout import Layout, Pipeline, wrong_skip
 from schedlang.machine import prove
 from schedlang.plan import FORMAT, Plan
 from schedlang.plan_file import Line, Parts, decode_head, plan_error
@@ -114,7 +114,16 @@ class _Reader:
         links = tuple(self.numbers(self.field("links", list), "links"))
         if len(links) not in (0, self.field("ranks", int)):
             self.wrong("`links` must give every rank one")
-        return Layout(placement, pipelines, self.from_one("slices"), updates, links)
+        return Layout(placement, pipelines, self.from_one("slices"), updates, links, self.skips(pipelines))
+
+    def skips(self, pipelines: tuple[Pipeline, ...]) -> tuple[tuple[int, int], ...]:
+        """The field `skips`, which plans of before it do not have: stages that all pipelines have."""
+        given = self.field("skips", list) if "skips" in self.document else []
+        pairs, stages = [self.numbers(each, "skips") for each in given], pipelines[0].stop
+        right = all(len(pair) == 2 and not wrong_skip(pair[0], pair[1], stages) for pair in pairs)
+        if not right or len(set(map(tuple, pairs))) < len(pairs):
+            self.wrong(f"`skips` must be pairs of an earlier and a later stage of {stages}, no neighbours, each once")
+        return tuple((earlier, later) for earlier, later in pairs)
 
     def costs(self, stages: int) -> Costs:
         """The field `costs`, which may be empty."""

@@ -8,11 +8,11 @@ gloo itself cannot be asked, only waited for.
 from bisect import bisect_right
 from itertools import accumulate
 
-from schedlang.actions import Actions, counterpart, is_send
+from schedlang.actions import Actions, is_send
 from schedlang.kinds import Kind
 from schedlang.schedule import Schedule
 
-#: The message that an op waits for, where it comes from another rank.
+#: The messages that an op waits for, where they come from other ranks.
 NEEDS: dict[int, Kind] = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind.RECV_B}
 
 _Message = tuple[int, int, int]
@@ -23,17 +23,19 @@ def receipts(schedule: Schedule, rank: int) -> dict[int, int]:
     actions = schedule.ranks[rank]
     peers = {send: schedule.peer(actions.kind[send], actions.stage[send]) for send in _sends(actions)}
     shown = {peer: _Shown(schedule, rank, peer) for peer in set(peers.values()) if peer is not None}
-    return {send: shown[peer].received(_received(actions, send)) for send, peer in peers.items() if peer is not None}
+    return {
+        send: shown[peer].received(_received(schedule, rank, send)) for send, peer in peers.items() if peer is not None
+    }
 
 
 class _Shown:
     """What the messages of a peer show of those to it."""
 
     def __init__(self, schedule: Schedule, rank: int, peer: int) -> None:
-        actions, own = schedule.ranks[peer], _uses(schedule.ranks[rank])
-        self.uses, self.end = _uses(actions), len(schedule.ranks[rank])
+        actions, own = schedule.ranks[peer], _uses(schedule, rank)
+        self.uses, self.end = _uses(schedule, peer), len(schedule.ranks[rank])
         answers = [
-            (index, own[_received(actions, index)])
+            (index, own[_received(schedule, peer, index)])
             for index in _sends(actions)
             if schedule.peer(actions.kind[index], actions.stage[index]) == rank
         ]
@@ -51,12 +53,19 @@ def _sends(actions: Actions) -> list[int]:
     return [index for index, kind in enumerate(actions.kind) if is_send(kind)]
 
 
-def _received(actions: Actions, send: int) -> _Message:
-    """A send's receive, on its rank."""
-    return *counterpart(actions.kind[send], actions.stage[send]), actions.microbatch[send]
+def _received(schedule: Schedule, rank: int, send: int) -> _Message:
+    """The receive of a rank's send."""
+    kind, number, microbatch, *_ = schedule.ranks[rank].row(send)
+    return *schedule.layout.counterpart(kind, number), microbatch
 
 
-def _uses(actions: Actions) -> dict[_Message, int]:
+def _uses(schedule: Schedule, rank: int) -> dict[_Message, int]:
     """The op that waits for each message that a rank receives."""
+    actions = schedule.ranks[rank]
     ops = enumerate(zip(actions.kind, actions.stage, actions.microbatch, strict=True))
-    return {(NEEDS[kind], stage, microbatch): index for index, (kind, stage, microbatch) in ops if kind in NEEDS}
+    return {
+        (NEEDS[kind], number, microbatch): index
+        for index, (kind, stage, microbatch) in ops
+        if kind in NEEDS
+        for number in schedule.layout.numbers(NEEDS[kind], stage)
+    }

@@ -155,9 +155,9 @@ class Schedule:
         """Whether what an op adds to the memory stays after it: not if there is no backward, or a recomputation."""
         return kind != Kind.F or not (self.is_forward_only or (stage, microbatch) in self.recomputed)
 
-    def peer(self, kind: int, stage: int) -> int | None:
+    def peer(self, kind: int, number: int) -> int | None:
         """See `Layout.peer`."""
-        return self.layout.peer(kind, stage)
+        return self.layout.peer(kind, number)
 
     def stages_of(self, rank: int) -> list[int]:
         """The stages that a rank holds, in order."""

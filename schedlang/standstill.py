@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from schedlang.actions import counterpart, is_send, is_transfer, word
+from schedlang.actions import is_send, is_transfer, word
 from schedlang.dependencies import MAKES, needs
 from schedlang.findings import Finding, ranks_text
 from schedlang.kinds import Kind
@@ -47,11 +47,11 @@ class Standstill:
         return None
 
     def other_end(self, place: Place) -> tuple[int, Kind, int, int]:
-        """The other side of a transfer: its rank, kind, stage and microbatch."""
-        actions, index = self.schedule.ranks[place[0]], place[1]
-        peer = self.schedule.peer(actions.kind[index], actions.stage[index])
+        """The other side of a transfer: its rank, kind, number and microbatch."""
+        kind, number, microbatch, *_ = self.schedule.ranks[place[0]].row(place[1])
+        peer = self.schedule.peer(kind, number)
         assert peer is not None
-        return peer, *counterpart(actions.kind[index], actions.stage[index]), actions.microbatch[index]
+        return peer, *self.schedule.layout.counterpart(kind, number), microbatch
 
     def word(self, place: Place) -> str:
         """An action in a message."""

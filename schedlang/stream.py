@@ -90,9 +90,9 @@ def _rows(actions: Actions) -> list[Row]:
 def _later(rows: list[Row], updates: int, layout: Layout) -> list[Row]:
     """Rows of some updates later."""
     later = []
-    for kind, stage, microbatch, place, group in rows:
-        step = 1 if kind == Kind.U else layout.units(stage) // layout.updates
-        later.append((kind, stage, microbatch + updates * step, place, group))
+    for kind, number, microbatch, place, group in rows:
+        step = 1 if kind == Kind.U else layout.units(layout.stage_of(kind, number)) // layout.updates
+        later.append((kind, number, microbatch + updates * step, place, group))
     return later
 
 

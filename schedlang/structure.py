@@ -4,7 +4,7 @@ from functools import cached_property
 
 from attrs import frozen
 
-from schedlang.actions import is_copy, word
+from schedlang.actions import is_copy, is_transfer, word
 from schedlang.columnwise import is_large
 from schedlang.diagnostics import CompileError, counted
 from schedlang.findings import Finding, diagnose
@@ -41,23 +41,24 @@ def check_structure(schedule: Schedule) -> None:
 def _unknown(schedule: Schedule, rank: int) -> list[Finding]:
     """Actions of stages and microbatches that do not exist or belong to another rank."""
     findings: list[Finding] = []
-    actions, placement = schedule.ranks[rank], schedule.placement
+    actions, layout, placement = schedule.ranks[rank], schedule.layout, schedule.placement
 
     def find(code: str, index: int, wrong: str) -> None:
         message = f"`{actions.word(index)}` on rank {rank}: {wrong}"
         findings.append(Finding(code, message, rank, actions.source[index]))
 
-    for index, (kind, stage, microbatch) in enumerate(
+    for index, (kind, number, microbatch) in enumerate(
         zip(actions.kind, actions.stage, actions.microbatch, strict=True)
     ):
-        if stage >= len(placement):
+        stage = layout.stage_of(kind, number)
+        if number >= len(placement) and not (is_transfer(kind) and number in layout.skip_stages):
             find("no-such-stage", index, f"there are stages 0 to {len(placement) - 1}")
         elif placement[stage] != rank:
             find("not-on-this-rank", index, f"stage {stage} is on rank {placement[stage]}")
-        elif kind == Kind.U and microbatch >= schedule.layout.updates:
-            find("update", index, f"there are updates 0 to {schedule.layout.updates - 1}")
-        elif microbatch >= schedule.layout.units(stage):
-            find("no-such-microbatch", index, f"there are microbatches 0 to {schedule.layout.units(stage) - 1}")
+        elif kind == Kind.U and microbatch >= layout.updates:
+            find("update", index, f"there are updates 0 to {layout.updates - 1}")
+        elif microbatch >= layout.units(stage):
+            find("no-such-microbatch", index, f"there are microbatches 0 to {layout.units(stage) - 1}")
         elif is_copy(kind) and actions.group[index]:
             find("overlap", index, "a copy goes on beside what follows by itself, it stands alone")
     return findings

@@ -225,6 +225,16 @@ class Link(Node):
 
 
 @frozen
+class Skip(Node):
+    """`skip name in range from earlier to later`: what some stages make goes also to later ones."""
+
+    name: Name
+    range: Range
+    earlier: Node
+    later: Node
+
+
+@frozen
 class For(Node):
     """`for name in range { … }`."""
 

@@ -123,7 +123,8 @@ def _values(schedule: Schedule, places: list[Place]) -> dict[Place, Values]:
 
 def _recorded(schedule: Schedule, place: Place) -> list[Recorded]:
     """What an action may have been recorded as: in a schedule without a flush, one of the updates' ops."""
-    _, stage, microbatch, source, _ = schedule.ranks[place[0]].row(place[1])
+    kind, number, microbatch, source, _ = schedule.ranks[place[0]].row(place[1])
+    stage = schedule.layout.stage_of(kind, number)
     step = schedule.layout.units(stage) // schedule.layout.updates
     return [(source, stage, microbatch - update * step) for update in range(schedule.layout.updates)]
 

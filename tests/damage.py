@@ -70,7 +70,11 @@ def _other_kind(_: Schedule, rows: list[Row], index: int, rng: random.Random) ->
 
 
 def _retarget(schedule: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
-    rows[index] = (rows[index][0], rng.randrange(len(schedule.placement)), *rows[index][2:])
+    rows[index] = (
+        rows[index][0],
+        rng.randrange(len(schedule.placement) + len(schedule.layout.skips)),
+        *rows[index][2:],
+    )
 
 
 def _other_microbatch(schedule: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
@@ -112,12 +116,17 @@ def gallery(sizes: tuple[tuple[int, int], ...], **params: int) -> tuple[Schedule
 
 
 def random_plan(rng: random.Random) -> Schedule:
-    """A plan of a few random ops and transfers, the transfers near their places, some of them in batches."""
+    """A plan of a few random ops and transfers, the transfers near their places, some of them in batches.
+
+    Of three or four stages, some have a skip, or several.
+    """
     stages, microbatches = rng.choice([(2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1)])
     ranks = rng.randint(2, min(stages, 3))
     placement = tuple(rng.sample([*range(ranks), *rng.choices(range(ranks), k=stages - ranks)], stages))
-    schedule = lower(make_schedule(placement, microbatches, _ops(placement, microbatches, ranks, rng)))
-    return evolve(schedule, ranks=tuple(_scattered(each, rng) for each in schedule.ranks))
+    pairs = [(earlier, later) for later in range(stages) for earlier in range(later - 1)]
+    skips = tuple(rng.sample(pairs, rng.randint(0, len(pairs))))
+    schedule = lower(make_schedule(placement, microbatches, _ops(placement, microbatches, ranks, rng), skips))
+    return evolve(schedule, ranks=tuple(_scattered(schedule, each, rng) for each in schedule.ranks))
 
 
 def batched_plan(rng: random.Random) -> Schedule:
@@ -199,11 +208,11 @@ def _interleave(
             work.append([(Kind.W, stage, microbatch)])
 
 
-def _scattered(actions: Actions, rng: random.Random) -> Actions:
+def _scattered(schedule: Schedule, actions: Actions, rng: random.Random) -> Actions:
     """The actions with a few transfers moved, sends to later places and receives to any; neighbours made batches."""
     rows = [actions.row(index) for index in range(len(actions))]
     if rng.random() < 0.5:
-        rows = _received_late(rows)
+        rows = _received_late(schedule, rows)
     moved, batched = rng.choice([0, 0.1, 0.4]), rng.choice([0, 0.3, 0.7])
     for row in [row for row in rows if is_transfer(row[0]) and rng.random() < moved]:
         at, step = rows.index(row), 1 if is_send(row[0]) else rng.choice([-1, 1])
@@ -215,15 +224,16 @@ def _scattered(actions: Actions, rng: random.Random) -> Actions:
     return in_form(rows)
 
 
-def _received_late(rows: list[Row]) -> list[Row]:
+def _received_late(schedule: Schedule, rows: list[Row]) -> list[Row]:
     """The actions with every receive right before the op that needs it, as people write them first."""
-    receives = {(row[0], *row[1:3]): row for row in rows if row[0] in (Kind.RECV_F, Kind.RECV_B)}
+    receives = {row[:3]: row for row in rows if row[0] in (Kind.RECV_F, Kind.RECV_B)}
     found: list[Row] = []
-    for row in rows:
-        if (row[0], *row[1:3]) not in receives:
+    for row in (row for row in rows if row[:3] not in receives):
+        if row[0] in (Kind.F, Kind.B, Kind.I):
             need = Kind.RECV_F if row[0] == Kind.F else Kind.RECV_B
-            takes = row[0] in (Kind.F, Kind.B, Kind.I) and (need, *row[1:3]) in receives
-            found += [receives[need, row[1], row[2]], row] if takes else [row]
+            wanted = [(need, number, row[2]) for number in schedule.layout.numbers(need, row[1])]
+            found += [receives[each] for each in wanted if each in receives]
+        found.append(row)
     return found
 
 

@@ -72,7 +72,8 @@ class _Explorer:
     """The steps of a plan on a transport."""
 
     def __init__(self, schedule: Schedule, transport: str) -> None:
-        self.schedule = schedule
+        self.schedule, layout = schedule, schedule.layout
+        self.skips = [(each.start + a, each.start + b) for each in layout.pipelines for a, b in layout.skips]
         name, _, capacity = transport.partition(":")
         self.name = name.removesuffix("-warm")
         self.capacity = float(capacity or "inf") if name == "buffered" else 0.0
@@ -127,7 +128,7 @@ class _Explorer:
                 lane = self.lane(rank, part)
                 met = sum(self.add(rank, index, len(part), passed | lanes[lane]) for index in part)
                 lanes[lane] |= met
-                brought |= {message_of(*actions.row(i)[:3]): met for i in part if actions.kind[i] in RECEIVES}
+                brought |= {self.message(*actions.row(i)[:3]): met for i in part if actions.kind[i] in RECEIVES}
 
     def compute(self, rank: int, batch: range, passed: int) -> int:
         """The place passed after ops: an update of replicas waits for the gradients of all of them."""
@@ -154,20 +155,32 @@ class _Explorer:
         return ("alone", self.peer(rank, batch.start)) if self.name == "nccl" and len(batch) == 1 else "all"
 
     def peer(self, rank: int, index: int) -> int:
-        actions = self.schedule.ranks[rank]
-        forwards = actions.kind[index] in (Kind.SEND_F, Kind.RECV_B)
-        return self.schedule.placement[actions.stage[index] + (1 if forwards else -1)]
+        actions, placement = self.schedule.ranks[rank], self.schedule.placement
+        forwards, number = actions.kind[index] in (Kind.SEND_F, Kind.RECV_B), actions.stage[index]
+        if number >= len(placement):
+            return placement[self.skips[number - len(placement)][1 if forwards else 0]]
+        return placement[number + (1 if forwards else -1)]
 
     def needs(self, kind: int, stage: int, microbatch: int) -> list[tuple[int, int, int]]:
         """The messages that an op may need: those that it needs are brought by receives before it."""
-        if kind == Kind.F:
-            return [(Kind.SEND_F, stage - 1, microbatch)]
-        return [(Kind.SEND_B, stage + 1, microbatch)] if kind in (Kind.B, Kind.I) else []
+        if kind not in (Kind.F, Kind.B, Kind.I):
+            return []
+        forwards = kind == Kind.F
+        numbers = [stage - 1 if forwards else stage + 1]
+        numbers += [len(self.schedule.placement) + i for i, skip in enumerate(self.skips) if skip[forwards] == stage]
+        return [(Kind.SEND_F if forwards else Kind.SEND_B, each, microbatch) for each in numbers]
+
+    def message(self, kind: int, stage: int, microbatch: int) -> tuple[int, int, int]:
+        """What a transfer carries, as its send has it."""
+        if kind in SENDS:
+            return kind, stage, microbatch
+        step = 0 if stage >= len(self.schedule.placement) else -1 if kind == Kind.RECV_F else 1
+        return Kind.SEND_F if kind == Kind.RECV_F else Kind.SEND_B, stage + step, microbatch
 
     def add(self, rank: int, index: int, size: int, after: int) -> int:
         """Put a transfer on its channel; its bit."""
         kind, stage, microbatch, *_ = self.schedule.ranks[rank].row(index)
-        message, peer = message_of(kind, stage, microbatch), self.peer(rank, index)
+        message, peer = self.message(kind, stage, microbatch), self.peer(rank, index)
         key: list[Hashable] = [(rank, peer) if kind in SENDS else (peer, rank)]
         if self.name == "nccl":
             key.append(size > 1)
@@ -245,13 +258,6 @@ def transfers(schedule: Schedule, rank: int) -> Iterator[range]:
 
 def is_of_transfers(schedule: Schedule, rank: int, batch: range) -> bool:
     return schedule.ranks[rank].kind[batch.start] in (*SENDS, *RECEIVES)
-
-
-def message_of(kind: int, stage: int, microbatch: int) -> tuple[int, int, int]:
-    """What a transfer carries, as its send has it."""
-    if kind in SENDS:
-        return kind, stage, microbatch
-    return (Kind.SEND_F, stage - 1, microbatch) if kind == Kind.RECV_F else (Kind.SEND_B, stage + 1, microbatch)
 
 
 def first_open(order: list[_Transfer], state: int) -> _Transfer | None:

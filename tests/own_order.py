@@ -9,6 +9,8 @@ from collections import defaultdict
 from schedlang import Kind, Schedule
 
 Row = tuple[int, int, int]
+#: What is there: its kind, stage and unit; received, also the stage that it is for.
+There = set[tuple[str | int, ...]]
 #: What is there after an action: a forward's output F, a gradient B of the input and G of the weights, and so on.
 MAKES = {Kind.F: "F", Kind.B: "BG", Kind.I: "B", Kind.W: "G", Kind.R: "R", Kind.OFFLOAD: "O", Kind.RELOAD: "L"}
 COPIES = (Kind.OFFLOAD, Kind.RELOAD)
@@ -36,15 +38,29 @@ def _units(schedule: Schedule, stage: int) -> int:
     return pipeline.microbatches * schedule.layout.slices
 
 
+def _skips(schedule: Schedule) -> list[tuple[int, int]]:
+    """The earlier and the later stage of each skip, in the order of their numbers."""
+    return [(each.start + a, each.start + b) for each in schedule.layout.pipelines for a, b in schedule.layout.skips]
+
+
+def _stages(schedule: Schedule, kind: int, number: int) -> tuple[int, int]:
+    """The stages at the two ends of a transfer, its own first."""
+    step, skip = 1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1, number - len(schedule.placement)
+    return (number, number + step) if skip < 0 else _skips(schedule)[skip][::step]
+
+
 def _exists(schedule: Schedule, rank: int, kind: int, stage: int, unit: int) -> bool:
     """Whether there is such an action, on this rank."""
     placement = schedule.placement
-    if stage >= len(placement) or placement[stage] != rank:
+    if stage >= len(placement) + (len(_skips(schedule)) if kind >= Kind.SEND_F else 0):
         return False
     if kind >= Kind.SEND_F:
-        other, (first, last) = stage + (1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1), _ends(schedule, stage)
+        stage, other = _stages(schedule, kind, stage)
+        first, last = _ends(schedule, stage)
         if not first <= other <= last or placement[other] == rank:
             return False
+    if placement[stage] != rank:
+        return False
     return unit < (schedule.layout.updates if kind == Kind.U else _units(schedule, stage))
 
 
@@ -68,33 +84,41 @@ def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
 
 def _has_all_needs(schedule: Schedule, rank: int) -> bool:
     """Whether what each action needs is made by actions before it, or a receive for it is issued."""
-    actions, there = schedule.ranks[rank], set()
+    actions, there = schedule.ranks[rank], There()
     again = {row[1:3] for row in map(actions.row, range(len(actions))) if row[0] == Kind.R}
     away = {row[1:3] for row in map(actions.row, range(len(actions))) if row[0] == Kind.OFFLOAD}
     for batch in actions.batches():
         rows = [actions.row(index)[:3] for index in batch]
         if len(rows) > 1 and any(row[0] in COPIES for row in rows):
             return False
-        made = set()
-        for kind, stage, unit in rows:
+        made = There()
+        for kind, number, unit in rows:
+            stage, other = _stages(schedule, kind, number) if kind >= Kind.SEND_F else (number, number)
             kept = "R" if (stage, unit) in again else "L" if (stage, unit) in away else "F"
             if not _needs(schedule, kind, stage, unit, kept) <= there:
                 return False
             if kind in (Kind.RECV_F, Kind.RECV_B):
-                made.add(("F", stage - 1, unit) if kind == Kind.RECV_F else ("B", stage + 1, unit))
+                made.add(("F" if kind == Kind.RECV_F else "B", other, unit, stage))
             made |= {(each, stage, unit) for each in MAKES.get(Kind(kind), "")}
         there |= made
     return True
 
 
-def _needs(schedule: Schedule, kind: int, stage: int, unit: int, kept: str) -> set[tuple[str, int, int]]:
+def _needs(schedule: Schedule, kind: int, stage: int, unit: int, kept: str) -> There:
     """What must be on a rank before an action; `kept` is what the backward reads the forward's activations from."""
     (first, last), slices = _ends(schedule, stage), schedule.layout.slices
+
+    def of(what: str, other: int) -> tuple[str | int, ...]:
+        here = schedule.placement[other] == schedule.placement[stage]
+        return (what, other, unit) if here else (what, other, unit, stage)
+
     if kind == Kind.F:
-        before = {("F", stage - 1, unit)} if stage > first else set()
+        before = {of("F", stage - 1)} if stage > first else There()
+        before |= {of("F", earlier) for earlier, later in _skips(schedule) if later == stage}
         return before | ({("F", stage, unit - 1)} if unit % slices else set())
     if kind in (Kind.B, Kind.I):
-        after = {("B", stage + 1, unit)} if stage < last else set()
+        after = {of("B", stage + 1)} if stage < last else There()
+        after |= {of("B", later) for earlier, later in _skips(schedule) if earlier == stage}
         return {(kept, stage, unit)} | after | ({("B", stage, unit + 1)} if (unit + 1) % slices else set())
     if kind == Kind.U:
         number, piece, found = max(unit, 0), stage - _ends(schedule, stage)[0], set()

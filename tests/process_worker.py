@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from skip_models import Skipping
 
 from schedlang import read_plan
 from schedlang.runtime import Pipeline
@@ -45,6 +46,12 @@ def inputs(plan: Any) -> dict[int, list[torch.Tensor]]:
     return found
 
 
+def skips(plan: Any) -> dict[int, tuple[int, int]]:
+    """The earlier and the later stage of each skip, by its number."""
+    pairs = [(each["start"] + a, each["start"] + b) for each in plan["pipelines"] for a, b in plan["skips"]]
+    return dict(enumerate(pairs, len(plan["placement"])))
+
+
 def loss(output: torch.Tensor, target: object = None) -> torch.Tensor:
     return (output**2).sum() / 2
 
@@ -54,8 +61,11 @@ def alone(plan: Any) -> list[torch.Tensor]:
     parameters = [each.requires_grad_() for each in weights(len(plan["placement"]))]
     for pipeline in plan["pipelines"]:
         for value in inputs(plan)[pipeline["start"]]:
+            outputs: dict[int, torch.Tensor] = {}
             for stage in range(pipeline["start"], pipeline["stop"]):
-                value = value @ parameters[stage]
+                for earlier in (a for a, b in skips(plan).values() if b == stage):
+                    value = value + outputs[earlier]
+                outputs[stage] = value = value @ parameters[stage]
             loss(value).backward()
     return [each.grad for each in parameters if each.grad is not None]
 
@@ -68,7 +78,7 @@ class Interpreter:
         self.weights = weights(len(plan["placement"]))
         self.gradients = [torch.zeros(WIDTH, WIDTH, dtype=torch.double) for _ in self.weights]
         self.ends = {each["stop"] - 1 for each in plan["pipelines"]}
-        self.inputs = inputs(plan)
+        self.inputs, self.skips = inputs(plan), skips(plan)
         #: Outputs F of stages, and gradients B of their inputs; and the receives that bring them.
         self.held: dict[Key, torch.Tensor] = {}
         self.coming: dict[Key, dist.Work] = {}
@@ -106,10 +116,23 @@ class Interpreter:
             self.transfer(word, stage, microbatch)
 
     def input(self, stage: int, microbatch: int) -> torch.Tensor:
-        return self.inputs[stage][microbatch] if stage in self.inputs else self.value("F", stage - 1, microbatch)
+        value = self.inputs[stage][microbatch] if stage in self.inputs else self.value("F", stage - 1, microbatch)
+        for number, (earlier, later) in self.skips.items():
+            if later == stage:
+                value = value + self.by_skip("F", number, earlier, microbatch)
+        return value
 
     def output_gradient(self, stage: int, microbatch: int) -> torch.Tensor:
-        return self.value("F", stage, microbatch) if stage in self.ends else self.value("B", stage + 1, microbatch)
+        value = self.value("F", stage, microbatch) if stage in self.ends else self.value("B", stage + 1, microbatch)
+        for number, (earlier, later) in self.skips.items():
+            if earlier == stage:
+                value = value + self.by_skip("B", number, later, microbatch)
+        return value
+
+    def by_skip(self, what: str, number: int, stage: int, microbatch: int) -> torch.Tensor:
+        """What a skip brings: received under its number, or from a stage of this rank."""
+        here = self.plan["placement"][stage] == self.rank
+        return self.value(what, stage if here else number, microbatch)
 
     def value(self, *key: Any) -> torch.Tensor:
         if key in self.coming:
@@ -117,9 +140,13 @@ class Interpreter:
         return self.held[key]
 
     def transfer(self, word: str, stage: int, microbatch: int) -> None:
-        what, step = word[-1], 1 if word in ("SEND_F", "RECV_B") else -1
-        peer = self.plan["placement"][stage + step]
-        key = (what, stage if word.startswith("SEND") else stage + step, microbatch)
+        what, step, sends = word[-1], 1 if word in ("SEND_F", "RECV_B") else -1, word.startswith("SEND")
+        skips = stage in self.skips
+        own, other = self.skips[stage][::step] if skips else (stage, stage + step)
+        peer = self.plan["placement"][other]
+        key = (what, stage if skips else own if sends else other, microbatch)
+        if skips and sends:
+            self.held[key] = self.held[what, own, microbatch]
         tag = 0 if self.blocks else 1 + ((key[1] << 8) + microbatch) * 2 + (what == "B")
         if word.startswith("SEND"):
             self.sends.append(dist.isend(self.held[key], peer, tag=tag))
@@ -135,6 +162,9 @@ def by_runtime(file: str, plan: Any, rank: int) -> list[torch.Tensor]:
         mine[stage] = torch.nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.double)
         mine[stage].weight = torch.nn.Parameter(value.T.contiguous())
     own = {stage: module for stage, module in mine.items() if plan["placement"][stage] == rank}
+    if plan["skips"]:
+        later = {stage: [b for a, b in plan["skips"] if a == stage] for stage in own}
+        own = {stage: Skipping(module, later=later[stage]) for stage, module in own.items()}
     batch = torch.cat(inputs(plan)[0])
     Pipeline(read_plan(file), own, loss, loss_scale=1.0).step(batch, batch)
     return [module.weight.grad.T if module.weight.grad is not None else value for module in mine.values()]

@@ -9,8 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from schedlang import Costs, Kind, Schedule
-from schedlang.actions import counterpart, is_send, is_transfer
-from schedlang.dependencies import SENDS, needs
+from schedlang.actions import is_send, is_transfer
+from schedlang.dependencies import needs, receive_of
 
 Place = tuple[int, int]
 
@@ -40,7 +40,7 @@ class Replay:
                         ends = [rank, self.schedule.peer(kind, stage)]
                         channel: tuple[object, ...] = tuple(ends if is_send(kind) else ends[::-1])
                         if self.transport == "gloo":
-                            sent = (kind, stage) if is_send(kind) else counterpart(kind, stage)
+                            sent = (kind, stage) if is_send(kind) else self.schedule.layout.counterpart(kind, stage)
                             channel = (*channel, *sent, microbatch)
                         if self.transport == "nccl":
                             channel = (*channel, len(batch) > 1)
@@ -88,10 +88,10 @@ class Replay:
                     yield stage, microbatch
 
     def receives(self, rank: int, batch: range) -> Iterator[tuple[int, int, int]]:
-        for index in batch:
-            for kind, stage, microbatch in needs(self.schedule, *self.schedule.ranks[rank].row(index)[:3]):
-                if self.schedule.placement[stage] != rank and kind in SENDS:
-                    yield *counterpart(SENDS[kind], stage), microbatch
+        for op in (self.schedule.ranks[rank].row(index)[:3] for index in batch):
+            for need in needs(self.schedule, *op):
+                if self.schedule.placement[need[1]] != rank and need[0] != Kind.W:
+                    yield receive_of(self.schedule, need, op[1])
 
     def transfers(self, rank: int, batch: range, now: float, lanes: dict[object, float]) -> float:
         actions = self.schedule.ranks[rank]

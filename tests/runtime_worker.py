@@ -20,11 +20,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from skip_models import Skipping, in_order
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from schedlang import CompileError, Kind, Source, compile
 from schedlang.actions import is_transfer
+from schedlang.layout import Layout
 from schedlang.lifetimes import Holds, Lifetime, lifetimes
 from schedlang.plan import Plan
 from schedlang.runtime import Pipeline
@@ -109,12 +111,18 @@ class Summed(nn.Module):
         return torch.tanh(seen), seen[:, -1:]
 
 
-def modules(stages: int, dtype: torch.dtype = torch.float64, sliced: bool = False) -> list[nn.Module]:
+def modules(
+    stages: int,
+    dtype: torch.dtype = torch.float64,
+    sliced: bool = False,
+    skips: tuple[tuple[int, int], ...] = (),
+) -> list[nn.Module]:
     """All stages of a small model, the same on every rank."""
     torch.manual_seed(0)
     if sliced:
         return [Summed(dtype) for _ in range(stages)]
-    return [nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=dtype), nn.Tanh()) for _ in range(stages)]
+    found = [nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=dtype), nn.Tanh()) for _ in range(stages)]
+    return [Skipping(*each, later=[b for a, b in skips if a == n]) for n, each in enumerate(found)] if skips else found
 
 
 class Forgetful(Summed):
@@ -126,6 +134,8 @@ class Forgetful(Summed):
 
 def alone(model: list[nn.Module], x: torch.Tensor) -> torch.Tensor:
     """The output of all stages, of whole microbatches."""
+    if isinstance(model[0], Skipping):
+        return in_order(model, x)
     for each in model:
         x = each(x, None)[0] if isinstance(each, Summed) else each(x)
     return x
@@ -181,7 +191,12 @@ def sweep() -> None:
 def replicated(plan: Plan, dtype: torch.dtype = torch.float64) -> list[nn.Module]:
     """All stages of a small model, the same on every rank, with replicas for all pipelines."""
     layout = plan.layout
-    return [module for _ in layout.pipelines for module in modules(layout.pieces, dtype, layout.slices > 1)]
+    return [module for _ in layout.pipelines for module in one_model(layout, dtype)]
+
+
+def one_model(layout: Layout, dtype: torch.dtype = torch.float64) -> list[nn.Module]:
+    """The stages of a small model for a plan, without replicas."""
+    return modules(layout.pieces, dtype, layout.slices > 1, layout.skips)
 
 
 def compare(plan: Plan, dtype: torch.dtype = torch.float64, **options: float) -> list[float]:
@@ -189,7 +204,7 @@ def compare(plan: Plan, dtype: torch.dtype = torch.float64, **options: float) ->
 
     Two steps, whose gradients add up, with an evaluation between them, which leaves them alone.
     """
-    model, reference = replicated(plan, dtype), modules(plan.layout.pieces, dtype, plan.layout.slices > 1)
+    model, reference = replicated(plan, dtype), one_model(plan.layout, dtype)
     scale = options.get("loss_scale", 1 / plan.microbatches)
     ours = pipeline(plan, model, **options)
     worst = [0.0, 0.0]
@@ -519,7 +534,7 @@ def activations() -> int:
     return len({each.data_ptr() for each in storages if each.nbytes() == 8 * ROWS * WIDTH})
 
 
-HOLDS = ["1f1b", "interleaved_1f1b", "1f1b_recompute", "gpipe", "chimera", "zb_h1", "zb_v", "dualpipe"]
+HOLDS = ["1f1b", "interleaved_1f1b", "1f1b_recompute", "gpipe", "chimera", "zb_h1", "zb_v", "dualpipe", "unet_1f1b"]
 
 
 def holds() -> None:
@@ -565,12 +580,18 @@ def tensors_of(plan: Plan, lifetime: Lifetime) -> set[object]:
     """The tensors of an activation or a message: outputs of ops, or gradients of their inputs, by stage, microbatch.
 
     An activation is input and output of its stage, and the inputs of a pipeline's first stage are those of the batch.
+    Where there is a skip, which brings a copy of an output, the input is also the sum with that.
     """
     stage, kind, microbatch = re.match(r"(\d+)([A-Z_]+)(\d+)", lifetime.name).groups()
     stage, microbatch = int(stage), int(microbatch)
     if lifetime.what == Holds.ACTIVATION:
         input = set() if plan.layout.is_first(stage) else {("F", stage - 1, microbatch)}
+        skips = [number for number, (_, later) in plan.layout.skip_stages.items() if later == stage]
+        input |= {(what, number, microbatch) for number in skips for what in ("RECV_F", "sum")}
         return input | {(kind, stage, microbatch)}
+    if stage in plan.layout.skip_stages:
+        earlier, _ = plan.layout.skip_stages[stage]
+        return {("F", earlier, microbatch) if kind == "SEND_F" else (kind, stage, microbatch)}
     maker = {"RECV_F": ("F", stage - 1), "RECV_B": ("B", stage + 1), "SEND_F": ("F", stage), "F": ("F", stage)}
     return {(*maker.get(kind, ("B", stage)), microbatch)}
 

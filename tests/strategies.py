@@ -12,30 +12,42 @@ from schedlang.source import Source, Span
 
 
 @st.composite
-def schedules(draw: st.DrawFn) -> Schedule:
-    """A compute-only schedule: ready ops chosen at random until all are done."""
+def schedules(draw: st.DrawFn, may_skip: bool = True) -> Schedule:
+    """A compute-only schedule, which may have skips: ready ops chosen at random until all are done."""
     ranks = draw(st.integers(1, 4))
     stages = draw(st.integers(1, 5))
     placement = tuple(draw(st.integers(0, ranks - 1)) for _ in range(stages))
     microbatches = draw(st.integers(1, 3))
     split = {(s, m): draw(st.booleans()) for s in range(stages) for m in range(microbatches)}
+    pairs = [(earlier, later) for later in range(stages) for earlier in range(later - 1)]
+    skips = tuple(draw(st.lists(st.sampled_from(pairs), unique=True, max_size=3))) if pairs and may_skip else ()
+    edges = [*((stage, stage + 1) for stage in range(stages - 1)), *skips]
     done: set[tuple[str, int, int]] = set()
     programs = tuple(Actions() for _ in range(ranks))
-    while ready := _ready(stages, microbatches, split, done):
+    while ready := _ready(stages, edges, microbatches, split, done):
         word, stage, microbatch = ready[draw(st.integers(0, len(ready) - 1))]
         done.add((word, stage, microbatch))
         programs[placement[stage]].add(Kind[word], stage, microbatch, 0)
-    return make_schedule(placement, microbatches, programs)
+    return make_schedule(placement, microbatches, programs, skips)
 
 
-def make_schedule(placement: tuple[int, ...], microbatches: int, ranks: tuple[Actions, ...]) -> Schedule:
+def make_schedule(
+    placement: tuple[int, ...],
+    microbatches: int,
+    ranks: tuple[Actions, ...],
+    skips: tuple[tuple[int, int], ...] = (),
+) -> Schedule:
     params = {"ranks": len(ranks), "microbatches": microbatches}
-    layout = Layout(placement, (Pipeline("", 0, len(placement), microbatches),))
+    layout = Layout(placement, (Pipeline("", 0, len(placement), microbatches),), skips=skips)
     return Schedule("random", params, layout, ranks, Source("random.sched", "random"), (Span(0, 6),))
 
 
 def _ready(
-    stages: int, microbatches: int, split: dict[tuple[int, int], bool], done: set[tuple[str, int, int]]
+    stages: int,
+    edges: list[tuple[int, int]],
+    microbatches: int,
+    split: dict[tuple[int, int], bool],
+    done: set[tuple[str, int, int]],
 ) -> list[tuple[str, int, int]]:
     def backward_done(stage: int, microbatch: int) -> bool:
         return ("B", stage, microbatch) in done or ("I", stage, microbatch) in done
@@ -43,9 +55,9 @@ def _ready(
     ready = []
     for s in range(stages):
         for m in range(microbatches):
-            if ("F", s, m) not in done and (s == 0 or ("F", s - 1, m) in done):
+            if ("F", s, m) not in done and all(("F", a, m) in done for a, b in edges if b == s):
                 ready.append(("F", s, m))
-            upstream = ("F", s, m) in done and (s == stages - 1 or backward_done(s + 1, m))
+            upstream = ("F", s, m) in done and all(backward_done(b, m) for a, b in edges if a == s)
             if upstream and not backward_done(s, m):
                 ready.append(("I" if split[s, m] else "B", s, m))
             if ("I", s, m) in done and ("W", s, m) not in done:
@@ -83,6 +95,10 @@ class _Oracle:
         self.updates = Kind.U in kinds
         self.recomputed = {row[1:] for rank in self.rows for row in rank if row[0] == Kind.R}
         self.offloads = [row[1:] for rank in self.rows for row in rank if row[0] == Kind.OFFLOAD]
+        layout, stages = self.layout, len(self.layout.placement)
+        skips = [(each.start + a, each.start + b) for each in layout.pipelines for a, b in layout.skips]
+        #: The earlier and the later stage of each skip, by its number.
+        self.skips = {stages + index: skip for index, skip in enumerate(skips)}
         self.right_output, self.right_gradient = cache(self._right_output), cache(self._right_gradient)
         self.reloads = [row[1:] for rank in self.rows for row in rank if row[0] == Kind.RELOAD]
 
@@ -137,8 +153,11 @@ class _Oracle:
         return progress
 
     def peer(self, rank: int, i: int) -> int | None:
-        kind, stage, _ = self.rows[rank][i]
-        other = stage + (1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1)
+        kind, number, _ = self.rows[rank][i]
+        later = kind in (Kind.SEND_F, Kind.RECV_B)
+        stage, other = self.skips.get(number, ())[:: 1 if later else -1] or (number, number + (1 if later else -1))
+        if stage >= len(self.layout.placement) or self.layout.placement[stage] != rank:
+            return None
         pipeline = next(each for each in self.layout.pipelines if each.start <= stage < each.stop)
         if not pipeline.start <= other < pipeline.stop or self.layout.placement[other] == rank:
             return None
@@ -150,8 +169,11 @@ class _Oracle:
         theirs = [j for j in self.pending(peer) if not self.is_send(peer, j) and self.peer(peer, j) == rank]
         if not theirs or mine[0] != i:
             return False
-        kind, stage, unit = self.rows[rank][i]
+        kind, number, unit = self.rows[rank][i]
+        stage = self.skips[number][kind == Kind.SEND_B] if number in self.skips else number
         value = self.held[rank].get(("out" if kind == Kind.SEND_F else "grad", stage, unit))
+        if value is not None and number in self.skips:
+            value = hash(("by skip", number, value))
         if value is None or self.rows[rank][i] in self.sent:
             return None
         wanted = self.rows[peer][theirs[0]]
@@ -173,7 +195,7 @@ class _Oracle:
     def compute(self, rank: int, held: dict[tuple[str, int, int], int], kind: int, s: int, u: int) -> bool:
         """Carry out one op on the values a rank held before; False when one is missing, or the op comes twice."""
         new = self.held[rank]
-        if self.layout.placement[s] != rank or u >= self.layout.units(s):
+        if s >= len(self.layout.placement) or self.layout.placement[s] != rank or u >= self.layout.units(s):
             return False
         first, last, slices = self.is_first(s), self.is_last(s), self.layout.slices
         if kind == Kind.U:
@@ -188,10 +210,11 @@ class _Oracle:
             return False
         if kind == Kind.F:
             value = u if first else held.get(("in", s, u), held.get(("out", s - 1, u)))
+            skipped = [self.by_skip(held, "in", "out", k, a, u) for k, (a, b) in self.skips.items() if b == s]
             state = held.get(("out", s, u - 1)) if u % slices else 0
-            if value is None or state is None or ("out", s, u) in new:
+            if None in (value, state, *skipped) or ("out", s, u) in new:
                 return False
-            new["out", s, u] = hash(("f", s, value, state, self.version[s, u]))
+            new["out", s, u] = hash(("f", s, value, *skipped, state, self.version[s, u]))
         elif kind == Kind.R:
             if ("out", s, u) not in held or ("again", s, u) in new:
                 return False
@@ -200,16 +223,24 @@ class _Oracle:
             kept = "again" if (s, u) in self.recomputed else "back" if (s, u) in self.offloads else "out"
             value = held.get((kept, s, u))
             gradient = 1 if last else held.get(("grad_in", s, u), held.get(("grad", s + 1, u)))
+            skipped = [self.by_skip(held, "grad_in", "grad", k, b, u) for k, (a, b) in self.skips.items() if a == s]
             state = held.get(("grad", s, u + 1)) if (u + 1) % slices else 0
-            if None in (value, gradient, state) or ("grad", s, u) in new:
+            if None in (value, gradient, *skipped, state) or ("grad", s, u) in new:
                 return False
-            new["grad", s, u] = hash(("d", s, value, gradient, state))
+            new["grad", s, u] = hash(("d", s, value, gradient, *skipped, state))
         elif kind == Kind.W and ("grad", s, u) not in held:
             return False
         if kind in (Kind.B, Kind.W):
             self.gradients.append((s, new["grad", s, u]))
             self.made[s] += 1
         return True
+
+    def by_skip(
+        self, held: dict[tuple[str, int, int], int], received: str, made: str, k: int, s: int, u: int
+    ) -> int | None:
+        """What a skip brings from stage s: received, or made on the same rank."""
+        value = held.get((made, s, u))
+        return held.get((received, k, u), None if value is None else hash(("by skip", k, value)))
 
     def reads(self, kind: int, s: int, u: int) -> bool:
         """Whether an op can read the weights that it must, and its gradient goes into the right update."""
@@ -258,10 +289,12 @@ class _Oracle:
 
     def _right_output(self, s: int, u: int) -> int:
         value = u if self.is_first(s) else self.right_output(s - 1, u)
+        skipped = [hash(("by skip", k, self.right_output(a, u))) for k, (a, b) in self.skips.items() if b == s]
         state = self.right_output(s, u - 1) if u % self.layout.slices else 0
-        return hash(("f", s, value, state, self.version.get((s, u), -1)))
+        return hash(("f", s, value, *skipped, state, self.version.get((s, u), -1)))
 
     def _right_gradient(self, s: int, u: int) -> int:
         gradient = 1 if self.is_last(s) else self.right_gradient(s + 1, u)
+        skipped = [hash(("by skip", k, self.right_gradient(b, u))) for k, (a, b) in self.skips.items() if a == s]
         state = self.right_gradient(s, u + 1) if (u + 1) % self.layout.slices else 0
-        return hash(("d", s, self.right_output(s, u), gradient, state))
+        return hash(("d", s, self.right_output(s, u), gradient, *skipped, state))

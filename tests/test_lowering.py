@@ -16,9 +16,9 @@ from strategies import oracle, schedules
 from test_transports import verdict
 
 from schedlang import Actions, CompileError, Costs, Kind, Plan, Schedule, compile, prove, read_source, simulate
-from schedlang.actions import counterpart, is_send, is_transfer
+from schedlang.actions import is_send, is_transfer
 from schedlang.choice import choose_lowering
-from schedlang.dependencies import MAKES, SENDS, needs
+from schedlang.dependencies import MAKES, SENDS, needs, receive_of
 from schedlang.expand import expand
 from schedlang.imports import load
 from schedlang.lowering import CO_ISSUED, OWN, alternatives, lower
@@ -68,16 +68,17 @@ def naive(schedule: Schedule) -> Schedule:
         ops, written = actions.compute(), Actions()
         for number, batch in enumerate(ops.batches(), start=1):
             for index in batch:
-                for kind, stage, microbatch in needs(schedule, *ops.row(index)[:3]):
-                    if schedule.placement[stage] != rank:
-                        written.add(*counterpart(SENDS[kind], stage), microbatch, 0)
+                for need in needs(schedule, *ops.row(index)[:3]):
+                    if schedule.placement[need[1]] != rank:
+                        written.add(*receive_of(schedule, need, ops.stage[index]), 0)
             for index in batch:
                 written.add(*ops.row(index)[:4], number if len(batch) > 1 else 0)
             for index in batch:
                 kind, stage, microbatch, *_ = ops.row(index)
-                for made in MAKES[kind]:
-                    if made in SENDS and schedule.peer(SENDS[made], stage) is not None:
-                        written.add(SENDS[made], stage, microbatch, 0)
+                for send in (SENDS[made] for made in MAKES[kind] if made in SENDS):
+                    for number in schedule.layout.numbers(send, stage):
+                        if schedule.peer(send, number) is not None:
+                            written.add(send, number, microbatch, 0)
         ranks.append(written)
     return evolve(schedule, ranks=tuple(ranks))
 
@@ -239,7 +240,7 @@ def test_fused_batches_are_a_send_and_a_receive_and_have_their_mirror_image(name
         assert sorted(is_send(kind) for kind, *_ in batch) == [False, True]
         (peer,) = {fused.peer(kind, stage) for kind, stage, _ in batch}
         assert peer is not None
-        mirror = frozenset((*counterpart(kind, stage), microbatch) for kind, stage, microbatch in batch)
+        mirror = frozenset((*fused.layout.counterpart(kind, stage), microbatch) for kind, stage, microbatch in batch)
         assert (peer, mirror) in batches, (rank, batch)
 
 

@@ -83,14 +83,18 @@ def test_an_op_lasts_until_its_sends_have_begun() -> None:
 
 
 def test_a_transfer_is_timed_where_its_receiver_waits() -> None:
+    ops = (0, Bar(Kind.F, 0, 0, 0, 4)), (1, Bar(Kind.F, 1, 0, 60, 61))
     first = (0, Bar(Kind.SEND_F, 0, 0, 10, 11)), (1, Bar(Kind.RECV_F, 1, 0, 4, 14))
     late = (0, Bar(Kind.SEND_F, 0, 1, 20, 21)), (1, Bar(Kind.RECV_F, 1, 1, 28, 29))
     back = (1, Bar(Kind.SEND_B, 1, 0, 30, 31)), (0, Bar(Kind.RECV_B, 0, 0, 29, 36))
-    assert measured_costs(in_order(*first, *late, *back)).p2p == fmean([3, 5])
-    assert measured_costs(in_order(*late)).p2p is None
+    assert measured_costs(in_order(*ops, *first, *late, *back)).p2p == fmean([3, 5])
+    assert measured_costs(in_order(*ops, *late)).p2p is None
     # The same transfer in two steps, the second time there before the send is through.
     again = (0, Bar(Kind.SEND_F, 0, 0, 52, 59)), (1, Bar(Kind.RECV_F, 1, 0, 50, 58))
-    assert measured_costs(in_order(*first, *again)).p2p == fmean([3, 0])
+    assert measured_costs(in_order(*ops, *first, *again)).p2p == fmean([3, 0])
+    # A skip has one number at both ends.
+    skip = (0, Bar(Kind.SEND_F, 2, 0, 30, 31)), (1, Bar(Kind.RECV_F, 2, 0, 29, 37))
+    assert measured_costs(in_order(*ops, *first, *skip)).p2p == fmean([3, 6])
 
 
 def compared(tmp_path: Path, plan: Plan, *steps: Costs, given: Costs | None = None) -> Comparison:

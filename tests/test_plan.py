@@ -122,6 +122,10 @@ Damage = Callable[[Any], Any]
         (lambda d: d | {"pipelines": []}, "`pipelines` must divide the 2 stages"),
         (lambda d: d | {"slices": 0}, "`slices` must be 1 or more"),
         (lambda d: d | {"slices": 2}, "missing-op"),
+        (lambda d: d | {"skips": [[0, 1]]}, "`skips` must be pairs of an earlier and a later stage of 2"),
+        (lambda d: d | {"skips": [[1]]}, "`skips` must be pairs"),
+        (lambda d: d | {"skips": [1]}, "`skips` must hold whole numbers"),
+        (lambda d: d | {"skips": 1}, "`skips` must be a list"),
         (lambda d: d | {"placement": [0, 5]}, "`placement` must give every stage one of the `ranks`"),
         (lambda d: d | {"placement": [0, -1]}, "`placement` must hold whole numbers from 0"),
         (lambda d: d | {"placement": [1, 0]}, "stage 0 is on rank 1"),
@@ -174,7 +178,19 @@ JSON = st.recursive(
 @settings(max_examples=200, deadline=None)
 @given(
     st.sampled_from(
-        ["program", "params", "ranks", "pipelines", "slices", "placement", "costs", "spans", "actions", "sources"]
+        [
+            "program",
+            "params",
+            "ranks",
+            "pipelines",
+            "slices",
+            "skips",
+            "placement",
+            "costs",
+            "spans",
+            "actions",
+            "sources",
+        ]
     ),
     JSON,
 )

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from schedlang import Plan, compile, read_source
-from schedlang.actions import counterpart, is_send
+from schedlang.actions import is_send
 from schedlang.kinds import Kind
 from schedlang.receipts import receipts
 
@@ -24,23 +24,26 @@ def knowledge(plan: Plan) -> dict[tuple[int, int], list[int]]:
         for rank, actions in enumerate(plan.ranks):
             while position[rank] < len(actions):
                 kind, stage, microbatch, *_ = actions.row(position[rank])
-                if kind in WAITS and plan.peer(WAITS[kind], stage) is not None:
-                    if (WAITS[kind], stage, microbatch) not in carried:
-                        break
-                    heard = carried[WAITS[kind], stage, microbatch]
-                    known[rank] = list(map(max, known[rank], heard))
+                numbers = plan.layout.numbers(WAITS[kind], stage) if kind in WAITS else []
+                waits = [
+                    (WAITS[kind], each, microbatch) for each in numbers if plan.peer(WAITS[kind], each) is not None
+                ]
+                if not carried.keys() >= set(waits):
+                    break
+                for each in waits:
+                    known[rank] = list(map(max, known[rank], carried[each]))
                 after[rank, position[rank]] = known[rank]
                 position[rank] += 1
                 known[rank] = [*known[rank][:rank], position[rank], *known[rank][rank + 1 :]]
                 if is_send(kind):
-                    carried[*counterpart(kind, stage), microbatch] = known[rank]
+                    carried[*plan.layout.counterpart(kind, stage), microbatch] = known[rank]
                 moved = True
     assert position == list(map(len, plan.ranks))
     return after
 
 
 @pytest.mark.parametrize(
-    ("name", "fewest"), [("1f1b", 0.7), ("interleaved_1f1b", 0.7), ("zb_v", 0.5), ("chimera", 0.5)]
+    ("name", "fewest"), [("1f1b", 0.7), ("interleaved_1f1b", 0.7), ("zb_v", 0.5), ("chimera", 0.5), ("unet_1f1b", 0.5)]
 )
 def test_a_send_is_waited_for_only_where_it_is_known_to_have_been_received(name: str, fewest: float) -> None:
     plan = compile(read_source(PROGRAMS / f"{name}.sched"), {"ranks": 4, "microbatches": 16})
@@ -50,7 +53,8 @@ def test_a_send_is_waited_for_only_where_it_is_known_to_have_been_received(name:
             places.append(op < len(actions))
             if op < len(actions):
                 kind, stage, microbatch, *_ = actions.row(send)
-                receive, holder = counterpart(kind, stage)
+                receive, number = plan.layout.counterpart(kind, stage)
+                holder = plan.layout.stage_of(receive, number)
                 peer = plan.placement[holder]
                 words = [row[:3] for row in map(plan.ranks[peer].row, range(len(plan.ranks[peer])))]
                 (used,) = (

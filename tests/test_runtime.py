@@ -85,7 +85,7 @@ def test_what_is_held_is_what_the_plan_says(run: Run) -> None:
     """To the tensor. Of a backward that is split less: its output is let go of with the first half."""
     splits = ("zb_h1", "zb_v", "dualpipe")
     for rank in run("holds", 4).found():
-        assert len(rank) == 8
+        assert len(rank) == 9
         assert {name: least for name, (least, _) in rank.items() if least < 0 and name not in splits} == {}
         assert {name: most for name, (_, most) in rank.items() if most != 0} == {}
 

@@ -33,6 +33,7 @@ REFUSED = {
     "wpipe": "optimizer step",
     "seq1f1b": "slices of microbatches",
     "terapipe": "slices of microbatches",
+    "unet_1f1b": "skips from stage to stage",
 }
 EXPORTABLE = sorted({path.stem for path in PROGRAMS.glob("*.sched")} - set(REFUSED))
 SIZES = [(2, 4), (3, 6), (4, 8), (2, 8)]
@@ -216,7 +217,7 @@ def test_what_is_read(text: str, ranks: list[str]) -> None:
     assert computes(imported(text)) == ranks
 
 
-@given(schedules(), st.data())
+@given(schedules(may_skip=False), st.data())
 def test_a_table_that_is_accepted_computes_the_right_gradients(schedule: Plan, data: st.DataObject) -> None:
     """A right table with cells dropped, doubled, or exchanged, is refused, or right again."""
     rows = [actions.text().split() for actions in lower(schedule).ranks if len(actions)]

@@ -41,7 +41,8 @@ def verdict(schedule: Schedule, transport: str) -> bool:
 def as_case(schedule: Schedule) -> dict[str, object]:
     """A plan as cases/disagreements.json has it."""
     ranks = [actions.text() for actions in schedule.ranks]
-    return {"placement": schedule.placement, "microbatches": schedule.microbatches, "ranks": ranks}
+    sizes = {"placement": schedule.placement, "microbatches": schedule.microbatches, "skips": schedule.layout.skips}
+    return sizes | {"ranks": ranks}
 
 
 def actions_of(text: str) -> Actions:

@@ -84,10 +84,10 @@ def waits(schedule: Schedule, timeline: Timeline, costs: Costs) -> Waits:
     transfers = costs.over(schedule.costs).transfers(len(schedule.placement))
     for steps in (*ranks, *links):
         for step in steps:
-            for need in (need for op in _ops(schedule, step) for need in needs(schedule, *op)):
+            for need, stage in ((need, op[1]) for op in _ops(schedule, step) for need in needs(schedule, *op)):
                 maker = makers[need]
                 if maker is not step:
-                    step.needs.append((maker, transfers.time(*need[:2], maker.rank, step.rank)))
+                    step.needs.append((maker, transfers.time(need[0], min(stage, need[1]), maker.rank, step.rank)))
         for earlier, later in pairwise(steps):
             later.before.append(earlier)
     return Waits(schedule, ranks, timeline.makespan)

@@ -57,9 +57,12 @@ def columns_of(schedule: Schedule) -> Columns | None:
     """The columns of a schedule; None if they have an action of a stage or microbatch that does not exist.
 
     Nor are there any where actions are not on the ranks of their stages, or far fewer than the work that there is: what
-    is indexed by slots stays no larger than the schedule; nor where updates of replicas wait for each other.
+    is indexed by slots stays no larger than the schedule; nor where there are skips, or updates of replicas wait for
+    each other.
     """
     stages, layout = len(schedule.placement), schedule.layout
+    if layout.skips:
+        return None
     units = np.array([layout.units(stage) for stage in range(stages)])
     stride = int(units.max())
     if stages * stride > sum(map(len, schedule.ranks)):

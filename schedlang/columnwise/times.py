@@ -116,7 +116,7 @@ def _latencies(columns: Columns, costs: Costs, made: Kind, step: int) -> Floats:
     for stage, rank in enumerate(placement):
         source = stage + step
         if 0 <= source < len(placement):
-            found[stage] = transfers.time(made, source, placement[source], rank)
+            found[stage] = transfers.time(made, min(source, stage), placement[source], rank)
     return found
 
 

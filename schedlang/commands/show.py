@@ -5,6 +5,7 @@ from textwrap import indent
 
 from schedlang.commands.given import UsageError, load
 from schedlang.costs import read_costs
+from schedlang.findings import skip_text
 from schedlang.lifetimes import frees
 from schedlang.plan import Plan
 from schedlang.shards import shards_figures, shards_text
@@ -20,6 +21,8 @@ def show(options: argparse.Namespace) -> int:
     figures = _of_shards(plan, options)
     params = ", ".join(f"{name} = {value}" for name, value in plan.params.items())
     print(f"{plan.name} ({params}), from {plan.source.path}, proved for transport {plan.transport}")
+    for number in plan.layout.skip_stages:
+        print(skip_text(plan, number))
     for rank, text in enumerate(texts):
         stages = ", ".join(map(str, plan.stages_of(rank)))
         print(f"\nrank {rank}, stage{'s' if ',' in stages else ''} {stages}{figures[rank]}\n" + indent(text, "  "))

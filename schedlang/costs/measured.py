@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from math import fsum
 from typing import Any
 
-from schedlang.actions import counterpart, is_send
+from schedlang.actions import counterpart, is_send, is_transfer
 from schedlang.costs.model import DURATIONS, Costs
 from schedlang.timeline import Bar
 from schedlang.traces import Traced, ops_with_sends
@@ -43,12 +43,13 @@ def latencies(actions: Sequence[Traced]) -> list[float]:
     its receive, in each step of the run.
     """
     bars: dict[tuple[int, int, int], list[Bar]] = {}
+    stages = 1 + max((bar.stage for _, bar in actions if not is_transfer(bar.kind)), default=-1)
     for _, bar in actions:
         bars.setdefault((bar.kind, bar.stage, bar.microbatch), []).append(bar)
     return [
         max(received.end - sent.end, 0.0)
-        for (kind, stage, microbatch), sends in bars.items()
+        for (kind, number, microbatch), sends in bars.items()
         if is_send(kind)
-        for sent, received in zip(sends, bars.get((*counterpart(kind, stage), microbatch), ()), strict=False)
+        for sent, received in zip(sends, bars.get((*counterpart(kind, number, stages), microbatch), ()), strict=False)
         if received.start <= sent.start <= received.end
     ]

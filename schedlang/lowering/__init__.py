@@ -25,7 +25,8 @@ CO_ISSUED, OWN = "co-issued", "the program's own"
 def lower(schedule: Schedule) -> Schedule:
     """The schedule with its communication: the program's own, or inserted where the program writes none.
 
-    A program's own transfers to a stage of the same rank, or past the ends of the pipeline, become nothing.
+    A program's own transfers are to all stages that take what a stage makes, or from all that make what it takes. To a
+    stage of the same rank, or past the ends of the pipeline, they become nothing.
     """
     if writes_communication(schedule):
         return evolve(schedule, ranks=tuple(_reachable(schedule, each) for each in schedule.ranks))
@@ -38,11 +39,15 @@ def writes_communication(schedule: Schedule) -> bool:
 
 
 def _reachable(schedule: Schedule, actions: Actions) -> Actions:
-    """The actions without the transfers that have no other rank to reach."""
+    """The actions, with a transfer for each stage on another rank that there is to reach."""
     kept = Actions()
     for kind, stage, *rest in map(actions.row, range(len(actions))):
-        if not is_transfer(kind) or schedule.peer(kind, stage) is not None:
+        if not is_transfer(kind):
             kept.add(kind, stage, *rest)
+            continue
+        for number in schedule.layout.numbers(kind, stage):
+            if schedule.peer(kind, number) is not None:
+                kept.add(kind, number, *rest)
     return kept
 
 

@@ -9,18 +9,18 @@ from heapq import heappop, heappush
 
 from attrs import evolve
 
-from schedlang.actions import Actions, counterpart, is_copy
+from schedlang.actions import Actions, is_copy
 from schedlang.columnwise import is_large
-from schedlang.dependencies import MAKES, SENDS, Numbers, Op, needs
+from schedlang.dependencies import MAKES, SENDS, Numbers, Op, needs, receive_of
 from schedlang.kinds import Kind
 from schedlang.schedule import Schedule
 
-#: A send of what an op has made: its kind, the rank that receives, and the kind and stage of the receive.
-_Route = tuple[Kind, int, Kind, int]
+#: A send of what an op has made: its kind and number, the rank that receives, and the receive's kind and number.
+_Route = tuple[Kind, int, int, Kind, int]
 
 
 def co_issue(schedule: Schedule) -> Schedule:
-    """The schedule with a send behind every op whose result another rank needs, and a receive there."""
+    """The schedule with a send behind every op for each other rank that needs its result, and a receive there."""
     ranks = None
     if is_large(schedule):
         from schedlang.columnwise.co_issue import co_issued
@@ -39,7 +39,7 @@ class _Insertion:
         self.schedule, self.numbers = schedule, Numbers(schedule)
         ranks, stages = len(schedule.ranks), len(schedule.placement)
         self.durations = schedule.costs.durations(stages)
-        self.routes = {(kind, stage): _route(schedule, kind, stage) for kind in MAKES for stage in range(stages)}
+        self.routes = {(kind, stage): _routes(schedule, kind, stage) for kind in MAKES for stage in range(stages)}
         self.issued = [Actions() for _ in range(ranks)]
         self.position = [0] * ranks
         #: Whether an op has ended, by its number.
@@ -128,25 +128,22 @@ class _Insertion:
             self.position[rank] += 1
 
     def send(self, rank: int, index: int, receive: bool) -> None:
-        """Issue the send of what an op has made, if it goes to another rank, and the receive there."""
+        """Issue the sends of what an op has made to other ranks, and the receives there."""
         actions = self.schedule.ranks[rank]
-        route = self.routes[actions.kind[index], actions.stage[index]]
-        if route is None:
-            return
-        send, peer, other, receiver = route
         microbatch, place = actions.microbatch[index], actions.source[index]
-        self.issued[rank].add(send, actions.stage[index], microbatch, place)
-        if receive:
-            self.issued[peer].add(other, receiver, microbatch, place)
-            self.woken.add(peer)
+        for send, number, peer, other, there in self.routes[actions.kind[index], actions.stage[index]]:
+            self.issued[rank].add(send, number, microbatch, place)
+            if receive:
+                self.issued[peer].add(other, there, microbatch, place)
+                self.woken.add(peer)
 
     def go_on(self, rank: int, batch: range) -> None:
         """Issue ops after a standstill: receive what they still need from other ranks, run, send."""
         actions, issued = self.schedule.ranks[rank], self.issued[rank]
         for index in batch:
-            for kind, holder, microbatch in self.lacking(actions, index):
-                if self.schedule.placement[holder] != rank and kind in SENDS:
-                    issued.add(*counterpart(SENDS[kind], holder), microbatch, actions.source[index])
+            for need in self.lacking(actions, index):
+                if self.schedule.placement[need[1]] != rank and need[0] in SENDS:
+                    issued.add(*receive_of(self.schedule, need, actions.stage[index]), actions.source[index])
         for index in batch:
             issued.add(*actions.row(index))
         for index in batch:
@@ -168,10 +165,12 @@ def _summing(schedule: Schedule) -> dict[int, set[int]]:
     }
 
 
-def _route(schedule: Schedule, kind: int, stage: int) -> _Route | None:
-    """Where what an op of a kind makes on a stage goes, if that is another rank."""
-    for made in MAKES[kind]:
-        peer = schedule.peer(SENDS[made], stage) if made in SENDS else None
-        if peer is not None:
-            return SENDS[made], peer, *counterpart(SENDS[made], stage)
-    return None
+def _routes(schedule: Schedule, kind: int, stage: int) -> list[_Route]:
+    """Where what an op of a kind makes on a stage goes, of other ranks: to a neighbour first, then by skips."""
+    layout, found = schedule.layout, list[_Route]()
+    for send in (SENDS[made] for made in MAKES[kind] if made in SENDS):
+        for number in layout.numbers(send, stage):
+            peer = layout.peer(send, number)
+            if peer is not None:
+                found.append((send, number, peer, *layout.counterpart(send, number)))
+    return found

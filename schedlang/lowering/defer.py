@@ -2,8 +2,8 @@
 
 from attrs import evolve
 
-from schedlang.actions import Actions, counterpart, is_send, is_transfer
-from schedlang.dependencies import SENDS, needs
+from schedlang.actions import Actions, is_send, is_transfer
+from schedlang.dependencies import SENDS, needs, receive_of
 from schedlang.schedule import Schedule
 
 
@@ -40,11 +40,11 @@ def _peer(lowered: Schedule, rank: int, index: int) -> int | None:
 
 
 def _receives(lowered: Schedule, rank: int, batch: range) -> set[tuple[int, int, int]]:
-    """The receives that bring what ops need, each by its kind, stage and microbatch."""
+    """The receives that bring what ops need, each by its kind, number and microbatch."""
     actions = lowered.ranks[rank]
-    needed = (need for index in batch for need in needs(lowered, *actions.row(index)[:3]))
     return {
-        (*counterpart(SENDS[kind], stage), microbatch)
-        for kind, stage, microbatch in needed
-        if lowered.placement[stage] != rank and kind in SENDS
+        receive_of(lowered, need, actions.stage[index])
+        for index in batch
+        for need in needs(lowered, *actions.row(index)[:3])
+        if lowered.placement[need[1]] != rank and need[0] in SENDS
     }

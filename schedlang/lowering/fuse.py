@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from attrs import evolve
 
-from schedlang.actions import Actions, counterpart, is_send, is_transfer
+from schedlang.actions import Actions, is_send, is_transfer
 from schedlang.schedule import Schedule
 
-#: A transfer, apart from its place: kind, stage, microbatch.
+#: A transfer, apart from its place: kind, number, microbatch.
 _Transfer = tuple[int, int, int]
 
 
@@ -27,7 +27,7 @@ def fuse(lowered: Schedule) -> Schedule:
             peer = _exchanges_with(lowered, rank, index)
             if peer is None:
                 continue
-            ends = [places[peer][_other_end(actions.row(each)[:3])] for each in (index, index + 1)]
+            ends = [places[peer][_other_end(lowered, actions.row(each)[:3])] for each in (index, index + 1)]
             there = min(ends)
             taken = {index - 1, index, index + 1} & fused[rank] or {there - 1, there, there + 1} & fused[peer]
             if max(ends) == there + 1 and not taken:
@@ -47,9 +47,9 @@ def _exchanges_with(lowered: Schedule, rank: int, index: int) -> int | None:
     return peer if peer == lowered.peer(other, actions.stage[index + 1]) else None
 
 
-def _other_end(transfer: _Transfer) -> _Transfer:
-    kind, stage, microbatch = transfer
-    return *counterpart(kind, stage), microbatch
+def _other_end(lowered: Schedule, transfer: _Transfer) -> _Transfer:
+    kind, number, microbatch = transfer
+    return *lowered.layout.counterpart(kind, number), microbatch
 
 
 def _batches(actions: Actions, firsts: set[int]) -> Iterator[range]:

@@ -82,9 +82,9 @@ class Graph:
         self.users = [[] for _ in self.ops]
         for node, ops in enumerate(self.ops):
             wanted: dict[int, float] = {}
-            for kind, stage, unit in (need for op in ops for need in needs(self.schedule, *op[:3])):
-                each = maker[kind, stage, unit]
-                latency = transfers.time(kind, stage, self.rank[each], self.rank[node])
+            for need, stage in ((need, op[1]) for op in ops for need in needs(self.schedule, *op[:3])):
+                each = maker[need]
+                latency = transfers.time(need[0], min(stage, need[1]), self.rank[each], self.rank[node])
                 wanted[each] = max(wanted.get(each, 0.0), latency)
             wanted.pop(node, None)
             self.needs.append(sorted(wanted.items()))

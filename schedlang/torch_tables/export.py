@@ -24,6 +24,7 @@ _FOREIGN = {
 _CHECKPOINT = "recompute inside the stage instead, with torch.utils.checkpoint"
 _EVAL = "export the schedule of the training: its `eval()` runs the forwards"
 _LOSSES = "torch numbers the losses by the order of these forwards"
+_ALONG = "let the stages between hand such values on, as parts of what they return: docs/models.md shows how"
 _COMPUTE = f"`--to {COMPUTE}` leaves the transfers to torch"
 
 
@@ -42,6 +43,8 @@ def _inexpressible(plan: Plan, form: str) -> Iterator[tuple[str, int, str | None
         yield "second pipeline", 0, None
     if plan.layout.slices > 1:
         yield "slices of microbatches", 0, None
+    if plan.layout.skips:
+        yield "skips from stage to stage", 0, _ALONG
     for rank, actions in enumerate(plan.ranks):
         for index, kind in enumerate(actions.kind):
             if kind in _FOREIGN:
