@@ -1,8 +1,9 @@
 """The checkpoints of the command in a folder.
 
 They are models, `step-12/`, from which any plan goes on, for any number of ranks. But where stages read older versions
-of their weights, a model is not enough: then each rank writes a file (`schedlang.runtime.checkpoint`), with which the
-same plan goes on. Batches follow from the number of a step, and nothing is drawn at random, so no more is kept.
+of their weights, a model is not enough, and where they have skips, it is another one if it is cut otherwise: then each
+rank writes a file (`schedlang.runtime.checkpoint`), with which the same plan goes on. Batches follow from the number of
+a step, and nothing is drawn at random, so no more is kept.
 """
 
 import re
@@ -73,23 +74,29 @@ class CheckpointFolder:
 
 def find_checkpoints(folder: Path, every: int, plan: Plan, group: dist.ProcessGroup) -> CheckpointFolder:
     """The checkpoints in a folder; where they are of no use for the plan, all processes end."""
-    are_models = plan.layout.updates == 1 or not follow_weights(plan).staleness
-    models = share(_models(folder), group)
-    layers = together(lambda: _check(folder, plan, are_models, models), group)
-    return CheckpointFolder(folder, every, are_models, max(models, default=0), layers, group)
+    models, why = share(_models(folder), group), _why_no_models(plan)
+    layers = together(lambda: _check(folder, plan, why, models), group)
+    return CheckpointFolder(folder, every, why is None, max(models, default=0), layers, group)
 
 
-def _check(folder: Path, plan: Plan, are_models: bool, models: list[int]) -> int:
+def _why_no_models(plan: Plan) -> str | None:
+    """Why the checkpoints of a plan are no models, if so."""
+    if plan.layout.updates > 1 and follow_weights(plan).staleness:
+        return f"the stages of `{plan.name}` also read older versions of their weights"
+    return f"`{plan.name}` has skips, so its model depends on its stages" if plan.layout.skips else None
+
+
+def _check(folder: Path, plan: Plan, why: str | None, models: list[int]) -> int:
     """The layers of the newest model; PipelineError where the plan cannot go on from what is in the folder."""
     if _models(folder) != models:
         raise PipelineError(f"rank {dist.get_rank()} sees other models in `{folder}` than rank 0: all ranks must share "
                             "the folder")  # fmt: skip
-    if models and not are_models:
-        raise PipelineError(f"`{folder}` has models, and the stages of `{plan.name}` also read older versions of their "
-                            "weights: it cannot go on from there, use another folder")  # fmt: skip
-    if are_models and any(folder.glob("step-*-rank-*.pt")):
-        raise PipelineError(f"`{folder}` has the checkpoints of a plan whose stages read older versions of their "
-                            "weights, from which only that plan goes on: use another folder")  # fmt: skip
+    if models and why:
+        raise PipelineError(f"`{folder}` has models, and {why}: it cannot go on from there, use another folder")
+    if not why and any(folder.glob("step-*-rank-*.pt")):
+        raise PipelineError(
+            f"`{folder}` has the checkpoints of a plan that alone goes on from them: use another folder"
+        )
     if not models:
         return 0
     path = _path(folder, models[-1])

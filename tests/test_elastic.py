@@ -100,7 +100,8 @@ def test_a_killed_run_goes_on_with_other_numbers_of_ranks_and_another_schedule(t
         finally:
             process.terminate()
     assert process.returncode == 1
-    assert re.search(r"rank 1 is gone", errors), errors
+    # Between two steps, torchrun ends the others before they miss it.
+    assert re.search(r"rank 1 (is gone|was last seen)", errors), errors
     reached = max(int(each.name.removeprefix("step-")) for each in kept.glob("step-*[0-9]"))
     second = run(torchrun(2), PROGRAMS / "1f1b.sched", *options, reached + 3, "--check")
     schedc = [sys.executable, "-m", "schedlang", "run"]
@@ -210,10 +211,11 @@ def test_older_versions_of_weights_are_for_their_own_plan(tmp_path: Path) -> Non
         (LATE, late, r"rank 0 failed: the checkpoint `\S+/step-3-rank-0\.pt` is of `pipedream_2bw` with ranks = 2, "
                      r"microbatches = 4, not of `pipedream_2bw` with ranks = 1, microbatches = 4: it has older "
                      r"versions of the weights of its own stages, so resume with its own plan, or in another folder"),
-        (IN_TIME, late, r"`\S+` has the checkpoints of a plan whose stages read older versions of their weights, from "
-                        r"which only that plan goes on: use another folder"),
+        (IN_TIME, late, r"`\S+` has the checkpoints of a plan that alone goes on from them: use another folder"),
         (LATE, in_time, r"`\S+` has models, and the stages of `pipedream_2bw` also read older versions of their "
                         r"weights: it cannot go on from there, use another folder"),
+        (PROGRAMS / "unet_1f1b.sched", in_time, r"`\S+` has models, and `unet_1f1b` has skips, so its model depends on "
+                                                r"its stages: it cannot go on from there, use another folder"),
     ):  # fmt: skip
         done = run(RUNTIME, program, *options)
         assert done.returncode == 1
