@@ -132,7 +132,7 @@ class Node:
     def __init__(self, folder: Path, port: int, number: int, is_host: bool) -> None:
         self.log = folder / f"node{number}"
         launch = [*NODES, "--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", f"is_host={int(is_host)},{PATIENCE}"]
-        options = ["--checkpoint", str(folder / "kept"), "--every", "3", "--steps", "1000", "--timeout", "10"]
+        options = ["--checkpoint", str(folder / "kept"), "--every", "3", "--steps", "1000", "--timeout", "30"]
         command = [*launch, "-m", "schedlang.runtime", str(PROGRAMS / "1f1b.sched"), *options]
         line = [sys.executable, "-m", "torch.distributed.run", *command]
         with self.log.open("w") as log:
