@@ -1,8 +1,10 @@
 """What a step is given, cut into microbatches for the stages of a rank, and what it gives back."""
 
 from collections.abc import Hashable, Mapping, Sequence
+from itertools import count, islice
 from typing import Any
 
+from schedlang.layout import Layout
 from schedlang.plan import Plan
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.values import Look, Value, cut, flatten
@@ -21,9 +23,7 @@ class Batches:
     def load(self, inputs: Value, targets: Value, options: Options | None, evaluates: bool) -> dict[int, Hashable]:
         """Give this rank's stages what is theirs of a batch; what the inputs look like, by first stage."""
         looks: dict[int, Hashable] = {}
-        begin = 0
-        for pipeline in self._plan.layout.pipelines:
-            mine = slice(begin, begin := begin + pipeline.microbatches)
+        for pipeline, mine in zip(self._plan.layout.pipelines, shares(self._plan.layout), strict=True):
             first, last = self._stages.get(pipeline.start), self._stages.get(pipeline.stop - 1)
             if first is not None:
                 parts = self._cut("inputs", inputs, mine)
@@ -40,17 +40,32 @@ class Batches:
     def outputs(self) -> list[Value]:
         """What the last stages that are on this rank have made, by microbatch, or slice of one."""
         layout = self._plan.layout
-        last = [(stage, layout.units(number)) for number, stage in self._stages.items() if layout.is_last(number)]
-        return [stage.outputs.pop(each) for stage, units in last for each in range(units)]
+        last = [
+            (number, each) for number in self._stages if layout.is_last(number) for each in range(layout.units(number))
+        ]
+        # Of each update those of the first pipeline come first, as they were given.
+        last.sort(key=lambda op: layout.update_of(*op))
+        return [self._stages[number].outputs.pop(each) for number, each in last]
 
-    def _cut(self, name: str, batch: Value, mine: slice) -> list[Value]:
+    def _cut(self, name: str, batch: Value, mine: Sequence[int]) -> list[Value]:
         """Some microbatches of a batch, or their slices."""
-        parts, slices = cut(name, batch, self._plan.microbatches)[mine], self._plan.layout.slices
+        parts, slices = cut(name, batch, self._plan.microbatches), self._plan.layout.slices
+        parts = [parts[each] for each in mine]
         if slices == 1:
             return parts
         return [each for part in parts for each in cut(name, part, slices, "slices", dimension=1)]
 
-    def _options(self, options: Options | None, mine: slice) -> dict[int, Mapping[str, Any]]:
+    def _options(self, options: Options | None, mine: Sequence[int]) -> dict[int, Mapping[str, Any]]:
         if options is not None and len(options) != self._plan.microbatches:
             raise PipelineError(f"`options` are {len(options)}, the plan has {self._plan.microbatches} microbatches")
-        return dict(enumerate(options[mine])) if options else {}
+        return {number: options[each] for number, each in enumerate(mine)} if options else {}
+
+
+def shares(layout: Layout) -> list[list[int]]:
+    """For each pipeline its microbatches, by their numbers in a step: of each update the first ones are the first's."""
+    found: list[list[int]] = [[] for _ in layout.pipelines]
+    numbers = count()
+    for _ in range(layout.updates):
+        for mine, pipeline in zip(found, layout.pipelines, strict=True):
+            mine += islice(numbers, pipeline.microbatches // layout.updates)
+    return found

@@ -1,6 +1,6 @@
 """A rank's actions as calls, each bound once to all that it needs; a step makes them one after the other."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from schedlang.runtime.exchange import Exchange
 from schedlang.runtime.messages import Receive, Send, post_as_one
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.sums import ReplicaSum
+from schedlang.runtime.updates import Updates
 from schedlang.shards import shards
 
 #: The index of an action; a call that does it or a part of it; and kind, stage and microbatch of the op that it
@@ -27,13 +28,18 @@ def prepare(
     stages: dict[int, Stage],
     exchange: Exchange,
     max_gathered: int | None,
+    updates: Sequence[Updates],
     clip: UpdateClip | None,
     plan: Plan,
     sums: Mapping[int, ReplicaSum],
 ) -> list[Call]:
-    """The calls of a step, with the sums over replicas, by stage; of a plan without backwards, they evaluate."""
+    """The calls of a step, with the sums over replicas, by stage, and the optimizer steps of those within the plan.
+
+    Of a plan without backwards, they evaluate.
+    """
     calls = _Calls(plan, rank, stages, exchange, clip)
     calls.place_sums(sums)
+    calls.place_updates(updates)
     calls.place_shards(max_gathered)
     return list(calls.of_a_step())
 
@@ -59,6 +65,7 @@ class _Calls:
         self.after: dict[int, list[Callable[[], None]]] = {}
         #: What is done once an op has run.
         self.done: dict[int, list[Callable[[], None]]] = {}
+        self.updates: dict[int, Callable[[], None]] = {number: stage.update for number, stage in stages.items()}
         #: The updates that are put off to an action.
         self.put_off: dict[int, list[int]] = {}
         for update, place in put_off(plan, rank).items() if clip else ():
@@ -105,6 +112,13 @@ class _Calls:
                 self.done.setdefault(backwards[-1], []).append(each.begin)
                 self.after.setdefault(len(self.actions), []).append(each.end)
 
+    def place_updates(self, updates: Sequence[Updates]) -> None:
+        """The sums for optimizer steps of replicas begin as soon as the rank has done its part."""
+        for each in updates:
+            for index in each.lasts(self.plan, self.rank):
+                self.done.setdefault(index, []).append(each.begin)
+            self.updates |= {stage.number: partial(each.update, stage) for stage in each.stages}
+
     def place_shards(self, max_gathered: int | None) -> None:
         """The weights of sharded stages are gathered for their ops, of all at once or of so many, and let go of."""
         sharded = {number: stage.sharded for number, stage in self.stages.items() if stage.sharded}
@@ -127,7 +141,7 @@ class _Calls:
                 for index in batch:
                     yield from self.alone(index)
         end = len(self.actions)
-        yield from self.updates(end, end - 1)
+        yield from self.late_updates(end, end - 1)
         yield from ((end - 1, call, None) for _, call, _ in self.others(self.after, end))
 
     def others(self, calls: dict[int, list[Callable[[], None]]], index: int) -> Iterator[Call]:
@@ -150,7 +164,7 @@ class _Calls:
     def compute(self, index: int) -> Iterator[Call]:
         """A compute op, after the wait for what it needs from another rank."""
         kind, number, microbatch = op = self.op(index)
-        yield from self.updates(index, index)
+        yield from self.late_updates(index, index)
         yield from self.others(self.before, index)
         if kind in NEEDS and (need := (NEEDS[kind], number, microbatch)) in self.received:
             yield index, self.received[need].arrive, need
@@ -161,7 +175,7 @@ class _Calls:
             yield index, self.call(*op), op
         yield from self.others(self.done, index)
 
-    def updates(self, index: int, stands: int) -> Iterator[Call]:
+    def late_updates(self, index: int, stands: int) -> Iterator[Call]:
         """The updates that were put off to an action; the rank stands at an action meanwhile."""
         for update in self.put_off.get(index, ()):
             _, number, microbatch = op = self.op(update)
@@ -172,7 +186,7 @@ class _Calls:
         """What an op does."""
         stage = self.stages[number]
         if kind == Kind.U:
-            return stage.update
+            return self.updates[number]
         call = {
             Kind.F: stage.evaluate if self.plan.is_forward_only else stage.forward,
             Kind.B: stage.backward,

@@ -21,13 +21,6 @@ from schedlang.runtime.watchdog import PipelineError, Watchdog
 from schedlang.transports import NCCL, NCCL_EAGER, PORTABLE
 
 
-def unsupported(plan: Plan) -> str | None:
-    """What of a plan this runtime does not run yet."""
-    if len(plan.layout.pipelines) > 1 and any(Kind.U in each.kind for each in plan.ranks):
-        return "this runtime does not run plans with updates of replicas yet"
-    return None
-
-
 def wrong_number(plan: Plan, started: int, replicas: int = 1) -> str | None:
     """What is wrong with the number of processes, for so many replicas of the plan."""
     needed = len(plan.ranks) * replicas
@@ -55,11 +48,10 @@ def check_mesh(mesh: DeviceMesh | None) -> None:
 
 
 def check_plan(plan: Plan, ranks: Ranks) -> None:
-    """Whether this runtime runs the plan, and on so many processes."""
-    wrong, along = unsupported(plan), len(ranks.pipeline)
-    if wrong is None and ranks.are_of_mesh and along != len(plan.ranks):
+    """Whether the plan is for so many processes."""
+    wrong, along = wrong_number(plan, len(ranks.pipeline)), len(ranks.pipeline)
+    if wrong is not None and ranks.are_of_mesh:
         wrong = f"the plan needs {counted(len(plan.ranks), 'rank')}, the mesh has {along} along `{PIPELINE}`"
-    wrong = wrong or wrong_number(plan, along)
     if wrong is not None:
         raise PipelineError(wrong)
 
@@ -83,7 +75,7 @@ def check_stages(
     updated = sorted({stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U})
     if sorted(optimizers) != updated:
         raise PipelineError(f"the plan updates the stages {updated}, `optimizers` has {sorted(optimizers)}")
-    if tied and any(Kind.U in each.kind for each in plan.ranks):
+    if tied and plan.has_updates:
         raise PipelineError("the plan updates its stages itself (`U`), so none of their weights can be tied")
     if max_gathered is not None and max_gathered < 1:
         raise PipelineError(f"`max_gathered` is {max_gathered}, it must be 1 or more")
@@ -93,7 +85,7 @@ def check_stages(
 
 def check_clipping(plan: Plan) -> None:
     """Whether there is a moment at which all gradients are there."""
-    if any(Kind.U in each.kind for each in plan.ranks):
+    if plan.has_updates:
         raise PipelineError(
             "the plan updates its stages itself (`U`), which leaves no moment for `clip_grad_norm_`: give the pipeline "
             "`max_norm`, or clip each stage in a hook of its optimizer, `register_step_pre_hook`"
@@ -109,13 +101,22 @@ def _check_max_norm(plan: Plan, rank: int, stages: Mapping[int, nn.Module], max_
     wrong = why_not(plan) if rank == 0 else None
     if wrong is not None:
         instead = "call `clip_grad_norm_` after each step"
-        if any(Kind.U in each.kind for each in plan.ranks):
+        if plan.has_updates:
             instead = "clip each stage in a hook of its optimizer, `register_step_pre_hook`"
         raise PipelineError(f"`max_norm` is for the updates of a plan, but {wrong}: {instead}")
 
 
-def check_same(given: Mapping[str, str], ranks: Ranks, watchdog: Watchdog) -> None:
+def check_same(
+    plan: Plan,
+    tied: Tied,
+    transfer_dtype: torch.dtype | None,
+    max_norm: float | None,
+    ranks: Ranks,
+    watchdog: Watchdog,
+) -> None:
     """Compare what all ranks must be given alike, which also waits for all of them."""
+    given = {"plan": plan.digest, "`tied`": str([*map(dict, tied)]), "`transfer_dtype`": str(transfer_dtype),
+             "`max_norm`": str(max_norm)}  # fmt: skip
     for rank, theirs in watchdog.gather(json.dumps(given), "built no pipeline").items():
         for what, value in json.loads(theirs).items():
             if value != given[what]:

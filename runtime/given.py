@@ -8,7 +8,7 @@ import torch.distributed as dist
 from schedlang.commands.given import compiled
 from schedlang.plan import Plan
 from schedlang.plan_reader import open_plan, read_plan
-from schedlang.runtime.checks import unsupported, wrong_number
+from schedlang.runtime.checks import wrong_number
 from schedlang.runtime.job import share, together
 from schedlang.runtime.watchdog import PipelineError
 from schedlang.source import read_source
@@ -50,7 +50,7 @@ def _fitting(plan: Plan, path: Path, replicas: int) -> Plan:
         option = f" --replicas {replicas}" if replicas > 1 else ""
         wrong += f": torchrun --nproc-per-node {ranks * replicas} -m schedlang.runtime {path}{option}"
         wrong += f", or --replicas {started // ranks}" if started % ranks == 0 else ""
-    wrong = wrong or unsupported(plan) or ("the plan has no backward" if plan.is_forward_only else None)
+    wrong = wrong or ("the plan has no backward" if plan.is_forward_only else None)
     if wrong is not None:
         raise PipelineError(wrong)
     return plan

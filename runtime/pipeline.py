@@ -40,6 +40,7 @@ from schedlang.runtime.ranks import ranks_of
 from schedlang.runtime.stage import LossFn
 from schedlang.runtime.stages import connect
 from schedlang.runtime.sums import Sums, replica_sums
+from schedlang.runtime.updates import replica_updates
 from schedlang.runtime.values import Value, join
 from schedlang.runtime.watchdog import BETWEEN, PipelineError, Watchdog
 from schedlang.runtime.wire import Wire, warm_up
@@ -103,18 +104,17 @@ class Pipeline:
         try:
             check_plan(plan, ranks)
             check_stages(plan, self._rank, stages, optimizers or {}, loss_fn, tied, max_gathered, max_norm)
-            given = {"`tied`": str([*map(dict, tied)]), "`transfer_dtype`": str(transfer_dtype)}
-            check_same({"plan": plan.digest, "`max_norm`": str(max_norm), **given}, ranks, self._watchdog)
+            check_same(plan, tied, transfer_dtype, max_norm, ranks, self._watchdog)
             self._device = device_of(stages)
             check_transport(plan, ranks.group, self._device)
-            self._copies = find_copies(plan, stages, tied)
-            check_copies(self._copies, ranks, self._watchdog)
+            self._copies = check_copies(find_copies(plan, stages, tied), ranks, self._watchdog)
             self._stages = connect(plan, ranks, stages, optimizers or {}, loss_fn, loss_scale)
             self._wire = wire = Wire(ranks, timeout, self._watchdog)
             self._exchange = Exchange(plan, self._rank, number, self._device, wire, rounding_to(transfer_dtype))
-            self._batches, self._sums = Batches(plan, self._stages), Sums(self._copies, ranks, wire)
-            self._clip = None if max_norm is None else UpdateClip(plan, ranks, max_norm, self._stages, wire)
-            self._prepare = partial(prepare, self._rank, self._stages, self._exchange, max_gathered, self._clip)
+            updates = replica_updates(plan, self._stages, ranks, wire)
+            self._batches, self._sums = Batches(plan, self._stages), Sums([] if updates else self._copies, ranks, wire)
+            self._clip = clip = None if max_norm is None else UpdateClip(plan, ranks, max_norm, self._stages, wire)
+            self._prepare = partial(prepare, self._rank, self._stages, self._exchange, max_gathered, updates, clip)
             self._training = self._prepare(plan, replica_sums(self._stages, self._copies, ranks, wire))
             warm_up(plan, ranks, self._device)
         except Exception as error:
@@ -127,7 +127,7 @@ class Pipeline:
         into microbatches along their first dimension, and these into slices along the second one. `options` are keyword
         arguments for the modules of this rank, one dictionary per microbatch. Gives the losses by microbatch, unscaled,
         on the rank of the last stage, and None elsewhere; that of a microbatch is the mean of its slices'. Of several
-        pipelines the first has the first microbatches; a rank gives the losses that it has.
+        pipelines the first has the first microbatches, of each update; a rank gives the losses that it has.
         """
         if self._plan.is_forward_only:
             raise PipelineError("the plan has no backward, it evaluates")
@@ -178,12 +178,11 @@ class Pipeline:
         self._watchdog.between = "in mean_over_replicas"
         total = values.clone()
         try:
-            if len(self._ranks.replicas) > 1:
-                self._wire.end_sum(self._wire.begin_sum(total))
+            self._wire.end_sum(self._wire.begin_sum(total, self._ranks.replicas), self._ranks.replicas)
         except Exception as error:
             self._watchdog.fail(error)
         self._watchdog.between = BETWEEN
-        return total / len(self._ranks.replicas)
+        return total / len(self._ranks.replicas.processes)
 
     def state_dict(self) -> dict[int, Any]:
         """What a checkpoint needs beside modules and optimizers: older versions of the weights, by stage."""
@@ -229,7 +228,7 @@ class Pipeline:
         modules = {number: stage.module for number, stage in self._stages.items()}
         all_optimizers = [*optimizers, *(each.optimizer for each in self._stages.values() if each.optimizer)]
         try:
-            rank = self._rank if self._ranks.replicas[0] == dist.get_rank() else None
+            rank = self._rank if self._ranks.replicas.processes[0] == dist.get_rank() else None
             write_model(Path(folder), self._plan, rank, step, modules, all_optimizers, self._watchdog)
         except Exception as error:
             self._watchdog.fail(error)

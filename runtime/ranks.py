@@ -10,19 +10,36 @@ PIPELINE = "pp"
 
 
 @frozen(eq=False)
+class Replicas:
+    """Processes with the same weights, by their ranks in the default process group; and where several, their group."""
+
+    processes: tuple[int, ...]
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there is more than this process."""
+        return len(self.processes) > 1
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The other processes."""
+        return tuple(each for each in self.processes if each != dist.get_rank())
+
+
+@frozen(eq=False)
 class Ranks:
     """The processes of a pipeline and of its replicas, by their ranks in the default process group.
 
     `pipeline[r]` is the process that is rank r of the plan, in the `group`; this one is its rank `own`. `replicas` are
-    the processes that are this rank of the plan in all replicas of the pipeline, in the `replica_group`: one for all of
-    its stages, whose sums come in the same order in all replicas.
+    the processes that are this rank of the plan in all replicas of the pipeline: one group for all of its stages, whose
+    sums come in the same order in all replicas.
     """
 
     own: int
     pipeline: tuple[int, ...]
     group: dist.ProcessGroup
-    replicas: tuple[int, ...]
-    replica_group: dist.ProcessGroup | None = None
+    replicas: Replicas
     #: For each process of a mesh, where it is there.
     _places: dict[int, str] = field(factory=dict)
 
@@ -46,7 +63,7 @@ def ranks_of(mesh: DeviceMesh | None) -> Ranks:
     if mesh is None:
         world = dist.group.WORLD
         assert world is not None
-        return Ranks(dist.get_rank(), tuple(range(dist.get_world_size())), world, (dist.get_rank(),))
+        return Ranks(dist.get_rank(), tuple(range(dist.get_world_size())), world, Replicas((dist.get_rank(),)))
     names = mesh.mesh_dim_names or ()
     pipeline, replicas = mesh[PIPELINE], next((mesh[name] for name in names if name != PIPELINE), None)
     places = {
@@ -57,7 +74,6 @@ def ranks_of(mesh: DeviceMesh | None) -> Ranks:
         mesh.get_local_rank(PIPELINE),
         tuple(pipeline.mesh.tolist()),
         pipeline.get_group(),
-        tuple(replicas.mesh.tolist()) if replicas else (dist.get_rank(),),
-        replicas.get_group() if replicas else None,
+        Replicas(tuple(replicas.mesh.tolist()), replicas.get_group()) if replicas else Replicas((dist.get_rank(),)),
         places,
     )

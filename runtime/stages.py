@@ -27,11 +27,10 @@ def connect(
     """The stages of a rank; neighbours among them share their boxes."""
     layout, stages = plan.layout, dict[int, Stage]()
     if loss_scale is None:
-        loss_scale = layout.updates / layout.microbatches / len(ranks.replicas)
-    behind = delays(plan, ranks.own)
+        loss_scale = layout.updates / layout.microbatches / len(ranks.replicas.processes)
+    weights = _weights(plan, ranks.own, modules)
     make = Stage if layout.slices == 1 else partial(SlicedStage, slices=layout.slices)
     for number in sorted(modules):
-        per_update = layout.units(number) // layout.updates
         stages[number] = make(
             number,
             modules[number],
@@ -43,7 +42,7 @@ def connect(
             recomputed=plan.microbatches_with(Kind.R, number),
             split=plan.microbatches_with(Kind.W, number),
             offloaded=plan.microbatches_with(Kind.OFFLOAD, number),
-            weights=Weights(modules[number], behind[number], per_update) if behind[number] else None,
+            weights=weights.get(number),
         )
     for number, stage in stages.items():
         if stage.sharded and stage.weights:
@@ -52,3 +51,17 @@ def connect(
             following = stages[number + 1]
             following.inputs, stage.gradients = stage.outputs, following.input_gradients
     return stages
+
+
+def _weights(plan: Plan, rank: int, modules: Mapping[int, nn.Module]) -> dict[int, Weights]:
+    """The versions of the weights of stages that read late ones; replicas that are one module have them together."""
+    found, behind = dict[int, Weights](), delays(plan, rank)
+    first: dict[int, tuple[int, int, int]] = {}
+    for number, module in modules.items():
+        per_update = plan.layout.units(number) // plan.layout.updates
+        same, *alike = first.setdefault(id(module), (number, behind[number], per_update))
+        if alike != [behind[number], per_update]:
+            raise PipelineError(f"stages {same} and {number} are one module, but read other versions of its weights")
+        if behind[number]:
+            found[number] = found[same] if same != number else Weights(module, behind[number], per_update)
+    return found

@@ -1,7 +1,8 @@
 """Sums of gradients: over the copies of a weight, and over replicas of the pipeline (data parallelism).
 
-The sum of a stage over replicas begins as soon as its gradients are whole, and goes on while other stages work; where
-the plan updates the stage, it is made before each `U`. What several stages have is summed at the end of a step.
+The sum of a stage over replicas of the pipeline begins as soon as its gradients are whole, and goes on while other
+stages work; where the plan updates the stage, it is made before each `U`. What several stages have is summed at the end
+of a step, or where the plan updates them, for each update (`schedlang.runtime.updates`).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,36 +13,41 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from schedlang.runtime.copies import Copies
-from schedlang.runtime.ranks import Ranks
+from schedlang.runtime.ranks import Ranks, Replicas
 from schedlang.runtime.stage import Stage
 from schedlang.runtime.wire import InFlight, Wire
 
 
 class ReplicaSum:
-    """The sum over all replicas of the pipeline of the gradients that some weights have when it begins."""
+    """The sum over some replicas of the gradients that weights have when it begins.
 
-    def __init__(self, weights: Callable[[], Sequence[Tensor]], wire: Wire) -> None:
-        self._weights, self._wire = weights, wire
-        self._gradients: list[Tensor] = []
+    `copies` gives the weights of all copies that this process has; the others are those of other processes, in a group.
+    """
+
+    def __init__(self, copies: Callable[[], Sequence[Sequence[Tensor]]], wire: Wire, replicas: Replicas) -> None:
+        self._copies, self._wire, self._replicas = copies, wire, replicas
+        self._gradients: list[list[Tensor]] = []
+        self._total: Tensor | None = None
         self._in_flight: InFlight = []
 
     def begin(self) -> None:
         """Begin it. Where a weight has no gradient in this replica, it may have one in others."""
-        self._gradients = [_gradient(each) for each in self._weights()]
-        if self._gradients:
+        self._gradients = [[_gradient(each) for each in copy] for copy in self._copies()]
+        if any(self._gradients):
             # In one piece: a message for each would take longer.
-            self._in_flight = self._wire.begin_sum(torch.cat([each.flatten() for each in self._gradients]))
+            self._total = _total(torch.cat([each.flatten() for each in copy]) for copy in self._gradients)
+            self._in_flight = self._wire.begin_sum(self._total, self._replicas)
 
     def end(self) -> None:
         """Wait for it; then the weights have it."""
-        if not self._in_flight:
+        if self._total is None:
             return
-        self._wire.end_sum(self._in_flight)
-        ((_, total),) = self._in_flight
-        parts = total.split_with_sizes([each.numel() for each in self._gradients])
-        for gradient, part in zip(self._gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
-        self._gradients, self._in_flight = [], []
+        self._wire.end_sum(self._in_flight, self._replicas)
+        for copy in self._gradients:
+            parts = self._total.split_with_sizes([each.numel() for each in copy])
+            for gradient, part in zip(copy, parts, strict=True):
+                gradient.copy_(part.view_as(gradient))
+        self._gradients, self._total, self._in_flight = [], None, []
 
 
 def replica_sums(
@@ -50,11 +56,11 @@ def replica_sums(
     """For each stage of this rank the sum of its own weights, if there are replicas."""
     tied = {id(weight) for each in copies if each.are_tied for weight in each.parameters}
 
-    def own(stage: Stage) -> list[Tensor]:
-        return [each for each in stage.trained() if id(each) not in tied]
+    def own(stage: Stage) -> list[list[Tensor]]:
+        return [[each for each in stage.trained() if id(each) not in tied]]
 
-    several = stages if len(ranks.replicas) > 1 else {}
-    return {number: ReplicaSum(partial(own, stage), wire) for number, stage in several.items()}
+    several = stages if ranks.replicas.are_several else {}
+    return {number: ReplicaSum(partial(own, stage), wire, ranks.replicas) for number, stage in several.items()}
 
 
 class Sums:
@@ -63,11 +69,11 @@ class Sums:
     def __init__(self, copies: Sequence[Copies], ranks: Ranks, wire: Wire) -> None:
         self._wire, self._rank = wire, ranks.own
         self._shared = [each for each in copies if each.are_shared]
-        has_replicas = len(ranks.replicas) > 1
+        has_replicas = ranks.replicas.are_several
         self._parameters = [weight for each in (copies if has_replicas else self._shared) for weight in each.parameters]
         tied = [weight for each in copies if each.are_tied for weight in each.parameters if weight.requires_grad]
         #: Of tied weights, which are whole when all of their stages are through.
-        self._over_replicas = ReplicaSum(lambda: tied, wire) if has_replicas else None
+        self._over_replicas = ReplicaSum(lambda: [tied], wire, ranks.replicas) if has_replicas else None
         self._earlier: list[Tensor | None] = []
 
     def begin(self) -> None:

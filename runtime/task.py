@@ -33,11 +33,10 @@ class Task:
         return build_gpt(self.blocks, self.seed)
 
     def stages(self, numbers: Iterable[int]) -> dict[int, nn.Sequential]:
-        """Some stages of the plan; those of several pipelines that are replicas begin with the same weights."""
+        """Some stages of the plan; those of several pipelines that are replicas are one module."""
         layout = self.plan.layout
-        starts = {number: layout.pipeline_of[number].start for number in numbers}
-        models = {start: cut_gpt(self.layers(), layout, layout.slices > 1) for start in set(starts.values())}
-        return {number: models[start][number - start] for number, start in starts.items()}
+        parts = cut_gpt(self.layers(), layout, layout.slices > 1)
+        return {number: parts[number - layout.pipeline_of[number].start] for number in numbers}
 
     @property
     def microbatches(self) -> int:

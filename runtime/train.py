@@ -10,7 +10,6 @@ from attrs import define, field
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from schedlang.kinds import Kind
 from schedlang.runtime.checkpoint_folder import CheckpointFolder
 from schedlang.runtime.gpt import next_byte_loss
 from schedlang.runtime.pipeline import Pipeline
@@ -52,14 +51,12 @@ def train(task: Task, steps: int, timeout: float, checkpoints: CheckpointFolder 
     training, progress = Training(), Progress(plan, steps)
     replica, rank = divmod(dist.get_rank(), len(plan.ranks))
     stages = task.stages(plan.stages_of(rank))
-    optimizers = {stage: _noting_optimizer(training, module) for stage, module in stages.items()}
-    actions = plan.ranks[rank]
-    updated = {stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U}
+    of_modules = {module: _noting_optimizer(training, module) for module in stages.values()}
     if checkpoints:
-        checkpoints.load(stages, list(optimizers.values()))
-    own = {stage: optimizers[stage] for stage in updated}
+        checkpoints.load(stages, list(of_modules.values()))
+    own = {stage: of_modules[module] for stage, module in stages.items() if plan.has_updates}
     pipeline = Pipeline(plan, stages, next_byte_loss, mesh=_mesh(task), optimizers=own, timeout=timeout)
-    others = [optimizers[stage] for stage in sorted(optimizers.keys() - updated)]
+    others = [] if own else [*of_modules.values()]
     if checkpoints:
         training.first = checkpoints.resume(pipeline, others)
     begins = range(training.first, steps, plan.layout.updates)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from schedlang.actions import is_transfer
 from schedlang.plan import Plan
-from schedlang.runtime.ranks import Ranks
+from schedlang.runtime.ranks import Ranks, Replicas
 from schedlang.runtime.watchdog import GRACE, LostRank, Watchdog
 
 #: What is on its way: gloo loses a message whose handle or tensor is dropped.
@@ -28,7 +28,6 @@ class Wire:
         # The watchdog is to find out first: it knows whose fault a wait is, gloo does not.
         self._limit = timedelta(seconds=timeout + 2 * GRACE)
         self._watchdog, self._ranks = watchdog, ranks
-        self._replicas = tuple(each for each in ranks.replicas if each != dist.get_rank())
         self._others = tuple(each for each in ranks.pipeline if each != dist.get_rank())
         #: For each peer the process, which the watchdog knows, and its rank in the group.
         self._processes = [(each,) for each in ranks.pipeline]
@@ -102,17 +101,18 @@ class Wire:
         """Wait for it."""
         self._wait(in_flight, self._others)
 
-    def begin_sum(self, tensor: Tensor) -> InFlight:
-        """Begin to add up a tensor over the replicas of this rank, in place."""
-        group = self._ranks.replica_group
+    def begin_sum(self, tensor: Tensor, replicas: Replicas) -> InFlight:
+        """Begin to add up a tensor over replicas, in place."""
+        if not replicas.are_several:
+            return []
         try:
-            return [(dist.all_reduce(tensor, group=group, async_op=True), tensor)]
+            return [(dist.all_reduce(tensor, group=replicas.group, async_op=True), tensor)]
         except RuntimeError as error:
-            raise LostRank({*self._replicas}, str(error)) from error
+            raise LostRank({*replicas.others}, str(error)) from error
 
-    def end_sum(self, in_flight: InFlight) -> None:
+    def end_sum(self, in_flight: InFlight, replicas: Replicas) -> None:
         """Wait for it."""
-        self._wait(in_flight, self._replicas)
+        self._wait(in_flight, replicas.others)
 
     def send_object(self, sent: object, peer: int, tag: int) -> InFlight:
         """Begin to send what can be pickled: its length, then its bytes."""
@@ -163,8 +163,8 @@ def warm_up(plan: Plan, ranks: Ranks, device: torch.device) -> None:
             dist.send(sent, ranks.pipeline[high], group)
         elif own == high:
             dist.recv(received, ranks.pipeline[low], group)
-    if len(ranks.replicas) > 1:
-        dist.all_reduce(sent, group=ranks.replica_group)
+    if ranks.replicas.are_several:
+        dist.all_reduce(sent, group=ranks.replicas.group)
 
 
 def _alone(plan: Plan) -> set[tuple[int, int]]:

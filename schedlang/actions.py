@@ -71,14 +71,19 @@ class Actions:
         self.group.append(group)
 
     def extend(
-        self, kinds: Sequence[int], stages: Sequence[int], microbatches: Sequence[int], sources: Sequence[int]
+        self,
+        kinds: Iterable[int],
+        stages: Iterable[int],
+        microbatches: Iterable[int],
+        sources: Iterable[int],
+        groups: Iterable[int],
     ) -> None:
-        """Append actions that are issued alone."""
+        """Append actions, by their columns."""
         self.kind.extend(kinds)
         self.stage.extend(stages)
         self.microbatch.extend(microbatches)
         self.source.extend(sources)
-        self.group.extend([0] * len(kinds))
+        self.group.extend(groups)
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -124,34 +129,14 @@ class Actions:
 
         A batch of transfers is `(0SEND_F4;0RECV_B1)`, ops that overlap are `(0F4;7B1)OVERLAP_F_B`.
         """
-        words, parts, end = self._words(), list[str](), 0
-        for index in [index for index, group in enumerate(self.group) if group]:
-            if index >= end:
-                parts += words[end:index]
-                end = self.batch(index).stop
-                parts.append(self._as_one(index, words[index:end]))
-        return " ".join(parts + words[end:])
-
-    def _words(self) -> list[str]:
-        """Each action in torch's spelling."""
-        if NO_MICROBATCH in self.microbatch:
-            return list(map(word, self.kind, self.stage, self.microbatch))
-        numbers = list(map(str, range(max(self.microbatch, default=0) + 1)))
-        stages = range(max(self.stage, default=0) + 1)
-        words = [[word(kind, stage, NO_MICROBATCH) for stage in stages] if kind else [] for kind in (0, *Kind)]
-        ops = zip(self.kind, self.stage, self.microbatch, strict=True)
-        return [words[kind][stage] + numbers[microbatch] for kind, stage, microbatch in ops]
+        return " ".join(map(self.batch_text, self.batches()))
 
     def batch_text(self, batch: range) -> str:
         """Actions that are issued together, as `text` has them."""
-        return self._as_one(batch.start, list(map(self.word, batch)))
-
-    def _as_one(self, index: int, words: list[str]) -> str:
-        """The words of a batch, whose first action is `index`."""
-        text = ";".join(words)
-        if len(words) == 1:
-            return text
-        return f"({text}){'' if is_transfer(self.kind[index]) else OVERLAP}"
+        if len(batch) == 1:
+            return self.word(batch.start)
+        text = ";".join(map(self.word, batch))
+        return f"({text}){'' if is_transfer(self.kind[batch.start]) else OVERLAP}"
 
     def compute(self) -> "Actions":
         """The actions that are not transfers."""

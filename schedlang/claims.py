@@ -1,7 +1,8 @@
 """What a program claims of its schedule with `assert`, held against the figures of an execution."""
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
+from typing import Any
 
 from schedlang.codegen import variable
 from schedlang.costs import UNIT, Costs
@@ -10,10 +11,14 @@ from schedlang.execution import Execution
 from schedlang.faults import Fault
 from schedlang.findings import Finding, diagnose
 from schedlang.schedule import Schedule
-from schedlang.versions import follow_weights
+from schedlang.versions import Versions, follow_weights
 
 _TIMES = frozenset(["makespan", "work", "bubble", "span", "span_bubble"])
 _AMOUNTS = frozenset(["peak"])
+#: The figures in the order in which they are told: of the whole schedule, and of each rank.
+_OF_ALL = ("makespan", "work", "bubble", "span", "span_bubble", "staleness")
+_OF_RANKS = ("peak", "versions")
+_FIGURES = frozenset(_OF_ALL + _OF_RANKS)
 
 
 def check_claims(schedule: Schedule, execution: Execution, given: Costs = UNIT) -> None:
@@ -27,21 +32,18 @@ def check_claims(schedule: Schedule, execution: Execution, given: Costs = UNIT) 
     first start to its own last end, and `span_bubble` = span - work. `versions(r)` is the most versions of a stage's
     weights that rank r holds, `staleness` the most updates by which any are behind.
     """
-    figures, per_rank = _figures(schedule, execution)
-    texts = [f"{name} {value:.10g}" for name, value in figures.items()]
-    texts += [f"{name} per rank {' '.join(f'{each:.10g}' for each in values)}" for name, values in per_rank.items()]
+    figures = _Figures(schedule, execution)
     others = (_TIMES if given.gives_times else frozenset()) | (_AMOUNTS if given.gives_memory else frozenset())
     findings: dict[int, Finding] = {}
     for claim in schedule.claims:
         if claim.names & others:
             continue
-        claim.scope.update((variable(name), value) for name, value in figures.items())
-        claim.scope.update((variable(name), partial(_of_rank, name, values)) for name, values in per_rank.items())
+        claim.scope.update((variable(name), figures.of(name)) for name in _FIGURES & claim.names)
         try:
             if claim.holds():
                 continue
             message = f"the schedule claims: {claim.reason}" if claim.reason else "a claim does not hold"
-            finding = Finding("assert", message, 0, claim.place, help=f"the figures are {', '.join(texts)}")
+            finding = Finding("assert", message, 0, claim.place, help=figures.text())
         except Fault as fault:
             finding = Finding(fault.code, fault.message, 0, claim.place, help=fault.help)
         # A claim in a rank block is made once per rank, and told once.
@@ -50,15 +52,58 @@ def check_claims(schedule: Schedule, execution: Execution, given: Costs = UNIT) 
         raise CompileError(diagnose(schedule, list(findings.values())))
 
 
-def _figures(schedule: Schedule, execution: Execution) -> tuple[dict[str, float], dict[str, Sequence[float]]]:
-    """The figures of the schedule, and those of its ranks."""
-    timeline, versions = execution.timeline, follow_weights(schedule)
-    work = max(timeline.busy)
-    figures = {
-        "makespan": timeline.makespan, "work": work, "bubble": timeline.makespan - work,
-        "span": timeline.span, "span_bubble": timeline.span - work, "staleness": versions.staleness,
-    }  # fmt: skip
-    return figures, {"peak": execution.peak_memory, "versions": versions.held}
+class _Figures:
+    """The figures of a schedule, each found out when it is asked for."""
+
+    def __init__(self, schedule: Schedule, execution: Execution) -> None:
+        self._schedule, self._execution = schedule, execution
+
+    def of(self, name: str) -> Any:
+        """A figure by its name; one of ranks as a function of a rank, or of none for the highest."""
+        value = getattr(self, name)
+        return partial(_of_rank, name, value) if name in _OF_RANKS else value
+
+    def text(self) -> str:
+        """All of them."""
+        texts = [f"{name} {getattr(self, name):.10g}" for name in _OF_ALL]
+        texts += [f"{name} per rank {' '.join(f'{each:.10g}' for each in getattr(self, name))}" for name in _OF_RANKS]
+        return f"the figures are {', '.join(texts)}"
+
+    @cached_property
+    def makespan(self) -> float:
+        return self._execution.timeline.makespan
+
+    @cached_property
+    def work(self) -> float:
+        return max(self._execution.timeline.busy)
+
+    @property
+    def bubble(self) -> float:
+        return self.makespan - self.work
+
+    @property
+    def span(self) -> float:
+        return self._execution.timeline.span
+
+    @property
+    def span_bubble(self) -> float:
+        return self.span - self.work
+
+    @property
+    def staleness(self) -> int:
+        return self._versions.staleness
+
+    @property
+    def peak(self) -> Sequence[float]:
+        return self._execution.peak_memory
+
+    @property
+    def versions(self) -> Sequence[float]:
+        return self._versions.held
+
+    @cached_property
+    def _versions(self) -> Versions:
+        return follow_weights(self._schedule)
 
 
 def _of_rank(name: str, values: Sequence[float], rank: int | None = None) -> float:

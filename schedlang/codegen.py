@@ -25,8 +25,9 @@ class Codegen:
     """Generates Python for parts of one program.
 
     `spans` collects the places that the text refers to, `words` the words of its ops; `params` are those bound so far.
-    A program `is_plain` if it has compute ops only, one after the other, and all name their microbatch; `arities` are
-    how many arguments its ops have.
+    A program `is_plain` if it has compute ops only. `ops` are the places of its ops, `arities` how many arguments they
+    have, those of bare ops apart, which are `bare` while the program runs. `overlaps` has for each place of an op that
+    overlaps with others that of the first of them.
     """
 
     spans: list[Span] = field(factory=list)
@@ -34,6 +35,8 @@ class Codegen:
     params: dict[str, int] = field(factory=dict)
     is_plain: bool = True
     arities: set[int] = field(factory=set)
+    overlaps: dict[int, int] = field(factory=dict)
+    ops: list[int] = field(factory=list)
 
     def place(self, node: syntax.Node) -> int:
         """The index in `spans` of a node's place."""
@@ -48,7 +51,6 @@ class Codegen:
             case expressions.Reference(name):
                 return f"({self.params[name]})" if name in self.params else variable(name)
             case expressions.Next():
-                self.is_plain = False
                 return "None"
             case expressions.Call(name, args):
                 called = name.text if name.text in BUILTINS else variable(name.text)
@@ -124,11 +126,12 @@ class Codegen:
                 self.is_plain = False
                 return [f"if begin_part({name!r}, {self.place(node)}):", *self.block(body.statements), "end_part()"]
             case syntax.Exchange(parts) | syntax.Overlap(parts):
-                self.is_plain = False
+                before = len(self.ops)
                 lines = [line for each in parts for line in self.statement(each)]
+                self.overlaps |= dict.fromkeys(self.ops[before:], self.ops[before] if self.ops[before:] else 0)
                 return ["begin_batch()", *lines, "end_batch()"]
             case syntax.Op(kind, args):
-                self.is_plain &= bool(args) and kind != "U"
+                self.is_plain &= kind != "U"
                 return [self.op("op", kind, args, node)]
             case syntax.Transfer(direction, passed, args):
                 self.is_plain = False
@@ -162,10 +165,13 @@ class Codegen:
 
     def op(self, function: str, word: str, args: tuple[syntax.Node, ...], node: syntax.Node) -> str:
         """A call that records an op: its word, its place, and its arguments, as one tuple."""
+        place = self.place(node)
         self.words.add(word)
-        self.arities.add(len(args))
-        values = "".join(f", {self.expression(arg)}" for arg in args)
-        return f"{function}(({word!r}, {self.place(node)}{values}))"
+        self.ops.append(place)
+        if args:
+            self.arities.add(len(args))
+        values = "".join(f", {self.expression(arg)}" for arg in args) if args else ", *bare"
+        return f"{function}(({word!r}, {place}{values}))"
 
 
 def _weight(body: syntax.Node) -> int:

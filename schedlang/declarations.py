@@ -11,6 +11,7 @@ from attrs import define, field
 from schedlang import syntax
 from schedlang.arithmetic import multiply, quotient, require, rest
 from schedlang.codegen import Codegen, variable
+from schedlang.diagnostics import counted
 from schedlang.faults import Fault
 from schedlang.layout import Layout, Pipeline
 from schedlang.schedule import Claim, WeightRule
@@ -51,9 +52,11 @@ class Declarations:
                 self.param(item)
             case syntax.Stage():
                 self.pipeline("", item, self.params["microbatches"])
-            case syntax.Pipeline(name, microbatches, stage):
+            case syntax.Pipeline(name, None, _, microbatches, stage):
                 self.share = self.codegen.place(microbatches)
-                self.pipeline(name.text, stage, self.evaluate(microbatches))
+                self.names[variable(name.text)] = self.pipeline(name.text, stage, self.evaluate(microbatches))
+            case syntax.Pipeline():
+                self.alike_pipelines(item)
             case syntax.Weights():
                 self.rules.append(item)
             case syntax.Link(name, number):
@@ -86,8 +89,25 @@ class Declarations:
         name = variable(parameter.text) if parameter else ""
         return eval(f"lambda {name}: {self.codegen.expression(body)}", self.names)  # type: ignore[no-any-return]
 
-    def pipeline(self, name: str, item: syntax.Stage, microbatches: int) -> None:
-        """Lay out the stages of a pipeline; its name becomes the function that gives its stages' numbers."""
+    def alike_pipelines(self, item: syntax.Pipeline) -> None:
+        """Lay out pipelines with numbers from 0."""
+        assert item.number
+        assert item.range
+        place, number = self.codegen.place(item.range), variable(item.number.text)
+        start, stop = self.evaluate(item.range.start), self.evaluate(item.range.stop)
+        if start != 0 or stop < 1:
+            raise Fault("pipelines", f"the pipelines are {start} .. {stop}, they must start from 0", place)
+        self.share = self.codegen.place(item.microbatches)
+        stages: list[Callable[[int], int]] = []
+        for each in self.count(0, stop, 1, place):
+            self.names[number] = each
+            stages.append(self.pipeline(f"{item.name.text}({each})", item.stage, self.evaluate(item.microbatches)))
+        del self.names[number]
+        # Past the last pipeline there are no stages.
+        self.names[variable(item.name.text)] = lambda i, stage: stages[i](stage) if 0 <= i < stop else -1
+
+    def pipeline(self, name: str, item: syntax.Stage, microbatches: int) -> Callable[[int], int]:
+        """Lay out the stages of a pipeline; the function that gives their numbers."""
         start, stop = self.evaluate(item.range.start), self.evaluate(item.range.stop)
         place = self.codegen.place(item)
         if start != 0 or stop < 1:
@@ -96,6 +116,9 @@ class Declarations:
             raise Fault("repeated-part", "a schedule has one `stage` line, or pipelines with one each", place)
         if microbatches < 1:
             raise Fault("pipelines", f"the pipeline runs {microbatches} microbatches, it must run 1 or more", place)
+        if self.pipelines and stop != self.pipelines[0].stop:
+            message = f"the pipeline has {counted(stop, 'stage')}, the first one has {self.pipelines[0].stop}"
+            raise Fault("pipelines", message, place, "pipelines are replicas of one model: cut all alike")
         stages = self.count(start, stop, 1, place)
         rank_of = self.function(item.name, item.rank)
         first = len(self.placement)
@@ -107,7 +130,7 @@ class Declarations:
             self.placement.append(rank)
         self.pipelines.append(Pipeline(name, first, first + stop, microbatches))
         # Past the pipeline's own stages there are none, not those of the next pipeline.
-        self.names[variable(name)] = lambda stage: first + stage if 0 <= stage < stop else -1
+        return lambda stage: first + stage if 0 <= stage < stop else -1
 
     def layout(self) -> Layout:
         """What the items have laid out; by default, one stage on each rank."""

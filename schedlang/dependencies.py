@@ -5,13 +5,17 @@ what others need of a backward is the gradient of its input.
 """
 
 from schedlang.kinds import Kind
+from schedlang.layout import Layout
 from schedlang.schedule import Schedule
 
 Op = tuple[Kind, int, int]
 
 
 def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op]:
-    """The ops whose results an op needs; those of stages on other ranks reach it by a transfer."""
+    """The ops whose results an op needs; those of stages on other ranks reach it by a transfer.
+
+    Gradients of weights reach it by the sum over all replicas of a stage.
+    """
     if kind == Kind.F:
         return _forward_needs(schedule, stage, microbatch)
     if kind in (Kind.B, Kind.I):
@@ -22,9 +26,16 @@ def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op
         return [(Kind.F, stage, microbatch)]
     if kind == Kind.RELOAD:
         return [(Kind.OFFLOAD, stage, microbatch)]
-    # An optimizer step needs all gradients of its stage and update.
-    update, units = max(microbatch, 0), schedule.layout.units(stage) // schedule.layout.updates
-    return [(Kind.W, stage, each) for each in range(update * units, (update + 1) * units)]
+    return _update_needs(schedule.layout, stage, max(microbatch, 0))
+
+
+def _update_needs(layout: Layout, stage: int, update: int) -> list[Op]:
+    """All gradients of a stage and update, and those of its replicas."""
+    found: list[Op] = []
+    for each in layout.replicas(stage):
+        units = layout.units(each) // layout.updates
+        found += [(Kind.W, each, unit) for unit in range(update * units, (update + 1) * units)]
+    return found
 
 
 def _forward_needs(schedule: Schedule, stage: int, microbatch: int) -> list[Op]:
@@ -95,5 +106,5 @@ MAKES: dict[int, tuple[Kind, ...]] = {
     Kind.RELOAD: (Kind.RELOAD,),
 }
 
-#: The send that brings what was made to another rank; gradients of weights stay.
+#: The send that brings what was made to another rank; of weights, gradients are summed.
 SENDS = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B}

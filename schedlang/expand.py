@@ -10,6 +10,7 @@ from typing import Any
 from attrs import define, field
 
 from schedlang import syntax
+from schedlang.calls import record
 from schedlang.costs import UNIT, Costs
 from schedlang.declarations import Declarations
 from schedlang.diagnostics import CompileError, Diagnostic, Label
@@ -149,14 +150,14 @@ class _Expansion:
 
     def run_plain(self, recorder: Recorder) -> bool:
         """Run the rank block for one rank, if its ops can be recorded at once; not if any may be wrong."""
-        declared, calls, arities = self.declared, list[Any](), self.declared.codegen.arities
-        if not declared.codegen.is_plain or len(arities) != 1 or self.make_recorder is not Recorder:
+        declared, codegen, calls = self.declared, self.declared.codegen, list[Any]()
+        if not codegen.is_plain or len(codegen.arities) != 1 or self.make_recorder is not Recorder:
             return False
-        steps, claims = declared.steps, len(declared.claims)
-        declared.names["op"] = calls.extend
+        (arity,), steps, claims = codegen.arities, declared.steps, len(declared.claims)
+        declared.names |= {"op": calls.extend, "begin_batch": int, "end_batch": int, "bare": (None,) * arity}
         with suppress(Fault):
             declared.names["program"](recorder.rank)
-            if recorder.take(calls, *arities):
+            if record(recorder, calls, arity, codegen.overlaps):
                 return True
         declared.steps = steps
         del declared.claims[claims:]
@@ -166,7 +167,7 @@ class _Expansion:
         """Run the rank block for one rank; a fault ends that rank's run, not the others'."""
         names = self.declared.names
         names |= {
-            "op": recorder.op, "transfer": recorder.transfer,
+            "op": recorder.op, "transfer": recorder.transfer, "bare": (),
             "begin_batch": recorder.begin_batch, "end_batch": recorder.end_batch,
             "begin_part": recorder.begin_part, "end_part": recorder.end_part,
         }  # fmt: skip

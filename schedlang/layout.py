@@ -11,8 +11,8 @@ from schedlang.actions import counterpart
 class Pipeline:
     """One way of microbatches through the model: the stages `start` up to `stop`, in order.
 
-    Most schedules have one pipeline. Where there are two over the same ranks, the second one's stages are numbered on
-    from the first one's, and stage `start + i` of either is a replica of the same piece of the model.
+    Most schedules have one pipeline. Where there are more, the second one's stages are numbered on from the first
+    one's, and so on, and stage `start + i` of each is a replica of the same piece of the model.
     """
 
     name: str
@@ -68,6 +68,11 @@ class Layout:
     def is_last(self, stage: int) -> bool:
         """Whether a stage makes the losses."""
         return self.pipeline_of[stage].stop == stage + 1
+
+    def replicas(self, stage: int) -> list[int]:
+        """The stages of all pipelines that are the same piece of the model as a stage, and this one."""
+        piece = stage - self.pipeline_of[stage].start
+        return [pipeline.start + piece for pipeline in self.pipelines]
 
     def peer(self, kind: int, stage: int) -> int | None:
         """The rank at the other end of a transfer of `stage`.

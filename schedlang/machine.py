@@ -11,6 +11,7 @@ for, and what that is follows from the plan alone. Only copies on a link that ra
 
 from array import array
 from heapq import heappop, heappush
+from itertools import compress
 
 from schedlang.actions import Actions, counterpart, is_copy, is_send, is_transfer, word
 from schedlang.columnwise import is_large
@@ -52,8 +53,7 @@ def prove(schedule: Schedule) -> Execution:
 
 def has_batches(actions: Actions) -> bool:
     """Whether some transfers are issued as one."""
-    pairs = zip(actions.kind, actions.group, strict=True)
-    return any(actions.group) and any(group and is_transfer(kind) for kind, group in pairs)
+    return any(map(is_transfer, set(compress(actions.kind, actions.group))))
 
 
 def simulate(schedule: Schedule, costs: Costs = UNIT, ideal: bool = False) -> Execution:
@@ -104,6 +104,9 @@ class _Machine:
         #: Where ranks do not block: the receives issued, and the one that a rank waits for before an op.
         self.posted: dict[tuple[int, int, int], int] = {}
         self.awaited: dict[int, int] = {}
+        #: Whether optimizer steps wait for gradients of replicas; the ranks that do, by a gradient that is not there.
+        self.has_sums = len(schedule.layout.pipelines) > 1 and schedule.has_updates
+        self.summing: dict[Op, list[int]] = {}
         #: Indexed by `slot`.
         self.state = array("H", bytes(2 * slots))
         self.ends = {kind: [0.0] * slots for kind in _MADE}
@@ -122,7 +125,7 @@ class _Machine:
         return Timeline(tuple(self.bars), tuple(self.copies))
 
     def held_at(self, rank: int) -> int | None:
-        """The transfer that keeps a rank from going on, if it has not come to its end."""
+        """The transfer, or the optimizer step, that keeps a rank from going on, if it has not come to its end."""
         if self.position[rank] == len(self.schedule.ranks[rank]):
             return None
         return self.position[rank] if self.transport.blocks else self.awaited[rank]
@@ -139,7 +142,7 @@ class _Machine:
                     return
             elif is_copy(actions.kind[index]):
                 self.copy(rank, index)
-            elif self.posted and self.must_wait(rank, batch):
+            elif (self.posted or self.has_sums) and self.must_wait(rank, batch):
                 return
             else:
                 self.compute(rank, batch)
@@ -150,17 +153,27 @@ class _Machine:
                 return
 
     def must_wait(self, rank: int, batch: range) -> bool:
-        """Whether ops need what a receive will bring that is on its way."""
-        actions = self.schedule.ranks[rank]
+        """Whether ops need what is on its way: what a receive will bring, or gradients that replicas have to add."""
         for index in batch:
-            for kind, stage, microbatch in needs(self.schedule, *actions.row(index)[:3]):
-                if self.schedule.placement[stage] != rank:
-                    receive, receiver = counterpart(SENDS[kind], stage)
-                    posted = self.posted.get((receive, receiver, microbatch))
-                    if posted is not None and not self.state[self.slot(receiver, microbatch)] & _ARRIVED[receive]:
-                        self.awaited[rank] = posted
+            for need in needs(self.schedule, *self.schedule.ranks[rank].row(index)[:3]):
+                if self.schedule.placement[need[1]] == rank:
+                    continue
+                if need[0] == Kind.W:
+                    if not self.state[self.slot(*need[1:])] & _MADE[Kind.W]:
+                        self.awaited[rank] = index
+                        self.summing.setdefault(need, []).append(rank)
                         return True
+                elif (posted := self.on_its_way(need)) is not None:
+                    self.awaited[rank] = posted
+                    return True
         return False
+
+    def on_its_way(self, need: Op) -> int | None:
+        """The receive, issued and not over, that will bring what an op needs."""
+        kind, stage, microbatch = need
+        receive, receiver = counterpart(SENDS[kind], stage)
+        arrived = self.state[self.slot(receiver, microbatch)] & _ARRIVED[receive]
+        return None if arrived else self.posted.get((receive, receiver, microbatch))
 
     def compute(self, rank: int, batch: range) -> None:
         """Do a compute op, or ops that overlap: check what they need, give them their time, note what they make."""
@@ -193,6 +206,8 @@ class _Machine:
             slot = self.slot(stage, microbatch)
             self.state[slot] |= _MADE[made]
             self.ends[made][slot] = end
+            for rank in self.summing.pop((made, stage, microbatch), ()):
+                heappush(self.ready, (self.clock[rank], rank))
 
     def slot(self, stage: int, microbatch: int) -> int:
         """The index of a stage's microbatch in `state` and `ends`."""
@@ -202,7 +217,7 @@ class _Machine:
         """Check that what an op needs is on its rank, made here or received; the time from which it is there."""
         kind, stage, microbatch = need
         slot = self.slot(stage, microbatch)
-        if self.schedule.placement[stage] == rank:
+        if self.schedule.placement[stage] == rank or kind == Kind.W:
             if not self.state[slot] & _MADE[kind]:
                 self.too_early(rank, index, word(kind, stage, microbatch))
             return self.ends[kind][slot]

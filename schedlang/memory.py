@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush, merge
-from itertools import accumulate
 from math import inf
-from operator import eq
 
 from attrs import define, field
 
+from schedlang.columnwise import is_large
 from schedlang.schedule import Schedule
 from schedlang.timeline import Timeline
 
@@ -61,7 +60,13 @@ def levels(schedule: Schedule, timeline: Timeline, amounts: Amounts, first: Sequ
 
 def peaks(schedule: Schedule, timeline: Timeline, amounts: Amounts, first: Sequence[float] = ()) -> tuple[float, ...]:
     """The most that each rank holds, as `levels` has it."""
-    return tuple(_peak(schedule, timeline, rank, amounts, first[rank] if first else 0.0) for rank in _ranks(timeline))
+    found = None
+    # Of ops that stay and take time, one after the other, a running sum is enough.
+    if is_large(schedule) and not (any(timeline.copies) or schedule.recomputed or schedule.is_forward_only):
+        from schedlang.columnwise import memory
+
+        found = memory.peaks(timeline, amounts, first or [0.0] * len(timeline.ranks))
+    return found or tuple(level.peak for level in levels(schedule, timeline, amounts, first))
 
 
 def _ranks(timeline: Timeline) -> range:
@@ -77,12 +82,3 @@ def _level(schedule: Schedule, timeline: Timeline, rank: int, amounts: Amounts, 
         level.run(begin, end, amounts[kind][stage], schedule.keeps(kind, stage, microbatch))
     level.advance()
     return level
-
-
-def _peak(schedule: Schedule, timeline: Timeline, rank: int, amounts: Amounts, first: float) -> float:
-    """The most that a rank holds: of ops that take time and stay, one after the other, a running sum is enough."""
-    bars, copies = timeline.ranks[rank], timeline.copies and timeline.copies[rank]
-    if copies or schedule.recomputed or schedule.is_forward_only or any(map(eq, bars.start, bars.end)):
-        return _level(schedule, timeline, rank, amounts, first).peak
-    changes = [amounts[kind][stage] for kind, stage in zip(bars.kind, bars.stage, strict=True)]
-    return max(accumulate(changes, initial=first))

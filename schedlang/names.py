@@ -125,10 +125,14 @@ class _Checker(Scopes):
             case syntax.Stage(name, range, rank):
                 self.bounds(range, scope)
                 self.expression(rank, self.inner(scope, name))
-            case syntax.Pipeline(name, microbatches, stage):
-                self.expression(microbatches, scope)
-                self.item(stage, scope, functions)
-                self.declare(name, scope, arity=(1, 1))
+            case syntax.Pipeline(name, number, range, microbatches, stage):
+                inner = self.inner(scope, number) if number else scope
+                if range is not None:
+                    self.bounds(range, scope)
+                self.expression(microbatches, inner)
+                self.item(stage, inner, functions)
+                arguments = 2 if number else 1
+                self.declare(name, scope, arity=(arguments, arguments))
             case syntax.Rank(name, body):
                 self.block(body.statements, self.inner(scope, name))
             case syntax.Repeated(microbatches, interval, rows):

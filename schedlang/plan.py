@@ -15,6 +15,7 @@ from typing import Any
 from attrs import asdict, field, frozen
 
 from schedlang.choice import Trial
+from schedlang.columnwise import is_large
 from schedlang.declarations import MOST_STEPS
 from schedlang.diagnostics import counted
 from schedlang.files import write_bytes
@@ -89,11 +90,12 @@ class Plan(Schedule):
 
     def _lines(self) -> tuple[list[str], list[str]]:
         """The fields `actions` and `sources`."""
-        numbers = list(map(str, range(len(self.spans))))
-        return (
-            [actions.text() for actions in self.ranks],
-            [" ".join(map(numbers.__getitem__, actions.source)) for actions in self.ranks],
-        )
+        sources = [actions.source for actions in self.ranks]
+        if is_large(self):
+            from schedlang.columnwise.text import numbers_text, texts
+
+            return texts(self.ranks), numbers_text(sources)
+        return [actions.text() for actions in self.ranks], [" ".join(map(str, each)) for each in sources]
 
     def where(self, rank: int, index: int) -> str:
         """The program line that action `index` of a rank came from, as `file:line`."""

@@ -133,6 +133,8 @@ class _Reader:
         starts = [0, *(each.stop for each in found)]
         if [*(each.start for each in found), stages] != starts or any(a >= b for a, b in pairwise(starts)):
             self.wrong(f"`pipelines` must divide the {stages} stages of `placement` among them, in order")
+        if len({each.stop - each.start for each in found}) > 1:
+            self.wrong("`pipelines` must have the same number of stages")
         return tuple(found)
 
     def from_one(self, name: str) -> int:
@@ -256,7 +258,8 @@ def _parse_plain(text: str, sources: list[int]) -> Actions | None:
     if "" in microbatches:
         return None
     actions = Actions()
-    actions.extend(list(map(_KINDS.__getitem__, kinds)), list(map(int, stages)), list(map(int, microbatches)), sources)
+    columns = map(_KINDS.__getitem__, kinds), map(int, stages), map(int, microbatches), sources
+    actions.extend(*columns, [0] * len(sources))
     return actions
 
 

@@ -21,7 +21,8 @@ _TRANSFERS = {
 #: An op of a program that runs: its word, its place, its arguments.
 Call = tuple[Any, ...]
 
-_KINDS = {
+#: The kinds of ops by their words in a program; `B` is an input half where the program writes `W`.
+KINDS = {
     "F": Kind.F,
     "B": Kind.B,
     "BW": Kind.B,
@@ -78,7 +79,7 @@ class Recorder:
             message = f"`{word}` does not name its microbatch: in `{self.part}` it is counted from the update's first"
             raise Fault("which-microbatch", message, place, f"write `{word}(m)`, or `{word}(s, m)`")
         stage, microbatch = self.which(word, args, place) if args else self.oldest_owed(None, place)
-        kind = _KINDS[word]
+        kind = KINDS[word]
         if self.batch and is_copy(kind):
             raise Fault("overlap", f"`{word}` goes on beside what follows by itself: it stands alone", place)
         if word == "B" and self.splits_backward:
@@ -87,23 +88,6 @@ class Recorder:
         elif word == "W":
             self.owed[stage].pop(microbatch, None)
         self.actions.add(kind, stage, microbatch, place, self.batch)
-
-    def take(self, calls: list[Any], arity: int) -> bool:
-        """Record all compute ops of a rank, if they are known to be right.
-
-        `calls` has the calls in one list: of each its word and place, for an `arity` of 2 its stage, and its
-        microbatch.
-        """
-        words, places, *stages, microbatches = (calls[column :: 2 + arity] for column in range(2 + arity))
-        (named,) = stages or [self.stages[:1] * len(words)]
-        units = min(map(self.layout.units, self.stages), default=0)
-        if self.sliced or (arity == 1 and len(self.stages) != 1) or not set(named) <= set(self.stages):
-            return False
-        if words and not 0 <= min(microbatches) <= max(microbatches) < units:
-            return False
-        kinds = _KINDS | ({"B": Kind.I} if self.splits_backward else {})
-        self.actions.extend(list(map(kinds.__getitem__, words)), named, microbatches, places)
-        return True
 
     def transfer(self, call: Call) -> None:
         """Record a send or a receive."""

@@ -146,6 +146,11 @@ class Schedule:
         """Whether there is no backward at all: inference."""
         return not any({Kind.B, Kind.I, Kind.W} & set(actions.kind) for actions in self.ranks)
 
+    @cached_property
+    def has_updates(self) -> bool:
+        """Whether there are optimizer steps."""
+        return any(Kind.U in set(actions.kind) for actions in self.ranks)
+
     def keeps(self, kind: int, stage: int, microbatch: int) -> bool:
         """Whether what an op adds to the memory stays after it: not if there is no backward, or a recomputation."""
         return kind != Kind.F or not (self.is_forward_only or (stage, microbatch) in self.recomputed)

@@ -2,7 +2,8 @@
 
 from attrs import frozen
 
-from schedlang.actions import counterpart, is_send, word
+from schedlang.actions import counterpart, is_send, is_transfer, word
+from schedlang.dependencies import MAKES, needs
 from schedlang.findings import Finding, ranks_text
 from schedlang.kinds import Kind
 from schedlang.network import Network, Place, Progress
@@ -12,7 +13,10 @@ from schedlang.waits import Edge, Wait, describe
 
 @frozen
 class Standstill:
-    """Where an execution has come to rest: how far each transfer is, and the transfer that holds each rank."""
+    """Where an execution has come to rest: how far each transfer is, and the action that holds each rank.
+
+    That is a transfer, or an optimizer step that waits for gradients of replicas.
+    """
 
     schedule: Schedule
     network: Network
@@ -87,7 +91,9 @@ class Standstill:
 
     def deadlock(self, waiting: list[Place]) -> Finding:
         """The ranks that wait for each other: from any that waits, follow what it waits for until that comes again."""
-        order = [min(place for place in waiting if self.network.progress(place) == Progress.STARTED)]
+        started = [place for place in waiting if self.network.progress(place) == Progress.STARTED]
+        steps = [(rank, held) for rank, held in enumerate(self.held_at) if held is not None]
+        order = [min(started or [place for place in steps if not self.is_transfer(place)])]
         while (following := self.waits_for(order[-1])) not in order:
             order.append(following)
         cycle = order[order.index(following) :]
@@ -105,7 +111,9 @@ class Standstill:
 
     def edge(self, waiter: Place, until: Place) -> Edge:
         """A wait for another rank, and why that has not come there: it stands elsewhere, or one of its streams does."""
-        if self.network.progress(waiter) == Progress.MET:
+        if not self.is_transfer(waiter):
+            reason = "sum"
+        elif self.network.progress(waiter) == Progress.MET:
             reason = "batch"
         else:
             reason = "stream" if self.network.progress(until) == Progress.POSTED else "partner"
@@ -114,16 +122,21 @@ class Standstill:
     def is_alone(self, place: Place) -> bool:
         """Whether a transfer does not hold its rank, only what comes behind it in its lane."""
         held = self.held_at[place[0]]
+        if held is not None and not self.is_transfer((place[0], held)):
+            return place[1] != held
         return held is None or place[1] not in self.network.batch((place[0], held))
 
     def waits_for(self, place: Place) -> Place:
-        """What a transfer waits for: its other side, or one before it on its own rank, or one that goes with it."""
+        """What an action waits for: its other side, or one before it on its own rank, or one that goes with it."""
         rank = place[0]
         progress = self.network.progress(place)
         if progress == Progress.AHEAD:
             held = self.held_at[rank]
             assert held is not None
-            return self.unmet(rank, self.network.batch((rank, held)))
+            if place[1] == held:
+                return self.lacking(place)
+            is_step = not self.is_transfer((rank, held))
+            return (rank, held) if is_step else self.unmet(rank, self.network.batch((rank, held)))
         if progress == Progress.POSTED:
             return self.unmet(rank, self.network.head(place))
         if progress == Progress.STARTED:
@@ -133,6 +146,21 @@ class Standstill:
         lagging = self.network.lagging(place)
         assert lagging is not None
         return self.unmet(*lagging)
+
+    def is_transfer(self, place: Place) -> bool:
+        """Whether an action is a transfer."""
+        return is_transfer(self.schedule.ranks[place[0]].kind[place[1]])
+
+    def lacking(self, step: Place) -> Place:
+        """The op that will make a gradient for which an optimizer step waits, the first that its rank has to do."""
+        wanted = {need[1:] for need in needs(self.schedule, *self.schedule.ranks[step[0]].row(step[1])[:3])}
+        return next(
+            (rank, index)
+            for rank, actions in enumerate(self.schedule.ranks)
+            for index in range(self.held_at[rank] or 0, len(actions))
+            if rank != step[0] and self.held_at[rank] is not None
+            if Kind.W in MAKES.get(actions.kind[index], ()) and actions.row(index)[1:3] in wanted
+        )
 
     def unmet(self, rank: int, batch: range) -> Place:
         """A transfer of a batch that keeps it from completing: one that is not met, if there is one."""

@@ -87,9 +87,14 @@ class Stage(Node):
 
 @frozen
 class Pipeline(Node):
-    """`pipeline name runs microbatches stage …`: one of several pipelines; `name(s)` is its stage s."""
+    """`pipeline name runs microbatches stage …`: one of several pipelines; `name(s)` is its stage s.
+
+    `pipeline name(i) in range runs …` are as many as the range has numbers; `name(i, s)` is stage s of number i.
+    """
 
     name: Name
+    number: Name | None
+    range: Range | None
     microbatches: Node
     stage: Stage
 

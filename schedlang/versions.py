@@ -40,7 +40,7 @@ class Versions:
 
 def follow_weights(schedule: Schedule) -> Versions:
     """Follow the weight versions through every rank's actions."""
-    if schedule.layout.updates == 1 and not any(Kind.U in actions.kind for actions in schedule.ranks):
+    if schedule.layout.updates == 1 and not schedule.has_updates:
         return Versions((1,) * len(schedule.ranks), (1,) * len(schedule.placement), 0, {}, ())
     ranks = [_Rank(schedule, rank, actions) for rank, actions in enumerate(schedule.ranks)]
     for rank in ranks:

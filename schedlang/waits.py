@@ -15,6 +15,7 @@ Place = tuple[int, int]
 REASONS = {
     "partner": ("{who} waits here, at {at}", "until rank {rank} comes here, to {until}"),
     "stream": ("{who} waits here, at {at}", "until the stream of rank {rank} comes here, to {until}"),
+    "sum": ("{who} waits here for the sum of gradients, at {at}", "until rank {rank} comes here, to {until}"),
     "batch": ("{who} waits here, at {at}", "until rank {rank} is done with the batch here, at {until}"),
     "first use": ("{who} waits here, at its first {what}, {at}", "until rank {rank} comes here, to its own, {until}"),
     "never matched": ("{who} waits here, at {at}", ""),

@@ -9,7 +9,8 @@ from attrs import evolve
 from strategies import make_schedule
 
 from schedlang import Actions, CompileError, Kind, Schedule, compile, read_source
-from schedlang.actions import is_send, is_transfer
+from schedlang.actions import NO_MICROBATCH, is_send, is_transfer
+from schedlang.layout import Layout, Pipeline
 from schedlang.lowering import lower
 
 PROGRAMS = sorted((Path(__file__).parent.parent / "programs").glob("*.sched"))
@@ -136,6 +137,30 @@ def batched_plan(rng: random.Random) -> Schedule:
     return make_schedule(tuple(range(stages)), microbatches, tuple(ranks))
 
 
+def replicated_plan(rng: random.Random) -> Schedule:
+    """Two or three pipelines of one or two stages each, whose optimizer steps stand anywhere behind their gradients."""
+    pieces, count, ranks = rng.choice([(1, 2, 2), (1, 3, 2), (1, 3, 3), (2, 2, 2), (2, 2, 3)])
+    stages = pieces * count
+    placement = tuple(rng.sample([*range(ranks), *rng.choices(range(ranks), k=stages - ranks)], stages))
+    pipelines = tuple(Pipeline(f"p{each}", each * pieces, (each + 1) * pieces, 1) for each in range(count))
+    layout = Layout(placement, pipelines)
+    programs = tuple(Actions() for _ in range(ranks))
+    chains = [_chain(each, 0, rng) for each in pipelines]
+    _interleave(chains, placement, programs, rng)
+    schedule = evolve(make_schedule(placement, 1, tuple(_updated(each, rng) for each in programs)), layout=layout)
+    return lower(schedule)
+
+
+def _updated(actions: Actions, rng: random.Random) -> Actions:
+    """The ops of a rank with optimizer steps, mostly right behind the last gradient of the stage or further back."""
+    rows = [actions.row(index) for index in range(len(actions))]
+    for stage in {row[1] for row in rows}:
+        last = max(index for index, row in enumerate(rows) if row[1] == stage)
+        at = last + 1 if rng.random() < 0.4 else rng.randint(last + 1, len(rows))
+        rows.insert(at, (Kind.U, stage, NO_MICROBATCH, 0, 0))
+    return in_form(rows)
+
+
 def _in_batches(ops: list[tuple[int, int, int, int]], group: int, rng: random.Random) -> list[Row]:
     """Transfers cut into batches of two and more."""
     cuts = [at for at in range(2, len(ops) - 1, 2) if rng.random() < 0.5]
@@ -145,20 +170,33 @@ def _in_batches(ops: list[tuple[int, int, int, int]], group: int, rng: random.Ra
 def _ops(placement: tuple[int, ...], microbatches: int, ranks: int, rng: random.Random) -> tuple[Actions, ...]:
     """Ops in the order in which one random execution does them."""
     programs = tuple(Actions() for _ in range(ranks))
-    last = len(placement) - 1
-    work = []
-    for microbatch in range(microbatches):
-        halves = {stage: rng.random() < 0.3 for stage in range(len(placement))}
-        chain = [(Kind.F, stage) for stage in range(last + 1)]
-        chain += [(Kind.I if halves[stage] else Kind.B, stage) for stage in range(last, -1, -1)]
-        work.append([(kind, stage, microbatch) for kind, stage in chain])
+    whole = Pipeline("", 0, len(placement), microbatches)
+    _interleave([_chain(whole, each, rng) for each in range(microbatches)], placement, programs, rng)
+    return programs
+
+
+def _chain(pipeline: Pipeline, microbatch: int, rng: random.Random) -> list[tuple[Kind, int, int]]:
+    """The forwards and backwards of a microbatch, some of these in halves."""
+    stages = range(pipeline.start, pipeline.stop)
+    halves = {stage: rng.random() < 0.3 for stage in stages}
+    chain = [(Kind.F, stage) for stage in stages]
+    chain += [(Kind.I if halves[stage] else Kind.B, stage) for stage in reversed(stages)]
+    return [(kind, stage, microbatch) for kind, stage in chain]
+
+
+def _interleave(
+    work: list[list[tuple[Kind, int, int]]],
+    placement: tuple[int, ...],
+    programs: tuple[Actions, ...],
+    rng: random.Random,
+) -> None:
+    """Do chains of ops, a random one's next op at a time, with weight halves at any time after."""
     while work := [each for each in work if each]:
         order = rng.choice(work)
         kind, stage, microbatch = order.pop(0)
         programs[placement[stage]].add(kind, stage, microbatch, 0)
         if kind == Kind.I:
             work.append([(Kind.W, stage, microbatch)])
-    return programs
 
 
 def _scattered(actions: Actions, rng: random.Random) -> Actions:

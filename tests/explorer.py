@@ -10,9 +10,11 @@ two such places nothing can delay, and other ranks see only the transfers that i
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator
+from functools import reduce
 from itertools import chain
+from operator import or_
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from own_order import is_in_order
 
 from schedlang import Kind, Schedule
@@ -76,12 +78,20 @@ class _Explorer:
         self.capacity = float(capacity or "inf") if name == "buffered" else 0.0
         self.channels: dict[Hashable, _Channel] = defaultdict(_Channel)
         self.waits: list[_Wait] = []
+        #: For each stage and microbatch, its rank and the place passed when its gradient is made; for each update that
+        #: waits for gradients of other ranks, its wait and what it waits for.
+        self.made: dict[tuple[int, int], tuple[int, int]] = {}
+        self.sums: list[tuple[int, set[tuple[int, int]]]] = []
         self.bits = 0
         for rank in range(len(schedule.ranks)):
             if self.name in ("blocking", "atomic", "buffered"):
                 self.read_blocking(rank)
             else:
                 self.read_posting(rank)
+        for index, wanted in self.sums:
+            wait = self.waits[index]
+            made = [self.made[op] for op in wanted if self.made[op][0] != wait.rank]
+            self.waits[index] = evolve(wait, after=reduce(or_, (passed for _, passed in made), wait.after))
         self.end = (1 << self.bits) - 1
 
     def new_bit(self) -> int:
@@ -91,7 +101,10 @@ class _Explorer:
     def read_blocking(self, rank: int) -> None:
         """A rank that waits at each batch of transfers until it is complete."""
         passed = 0
-        for batch in transfers(self.schedule, rank):
+        for batch in self.schedule.ranks[rank].batches():
+            if not is_of_transfers(self.schedule, rank, batch):
+                passed = self.compute(rank, batch, passed)
+                continue
             met = sum(self.add(rank, index, len(batch), passed) for index in batch)
             peers = frozenset(self.peer(rank, index) for index in batch)
             self.waits.append(_Wait(self.new_bit(), passed | met, rank, peers))
@@ -103,17 +116,36 @@ class _Explorer:
         brought: dict[tuple[int, int, int], int] = {}
         lanes: dict[Hashable, int] = defaultdict(int)
         for batch in actions.batches():
-            if actions.kind[batch.start] not in (*SENDS, *RECEIVES):
+            if not is_of_transfers(self.schedule, rank, batch):
                 needs = sum({brought.get(need, 0) for index in batch for need in self.needs(*actions.row(index)[:3])})
                 if needs & ~passed:
                     self.waits.append(_Wait(self.new_bit(), passed | needs, rank))
                     passed |= self.waits[-1].bit
+                passed = self.compute(rank, batch, passed)
                 continue
             for part in [batch] if self.name != "gloo" else [range(index, index + 1) for index in batch]:
                 lane = self.lane(rank, part)
                 met = sum(self.add(rank, index, len(part), passed | lanes[lane]) for index in part)
                 lanes[lane] |= met
                 brought |= {message_of(*actions.row(i)[:3]): met for i in part if actions.kind[i] in RECEIVES}
+
+    def compute(self, rank: int, batch: range, passed: int) -> int:
+        """The place passed after ops: an update of replicas waits for the gradients of all of them."""
+        layout = self.schedule.layout
+        for kind, stage, unit in (self.schedule.ranks[rank].row(index)[:3] for index in batch):
+            if kind in (Kind.B, Kind.W):
+                self.made[stage, unit] = rank, passed
+            if kind == Kind.U and len(layout.pipelines) > 1:
+                piece = stage - next(each.start for each in layout.pipelines if each.start <= stage < each.stop)
+                sizes = {
+                    each.start + piece: each.microbatches * layout.slices // layout.updates for each in layout.pipelines
+                }
+                first = max(unit, 0)
+                wanted = {(each, first * size + number) for each, size in sizes.items() for number in range(size)}
+                self.sums.append((len(self.waits), wanted))
+                self.waits.append(_Wait(self.new_bit(), passed, rank))
+                passed |= self.waits[-1].bit
+        return passed
 
     def lane(self, rank: int, batch: range) -> Hashable:
         """Batches of one lane go one after the other."""
@@ -208,8 +240,11 @@ class _Explorer:
 
 def transfers(schedule: Schedule, rank: int) -> Iterator[range]:
     """The batches of transfers of a rank."""
-    actions = schedule.ranks[rank]
-    return (batch for batch in actions.batches() if actions.kind[batch.start] in (*SENDS, *RECEIVES))
+    return (batch for batch in schedule.ranks[rank].batches() if is_of_transfers(schedule, rank, batch))
+
+
+def is_of_transfers(schedule: Schedule, rank: int, batch: range) -> bool:
+    return schedule.ranks[rank].kind[batch.start] in (*SENDS, *RECEIVES)
 
 
 def message_of(kind: int, stage: int, microbatch: int) -> tuple[int, int, int]:

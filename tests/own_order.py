@@ -97,8 +97,12 @@ def _needs(schedule: Schedule, kind: int, stage: int, unit: int, kept: str) -> s
         after = {("B", stage + 1, unit)} if stage < last else set()
         return {(kept, stage, unit)} | after | ({("B", stage, unit + 1)} if (unit + 1) % slices else set())
     if kind == Kind.U:
-        size, number = _units(schedule, stage) // schedule.layout.updates, max(unit, 0)
-        return {("G", stage, each) for each in range(number * size, (number + 1) * size)}
+        number, piece, found = max(unit, 0), stage - _ends(schedule, stage)[0], set()
+        for same in (each.start + piece for each in schedule.layout.pipelines):
+            if schedule.placement[same] == schedule.placement[stage]:
+                size = _units(schedule, same) // schedule.layout.updates
+                found |= {("G", same, each) for each in range(number * size, (number + 1) * size)}
+        return found
     needed = {Kind.W: "B", Kind.R: "F", Kind.OFFLOAD: "F", Kind.RELOAD: "O", Kind.SEND_F: "F", Kind.SEND_B: "B"}
     return {(needed[Kind(kind)], stage, unit)} if kind in needed else set()
 

@@ -73,13 +73,24 @@ class Replay:
                 now = end if self.blocks else now
                 continue
             start = max([now, *(self.times["there", rank, *each] for each in self.receives(rank, batch))])
+            start = max([start, *(self.times["made", *each] for each in self.gradients(rank, batch))])
             now = start + sum(self.durations[actions.kind[index]][actions.stage[index]] for index in batch)
+            for index in batch:
+                if actions.kind[index] in (Kind.B, Kind.W):
+                    self.put(("made", actions.stage[index], actions.microbatch[index]), now)
         return now
+
+    def gradients(self, rank: int, batch: range) -> Iterator[tuple[int, int]]:
+        """What updates wait for of other ranks."""
+        for index in batch:
+            for kind, stage, microbatch in needs(self.schedule, *self.schedule.ranks[rank].row(index)[:3]):
+                if self.schedule.placement[stage] != rank and kind == Kind.W:
+                    yield stage, microbatch
 
     def receives(self, rank: int, batch: range) -> Iterator[tuple[int, int, int]]:
         for index in batch:
             for kind, stage, microbatch in needs(self.schedule, *self.schedule.ranks[rank].row(index)[:3]):
-                if self.schedule.placement[stage] != rank:
+                if self.schedule.placement[stage] != rank and kind in SENDS:
                     yield *counterpart(SENDS[kind], stage), microbatch
 
     def transfers(self, rank: int, batch: range, now: float, lanes: dict[object, float]) -> float:

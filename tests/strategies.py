@@ -79,7 +79,7 @@ class _Oracle:
         self.schedule = schedule
         self.version: dict[tuple[int, int], int] = {}
         self.by_update: dict[tuple[int, int], int] = {}
-        self.done = [0] * len(schedule.placement)
+        self.done, self.made = [0] * len(schedule.placement), [0] * len(schedule.placement)
         self.updates = Kind.U in kinds
         self.recomputed = {row[1:] for rank in self.rows for row in rank if row[0] == Kind.R}
         self.offloads = [row[1:] for rank in self.rows for row in rank if row[0] == Kind.OFFLOAD]
@@ -113,6 +113,8 @@ class _Oracle:
         batch = self.batches[rank][self.at[rank]]
         if self.rows[rank][batch.start][0] < Kind.SEND_F:
             before = dict(self.held[rank])
+            if self.waits_for_replicas(rank, batch):
+                return False
             if len(batch) > 1 and any(self.rows[rank][i][0] in (Kind.OFFLOAD, Kind.RELOAD) for i in batch):
                 return None
             if not all(self.compute(rank, before, *self.rows[rank][i]) for i in batch):
@@ -175,7 +177,7 @@ class _Oracle:
             return False
         first, last, slices = self.is_first(s), self.is_last(s), self.layout.slices
         if kind == Kind.U:
-            return self.update(s, max(u, 0))
+            return self.update(rank, s, max(u, 0))
         if kind in (Kind.OFFLOAD, Kind.RELOAD):
             source, target = ("out", "away") if kind == Kind.OFFLOAD else ("away", "back")
             if (source, s, u) not in held or (target, s, u) in new:
@@ -206,6 +208,7 @@ class _Oracle:
             return False
         if kind in (Kind.B, Kind.W):
             self.gradients.append((s, new["grad", s, u]))
+            self.made[s] += 1
         return True
 
     def reads(self, kind: int, s: int, u: int) -> bool:
@@ -219,12 +222,33 @@ class _Oracle:
         fresh = rule.name != "latest" or self.version.get((s, u)) == done
         return fresh and (kind not in (Kind.B, Kind.W) or update == done)
 
-    def update(self, s: int, number: int) -> bool:
-        """Apply an update: it is the next one, and has the gradients of all its microbatches."""
-        size = self.layout.units(s) // self.layout.updates
-        complete = sum(stage == s for stage, _ in self.gradients) == (number + 1) * size
+    def update(self, rank: int, s: int, number: int) -> bool:
+        """Apply an update: it is the next one, and has the gradients of all its microbatches, also of replicas here."""
+        here = [each for each in self.replicas(s) if self.layout.placement[each] == rank]
+        complete = self.has_gradients(s, number, exactly=True) and all(
+            self.has_gradients(each, number) for each in here
+        )
         self.done[s] += 1
         return complete and number == self.done[s] - 1
+
+    def replicas(self, s: int) -> list[int]:
+        piece = next(s - each.start for each in self.layout.pipelines if each.start <= s < each.stop)
+        return [each.start + piece for each in self.layout.pipelines]
+
+    def has_gradients(self, s: int, number: int, exactly: bool = False) -> bool:
+        """Whether the gradients up to an update are there, and if asked so no others."""
+        wanted, made = (number + 1) * self.layout.units(s) // self.layout.updates, self.made[s]
+        return made == wanted if exactly else made >= wanted
+
+    def waits_for_replicas(self, rank: int, batch: range) -> bool:
+        """Whether an update lacks gradients of replicas on other ranks."""
+        return any(
+            not self.has_gradients(each, max(u, 0))
+            for kind, s, u in (self.rows[rank][i] for i in batch)
+            if kind == Kind.U
+            for each in self.replicas(s)
+            if self.layout.placement[each] != rank
+        )
 
     def is_first(self, stage: int) -> bool:
         return any(each.start == stage for each in self.layout.pipelines)

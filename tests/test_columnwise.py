@@ -13,8 +13,9 @@ from damage import changed, gallery
 from hypothesis import given, settings
 from strategies import schedules
 
-from schedlang import CompileError, Costs, Schedule, Source, columnwise, compile, read_source, simulate
-from schedlang.columnwise import co_issue, execution, structure
+from schedlang import CompileError, Costs, Kind, Schedule, Source, columnwise, compile, read_source, simulate
+from schedlang.actions import Actions, is_transfer
+from schedlang.columnwise import co_issue, execution, structure, text
 from schedlang.lowering import lower
 from schedlang.machine import has_batches
 from schedlang.structure import check_structure
@@ -59,8 +60,9 @@ def test_what_is_held_is_no_more_than_there_are_actions() -> None:
 
 
 def usual() -> list[Schedule]:
-    """The gallery without copies to the host, and without batches of transfers."""
-    return [plan for plan in gallery(((4, 8),)) if not plan.offloaded and not any(map(has_batches, plan.ranks))]
+    """The gallery without copies to the host, batches of transfers, and updates that wait for those of replicas."""
+    plans = [plan for plan in gallery(((4, 8),)) if not plan.offloaded and not any(map(has_batches, plan.ranks))]
+    return [plan for plan in plans if len(plan.layout.pipelines) == 1 or Kind.U not in plan.ranks[0].kind]
 
 
 def test_the_gallery_is_done_by_columns() -> None:
@@ -116,3 +118,26 @@ def test_random_schedules(schedule: Schedule) -> None:
     for costs in (Costs(), UNEVEN):
         timeline = execution.timeline(lowered, costs, GLOO, ideal=False)
         assert timeline == simulate(lowered, costs).timeline
+
+
+def test_texts() -> None:
+    """Of plans as they are, and with overlaps and batches of more than two."""
+    rng = random.Random(0)
+    for plan in gallery(((3, 6),), slices=2):
+        ranks = [*plan.ranks, Actions()]
+        joined = [changed_groups(actions, rng) for actions in ranks]
+        for each in (ranks, joined):
+            assert text.texts(each) == [actions.text() for actions in each]
+        sources = [actions.source for actions in ranks]
+        assert text.numbers_text(sources) == [" ".join(map(str, source)) for source in sources]
+
+
+def changed_groups(actions: Actions, rng: random.Random) -> Actions:
+    """The actions in other batches, each of transfers or of ops alone."""
+    batches: list[list[int]] = []
+    for index, kind in enumerate(actions.kind):
+        if batches and rng.random() < 0.5 and is_transfer(kind) == is_transfer(actions.kind[batches[-1][-1]]):
+            batches[-1].append(index)
+        else:
+            batches.append([index])
+    return actions.issued_as(batches)

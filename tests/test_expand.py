@@ -98,6 +98,21 @@ def test_placement() -> None:
     assert schedule("", ranks=3).placement == (0, 1, 2)
 
 
+def test_pipelines_with_numbers() -> None:
+    """Stages are numbered through them; past the last stage or pipeline there is none."""
+    head = "param n = 3  pipeline p(i) in 0 .. n runs microbatches / n stage s in 0 .. 2 on (i + s) % 2"
+    found = schedule("for i in 0 .. n { F(p(i, (r + i) % 2), 0) }", head, ranks=2, microbatches=3)
+    assert [(each.name, each.start, each.stop, each.microbatches) for each in found.layout.pipelines] == [
+        ("p(0)", 0, 2, 1), ("p(1)", 2, 4, 1), ("p(2)", 4, 6, 1)
+    ]  # fmt: skip
+    assert found.placement == (0, 1, 1, 0, 0, 1)
+    assert [actions.text() for actions in found.ranks] == ["0F0 3F0 4F0", "1F0 2F0 5F0"]
+    assert found.layout.replicas(3) == [1, 3, 5]
+    for wrong in ("p(3, 0)", "p(-1, 0)", "p(0, 2)"):
+        with pytest.raises(CompileError, match="of stage -1, there are stages 0 to 5"):
+            schedule(f"F({wrong}, 0)", head, ranks=2, microbatches=3)
+
+
 def test_parameters_may_depend_on_parameters() -> None:
     assert schedule("", "param group = 2 * ranks", ranks=3).params == {"ranks": 3, "microbatches": 4, "group": 6}
     assert schedule("", "param group = 2 * ranks", group=1).params["group"] == 1

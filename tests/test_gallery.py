@@ -192,6 +192,7 @@ LEGAL = {
     "pipedream": lambda ranks, microbatches: microbatches == 1,
     "pipedream_vertical": lambda ranks, microbatches: microbatches == 1,
     "pipedream_2bw": lambda ranks, microbatches: microbatches >= ranks - 1,
+    "pipedream_replicated": lambda ranks, microbatches: ranks > 1 and microbatches % (ranks - 1) == 0,
     "interleaved_zb": lambda ranks, microbatches: microbatches % ranks == 0,
     "wpipe": lambda ranks, microbatches: microbatches % ranks == 0,
 }

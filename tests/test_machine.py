@@ -2,11 +2,12 @@
 
 import random
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import pytest
 from attrs import evolve
-from damage import damaged_plans, gallery, one_of
+from damage import damaged_plans, gallery, one_of, replicated_plan
 from hypothesis import given, settings
 from strategies import make_schedule, oracle, schedules
 
@@ -89,7 +90,9 @@ SIZES = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 3), (3, 6), (4, 4), (4, 8))
 
 def test_damaged_plans_are_judged_as_by_the_oracle(block: int, tally: Counter[str]) -> None:
     disagreements = []
-    for plan in damaged_plans(one_of(gallery(SIZES, slices=2)), 1000, random.Random(block), only=None):
+    rng = random.Random(block)
+    of_gallery = damaged_plans(one_of(gallery(SIZES, slices=2)), 1000, rng, only=None)
+    for plan in chain(of_gallery, damaged_plans(replicated_plan, 300, rng, only=None)):
         right = oracle(plan)
         tally["right" if right else "wrong"] += 1
         if proved(evolve(plan, transport="blocking")) != right:

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.processes
 #: What has optimizer steps: it has a test of its own.
 UPDATED = {
     "pipedream", "pipedream_vertical", "pipedream_2bw", "wpipe", "gpipe_groups",
+    "pipedream_replicated",
 }  # fmt: skip
 
 
@@ -133,7 +134,6 @@ FAILURES = {
     "other_message": (2, 1, rf"rank 1 failed at 1RECV_F0 {PLACE}: rank 0 has begun a step of another pipeline"),
     "other_plan": (3, None, r"rank \d failed: rank \d has another plan"),
     "processes": (2, None, r"rank \d failed: the plan needs 4 processes, 2 were started"),
-    "unsupported": (2, None, r"rank \d failed: this runtime does not run plans with updates of replicas yet"),
     "no_past": (2, 0, r"rank 0 failed at 0F0 \(seq1f1b.sched:\d+\): stage 0 returns a Tensor: where .* two .*"),
     "stages": (2, 1, r"rank 1 failed: the plan gives this rank the stages \[1\], `stages` has \[0\]"),
     "no_loss": (2, 1, r"rank 1 failed: the last stage is on this rank, so it needs a `loss_fn`"),

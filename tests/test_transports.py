@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from damage import batched_plan, damaged_plans, gallery, one_of, random_plan
+from damage import batched_plan, damaged_plans, gallery, one_of, random_plan, replicated_plan
 from explorer import is_right
 from strategies import make_schedule
 
@@ -53,6 +53,7 @@ def actions_of(text: str) -> Actions:
 KINDS = {
     "random": random_plan,
     "batched": batched_plan,
+    "replicated": replicated_plan,
     "gallery": lambda rng: rng.choice(gallery(SMALL, slices=2)),
 }
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
-from attrs import frozen
+from attrs import field, frozen
 from numpy.typing import NDArray
 
 from schedlang.actions import Actions
@@ -33,6 +33,7 @@ class Columns:
     rank: Ints
     batch: Ints
     slot: Ints
+    _found: dict[tuple[Kind, ...], Ints] = field(factory=dict, init=False)
 
     @property
     def slots(self) -> int:
@@ -41,7 +42,9 @@ class Columns:
 
     def where(self, *kinds: Kind) -> Ints:
         """The actions of some kinds, in order."""
-        return np.flatnonzero(is_any(self.kind, *kinds))
+        if kinds not in self._found:
+            self._found[kinds] = np.flatnonzero(is_any(self.kind, *kinds))
+        return self._found[kinds]
 
     def at(self, *kinds: Kind) -> Ints:
         """For each slot, the last action of some kinds there; -1 where there is none."""
@@ -54,7 +57,7 @@ def columns_of(schedule: Schedule) -> Columns | None:
     """The columns of a schedule; None if they have an action of a stage or microbatch that does not exist.
 
     Nor are there any where actions are not on the ranks of their stages, or far fewer than the work that there is: what
-    is indexed by slots stays no larger than the schedule.
+    is indexed by slots stays no larger than the schedule; nor where updates of replicas wait for each other.
     """
     stages, layout = len(schedule.placement), schedule.layout
     units = np.array([layout.units(stage) for stage in range(stages)])
@@ -71,7 +74,11 @@ def columns_of(schedule: Schedule) -> Columns | None:
         return None
     updates = kind == Kind.U
     fits = np.where(updates, microbatch < layout.updates, (microbatch >= 0) & (microbatch < units[stage]))
-    if not fits.all() or (np.array(schedule.placement)[stage] != rank).any():
+    if (
+        (len(layout.pipelines) > 1 and updates.any())
+        or not fits.all()
+        or (np.array(schedule.placement)[stage] != rank).any()
+    ):
         return None
     slot = np.where(updates, 0, stage * np.int32(stride) + microbatch)
     return Columns(schedule, stride, kind, stage, microbatch, group, source, rank, _batches(rank, group), slot)

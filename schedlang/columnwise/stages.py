@@ -1,5 +1,7 @@
 """What each stage is to its neighbours, as numpy columns over the stages."""
 
+from functools import lru_cache
+
 import numpy as np
 from attrs import frozen
 
@@ -20,6 +22,7 @@ class Neighbours:
     far_after: Flags
 
 
+@lru_cache(1)
 def neighbours(layout: Layout) -> Neighbours:
     """The neighbours of all stages."""
     stages = range(len(layout.placement))

@@ -1,13 +1,14 @@
 """Is every piece of work there, once? See `schedlang.structure`."""
 
 import numpy as np
+from numpy.typing import NDArray
 
-from schedlang.columnwise.columns import Columns, Flags, columns_of, is_any
+from schedlang.columnwise.columns import Columns, columns_of
 from schedlang.kinds import Kind
 from schedlang.schedule import Schedule
 
 #: The kinds that do each work of a stage and microbatch: a whole backward does both halves.
-_FORWARD, _INPUT, _WEIGHT = {Kind.F}, {Kind.B, Kind.I}, {Kind.B, Kind.W}
+_FORWARD, _INPUT, _WEIGHT = (Kind.F,), (Kind.B, Kind.I), (Kind.B, Kind.W)
 
 
 def is_complete(schedule: Schedule) -> bool:
@@ -25,15 +26,14 @@ def has_all_work(columns: Columns) -> bool:
     wanted = (np.arange(columns.stride) < np.array(units)[:, None]).ravel()
     return (
         all(np.array_equal(_counts(columns, kinds), wanted) for kinds in work)
-        and bool((_counts(columns, {Kind.R}) <= 1).all())
+        and bool((_counts(columns, (Kind.R,)) <= 1).all())
         and _has_all_updates(columns)
     )
 
 
-def _counts(columns: Columns, kinds: set[Kind]) -> Flags:
+def _counts(columns: Columns, kinds: tuple[Kind, ...]) -> NDArray[np.intp]:
     """How often each slot has an op of some kinds."""
-    chosen = is_any(columns.kind, *kinds)
-    return np.bincount(columns.slot[chosen], minlength=columns.slots)  # type: ignore[return-value]
+    return np.bincount(columns.slot[columns.where(*kinds)], minlength=columns.slots)
 
 
 def _has_all_updates(columns: Columns) -> bool:

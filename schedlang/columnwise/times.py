@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from schedlang.columnwise.columns import Columns, Ints, is_any
 from schedlang.columnwise.order import At
 from schedlang.columnwise.stages import neighbours
-from schedlang.costs import Costs
+from schedlang.costs import Costs, Durations
 from schedlang.kinds import Kind
 
 Floats = NDArray[np.float64]
@@ -55,15 +55,20 @@ def ops_of(columns: Columns, costs: Costs) -> Ops | None:
     table = np.array([durations[kind] for kind in Kind if kind < Kind.SEND_F], np.float64)
     after = table[columns.kind[op] - 1, columns.stage[op]]
     (later,) = np.nonzero(second)
-    words = [
-        list(zip(columns.kind[each].tolist(), columns.stage[each].tolist(), strict=True))
-        for each in (op[later - 1], op[later])
-    ]
-    pairs = list(zip(*words, strict=True))
-    ends = {pair: durations.ends(pair) for pair in set(pairs)}
-    after[later - 1], after[later] = np.array([ends[pair] for pair in pairs], np.float64).reshape(-1, 2).T
+    ends, pair = _ends_of_pairs(columns, op[later - 1], op[later], durations)
+    after[later - 1], after[later] = ends[pair].T
     last = np.flatnonzero(np.diff(batch, append=len(batch)))
     return Ops(columns, op, batch, after, columns.rank[op[last]], after[last])
+
+
+def _ends_of_pairs(columns: Columns, one: Ints, other: Ints, durations: Durations) -> tuple[Floats, Ints]:
+    """When ops that overlap end, from their start, for each pair of kinds and stages that there is; and which it is."""
+    stages = len(columns.schedule.placement)
+    first, second = (columns.kind[each] * np.int64(stages) + columns.stage[each] for each in (one, other))
+    kinds = stages * (max(Kind) + 1)
+    found, pair = np.unique(first * kinds + second, return_inverse=True)
+    words = [[divmod(word, stages) for word in divmod(code, kinds)] for code in found.tolist()]
+    return np.array(list(map(durations.ends, words)), np.float64).reshape(-1, 2), pair
 
 
 @frozen(eq=False)

@@ -20,8 +20,11 @@ class Transfers:
     ranks_per_node: int | None = None
 
     def time(self, kind: int, stage: int, sender: int, receiver: int) -> float:
-        """How long what an op of a kind on a stage makes takes from its rank to another; 0 on the same rank."""
-        if sender == receiver:
+        """How long what an op of a kind on a stage makes takes from its rank to another; 0 on the same rank.
+
+        Gradients of weights take no time to be added to those of replicas.
+        """
+        if sender == receiver or kind == Kind.W:
             return 0.0
         nodes = self.ranks_per_node
         link = nodes is not None and sender // nodes != receiver // nodes

@@ -47,6 +47,8 @@ class _Insertion:
         #: The ranks that may have an op ready: they have ended one, or been handed something, since they last tried.
         self.woken = set(range(ranks))
         self.busy: set[int] = set()
+        #: For each stage the ranks whose optimizer steps wait for its gradients.
+        self.summing = _summing(schedule)
         #: The ops that each busy rank runs.
         self.runs: dict[int, range] = {}
         #: Ends of the ops that run, as (time, order, rank); no rank runs two at once.
@@ -102,6 +104,7 @@ class _Insertion:
         self.position[rank] = batch.stop
         for index in batch:
             self.note(actions, index)
+            self.woken |= self.summing.get(actions.stage[index], set())
         if self.schedule.offloaded:
             self.copy(rank)
         for index in batch:
@@ -142,7 +145,7 @@ class _Insertion:
         actions, issued = self.schedule.ranks[rank], self.issued[rank]
         for index in batch:
             for kind, holder, microbatch in self.lacking(actions, index):
-                if self.schedule.placement[holder] != rank:
+                if self.schedule.placement[holder] != rank and kind in SENDS:
                     issued.add(*counterpart(SENDS[kind], holder), microbatch, actions.source[index])
         for index in batch:
             issued.add(*actions.row(index))
@@ -154,6 +157,15 @@ class _Insertion:
         """What an op needs that has not ended."""
         needed = needs(self.schedule, *actions.row(index)[:3])
         return [need for need in needed if not self.ended[self.numbers.first(*need[:2]) + need[2]]]
+
+
+def _summing(schedule: Schedule) -> dict[int, set[int]]:
+    if len(schedule.layout.pipelines) == 1 or not schedule.has_updates:
+        return {}
+    return {
+        stage: {schedule.placement[each] for each in schedule.layout.replicas(stage)}
+        for stage in range(len(schedule.placement))
+    }
 
 
 def _route(schedule: Schedule, kind: int, stage: int) -> _Route | None:

@@ -46,5 +46,5 @@ def _receives(lowered: Schedule, rank: int, batch: range) -> set[tuple[int, int,
     return {
         (*counterpart(SENDS[kind], stage), microbatch)
         for kind, stage, microbatch in needed
-        if lowered.placement[stage] != rank
+        if lowered.placement[stage] != rank and kind in SENDS
     }
