@@ -136,7 +136,7 @@ class _Calls:
                 for index in batch:
                     yield from self.alone(index)
         end = len(self.actions)
-        yield from self.updates(end, end - 1)
+        yield from self.late_updates(end, end - 1)
         yield from ((end - 1, call, None) for _, call, _ in self.others(self.after, end))
 
     def others(self, calls: dict[int, list[Callable[[], None]]], index: int) -> Iterator[Call]:
@@ -173,7 +173,7 @@ class _Calls:
             yield index, self.call(*op), op
         yield from self.others(self.done, index)
 
-    def updates(self, index: int, stands: int) -> Iterator[Call]:
+    def late_updates(self, index: int, stands: int) -> Iterator[Call]:
         """The updates that were put off to an action; the rank stands at an action meanwhile."""
         for update in self.put_off.get(index, ()):
             _, number, microbatch = op = self.op(update)

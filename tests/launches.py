@@ -1,9 +1,10 @@
-"""Starts the process that forks the ranks of scenarios, `runtime_worker.py` or `fault_worker.py`."""
+"""Starts the process that forks the ranks of scenarios, as `runtime_worker.py`; and finds those of torchrun."""
 
 import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from attrs import frozen
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
+#: Seconds that a run, or what is waited for, may take.
+LIMIT = 100
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
 
 
@@ -30,6 +33,25 @@ class Outcome:
         """What each rank reported."""
         assert self.codes == [0] * len(self.codes), self.logs
         return [json.loads((self.folder / f"{name}{rank}.json").read_text()) for rank in range(len(self.codes))]
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Wait for something, with a limit."""
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def worker_of(torchrun: int, rank: int) -> int:
+    """The process of a rank."""
+    environments = {each: Path(f"/proc/{each}/environ").read_bytes().split(b"\0") for each in children(torchrun)}
+    return next(each for each, environment in environments.items() if f"RANK={rank}".encode() in environment)
 
 
 Run = Callable[[str, int], Outcome]

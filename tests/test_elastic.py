@@ -7,11 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
-from launches import ENVIRONMENT, ROOT
+from launches import ENVIRONMENT, LIMIT, ROOT, children, until, worker_of
 
 from schedlang import compile, read_source
 
@@ -23,7 +22,6 @@ from schedlang.runtime.task import Task
 
 pytestmark = pytest.mark.processes
 
-LIMIT = 100
 PROGRAMS = ROOT / "programs"
 RUNTIME = [sys.executable, "-m", "schedlang.runtime"]
 
@@ -46,17 +44,6 @@ def losses(out: str) -> dict[int, float]:
 def figures(done: subprocess.CompletedProcess[str]) -> dict:
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
-
-
-def children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def until(condition: object) -> None:
-    end = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +82,7 @@ def test_a_killed_run_goes_on_with_other_numbers_of_ranks_and_another_schedule(t
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT) as process:
         try:
             until((kept / "step-3").exists)
-            os.kill(children(process.pid)[1], signal.SIGKILL)
+            os.kill(worker_of(process.pid, 1), signal.SIGKILL)
             out, errors = process.communicate(timeout=LIMIT)
         finally:
             process.terminate()
@@ -133,7 +120,7 @@ class Node:
     def __init__(self, folder: Path, port: int, number: int, is_host: bool) -> None:
         self.log = folder / f"node{number}"
         launch = [*NODES, "--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", f"is_host={int(is_host)},{PATIENCE}"]
-        options = ["--checkpoint", str(folder / "kept"), "--every", "3", "--steps", "1000", "--timeout", "10"]
+        options = ["--checkpoint", str(folder / "kept"), "--every", "3", "--steps", "1000", "--timeout", "30"]
         command = [*launch, "-m", "schedlang.runtime", str(PROGRAMS / "1f1b.sched"), *options]
         line = [sys.executable, "-m", "torch.distributed.run", *command]
         with self.log.open("w") as log:

@@ -90,6 +90,7 @@ def test_nobody_waits_in_pipedream_2bw(ranks: int, microbatches: int) -> None:
          "before `4F4` (wpipe.sched:24) rank 0 would wait in vain for the norm of update 0: rank 0 has its part of it "
          "only after `0U0` (wpipe.sched:28)"),
         ("1f1b", {}, "the plan does not update stage 0 itself (`U`)"),
+        ("pipedream_replicated", {}, "its stages have replicas in other pipelines, whose gradients they also wait for"),
     ],
 )  # fmt: skip
 def test_plans_that_have_no_time_for_the_norm(name: str, params: dict[str, int], message: str | None) -> None:

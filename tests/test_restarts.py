@@ -7,19 +7,17 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from itertools import product
 from pathlib import Path
 
 import pytest
-from launches import ENVIRONMENT, ROOT, Run, fixtures
+from launches import ENVIRONMENT, LIMIT, ROOT, Run, children, fixtures, until, worker_of
 
 from schedlang import Source, compile, write_plan
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 pytestmark = pytest.mark.processes
 
-LIMIT = 100
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1", "--nproc-per-node"]
 
 # Trains for 6 steps, with a checkpoint after every second one. At first, rank 1 dies in the middle of the fourth;
@@ -132,23 +130,6 @@ def test_the_trainer_resumes_under_torchrun(tmp_path: Path) -> None:
     assert sorted(set(steps)) == list(range(1, 13))
     figures = json.loads(out.splitlines()[-1])
     assert (figures["steps"], figures["loss_error"], figures["gradient_error"]) == (12, 0, 0)
-
-
-def until(condition: object) -> None:
-    end = time.monotonic() + LIMIT
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def children(pid: int) -> list[int]:
-    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def worker_of(torchrun: int, rank: int) -> int:
-    """The process of a rank."""
-    environments = {each: Path(f"/proc/{each}/environ").read_bytes().split(b"\0") for each in children(torchrun)}
-    return next(each for each, environment in environments.items() if f"RANK={rank}".encode() in environment)
 
 
 worker, run = fixtures("fault_worker.py")
