@@ -101,8 +101,8 @@ def _ranks(plan: Plan, pieces: Iterable[int]) -> list[int]:
     return sorted({plan.placement[each.start + piece] for each in plan.layout.pipelines for piece in pieces})
 
 
-def check_copies(copies: list[Copies], ranks: Ranks, watchdog: Watchdog) -> list[Copies]:
-    """All copies of weights, which are compared on all ranks; PipelineError if some are not alike."""
+def check_copies(copies: Sequence[Copies], ranks: Ranks, watchdog: Watchdog) -> None:
+    """Compare all copies of weights, on all ranks; PipelineError if some are not alike."""
     several = [each for each in copies if each.are_shared or ranks.replicas.are_several]
     found = watchdog.gather(json.dumps({each.name: each.looks() for each in several}), "compared no weights")
     first: dict[str, tuple[int, object]] = {}
@@ -112,7 +112,6 @@ def check_copies(copies: list[Copies], ranks: Ranks, watchdog: Watchdog) -> list
             if look != expected:
                 where = " and on ".join(dict.fromkeys([ranks.name(other), ranks.name(rank)]))
                 raise PipelineError(f"{name} on {where} differ: they must begin with the same weights")
-    return copies
 
 
 def _bits(tensor: Tensor) -> int:

@@ -39,7 +39,7 @@ def why_not(plan: Plan) -> str | None:
     if plan.transport != PORTABLE:
         return f"the plan is proved for `{plan.transport}` alone, and must be for all transports"
     if len(plan.layout.pipelines) > 1:
-        return "its stages have replicas in other pipelines"
+        return "its stages have replicas in other pipelines, whose gradients they also wait for"
     for stage, rank in enumerate(plan.placement):
         ops = list(zip(plan.ranks[rank].kind, plan.ranks[rank].stage, strict=True))
         if ops.count((Kind.U, stage)) != plan.layout.updates:
