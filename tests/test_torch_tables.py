@@ -29,6 +29,7 @@ REFUSED = {
     "pipe_offload": "copy to the host: `0OFFLOAD0`",
     "pipedream": "optimizer step: `0U0`",
     "pipedream_2bw": "optimizer step: `0U0`",
+    "pipedream_replicated": "second pipeline",
     "pipedream_vertical": "optimizer step: `0U0`",
     "wpipe": "optimizer step",
     "seq1f1b": "slices of microbatches",
