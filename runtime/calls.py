@@ -159,7 +159,7 @@ class _Calls:
     def compute(self, index: int) -> Iterator[Call]:
         """A compute op, after the waits for what it needs from other ranks."""
         kind, stage, microbatch = op = self.op(index)
-        yield from self.updates(index, index)
+        yield from self.late_updates(index, index)
         yield from self.others(self.before, index)
         numbers = self.plan.layout.numbers(NEEDS[kind], stage) if kind in NEEDS else []
         needs = [need for number in numbers if (need := (NEEDS[kind], number, microbatch)) in self.received]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from schedlang import Plan, Source, compile, read_source, simulate
-from schedlang.actions import counterpart, is_transfer
+from schedlang.actions import is_transfer
 from schedlang.kinds import Kind
 from schedlang.norms import put_off, why_not
 
@@ -130,7 +130,7 @@ def stands(plan: Plan) -> bool:
         if not is_transfer(kind):
             return True
         other = plan.peer(kind, stage)
-        wanted = *counterpart(kind, stage), microbatch
+        wanted = *plan.layout.counterpart(kind, stage), microbatch
         theirs = plan.ranks[other]
         reached = [*range(at[other]), *(theirs.batch(at[other]) if at[other] < len(theirs) else ())]
         return any(theirs.row(each)[:3] == wanted for each in reached)
