@@ -116,11 +116,6 @@ class Schedule:
         return self._with(Kind.R)
 
     @cached_property
-    def split(self) -> frozenset[tuple[int, int]]:
-        """The stages and microbatches whose weight gradients are an op of their own."""
-        return self._with(Kind.W)
-
-    @cached_property
     def offloaded(self) -> frozenset[tuple[int, int]]:
         """The stages and microbatches whose activations are on the host between forward and backward."""
         return self._with(Kind.OFFLOAD)

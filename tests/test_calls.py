@@ -24,7 +24,7 @@ def op(rng: random.Random, arity: int, forms: list[str]) -> str:
 
 def programs() -> Iterator[Source]:
     rng = random.Random(0)
-    for number in range(3000):
+    for number in range(1500):
         arity, forms = rng.choice([1, 2]), rng.choice([["next"], ["next"], ["0", "1", "2", "3"], ["next", "0", "9"]])
         lines = []
         for _ in range(rng.randrange(1, 9)):
@@ -59,8 +59,8 @@ def test_at_once_as_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
         verdicts[any(known), isinstance(at_once, str)] += 1
     # What is known is right; and much that is right is known.
     assert not verdicts[True, True]
-    assert verdicts[True, False] > 500, verdicts
-    assert verdicts[False, True] > 100, verdicts
+    assert verdicts[True, False] > 250, verdicts
+    assert verdicts[False, True] > 50, verdicts
 
 
 def test_what_is_owed_in_the_order_of_its_stage_or_of_all() -> None:

@@ -103,7 +103,8 @@ def ended(process: int) -> bool:
         return True
 
 
-@pytest.mark.parametrize("restarts", [0, pytest.param(3, marks=pytest.mark.faults)])
+@pytest.mark.faults
+@pytest.mark.parametrize("restarts", [0, 3])
 def test_a_cut_link_ends_all_and_training_goes_on(tmp_path: Path, nodes: Nodes, restarts: int) -> None:
     """All ranks end within the time-out and say why; in the end, losses and gradients are those of one process.
 
