@@ -17,8 +17,9 @@ PROVED = "test_what_is_proved_ends_with_the_right_gradients"
 DEADLOCKS = "test_what_deadlocks_hangs"
 
 WHAT = {
-    "random": "random ops and transfers, on 2 and 3 ranks",
+    "random": "random ops and transfers, on 2 and 3 ranks, some with skips",
     "batched": "random batches of GPipe's transfers, which each rank cuts its own way",
+    "replicated": "random pipelines, two or three, whose optimizer steps wait for the gradients of each other",
     "gallery": f"plans of the gallery, for numbers of ranks and microbatches {', '.join(map(str, SMALL))}",
 }
 
@@ -46,7 +47,7 @@ alone.
 ## Against an oracle
 
 An oracle in `tests/strategies.py` carries out what plans compute, on hashes, and looks at the gradients; here the plans
-of the whole gallery go up to four ranks and eight microbatches. Blocks {oracle_blocks}.
+of the whole gallery go up to four ranks and eight microbatches, and there are replicated ones. Blocks {oracle_blocks}.
 
 {oracle}
 
