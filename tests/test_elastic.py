@@ -171,6 +171,7 @@ def test_torchrun_goes_on_with_the_nodes_that_there_are(tmp_path: Path) -> None:
     assert {step: found[step] for step in uncut} == pytest.approx(uncut, abs=1.01e-4)
 
 
+@pytest.mark.faults
 def test_the_model_of_a_run_is_that_of_its_checkpoint(tmp_path: Path) -> None:
     """One with a block for each of 12 stages goes on with a single stage; the other way round is an error."""
     for first, second in (("12", "1"), ("1", "12")):
@@ -188,6 +189,18 @@ def test_the_model_of_a_run_is_that_of_its_checkpoint(tmp_path: Path) -> None:
 
 
 LATE, IN_TIME = PROGRAMS / "pipedream_2bw.sched", PROGRAMS / "gpipe.sched"
+
+
+@pytest.mark.faults
+def test_replicas_of_a_plan_that_updates_go_on(tmp_path: Path) -> None:
+    """With older versions of weights, by `schedc run`."""
+    plan = [LATE, "-p", "ranks=2", "-p", "microbatches=2", "--replicas", 2, "--checkpoint", tmp_path / "kept"]
+    for steps in (3, 6):
+        done = run([sys.executable, "-m", "schedlang", "run"], *plan, "--every", 3, "--steps", steps, "--check")
+        assert done.returncode == 0, done.stderr
+    assert figures(done)["steps"] == 6
+    assert figures(done)["loss_error"] <= 1e-5
+    assert figures(done)["gradient_error"] <= 1e-5
 
 
 @pytest.mark.faults

@@ -145,21 +145,6 @@ def test_replicas(tmp_path: Path) -> None:
     assert figures["loss_error"] <= 1e-5
 
 
-def test_replicas_of_a_plan_that_updates(tmp_path: Path) -> None:
-    """With older versions of weights, also of a checkpoint; by `schedc run`."""
-    plan, options = (
-        plan_file(tmp_path, "pipedream_2bw", ranks=2, microbatches=2),
-        ["--checkpoint", tmp_path / "kept", "--every", 3],
-    )
-    for steps in (3, 6):
-        done = python("-m", "schedlang", "run", plan, "--replicas", 2, "--steps", steps, *options, "--check")
-        assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout.splitlines()[-1])
-    assert figures["steps"] == 6
-    assert figures["loss_error"] <= 1e-5
-    assert figures["gradient_error"] <= 1e-5
-
-
 @pytest.mark.parametrize(
     ("ranks", "replicas", "message"),
     [
