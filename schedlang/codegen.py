@@ -128,7 +128,7 @@ class Codegen:
             case syntax.Exchange(parts) | syntax.Overlap(parts):
                 before = len(self.ops)
                 lines = [line for each in parts for line in self.statement(each)]
-                self.overlaps |= dict.fromkeys(self.ops[before:], self.ops[before] if self.ops[before:] else 0)
+                self.overlaps |= {place: self.ops[before] for place in self.ops[before:]}
                 return ["begin_batch()", *lines, "end_batch()"]
             case syntax.Op(kind, args):
                 self.is_plain &= kind != "U"

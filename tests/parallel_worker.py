@@ -773,25 +773,14 @@ def gradients(model: list[nn.Module], other: list[nn.Module]) -> list[tuple[torc
     return [(mine.grad, theirs.grad) for mine, theirs in weights(model, other, [0])]
 
 
-def does_not_clip() -> None:
-    """A process does not come to the norm of all gradients."""
+def does_not_come(joins: Callable[[Pipeline], object]) -> None:
+    """A process does not come to what all do together after a step."""
     of, plan = mesh("dp", "pp"), program("1f1b", ranks=PIPE, microbatches=4)
     ours = on(of, plan, modules(PIPE), timeout=2)
     ours.step(*batch(plan, 0))
     if dist.get_rank() == 2:
         time.sleep(LIMIT)
-    ours.clip_grad_norm_(1.0)
-    ours.step(*batch(plan, 1))
-
-
-def does_not_average() -> None:
-    """A process does not come to the mean over replicas."""
-    of, plan = mesh("dp", "pp"), program("1f1b", ranks=PIPE, microbatches=4)
-    ours = on(of, plan, modules(PIPE), timeout=2)
-    ours.step(*batch(plan, 0))
-    if dist.get_rank() == 2:
-        time.sleep(LIMIT)
-    ours.mean_over_replicas(torch.ones(1))
+    joins(ours)
     ours.step(*batch(plan, 1))
 
 
@@ -843,9 +832,11 @@ SCENARIOS = {
     for each in (
         replicas, updates, clipped, clipped_updates_of_plans, sharded, gathered, sharded_versions, no_place,
         tied, overlaps, rounded, reshapes, other_type, eight_bits, alone_on_a_mesh, unused,
-        checkpoints, idles, differ, does_not_clip, does_not_average, clips_updates, three_dimensions,
+        checkpoints, idles, differ, clips_updates, three_dimensions,
     )
 } | {
+    "does_not_clip": partial(does_not_come, lambda ours: ours.clip_grad_norm_(1.0)),
+    "does_not_average": partial(does_not_come, lambda ours: ours.mean_over_replicas(torch.ones(1))),
     "undeclared": partial(ties_wrongly, "undeclared", "zb_v", tied=[]),
     "tied_updates": partial(ties_wrongly, "tied_updates", "pipedream_2bw"),
     "no_such_weight": partial(ties_wrongly, "", tied=[{0: "byte.bias", 1: "scores.weight"}]),

@@ -38,29 +38,22 @@ def test_the_deadlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     assert capsys.readouterr().err == shown("schedc compile swapped.sched")
 
 
-def test_times_of_transfers(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("page", "command"),
+    [
+        ("transports", "simulate programs/1f1b.sched --p2p-time 0.25 --transport nccl"),
+        ("memory", "show programs/1f1b.sched -p ranks=2 -p microbatches=3 --frees"),
+        ("parallel", "show programs/interleaved_1f1b.sched -p ranks=2 -p microbatches=4 --shards 1"),
+    ],
+)
+def test_what_pages_show(
+    page: str, command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("COLUMNS", "120")
-    command = "simulate programs/1f1b.sched --p2p-time 0.25 --transport nccl"
     assert main(command.split()) == 0
-    page = (ROOT / "docs" / "transports.md").read_text(encoding="utf-8")
-    assert capsys.readouterr().out == shown(f"schedc {command}", page)
-
-
-def test_what_each_action_lets_go(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(ROOT)
-    command = "show programs/1f1b.sched -p ranks=2 -p microbatches=3 --frees"
-    assert main(command.split()) == 0
-    page = (ROOT / "docs" / "memory.md").read_text(encoding="utf-8")
-    assert capsys.readouterr().out == shown(f"schedc {command}", page)
-
-
-def test_when_sharded_weights_are_gathered(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.chdir(ROOT)
-    command = "show programs/interleaved_1f1b.sched -p ranks=2 -p microbatches=4 --shards 1"
-    assert main(command.split()) == 0
-    page = (ROOT / "docs" / "parallel.md").read_text(encoding="utf-8")
-    assert capsys.readouterr().out == shown(f"schedc {command}", page)
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == shown(f"schedc {command}", text)
 
 
 LANGUAGE = (ROOT / "docs" / "language.md").read_text(encoding="utf-8")
