@@ -212,3 +212,23 @@ def test_passes_and_the_machine_count_alike(name: str) -> None:
     graph = Graph(evolve(plan, ranks=tuple(actions.compute() for actions in plan.ranks)))
     assert plan.costs.ranks_per_node == 2
     assert max(graph.ends(graph.order)) == pytest.approx(simulate(plan, costs).timeline.makespan)
+
+
+def test_ops_that_overlap_hand_over_together_at_every_size() -> None:
+    """Each microbatch more takes the same time more, however many actions there are by then."""
+    text = """
+schedule overlapped {
+    param ranks = 4
+    param microbatches
+    cost F = 1  cost B = 7  cost overlap = 11  cost send = 1
+    rank r {
+        let warmup = min(ranks - r, microbatches)
+        repeat warmup { F(next) }
+        repeat microbatches - warmup { overlap { F(next) B(next) } }
+        repeat warmup { B(next) }
+    }
+}
+"""
+    plans = [compile(Source("overlapped.sched", text), {"microbatches": each}) for each in (98, 99, 100, 101, 200)]
+    makespans = [simulate(plan, ideal=True).timeline.makespan for plan in plans]
+    assert makespans == [2353, 2377, 2401, 2425, 2425 + 99 * 24]

@@ -81,7 +81,7 @@ class Messages:
 
 
 def messages(ops: Ops, at: At, costs: Costs | None, from_sends: bool) -> Messages:
-    """The messages that ops wait for, given as the op that makes them ends; or if `from_sends`, as they are sent.
+    """The messages that ops wait for, given as the batch that makes them ends; or if `from_sends`, as they are sent.
 
     Where nothing is sent, that is at the end of the maker's batch. Without costs, their way takes no time.
     """
@@ -105,7 +105,7 @@ def messages(ops: Ops, at: At, costs: Costs | None, from_sends: bool) -> Message
         sent = np.where(sender[waits] >= 0, sender[waits], maker[waits])
         index = np.maximum(index, np.searchsorted(ops.op, sent, "right") - 1)
     maker[waits] = ops.batch[index]
-    given[waits] = ops.total[maker[waits]] if from_sends else ops.after[index]
+    given[waits] = ops.total[maker[waits]]
     return Messages(maker, given, latency)
 
 
