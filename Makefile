@@ -58,7 +58,7 @@ fuzz: .venv/installed
 	    -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; done
 
 # Changes the verifier in one place at a time and sees whether the tests notice (mutmut); then docs/mutation.md. It takes
-# hours, can be stopped and goes on where it was; MUTANTS='schedlang.network*' tries some only.
+# hours, can be stopped and goes on where it was; MUTANTS='schedlang.proof.network*' tries some only.
 mutation: .venv/installed
 	$(BIN)/pip install --quiet mutmut
 	PATH=$(CURDIR)/$(BIN):$$PATH mutmut run --max-children 2 $(MUTANTS)
@@ -84,7 +84,7 @@ bench-prediction: .venv/installed
 
 # The table of the programs and their figures; a test holds it current.
 gallery: .venv/installed
-	$(BIN)/python -m schedlang.gallery > programs/README.md
+	$(BIN)/python -m schedlang.report.gallery > programs/README.md
 
 # The pictures in the README; a test holds them current.
 pictures: .venv/installed

@@ -1,7 +1,8 @@
-"""The least that a rank's actions can cost: a loop over them that sends, receives, runs modules and autograd, no more.
+"""The least that a rank's actions can cost: a loop over them that sends, receives, runs modules and
+autograd, no more.
 
-It checks nothing, finds nothing out about shapes, and holds every message until the end of the step. Where a backward
-is split, it does all of it in the first half.
+It checks nothing, finds nothing out about shapes, and holds every message until the end of the
+step. Where a backward is split, it does all of it in the first half.
 """
 
 from collections.abc import Callable
@@ -11,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from schedlang import Plan
-from schedlang.actions import is_transfer
-from schedlang.kinds import Kind
+from schedlang.schedule.actions import is_transfer
+from schedlang.schedule.kinds import Kind
 
 _TAGS = 10**6
 
@@ -20,16 +21,25 @@ _Key = tuple[int, int]
 
 
 class Bare:
-    """A rank's loop. Messages and inputs have the shape of a microbatch of `batch`, which is also the target."""
+    """A rank's loop. Messages and inputs have the shape of a microbatch of `batch`, which is also
+    the target.
+    """
 
-    def __init__(self, plan: Plan, model: list[nn.Module], batch: Tensor, loss_fn: Callable[..., Tensor]) -> None:
+    def __init__(
+        self, plan: Plan, model: list[nn.Module], batch: Tensor, loss_fn: Callable[..., Tensor]
+    ) -> None:
         actions = plan.ranks[dist.get_rank()]
         self.rows = [
             (Kind(kind), stage, microbatch, plan.peer(kind, stage) if is_transfer(kind) else None)
-            for kind, stage, microbatch in zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+            for kind, stage, microbatch in zip(
+                actions.kind, actions.stage, actions.microbatch, strict=True
+            )
         ]
-        self.model, self.loss_fn, self.last = model, loss_fn, len(plan.placement) - 1
-        self.parts, self.microbatches = batch.chunk(plan.microbatches), plan.microbatches
+        self.model = model
+        self.loss_fn = loss_fn
+        self.last = len(plan.placement) - 1
+        self.parts = batch.chunk(plan.microbatches)
+        self.microbatches = plan.microbatches
         #: What passes between stages, by the stage that makes it and microbatch, until it is used.
         self.outputs: dict[_Key, Tensor] = {}
         self.gradients: dict[_Key, Tensor] = {}
@@ -38,7 +48,8 @@ class Bare:
 
     def step(self) -> None:
         """All actions, one after the other."""
-        group, sends = dist.group.WORLD, []
+        group = dist.group.WORLD
+        sends = []
         for kind, stage, microbatch, peer in self.rows:
             key = stage, microbatch
             if kind == Kind.F:
@@ -50,7 +61,8 @@ class Bare:
                 tag = self.tag(kind == Kind.SEND_F, *key)
                 sends.append((group.send([sent], peer, tag), sent))
             elif kind in (Kind.RECV_F, Kind.RECV_B):
-                is_forward, room = kind == Kind.RECV_F, torch.empty_like(self.parts[0])
+                is_forward = kind == Kind.RECV_F
+                room = torch.empty_like(self.parts[0])
                 made = stage - 1 if is_forward else stage + 1
                 receive = group.recv([room], peer, self.tag(is_forward, made, microbatch))
                 self.receives[is_forward, made, microbatch] = receive, room

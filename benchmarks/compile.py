@@ -1,10 +1,12 @@
-"""What it costs to compile, prove, write, read and simulate a plan, beside torch's own pipelining: `make bench`.
+"""What it costs to compile, prove, write, read and simulate a plan, beside torch's own pipelining:
+`make bench`.
 
-All figures are seconds of processor time, from processes of their own, the least of a few runs where these are short.
-Ours is from the text of a program to a proved plan on disk, and its parts; torch's is its lowering of its own schedule
-(`_prepare_schedule_with_comms`) and its simulator (`_simulate_comms_compute`, of ops and transfers). Both are for all
-ranks; `part` is what one rank takes to read its own, and the memory for it. `--large` adds the sizes of the largest
-runs; no process takes longer than LIMIT seconds. `--plot FILE` draws the time of both over the size.
+All figures are seconds of processor time, from processes of their own, the least of a few runs
+where these are short. Ours is from the text of a program to a proved plan on disk, and its parts;
+torch's is its lowering of its own schedule (`_prepare_schedule_with_comms`) and its simulator
+(`_simulate_comms_compute`, of ops and transfers). Both are for all ranks; `part` is what one rank
+takes to read its own, and the memory for it. `--large` adds the sizes of the largest runs; no
+process takes longer than LIMIT seconds. `--plot FILE` draws the time of both over the size.
 """
 
 import argparse
@@ -20,9 +22,12 @@ from time import process_time
 from typing import Any
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
-#: Of one process, in seconds of the clock; how much processor time the runs of one figure take together at least.
-LIMIT, LONG = 300, 2.0
-#: The parts of `schedlang.compiler.compile_tree`, as it calls them, in order; the rest is reading and parsing.
+#: Of one process, in seconds of the clock; how much processor time the runs of one figure take
+#: together at least.
+LIMIT = 300
+LONG = 2.0
+#: The parts of `schedlang.compiler.compile_tree`, as it calls them, in order; the rest is reading
+#: and parsing.
 PARTS = ("expand", "check_structure", "choose_lowering", "prove", "check_claims")
 HEADS = ("expand", "check", "lower", "prove", "claims", "write", "simulate", "read", "part", "MiB")
 
@@ -55,7 +60,8 @@ def ours(program: str, ranks: int, microbatches: int) -> dict[str, Any]:
     """The figures of one of our programs at a size."""
     from schedlang import compile, compiler, read_plan, read_source, simulate, write_plan
 
-    source, params = read_source(PROGRAMS / f"{program}.sched"), {"ranks": ranks, "microbatches": microbatches}
+    source = read_source(PROGRAMS / f"{program}.sched")
+    params = {"ranks": ranks, "microbatches": microbatches}
     spent = dict.fromkeys(PARTS, 0.0)
 
     def timed(name: str, part: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +93,7 @@ def ours(program: str, ranks: int, microbatches: int) -> dict[str, Any]:
 
 def part(path: str, rank: int) -> dict[str, float]:
     """What it takes one rank to read its own part of a plan, of time and of memory."""
-    from schedlang.plan_reader import open_plan
+    from schedlang.plan.reader import open_plan
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     open_plan(path).ranks[rank]
@@ -96,13 +102,18 @@ def part(path: str, rank: int) -> dict[str, float]:
 
 
 def torchs(name: str, ranks: int, microbatches: int) -> dict[str, Any]:
-    """The figures of one of torch's schedules at a size; its stages are mocks, as in its own visualizer."""
+    """The figures of one of torch's schedules at a size; its stages are mocks, as in its own
+    visualizer.
+    """
     from unittest import mock
 
     from torch.distributed.pipelining import PipelineStage, schedules
 
     stage = mock.create_autospec(PipelineStage, instance=True)
-    stage.group_rank, stage.group_size, stage.num_stages, stage.submod = 0, ranks, 2 * ranks, None
+    stage.group_rank = 0
+    stage.group_size = ranks
+    stage.num_stages = 2 * ranks
+    stage.submod = None
     made = getattr(schedules, name)([stage, stage], microbatches)
     orders = made.pipeline_order
     runtime = schedules._PipelineScheduleRuntime([stage, stage], microbatches)
@@ -114,8 +125,11 @@ def torchs(name: str, ranks: int, microbatches: int) -> dict[str, Any]:
         rank: [action for action in row if action.computation_type not in without]
         for rank, row in runtime.pipeline_order_with_comms.items()
     }
-    rank_of, simulate = runtime.stage_index_to_group_rank.__getitem__, 0.0
-    if not any(action.computation_type == schedules.OVERLAP_F_B for row in order.values() for action in row):
+    rank_of = runtime.stage_index_to_group_rank.__getitem__
+    simulate = 0.0
+    if not any(
+        action.computation_type == schedules.OVERLAP_F_B for row in order.values() for action in row
+    ):
         simulate = least(lambda: schedules._simulate_comms_compute(order, rank_of, 2 * ranks))
     return {"lower": lower, "simulate": simulate, "actions": actions}
 
@@ -142,7 +156,9 @@ def process_seconds(*arguments: str) -> float:
     found = []
     for _ in range(10):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "schedlang", *arguments], stdout=subprocess.DEVNULL, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "schedlang", *arguments], stdout=subprocess.DEVNULL, check=True
+        )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return min(found)
@@ -150,14 +166,30 @@ def process_seconds(*arguments: str) -> float:
 
 def row(name: str, program: str, ranks: int, microbatches: int) -> dict[str, Any] | None:
     """Print a case's line; our figures."""
-    theirs, mine = measured("torchs", name, ranks, microbatches), measured("ours", program, ranks, microbatches)
+    theirs = measured("torchs", name, ranks, microbatches)
+    mine = measured("ours", program, ranks, microbatches)
     late = f">{LIMIT}"
-    cells = [program, ranks, microbatches, *([theirs["lower"], theirs["simulate"] or "-"] if theirs else [late, late])]
+    cells = [
+        program,
+        ranks,
+        microbatches,
+        *([theirs["lower"], theirs["simulate"] or "-"] if theirs else [late, late]),
+    ]
     if mine:
         whole = mine["compile"] + mine["write"]
         ratio = whole / (theirs["lower"] + theirs["simulate"]) if theirs else ""
-        cells += [whole, ratio, f"{whole / mine['actions'] * 1e6:.1f}", *(mine[part] for part in (*PARTS, "write"))]
-        cells += [mine["simulate"], mine["read"], mine["part"], f"{mine['part memory'] / 2**20:.1f}"]
+        cells += [
+            whole,
+            ratio,
+            f"{whole / mine['actions'] * 1e6:.1f}",
+            *(mine[part] for part in (*PARTS, "write")),
+        ]
+        cells += [
+            mine["simulate"],
+            mine["read"],
+            mine["part"],
+            f"{mine['part memory'] / 2**20:.1f}",
+        ]
         cells += [f"{mine['memory'] / 2**20:.0f}", f"{mine['actions']:,}"]
         mine |= {"whole": whole, "torch's": theirs and theirs["lower"] + theirs["simulate"]}
     else:
@@ -173,14 +205,20 @@ def line(cells: list[Any]) -> str:
 
 
 def exponents(program: str, found: list[dict[str, Any]]) -> None:
-    """Print by which power of the actions each part grows, from the smallest size to the largest."""
+    """Print by which power of the actions each part grows, from the smallest size to the
+    largest.
+    """
     if len(found) < 2:
         return
-    first, last = found[0], found[-1]
+    first = found[0]
+    last = found[-1]
     more = log(last["actions"] / first["actions"])
     parts = ("whole", *PARTS, "write", "simulate", "read")
     powers = {part: log(last[part] / first[part]) / more for part in parts}
-    print(f"{program}: exponent in actions " + ", ".join(f"{part} {power:.2f}" for part, power in powers.items()))
+    print(
+        f"{program}: exponent in actions "
+        + ", ".join(f"{part} {power:.2f}" for part, power in powers.items())
+    )
 
 
 def plot(found: dict[str, list[dict[str, Any]]], path: str) -> None:
@@ -207,16 +245,56 @@ def main() -> None:
     options = parser.parse_args()
     if options.one:
         what, name, *numbers = options.one
-        print(json.dumps({"ours": ours, "torchs": torchs, "part": part}[what](name, *map(int, numbers))))
+        print(
+            json.dumps(
+                {"ours": ours, "torchs": torchs, "part": part}[what](name, *map(int, numbers))
+            )
+        )
         return
     example = str(PROGRAMS / "1f1b.sched")
     print(f"schedc --help      {process_seconds('--help'):.3f} s, whole process")
     print(f"schedc compile 4x8 {process_seconds('compile', example):.3f} s, whole process\n")
-    print(line(["", "", "", "torch", "torch", "ours", "of", "us per", *[""] * 8, "of a", "rank", "peak", "lowered"]))
-    print(line(["program", "ranks", "mb", "lower", "simulate", "whole", "torch's", "action", *HEADS, "MiB", "actions"]))
+    print(
+        line(
+            [
+                "",
+                "",
+                "",
+                "torch",
+                "torch",
+                "ours",
+                "of",
+                "us per",
+                *[""] * 8,
+                "of a",
+                "rank",
+                "peak",
+                "lowered",
+            ]
+        )
+    )
+    print(
+        line(
+            [
+                "program",
+                "ranks",
+                "mb",
+                "lower",
+                "simulate",
+                "whole",
+                "torch's",
+                "action",
+                *HEADS,
+                "MiB",
+                "actions",
+            ]
+        )
+    )
     found = {}
     for name, (program, sizes) in CASES.items():
-        rows = [row(name, program, *size) for size in sizes + (LARGE[name] if options.large else [])]
+        rows = [
+            row(name, program, *size) for size in sizes + (LARGE[name] if options.large else [])
+        ]
         found[program] = [each for each in rows if each]
         exponents(program, found[program])
     if options.plot:

@@ -1,10 +1,11 @@
-"""What a split backward costs: the time of B and W over that of one whole backward, here and in torch's pipelining.
+"""What a split backward costs: the time of B and W over that of one whole backward, here and in
+torch's pipelining.
 
     python benchmarks/split.py [--rows 4] [--turns 21]
 
-Every line is a stage of transformer blocks. In each turn it runs a whole backward and both splits, on one thread; the
-figures are medians of the ratios of the turns, of CPU time. `forward` is the forward that prepares the split over a
-plain one.
+Every line is a stage of transformer blocks. In each turn it runs a whole backward and both splits,
+on one thread; the figures are medians of the ratios of the turns, of CPU time. `forward` is the
+forward that prepares the split over a plain one.
 """
 
 import argparse
@@ -18,11 +19,19 @@ from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.utils.checkpoint import checkpoint
 
-from schedlang.runtime.split_backward import Split
+from schedlang.runtime.stage.split_backward import Split
 
-LENGTH, HEADS = 64, 8
+LENGTH = 64
+HEADS = 8
 #: Width, blocks, and whether their activations are checkpointed.
-STAGES = ((128, 1, False), (512, 1, False), (512, 4, False), (1024, 1, False), (512, 1, True), (512, 4, True))
+STAGES = (
+    (128, 1, False),
+    (512, 1, False),
+    (512, 4, False),
+    (1024, 1, False),
+    (512, 1, True),
+    (512, 4, True),
+)
 
 
 class Checkpointed(nn.Module):
@@ -39,7 +48,10 @@ class Checkpointed(nn.Module):
 
 def blocks(width: int, layers: int, checkpointed: bool) -> nn.Module:
     """A stage."""
-    each = (nn.TransformerEncoderLayer(width, HEADS, dropout=0.0, batch_first=True) for _ in range(layers))
+    each = (
+        nn.TransformerEncoderLayer(width, HEADS, dropout=0.0, batch_first=True)
+        for _ in range(layers)
+    )
     return nn.Sequential(*map(Checkpointed, each) if checkpointed else each)
 
 
@@ -47,7 +59,9 @@ class Turn:
     """One turn of a stage: seconds by name."""
 
     def __init__(self, module: nn.Module, input: Tensor) -> None:
-        self.module, self.input, self.gradient = module, input, torch.randn_like(input)
+        self.module = module
+        self.input = input
+        self.gradient = torch.randn_like(input)
         self.seconds: dict[str, float] = {}
         for run in (self.whole, self.halves, self.halves_of_torch):
             run(input.clone().requires_grad_())
@@ -74,8 +88,11 @@ class Turn:
 
     def halves_of_torch(self, input: Tensor) -> None:
         """F, I and W in torch's pipelining."""
-        output, weights = self.module(input), list(self.module.parameters())
-        _, groups = self.timed("torch I", stage_backward_input, [output], [self.gradient], [input], iter(weights))
+        output = self.module(input)
+        weights = list(self.module.parameters())
+        _, groups = self.timed(
+            "torch I", stage_backward_input, [output], [self.gradient], [input], iter(weights)
+        )
         self.timed("torch W", stage_backward_weight, iter(weights), groups)
 
     def ratio(self, over: str, *names: str) -> float:
@@ -85,8 +102,12 @@ class Turn:
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=4, help=f"sequences of {LENGTH} in a microbatch")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows", type=int, default=4, help=f"sequences of {LENGTH} in a microbatch"
+    )
     parser.add_argument("--turns", type=int, default=21)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -94,16 +115,25 @@ def main() -> None:
     print(f"rows {options.rows}, length {LENGTH}, {options.turns} turns\n")
     print("width  blocks  checkpoint  (B + W) / whole  torch: (I + W) / whole  B / whole  forward")
     for width, layers, checkpointed in STAGES:
-        module, input = blocks(width, layers, checkpointed), torch.randn(options.rows, LENGTH, width)
+        module = blocks(width, layers, checkpointed)
+        input = torch.randn(options.rows, LENGTH, width)
         Turn(module, input)
         turns = [Turn(module, input) for _ in range(options.turns)]
         figures = [
             median(turn.ratio(*names) for turn in turns)
-            for names in (("whole", "B", "W"), ("whole", "torch I", "torch W"), ("whole", "B"), ("F", "F before B"))
+            for names in (
+                ("whole", "B", "W"),
+                ("whole", "torch I", "torch W"),
+                ("whole", "B"),
+                ("F", "F before B"),
+            )
         ]
-        print("{:5}  {:6}  {:>10}  {:15.2f}  {:22.2f}  {:9.2f}  {:7.2f}".format(
-            width, layers, "yes" if checkpointed else "no", *figures
-        ), flush=True)  # fmt: skip
+        print(
+            "{:5}  {:6}  {:>10}  {:15.2f}  {:22.2f}  {:9.2f}  {:7.2f}".format(
+                width, layers, "yes" if checkpointed else "no", *figures
+            ),
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What an action costs by itself: `make bench-walk`.
 
-The first rank of 1F1B walks its plan with stages that compute nothing and a wire that leads nowhere. What remains is
-the walk, with all that it does for boxes and messages.
+The first rank of 1F1B walks its plan with stages that compute nothing and a wire that leads
+nowhere. What remains is the walk, with all that it does for boxes and messages.
 """
 
 from pathlib import Path
@@ -14,12 +14,13 @@ from torch import Tensor, nn
 
 from schedlang import compile, read_source
 from schedlang.runtime.calls import prepare
-from schedlang.runtime.exchange import Exchange
-from schedlang.runtime.stage import Stage
-from schedlang.runtime.wire import InFlight
+from schedlang.runtime.stage.stage import Stage
+from schedlang.runtime.transport.exchange import Exchange
+from schedlang.runtime.transport.wire import InFlight
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
-ROUNDS, STEPS = 20, 50
+ROUNDS = 20
+STEPS = 50
 
 
 class Idle(Stage):

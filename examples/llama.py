@@ -1,4 +1,5 @@
-"""Trains a Llama of transformers with a plan, and goes on from where a run under another plan ended: `make example`.
+"""Trains a Llama of transformers with a plan, and goes on from where a run under another plan
+ended: `make example`.
 
 torchrun --nproc-per-node 4 examples/llama.py PLAN FOLDER --steps 10 --check
 """
@@ -17,20 +18,27 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.utils.logging import disable_progress_bar
 
 from schedlang import read_plan
-from schedlang.plan import Plan
+from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, load_model, load_optimizers, measure, split
-from schedlang.runtime.corpus import draw_batch, read_corpus
+from schedlang.runtime.example.corpus import draw_batch, read_corpus
 
 CONFIG = LlamaConfig(
-    vocab_size=256, hidden_size=128, intermediate_size=352, num_hidden_layers=16, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=64,
-)  # fmt: skip
+    vocab_size=256,
+    hidden_size=128,
+    intermediate_size=352,
+    num_hidden_layers=16,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+)
 #: The blocks of the model, in the order in which it calls them.
 BLOCKS = ["model.embed_tokens", "model.layers", "model.norm", "lm_head"]
 #: Rows of a microbatch, and its bytes per row.
-ROWS, LENGTH = 2, 64
+ROWS = 2
+LENGTH = 64
 EXAMPLE = torch.zeros(ROWS, LENGTH, dtype=torch.long)
-#: The largest relative difference of a loss that another order of the same float32 additions explains.
+#: The largest relative difference of a loss that another order of the same float32 additions
+#: explains.
 TOLERANCE = 1e-5
 
 
@@ -73,8 +81,12 @@ def train(plan: Plan, begin: Path, folder: Path, steps: int) -> tuple[int, list[
         load_optimizers(begin, stages, optimizers)
     if dist.get_rank() == 0:
         print(f"{plan.name}, from step {first}\n{stages}")
-        print(f"measured stage by stage, the slowest has {stages_alone:.1%} more than an even share", flush=True)
-    pipeline, found = Pipeline(plan, stages, loss_fn), []
+        print(
+            f"measured stage by stage, the slowest has {stages_alone:.1%} more than an even share",
+            flush=True,
+        )
+    pipeline = Pipeline(plan, stages, loss_fn)
+    found = []
     for inputs, targets in batches(plan, range(first, steps)):
         losses = pipeline.step(inputs, targets)
         for optimizer in optimizers:
@@ -91,7 +103,9 @@ def train(plan: Plan, begin: Path, folder: Path, steps: int) -> tuple[int, list[
 
 
 def imbalance(model: Llama, plan: Plan, costs: Sequence[float]) -> float:
-    """By how much the slowest stage takes more than an even share, each measured alone; its cuts are by `costs`."""
+    """By how much the slowest stage takes more than an even share, each measured alone; its cuts
+    are by `costs`.
+    """
     placed = enumerate(plan.placement[: plan.layout.pieces])
     pieces = [split(model, plan, BLOCKS, costs, rank=rank)[stage] for stage, rank in placed]
     seconds = measure(nn.Sequential(*pieces), EXAMPLE)
@@ -100,12 +114,15 @@ def imbalance(model: Llama, plan: Plan, costs: Sequence[float]) -> float:
 
 def train_alone(plan: Plan, begin: Path, steps: int) -> list[float]:
     """The same training in one process, without plan and stages: the losses."""
-    model, found = empty_model(), []
+    model = empty_model()
+    found = []
     load_model(begin, {0: model})
     optimizer = AdamW(model.parameters(), lr=1e-3)
     for inputs, targets in batches(plan, range(steps)):
         losses = []
-        for x, y in zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True):
+        for x, y in zip(
+            inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True
+        ):
             loss = loss_fn(model(x), y)
             (loss / plan.microbatches).backward()
             losses.append(loss.detach())
@@ -119,7 +136,10 @@ def check(plan: Plan, begin: Path, first: int, losses: list[float]) -> None:
     """Compare with the training in one process, from its first step on."""
     alone = train_alone(plan, begin, first + len(losses))[first:]
     worst = max(abs(ours - other) / other for ours, other in zip(losses, alone, strict=True))
-    print(f"largest difference of a loss from one process, over {len(losses)} steps: {worst:.1e}", flush=True)
+    print(
+        f"largest difference of a loss from one process, over {len(losses)} steps: {worst:.1e}",
+        flush=True,
+    )
     if worst > TOLERANCE:
         raise SystemExit("these are not the same training")
 
@@ -128,9 +148,15 @@ def main() -> None:
     """One rank of a run."""
     parser = argparse.ArgumentParser(description="Train a Llama with a plan.")
     parser.add_argument("plan", type=Path, help="a plan file, from `schedc compile -o`")
-    parser.add_argument("folder", type=Path, help="has a folder `step-N` for each model that is saved")
-    parser.add_argument("--steps", type=int, default=20, help="how many updates, with those of before (default: 20)")
-    parser.add_argument("--check", action="store_true", help="compare with the same training in one process")
+    parser.add_argument(
+        "folder", type=Path, help="has a folder `step-N` for each model that is saved"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=20, help="how many updates, with those of before (default: 20)"
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="compare with the same training in one process"
+    )
     options = parser.parse_args()
     disable_progress_bar()
     dist.init_process_group("gloo")
@@ -139,7 +165,9 @@ def main() -> None:
         torch.manual_seed(0)
         Llama(CONFIG).save_pretrained(start)
     dist.barrier()
-    newest = max(options.folder.glob("step-*[0-9]"), key=lambda each: int(each.name.removeprefix("step-")))
+    newest = max(
+        options.folder.glob("step-*[0-9]"), key=lambda each: int(each.name.removeprefix("step-"))
+    )
     plan = read_plan(options.plan)
     first, losses = train(plan, newest, options.folder, options.steps)
     if dist.get_rank() == 0:

@@ -1,4 +1,6 @@
-"""`torchrun --nproc-per-node N -m schedlang.runtime PROGRAM|PLAN`: train a small GPT with N ranks."""
+"""`torchrun --nproc-per-node N -m schedlang.runtime PROGRAM|PLAN`: train a small GPT with N
+ranks.
+"""
 
 import argparse
 import json
@@ -9,21 +11,21 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from schedlang.cli import count, param
-from schedlang.diagnostics import CompileError
-from schedlang.measured import run_of
-from schedlang.plan import Plan
-from schedlang.runtime.alone import train_alone
-from schedlang.runtime.checkpoint_folder import CheckpointFolder, find_checkpoints
-from schedlang.runtime.corpus import read_corpus
-from schedlang.runtime.given import share_plan
-from schedlang.runtime.gpt import BLOCKS
-from schedlang.runtime.job import join, leave, linked, together
-from schedlang.runtime.report import TOLERANCE, compare, print_header, report, total_losses
-from schedlang.runtime.task import Task
-from schedlang.runtime.trace import aligned, write_trace
-from schedlang.runtime.train import Training, train
-from schedlang.runtime.watchdog import PipelineError, say
+from schedlang.cli.main import count, param
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.plan.plan import Plan
+from schedlang.report.measured import run_of
+from schedlang.runtime.example.alone import train_alone
+from schedlang.runtime.example.checkpoint_folder import CheckpointFolder, find_checkpoints
+from schedlang.runtime.example.corpus import read_corpus
+from schedlang.runtime.example.given import share_plan
+from schedlang.runtime.example.gpt import BLOCKS
+from schedlang.runtime.example.job import join, leave, linked, together
+from schedlang.runtime.example.report import TOLERANCE, compare, print_header, report, total_losses
+from schedlang.runtime.example.task import Task
+from schedlang.runtime.example.train import Training, train
+from schedlang.runtime.watch.trace import aligned, write_trace
+from schedlang.runtime.watch.watchdog import PipelineError, say
 
 
 def main() -> NoReturn:
@@ -67,27 +69,50 @@ def _options() -> argparse.Namespace:
     help = "a program, compiled for N ranks; or a plan for N ranks, from `schedc compile -o`"
     parser.add_argument("file", type=Path, metavar="FILE", help=help)
     help = "set a parameter of the program"
-    parser.add_argument("-p", dest="params", action="append", default=[], type=param, metavar="NAME=VALUE", help=help)
+    parser.add_argument(
+        "-p",
+        dest="params",
+        action="append",
+        default=[],
+        type=param,
+        metavar="NAME=VALUE",
+        help=help,
+    )
     parser.add_argument("--steps", type=count, default=20, help="how many updates (default: 20)")
-    parser.add_argument("--check", action="store_true", help="compare with the same training in one process")
+    parser.add_argument(
+        "--check", action="store_true", help="compare with the same training in one process"
+    )
     help = "train so many replicas of the plan, each with batches of its own (default: 1)"
     parser.add_argument("--replicas", type=count, default=1, help=help)
     help = "write what the last steps of the first replica did and when, for ui.perfetto.dev"
     parser.add_argument("--trace", type=Path, metavar="FILE", help=help)
     help = "resume from the newest checkpoint in a folder, and write more there"
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help=help)
-    parser.add_argument("--every", type=count, default=10, help="how many updates from one to the next (default: 10)")
+    parser.add_argument(
+        "--every",
+        type=count,
+        default=10,
+        help="how many updates from one to the next (default: 10)",
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: 0)")
-    parser.add_argument("--timeout", type=float, default=60, help="seconds that a rank waits at most (default: 60)")
+    parser.add_argument(
+        "--timeout", type=float, default=60, help="seconds that a rank waits at most (default: 60)"
+    )
     return parser.parse_args()
 
 
 def _start(options: argparse.Namespace) -> tuple[Task, CheckpointFolder | None]:
-    """Join the other processes, and find out what is to be done; where that fails for one, all end."""
+    """Join the other processes, and find out what is to be done; where that fails for one, all
+    end.
+    """
     group = join(options.timeout)
     plan = share_plan(options.file, dict(options.params), options.replicas, group)
     corpus = together(read_corpus, group)
-    checkpoints = find_checkpoints(options.checkpoint, options.every, plan, group) if options.checkpoint else None
+    checkpoints = (
+        find_checkpoints(options.checkpoint, options.every, plan, group)
+        if options.checkpoint
+        else None
+    )
     layers = checkpoints.layers if checkpoints else 0
     blocks = layers - 2 if layers else max(BLOCKS, plan.layout.pieces)
     at_once = min(options.steps, options.every) if checkpoints else options.steps
@@ -104,7 +129,9 @@ def _for_updates(plan: Plan, updates: int) -> Plan:
 
 
 def _conclude(task: Task, options: argparse.Namespace, found: list[Training]) -> bool:
-    """Print what came out, and the same as one line of JSON; whether it is right as far as is known."""
+    """Print what came out, and the same as one line of JSON; whether it is right as far as is
+    known.
+    """
     ranks = found[: len(task.plan.ranks)]
     bars = [[bar for step in (*each.recorded, *each.messages) for bar in step] for each in ranks]
     actions = aligned(bars, [each.offset for each in ranks])
@@ -117,7 +144,8 @@ def _conclude(task: Task, options: argparse.Namespace, found: list[Training]) ->
             return False
     right = True
     if options.check:
-        losses, first = total_losses(found), found[0].first
+        losses = total_losses(found)
+        first = found[0].first
         print(f"training again in one process, {first + len(losses)} steps", flush=True)
         errors = compare(found, losses, train_alone(task, first + len(losses)))
         figures = errors | figures

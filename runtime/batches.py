@@ -4,27 +4,37 @@ from collections.abc import Hashable, Mapping, Sequence
 from itertools import count, islice
 from typing import Any
 
-from schedlang.layout import Layout
-from schedlang.plan import Plan
-from schedlang.runtime.stage import Stage
-from schedlang.runtime.values import Look, Value, cut, flatten
-from schedlang.runtime.watchdog import PipelineError
+from schedlang.plan.plan import Plan
+from schedlang.runtime.stage.stage import Stage
+from schedlang.runtime.stage.values import Look, Value, cut, flatten
+from schedlang.runtime.watch.watchdog import PipelineError
+from schedlang.schedule.layout import Layout
 
 #: Keyword arguments of modules, by microbatch.
 Options = Sequence[Mapping[str, Any]]
 
 
 class Batches:
-    """Of one rank, whose stages it fills and empties; PipelineError for what does not fit the plan."""
+    """Of one rank, whose stages it fills and empties; PipelineError for what does not fit the
+    plan.
+    """
 
     def __init__(self, plan: Plan, stages: Mapping[int, Stage]) -> None:
-        self._plan, self._stages = plan, stages
+        self._plan = plan
+        self._stages = stages
 
-    def load(self, inputs: Value, targets: Value, options: Options | None, evaluates: bool) -> dict[int, Hashable]:
-        """Give this rank's stages what is theirs of a batch; what the inputs look like, by first stage."""
+    def load(
+        self, inputs: Value, targets: Value, options: Options | None, evaluates: bool
+    ) -> dict[int, Hashable]:
+        """Give this rank's stages what is theirs of a batch; what the inputs look like, by first
+        stage.
+        """
         looks: dict[int, Hashable] = {}
-        for pipeline, mine in zip(self._plan.layout.pipelines, shares(self._plan.layout), strict=True):
-            first, last = self._stages.get(pipeline.start), self._stages.get(pipeline.stop - 1)
+        for pipeline, mine in zip(
+            self._plan.layout.pipelines, shares(self._plan.layout), strict=True
+        ):
+            first = self._stages.get(pipeline.start)
+            last = self._stages.get(pipeline.stop - 1)
             if first is not None:
                 parts = self._cut("inputs", inputs, mine)
                 first.inputs.update(enumerate(parts))
@@ -41,7 +51,10 @@ class Batches:
         """What the last stages that are on this rank have made, by microbatch, or slice of one."""
         layout = self._plan.layout
         last = [
-            (number, each) for number in self._stages if layout.is_last(number) for each in range(layout.units(number))
+            (number, each)
+            for number in self._stages
+            if layout.is_last(number)
+            for each in range(layout.units(number))
         ]
         # Of each update those of the first pipeline come first, as they were given.
         last.sort(key=lambda op: layout.update_of(*op))
@@ -49,20 +62,27 @@ class Batches:
 
     def _cut(self, name: str, batch: Value, mine: Sequence[int]) -> list[Value]:
         """Some microbatches of a batch, or their slices."""
-        parts, slices = cut(name, batch, self._plan.microbatches), self._plan.layout.slices
+        parts = cut(name, batch, self._plan.microbatches)
+        slices = self._plan.layout.slices
         parts = [parts[each] for each in mine]
         if slices == 1:
             return parts
         return [each for part in parts for each in cut(name, part, slices, "slices", dimension=1)]
 
-    def _options(self, options: Options | None, mine: Sequence[int]) -> dict[int, Mapping[str, Any]]:
+    def _options(
+        self, options: Options | None, mine: Sequence[int]
+    ) -> dict[int, Mapping[str, Any]]:
         if options is not None and len(options) != self._plan.microbatches:
-            raise PipelineError(f"`options` are {len(options)}, the plan has {self._plan.microbatches} microbatches")
+            raise PipelineError(
+                f"`options` are {len(options)}, the plan has {self._plan.microbatches} microbatches"
+            )
         return {number: options[each] for number, each in enumerate(mine)} if options else {}
 
 
 def shares(layout: Layout) -> list[list[int]]:
-    """For each pipeline its microbatches, by their numbers in a step: of each update the first ones are the first's."""
+    """For each pipeline its microbatches, by their numbers in a step: of each update the first ones
+    are the first's.
+    """
     found: list[list[int]] = [[] for _ in layout.pipelines]
     numbers = count()
     for _ in range(layout.updates):

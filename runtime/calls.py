@@ -1,24 +1,26 @@
-"""A rank's actions as calls, each bound once to all that it needs; a step makes them one after the other."""
+"""A rank's actions as calls, each bound once to all that it needs; a step makes them one after the
+other.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-from schedlang.actions import is_transfer
-from schedlang.kinds import Kind
-from schedlang.lifetimes import begins, waits
-from schedlang.norms import put_off
-from schedlang.plan import Plan
-from schedlang.receipts import NEEDS, receipts
-from schedlang.runtime.clipping import UpdateClip
-from schedlang.runtime.exchange import Exchange
-from schedlang.runtime.messages import Receive, Send, post_as_one
-from schedlang.runtime.stage import Stage
-from schedlang.runtime.sums import ReplicaSum
-from schedlang.runtime.updates import Updates
-from schedlang.shards import shards
+from schedlang.plan.plan import Plan
+from schedlang.ranks.lifetimes import begins, waits
+from schedlang.ranks.norms import put_off
+from schedlang.ranks.receipts import NEEDS, receipts
+from schedlang.ranks.shards import shards
+from schedlang.runtime.gradients.clipping import UpdateClip
+from schedlang.runtime.gradients.sums import ReplicaSum
+from schedlang.runtime.gradients.updates import Updates
+from schedlang.runtime.stage.stage import Stage
+from schedlang.runtime.transport.exchange import Exchange
+from schedlang.runtime.transport.messages import Receive, Send, post_as_one
+from schedlang.schedule.actions import is_transfer
+from schedlang.schedule.kinds import Kind
 
-#: The index of an action; a call that does it or a part of it; and kind, stage and microbatch of the op that it
-#: computes, the send that it begins, or the receive that it waits for.
+#: The index of an action; a call that does it or a part of it; and kind, stage and microbatch of
+#: the op that it computes, the send that it begins, or the receive that it waits for.
 Call = tuple[int, Callable[[], None], tuple[Kind, int, int] | None]
 
 
@@ -32,7 +34,8 @@ def prepare(
     plan: Plan,
     sums: Mapping[int, ReplicaSum],
 ) -> list[Call]:
-    """The calls of a step, with the sums over replicas, by stage, and the optimizer steps of those within the plan.
+    """The calls of a step, with the sums over replicas, by stage, and the optimizer steps of those
+    within the plan.
 
     Of a plan without backwards, they evaluate.
     """
@@ -45,9 +48,18 @@ def prepare(
 
 class _Calls:
     def __init__(
-        self, plan: Plan, rank: int, stages: dict[int, Stage], exchange: Exchange, clip: UpdateClip | None
+        self,
+        plan: Plan,
+        rank: int,
+        stages: dict[int, Stage],
+        exchange: Exchange,
+        clip: UpdateClip | None,
     ) -> None:
-        self.plan, self.rank, self.stages, self.exchange, self.clip = plan, rank, stages, exchange, clip
+        self.plan = plan
+        self.rank = rank
+        self.stages = stages
+        self.exchange = exchange
+        self.clip = clip
         self.actions = plan.ranks[rank]
         self.sends: dict[int, Send] = {}
         self.receives: dict[int, Receive] = {}
@@ -67,7 +79,9 @@ class _Calls:
         #: What is done once an op has run.
         self.done: dict[int, list[Callable[[], None]]] = {}
         #: How stages are updated; and the updates that are put off to an action.
-        self.update: dict[int, Callable[[], None]] = {number: stage.update for number, stage in stages.items()}
+        self.update: dict[int, Callable[[], None]] = {
+            number: stage.update for number, stage in stages.items()
+        }
         self.put_off: dict[int, list[int]] = {}
         for update, place in put_off(plan, rank).items() if clip else ():
             self.put_off.setdefault(place, []).append(update)
@@ -76,10 +90,16 @@ class _Calls:
 
     def op(self, index: int) -> tuple[Kind, int, int]:
         """An action's kind, stage and microbatch."""
-        return Kind(self.actions.kind[index]), self.actions.stage[index], self.actions.microbatch[index]
+        return (
+            Kind(self.actions.kind[index]),
+            self.actions.stage[index],
+            self.actions.microbatch[index],
+        )
 
     def place_receives(self) -> None:
-        """By gloo, receives begin some ops early: it minds no order, and has less to say where they come first."""
+        """By gloo, receives begin some ops early: it minds no order, and has less to say where they
+        come first.
+        """
         if not self.exchange.has_batches:
             for receive, place in begins(self.plan, self.rank, early=True).items():
                 self.before.setdefault(place, []).append(self.receives[receive].post)
@@ -93,7 +113,8 @@ class _Calls:
                 self.after.setdefault(place, []).append(self.sends[send].complete_if_posted)
 
     def place_sums(self, sums: Mapping[int, ReplicaSum]) -> None:
-        """Sums of gradients begin when these are whole and are there at the end; of stages with updates, before each.
+        """Sums of gradients begin when these are whole and are there at the end; of stages with
+        updates, before each.
 
         All replicas of a rank come to them in the same order.
         """
@@ -115,12 +136,16 @@ class _Calls:
             self.update |= {stage.number: partial(each.update, stage) for stage in each.stages}
 
     def place_shards(self, max_gathered: int | None) -> None:
-        """The weights of sharded stages are gathered for their ops, of all at once or of so many, and let go of."""
+        """The weights of sharded stages are gathered for their ops, of all at once or of so many,
+        and let go of.
+        """
         sharded = {number: stage.sharded for number, stage in self.stages.items() if stage.sharded}
         found = shards(self.actions, sharded, max_gathered or len(sharded))
         for calls, places in ((self.before, found.before), (self.done, found.after)):
             for index, steps in places.items():
-                calls.setdefault(index, []).extend(partial(sharded[stage].do, what) for what, stage in steps)
+                calls.setdefault(index, []).extend(
+                    partial(sharded[stage].do, what) for what, stage in steps
+                )
 
     def of_a_step(self) -> Iterator[Call]:
         """All calls, in order."""
@@ -145,7 +170,9 @@ class _Calls:
 
     def as_one(self, batch: range) -> Callable[[], None]:
         """Messages that NCCL takes as one: sends first, as they stand in Megatron's batches."""
-        messages: list[Send | Receive] = [self.sends[index] for index in batch if index in self.sends]
+        messages: list[Send | Receive] = [
+            self.sends[index] for index in batch if index in self.sends
+        ]
         messages += [self.receives[index] for index in batch if index in self.receives]
         return messages[0].post if len(messages) == 1 else partial(post_as_one, messages)
 
@@ -162,7 +189,11 @@ class _Calls:
         yield from self.late_updates(index, index)
         yield from self.others(self.before, index)
         numbers = self.plan.layout.numbers(NEEDS[kind], stage) if kind in NEEDS else []
-        needs = [need for number in numbers if (need := (NEEDS[kind], number, microbatch)) in self.received]
+        needs = [
+            need
+            for number in numbers
+            if (need := (NEEDS[kind], number, microbatch)) in self.received
+        ]
         for need in needs:
             yield index, self.received[need].arrive, need
         if needs:

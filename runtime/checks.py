@@ -9,16 +9,16 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
-from schedlang.diagnostics import counted
-from schedlang.kinds import Kind
-from schedlang.norms import why_not
-from schedlang.plan import Plan
-from schedlang.runtime.copies import Tied
-from schedlang.runtime.ranks import PIPELINE, Ranks
-from schedlang.runtime.sharded import sharded
-from schedlang.runtime.stage import LossFn
-from schedlang.runtime.watchdog import PipelineError, Watchdog
-from schedlang.transports import NCCL, NCCL_EAGER, PORTABLE
+from schedlang.diagnostics.diagnostic import counted
+from schedlang.plan.plan import Plan
+from schedlang.ranks.norms import why_not
+from schedlang.runtime.gradients.copies import Tied
+from schedlang.runtime.stage.sharded import sharded
+from schedlang.runtime.stage.stage import LossFn
+from schedlang.runtime.transport.ranks import PIPELINE, Ranks
+from schedlang.runtime.watch.watchdog import PipelineError, Watchdog
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.transports import NCCL, NCCL_EAGER, PORTABLE
 
 
 def wrong_number(plan: Plan, started: int, replicas: int = 1) -> str | None:
@@ -34,13 +34,16 @@ def wrong_number(plan: Plan, started: int, replicas: int = 1) -> str | None:
 def check_mesh(mesh: DeviceMesh | None) -> None:
     """Whether there is a process group, and a mesh has the dimensions that it must have."""
     if not dist.is_initialized():
-        raise PipelineError("there is no process group: call torch.distributed.init_process_group first")
+        raise PipelineError(
+            "there is no process group: call torch.distributed.init_process_group first"
+        )
     if mesh is None:
         return
     names = mesh.mesh_dim_names or ()
     if PIPELINE not in names or len(names) > 2:
         raise PipelineError(
-            f"the mesh has the dimensions ({', '.join(names)}): it must have `{PIPELINE}`, and at most one more, along "
+            f"the mesh has the dimensions ({', '.join(names)}): it must have `{PIPELINE}`, and at "
+            "most one more, along "
             'which the replicas are, as in `mesh["dp", "pp"]`'
         )
     if mesh.get_coordinate() is None:
@@ -49,9 +52,13 @@ def check_mesh(mesh: DeviceMesh | None) -> None:
 
 def check_plan(plan: Plan, ranks: Ranks) -> None:
     """Whether the plan is for so many processes."""
-    wrong, along = wrong_number(plan, len(ranks.pipeline)), len(ranks.pipeline)
+    wrong = wrong_number(plan, len(ranks.pipeline))
+    along = len(ranks.pipeline)
     if wrong is not None and ranks.are_of_mesh:
-        wrong = f"the plan needs {counted(len(plan.ranks), 'rank')}, the mesh has {along} along `{PIPELINE}`"
+        wrong = (
+            f"the plan needs {counted(len(plan.ranks), 'rank')}, the mesh has {along} along "
+            f"`{PIPELINE}`"
+        )
     if wrong is not None:
         raise PipelineError(wrong)
 
@@ -67,16 +74,25 @@ def check_stages(
     max_norm: float | None,
 ) -> None:
     """Whether this rank of the plan was given what the plan wants here."""
-    held, actions = plan.stages_of(rank), plan.ranks[rank]
+    held = plan.stages_of(rank)
+    actions = plan.ranks[rank]
     if sorted(stages) != held:
-        raise PipelineError(f"the plan gives this rank the stages {held}, `stages` has {sorted(stages)}")
+        raise PipelineError(
+            f"the plan gives this rank the stages {held}, `stages` has {sorted(stages)}"
+        )
     if loss_fn is None and not plan.is_forward_only and any(map(plan.layout.is_last, held)):
         raise PipelineError("the last stage is on this rank, so it needs a `loss_fn`")
-    updated = sorted({stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U})
+    updated = sorted(
+        {stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U}
+    )
     if sorted(optimizers) != updated:
-        raise PipelineError(f"the plan updates the stages {updated}, `optimizers` has {sorted(optimizers)}")
+        raise PipelineError(
+            f"the plan updates the stages {updated}, `optimizers` has {sorted(optimizers)}"
+        )
     if tied and plan.has_updates:
-        raise PipelineError("the plan updates its stages itself (`U`), so none of their weights can be tied")
+        raise PipelineError(
+            "the plan updates its stages itself (`U`), so none of their weights can be tied"
+        )
     if max_gathered is not None and max_gathered < 1:
         raise PipelineError(f"`max_gathered` is {max_gathered}, it must be 1 or more")
     if max_norm is not None:
@@ -87,12 +103,15 @@ def check_clipping(plan: Plan) -> None:
     """Whether there is a moment at which all gradients are there."""
     if plan.has_updates:
         raise PipelineError(
-            "the plan updates its stages itself (`U`), which leaves no moment for `clip_grad_norm_`: give the pipeline "
+            "the plan updates its stages itself (`U`), which leaves no moment for "
+            "`clip_grad_norm_`: give the pipeline "
             "`max_norm`, or clip each stage in a hook of its optimizer, `register_step_pre_hook`"
         )
 
 
-def _check_max_norm(plan: Plan, rank: int, stages: Mapping[int, nn.Module], max_norm: float) -> None:
+def _check_max_norm(
+    plan: Plan, rank: int, stages: Mapping[int, nn.Module], max_norm: float
+) -> None:
     """Whether the updates of a plan can be clipped; one rank looks at the whole plan for all."""
     if not max_norm > 0:
         raise PipelineError(f"`max_norm` is {max_norm}, it must be above 0")
@@ -125,20 +144,31 @@ def check_same(
 
 def device_of(stages: Mapping[int, nn.Module]) -> torch.device:
     """Where the modules live, which must be one device."""
-    devices = {weight.device for stage in stages.values() for weight in stage.parameters()} or {torch.device("cpu")}
+    devices = {weight.device for stage in stages.values() for weight in stage.parameters()} or {
+        torch.device("cpu")
+    }
     if len(devices) > 1:
-        raise PipelineError(f"the stages of a rank must be on one device, not on {', '.join(map(str, devices))}")
+        raise PipelineError(
+            f"the stages of a rank must be on one device, not on {', '.join(map(str, devices))}"
+        )
     device = devices.pop()
     if device.type == "meta":
-        raise PipelineError("the stages are on the meta device: give them their weights first, by `load_model`")
+        raise PipelineError(
+            "the stages are on the meta device: give them their weights first, by `load_model`"
+        )
     return device
 
 
 def check_transport(plan: Plan, group: dist.ProcessGroup, device: torch.device) -> None:
     """Whether the plan is proved for what its tensors go by."""
     if "cpu:" not in dist.get_backend_config(group):
-        raise PipelineError("the first messages go between CPUs: use init_process_group('cpu:gloo,cuda:nccl')")
+        raise PipelineError(
+            "the first messages go between CPUs: use init_process_group('cpu:gloo,cuda:nccl')"
+        )
     used = NCCL if group.bound_device_id is None else NCCL_EAGER
-    # gloo runs every plan: its ranks wait for nothing but what they need, and its messages meet by their tags.
+    # gloo runs every plan: its ranks wait for nothing but what they need, and its messages meet by
+    # their tags.
     if device.type == "cuda" and plan.transport not in (PORTABLE, used.name):
-        raise PipelineError(f"the plan is proved for `{plan.transport}` alone, and its tensors go by `{used.name}`")
+        raise PipelineError(
+            f"the plan is proved for `{plan.transport}` alone, and its tensors go by `{used.name}`"
+        )

@@ -6,16 +6,16 @@ from functools import partial
 from torch import nn
 from torch.optim import Optimizer
 
-from schedlang.kinds import Kind
-from schedlang.layout import Layout
-from schedlang.plan import Plan
+from schedlang.plan.plan import Plan
 from schedlang.runtime.checks import device_of
-from schedlang.runtime.ranks import Ranks
-from schedlang.runtime.skips import Skip, SkippingStage, SlicedSkippingStage
-from schedlang.runtime.slices import SlicedStage
-from schedlang.runtime.stage import LossFn, Stage
-from schedlang.runtime.watchdog import PipelineError
-from schedlang.runtime.weights import Weights, delays
+from schedlang.runtime.stage.skips import Skip, SkippingStage, SlicedSkippingStage
+from schedlang.runtime.stage.slices import SlicedStage
+from schedlang.runtime.stage.stage import LossFn, Stage
+from schedlang.runtime.stage.weights import Weights, delays
+from schedlang.runtime.transport.ranks import Ranks
+from schedlang.runtime.watch.watchdog import PipelineError
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout
 
 
 def connect(
@@ -27,10 +27,12 @@ def connect(
     loss_scale: float | None,
 ) -> dict[int, Stage]:
     """The stages of a rank; neighbours among them share their boxes."""
-    layout, stages = plan.layout, dict[int, Stage]()
+    layout = plan.layout
+    stages = dict[int, Stage]()
     if loss_scale is None:
         loss_scale = layout.updates / layout.microbatches / len(ranks.replicas.processes)
-    weights, skips = _weights(plan, ranks.own, modules), _skips(layout)
+    weights = _weights(plan, ranks.own, modules)
+    skips = _skips(layout)
     for number in sorted(modules):
         stages[number] = _kind_of(number, layout, skips)(
             number,
@@ -47,7 +49,9 @@ def connect(
         )
     for number, stage in stages.items():
         if stage.sharded and stage.weights:
-            raise PipelineError(f"stage {number} is sharded, so it cannot read older versions of its weights yet")
+            raise PipelineError(
+                f"stage {number} is sharded, so it cannot read older versions of its weights yet"
+            )
         if number + 1 in stages and not layout.is_last(number):
             following = stages[number + 1]
             following.inputs, stage.gradients = stage.outputs, following.input_gradients
@@ -55,16 +59,23 @@ def connect(
 
 
 def _weights(plan: Plan, rank: int, modules: Mapping[int, nn.Module]) -> dict[int, Weights]:
-    """The versions of the weights of stages that read late ones; replicas that are one module have them together."""
-    found, behind = dict[int, Weights](), delays(plan, rank)
+    """The versions of the weights of stages that read late ones; replicas that are one module have
+    them together.
+    """
+    found = dict[int, Weights]()
+    behind = delays(plan, rank)
     first: dict[int, tuple[int, int, int]] = {}
     for number, module in modules.items():
         per_update = plan.layout.units(number) // plan.layout.updates
         same, *alike = first.setdefault(id(module), (number, behind[number], per_update))
         if alike != [behind[number], per_update]:
-            raise PipelineError(f"stages {same} and {number} are one module, but read other versions of its weights")
+            raise PipelineError(
+                f"stages {same} and {number} are one module, but read other versions of its weights"
+            )
         if behind[number]:
-            found[number] = found[same] if same != number else Weights(module, behind[number], per_update)
+            found[number] = (
+                found[same] if same != number else Weights(module, behind[number], per_update)
+            )
     return found
 
 
@@ -73,15 +84,25 @@ def _skips(layout: Layout) -> dict[int, Skip]:
     found: dict[int, Skip] = {}
     for number, (earlier, later) in layout.skip_stages.items():
         start = layout.pipeline_of[earlier].start
-        found[number] = Skip(earlier - start, later - start, f"what stage {earlier} returns for stage {later}")
+        found[number] = Skip(
+            earlier - start, later - start, f"what stage {earlier} returns for stage {later}"
+        )
     return found
 
 
 def _kind_of(stage: int, layout: Layout, skips: Mapping[int, Skip]) -> Callable[..., Stage]:
     """What makes a stage, with slices or without, with skips or without."""
     sliced = {"slices": layout.slices} if layout.slices > 1 else {}
-    before = {number: skips[number] for number, (_, later) in layout.skip_stages.items() if later == stage}
-    after = {number: skips[number] for number, (earlier, _) in layout.skip_stages.items() if earlier == stage}
+    before = {
+        number: skips[number] for number, (_, later) in layout.skip_stages.items() if later == stage
+    }
+    after = {
+        number: skips[number]
+        for number, (earlier, _) in layout.skip_stages.items()
+        if earlier == stage
+    }
     if before or after:
-        return partial(SlicedSkippingStage if sliced else SkippingStage, before=before, after=after, **sliced)
+        return partial(
+            SlicedSkippingStage if sliced else SkippingStage, before=before, after=after, **sliced
+        )
     return partial(SlicedStage, **sliced) if sliced else Stage

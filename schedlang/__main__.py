@@ -2,6 +2,6 @@
 
 import sys
 
-from schedlang.cli import main
+from schedlang.cli.main import main
 
 sys.exit(main())

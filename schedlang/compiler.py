@@ -9,21 +9,22 @@ from types import MappingProxyType
 
 from attrs import asdict, evolve, frozen
 
-from schedlang import passes, syntax
-from schedlang.choice import choose_lowering
-from schedlang.claims import check_claims
-from schedlang.costs import UNIT, Costs
-from schedlang.diagnostics import CompileError, Diagnostic
-from schedlang.expand import expand
-from schedlang.imports import load
-from schedlang.lints import lint
-from schedlang.machine import prove
-from schedlang.plan import Plan
-from schedlang.schedule import Schedule
-from schedlang.source import Source
-from schedlang.stream import unroll
-from schedlang.structure import check_structure
-from schedlang.transports import PORTABLE, transports
+from schedlang import passes
+from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
+from schedlang.diagnostics.source import Source
+from schedlang.language import syntax
+from schedlang.language.claims import check_claims
+from schedlang.language.expand import expand
+from schedlang.language.imports import load
+from schedlang.lowering.choice import choose_lowering
+from schedlang.plan.plan import Plan
+from schedlang.proof.lints import lint
+from schedlang.proof.machine import prove
+from schedlang.proof.structure import check_structure
+from schedlang.schedule.costs import UNIT, Costs
+from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.stream import unroll
+from schedlang.schedule.transports import PORTABLE, transports
 
 NO_PARAMS: Mapping[str, int] = MappingProxyType({})
 
@@ -35,12 +36,14 @@ def compile(
     forward_only: bool = False,
     transport: str = PORTABLE,
 ) -> Plan:
-    """The plan of a program for some parameters, proved; CompileError with everything that is wrong with it.
+    """The plan of a program for some parameters, proved; CompileError with everything that is wrong
+    with it.
 
-    It is proved for a transport (`schedlang.transports`; ValueError for an unknown one), by default for all. Its passes
-    choose the order that is best for its own costs, or where they are given, for `costs`, and so is its lowering chosen
-    for its transport; ValueError if these are not for its number of stages. What it claims of time or memory, it claims
-    at its own costs only. `forward_only` makes it the inference plan of a training program, without the claims, which
+    It is proved for a transport (`schedlang.schedule.transports`; ValueError for an unknown one),
+    by default for all. Its passes choose the order that is best for its own costs, or where they
+    are given, for `costs`, and so is its lowering chosen for its transport; ValueError if these are
+    not for its number of stages. What it claims of time or memory, it claims at its own costs only.
+    `forward_only` makes it the inference plan of a training program, without the claims, which
     speak of training.
     """
     return compile_tree(*load(source), params, costs, forward_only, transport)
@@ -62,11 +65,17 @@ def compile_tree(
     check_claims(choice.schedule, execution, costs)
     parts = asdict(evolve(choice.schedule, claims=(), recall=None), recurse=False)
     idle = execution.timeline.bubble_over_makespan
-    return Plan(**parts, kernels=choice.kernels, idle=idle, lowering=choice.name, trials=choice.trials)
+    return Plan(
+        **parts, kernels=choice.kernels, idle=idle, lowering=choice.name, trials=choice.trials
+    )
 
 
 def _ops(
-    source: Source, tree: syntax.Schedule, params: Mapping[str, int], costs: Costs, forward_only: bool
+    source: Source,
+    tree: syntax.Schedule,
+    params: Mapping[str, int],
+    costs: Costs,
+    forward_only: bool,
 ) -> Schedule:
     """The schedule of a program as it is written: without communication, unless it has its own."""
     schedule = expand(source, tree, params, costs)
@@ -76,14 +85,18 @@ def _ops(
     return evolve(passes.forward_only(schedule), claims=()) if forward_only else schedule
 
 
-def check_program(source: Source, params: Mapping[str, int], names: Iterable[str]) -> dict[str, list[Diagnostic]]:
+def check_program(
+    source: Source, params: Mapping[str, int], names: Iterable[str]
+) -> dict[str, list[Diagnostic]]:
     """`check_schedule` of a program; CompileError for what is wrong on all transports."""
     schedule = _ops(*load(source), params, UNIT, False)
     return check_schedule(choose_lowering(schedule, UNIT).schedule, names)
 
 
 def check_schedule(schedule: Schedule, names: Iterable[str]) -> dict[str, list[Diagnostic]]:
-    """For each of some transports, what is wrong with a schedule with communication there; if nothing, warnings."""
+    """For each of some transports, what is wrong with a schedule with communication there; if
+    nothing, warnings.
+    """
     found: dict[str, list[Diagnostic]] = {}
     for name in names:
         asked = evolve(schedule, transport=name)
@@ -97,7 +110,9 @@ def check_schedule(schedule: Schedule, names: Iterable[str]) -> dict[str, list[D
 
 @frozen
 class Instance:
-    """A program at one size: what is wrong with it there, or nothing; and whether its own `require` refuses it."""
+    """A program at one size: what is wrong with it there, or nothing; and whether its own `require`
+    refuses it.
+    """
 
     params: dict[str, int]
     refused: bool
@@ -110,7 +125,9 @@ def check_range(
     """Every size in some ranges of parameters, the smallest first, worked on by all cores."""
     from concurrent.futures import ProcessPoolExecutor
 
-    sizes = [{**params, **dict(zip(ranges, values, strict=True))} for values in product(*ranges.values())]
+    sizes = [
+        {**params, **dict(zip(ranges, values, strict=True))} for values in product(*ranges.values())
+    ]
     sizes.sort(key=lambda size: (prod(max(size[name], 1) for name in ranges), list(size.values())))
     # Ctrl-C is for this process, which ends the others.
     with ProcessPoolExecutor(initializer=signal, initargs=(SIGINT, SIG_IGN)) as pool:

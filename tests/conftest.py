@@ -1,4 +1,6 @@
-"""Golden files, `pytest --update-golden` writes them; how many plans to try, and what came of it: `make explore`."""
+"""Golden files, `pytest --update-golden` writes them; how many plans to try, and what came of it:
+`make explore`.
+"""
 
 import json
 import re
@@ -18,9 +20,18 @@ def blocks(text: str) -> range:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write golden files instead of comparing")
-    parser.addoption("--blocks", type=blocks, metavar="A..B", help="try these blocks of random and damaged plans")
-    parser.addoption("--tally", type=Path, metavar="FOLDER", help="leave what tests count, for verification_page.py")
+    parser.addoption(
+        "--update-golden", action="store_true", help="write golden files instead of comparing"
+    )
+    parser.addoption(
+        "--blocks", type=blocks, metavar="A..B", help="try these blocks of random and damaged plans"
+    )
+    parser.addoption(
+        "--tally",
+        type=Path,
+        metavar="FOLDER",
+        help="leave what tests count, for verification_page.py",
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -40,7 +51,11 @@ def tally(request: pytest.FixtureRequest) -> Iterator[Counter[str]]:
     if folder:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"{re.sub(r'[^a-z0-9]+', '_', request.node.name)}.json"
-        found = {"test": request.node.originalname, "params": request.node.callspec.params, "counts": counts}
+        found = {
+            "test": request.node.originalname,
+            "params": request.node.callspec.params,
+            "counts": counts,
+        }
         path.write_text(json.dumps(found))
 
 
@@ -51,7 +66,9 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, Path], None]:
     def compare(text: str, path: Path) -> None:
         if request.config.getoption("--update-golden"):
             path.write_text(text, encoding="utf-8")
-        assert path.exists(), f"{path} does not exist: run pytest --update-golden and read what it wrote"
+        assert path.exists(), (
+            f"{path} does not exist: run pytest --update-golden and read what it wrote"
+        )
         assert text == path.read_text(encoding="utf-8")
 
     return compare

@@ -1,4 +1,6 @@
-"""Damaged plans: the gallery's at small sizes and random ones, each with some actions changed, from a fixed seed."""
+"""Damaged plans: the gallery's at small sizes and random ones, each with some actions changed, from
+a fixed seed.
+"""
 
 import random
 from collections.abc import Callable, Iterator
@@ -9,16 +11,17 @@ from attrs import evolve
 from strategies import make_schedule
 
 from schedlang import Actions, CompileError, Kind, Schedule, compile, read_source
-from schedlang.actions import NO_MICROBATCH, is_send, is_transfer
-from schedlang.layout import Layout, Pipeline
 from schedlang.lowering import lower
+from schedlang.schedule.actions import NO_MICROBATCH, is_send, is_transfer
+from schedlang.schedule.layout import Layout, Pipeline
 
 PROGRAMS = sorted((Path(__file__).parent.parent / "programs").glob("*.sched"))
 Row = tuple[int, int, int, int, int]
 
 
 def changed(schedule: Schedule, rng: random.Random, only: str | None = None) -> Schedule:
-    """One action of a schedule dropped, doubled, moved, swapped, made another one, or issued otherwise.
+    """One action of a schedule dropped, doubled, moved, swapped, made another one, or issued
+    otherwise.
 
     `only` = "transfers" leaves the ops as they are.
     """
@@ -33,11 +36,15 @@ def changed(schedule: Schedule, rng: random.Random, only: str | None = None) -> 
     rank, index = rng.choice(places)
     rows = [schedule.ranks[rank].row(each) for each in range(len(schedule.ranks[rank]))]
     CHANGES[rng.choice(list(CHANGES))](schedule, rows, index, rng)
-    return evolve(schedule, ranks=(*schedule.ranks[:rank], in_form(rows), *schedule.ranks[rank + 1 :]))
+    return evolve(
+        schedule, ranks=(*schedule.ranks[:rank], in_form(rows), *schedule.ranks[rank + 1 :])
+    )
 
 
 def in_form(rows: list[Row]) -> Actions:
-    """The actions in the form of a plan: transfers are batched among themselves, and so are ops that overlap."""
+    """The actions in the form of a plan: transfers are batched among themselves, and so are ops
+    that overlap.
+    """
     actions = Actions()
     batches = {row[4] for row in rows if is_transfer(row[0])}
     for row in rows:
@@ -59,7 +66,9 @@ def _move(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
 
 
 def _swap(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
-    alike = [each for each, row in enumerate(rows) if is_transfer(row[0]) == is_transfer(rows[index][0])]
+    alike = [
+        each for each, row in enumerate(rows) if is_transfer(row[0]) == is_transfer(rows[index][0])
+    ]
     other = rng.choice(alike)
     rows[index], rows[other] = rows[other], rows[index]
 
@@ -78,7 +87,11 @@ def _retarget(schedule: Schedule, rows: list[Row], index: int, rng: random.Rando
 
 
 def _other_microbatch(schedule: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
-    count = schedule.layout.updates if rows[index][0] == Kind.U else schedule.microbatches * schedule.layout.slices
+    count = (
+        schedule.layout.updates
+        if rows[index][0] == Kind.U
+        else schedule.microbatches * schedule.layout.slices
+    )
     rows[index] = (*rows[index][:2], rng.randrange(count), *rows[index][3:])
 
 
@@ -95,14 +108,23 @@ def _ungroup(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> No
 
 
 CHANGES = {
-    "drop": _drop, "duplicate": _duplicate, "move": _move, "swap": _swap, "kind": _other_kind, "retarget": _retarget,
-    "microbatch": _other_microbatch, "group": _group, "ungroup": _ungroup,
-}  # fmt: skip
+    "drop": _drop,
+    "duplicate": _duplicate,
+    "move": _move,
+    "swap": _swap,
+    "kind": _other_kind,
+    "retarget": _retarget,
+    "microbatch": _other_microbatch,
+    "group": _group,
+    "ungroup": _ungroup,
+}
 
 
 @cache
 def gallery(sizes: tuple[tuple[int, int], ...], **params: int) -> tuple[Schedule, ...]:
-    """The plans of all programs at some numbers of ranks and microbatches, where these are for them."""
+    """The plans of all programs at some numbers of ranks and microbatches, where these are for
+    them.
+    """
     found: list[Schedule] = []
     for path in PROGRAMS:
         source = read_source(path)
@@ -116,52 +138,76 @@ def gallery(sizes: tuple[tuple[int, int], ...], **params: int) -> tuple[Schedule
 
 
 def random_plan(rng: random.Random) -> Schedule:
-    """A plan of a few random ops and transfers, the transfers near their places, some of them in batches.
+    """A plan of a few random ops and transfers, the transfers near their places, some of them in
+    batches.
 
     Of three or four stages, some have a skip, or several.
     """
     stages, microbatches = rng.choice([(2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1)])
     ranks = rng.randint(2, min(stages, 3))
-    placement = tuple(rng.sample([*range(ranks), *rng.choices(range(ranks), k=stages - ranks)], stages))
+    placement = tuple(
+        rng.sample([*range(ranks), *rng.choices(range(ranks), k=stages - ranks)], stages)
+    )
     pairs = [(earlier, later) for later in range(stages) for earlier in range(later - 1)]
     skips = tuple(rng.sample(pairs, rng.randint(0, len(pairs))))
-    schedule = lower(make_schedule(placement, microbatches, _ops(placement, microbatches, ranks, rng), skips))
+    schedule = lower(
+        make_schedule(placement, microbatches, _ops(placement, microbatches, ranks, rng), skips)
+    )
     return evolve(schedule, ranks=tuple(_scattered(schedule, each, rng) for each in schedule.ranks))
 
 
 def batched_plan(rng: random.Random) -> Schedule:
-    """GPipe with its transfers in batches, which each rank cuts its own way: a batch meets parts of several."""
+    """GPipe with its transfers in batches, which each rank cuts its own way: a batch meets parts of
+    several.
+    """
     stages, microbatches = rng.choice([(2, 2), (2, 3), (2, 4), (3, 2), (3, 3)])
     ranks = []
     for stage in range(stages):
         ops = {kind: [(kind, stage, each, 0) for each in range(microbatches)] for kind in Kind}
-        before, after = stage > 0, stage < stages - 1
+        before = stage > 0
+        after = stage < stages - 1
         turn = [*ops[Kind.SEND_F], *ops[Kind.RECV_B]] if after else []
         if rng.random() < 0.5:
             turn.sort(key=lambda op: op[2])
         rows = [(*op, 0) for op in ops[Kind.F]]
-        rows = _in_batches(ops[Kind.RECV_F] if before else [], 100, rng) + rows + _in_batches(turn, 200, rng)
-        rows += [(*op, 0) for op in ops[Kind.B]] + _in_batches(ops[Kind.SEND_B] if before else [], 300, rng)
+        rows = (
+            _in_batches(ops[Kind.RECV_F] if before else [], 100, rng)
+            + rows
+            + _in_batches(turn, 200, rng)
+        )
+        rows += [(*op, 0) for op in ops[Kind.B]] + _in_batches(
+            ops[Kind.SEND_B] if before else [], 300, rng
+        )
         ranks.append(in_form(rows))
     return make_schedule(tuple(range(stages)), microbatches, tuple(ranks))
 
 
 def replicated_plan(rng: random.Random) -> Schedule:
-    """Two or three pipelines of one or two stages each, whose optimizer steps stand anywhere behind their gradients."""
+    """Two or three pipelines of one or two stages each, whose optimizer steps stand anywhere behind
+    their gradients.
+    """
     pieces, count, ranks = rng.choice([(1, 2, 2), (1, 3, 2), (1, 3, 3), (2, 2, 2), (2, 2, 3)])
     stages = pieces * count
-    placement = tuple(rng.sample([*range(ranks), *rng.choices(range(ranks), k=stages - ranks)], stages))
-    pipelines = tuple(Pipeline(f"p{each}", each * pieces, (each + 1) * pieces, 1) for each in range(count))
+    placement = tuple(
+        rng.sample([*range(ranks), *rng.choices(range(ranks), k=stages - ranks)], stages)
+    )
+    pipelines = tuple(
+        Pipeline(f"p{each}", each * pieces, (each + 1) * pieces, 1) for each in range(count)
+    )
     layout = Layout(placement, pipelines)
     programs = tuple(Actions() for _ in range(ranks))
     chains = [_chain(each, 0, rng) for each in pipelines]
     _interleave(chains, placement, programs, rng)
-    schedule = evolve(make_schedule(placement, 1, tuple(_updated(each, rng) for each in programs)), layout=layout)
+    schedule = evolve(
+        make_schedule(placement, 1, tuple(_updated(each, rng) for each in programs)), layout=layout
+    )
     return lower(schedule)
 
 
 def _updated(actions: Actions, rng: random.Random) -> Actions:
-    """The ops of a rank with optimizer steps, mostly right behind the last gradient of the stage or further back."""
+    """The ops of a rank with optimizer steps, mostly right behind the last gradient of the stage or
+    further back.
+    """
     rows = [actions.row(index) for index in range(len(actions))]
     for stage in {row[1] for row in rows}:
         last = max(index for index, row in enumerate(rows) if row[1] == stage)
@@ -176,11 +222,15 @@ def _in_batches(ops: list[tuple[int, int, int, int]], group: int, rng: random.Ra
     return [(*op, group + sum(at >= cut for cut in cuts)) for at, op in enumerate(ops)]
 
 
-def _ops(placement: tuple[int, ...], microbatches: int, ranks: int, rng: random.Random) -> tuple[Actions, ...]:
+def _ops(
+    placement: tuple[int, ...], microbatches: int, ranks: int, rng: random.Random
+) -> tuple[Actions, ...]:
     """Ops in the order in which one random execution does them."""
     programs = tuple(Actions() for _ in range(ranks))
     whole = Pipeline("", 0, len(placement), microbatches)
-    _interleave([_chain(whole, each, rng) for each in range(microbatches)], placement, programs, rng)
+    _interleave(
+        [_chain(whole, each, rng) for each in range(microbatches)], placement, programs, rng
+    )
     return programs
 
 
@@ -209,13 +259,17 @@ def _interleave(
 
 
 def _scattered(schedule: Schedule, actions: Actions, rng: random.Random) -> Actions:
-    """The actions with a few transfers moved, sends to later places and receives to any; neighbours made batches."""
+    """The actions with a few transfers moved, sends to later places and receives to any; neighbours
+    made batches.
+    """
     rows = [actions.row(index) for index in range(len(actions))]
     if rng.random() < 0.5:
         rows = _received_late(schedule, rows)
-    moved, batched = rng.choice([0, 0.1, 0.4]), rng.choice([0, 0.3, 0.7])
+    moved = rng.choice([0, 0.1, 0.4])
+    batched = rng.choice([0, 0.3, 0.7])
     for row in [row for row in rows if is_transfer(row[0]) and rng.random() < moved]:
-        at, step = rows.index(row), 1 if is_send(row[0]) else rng.choice([-1, 1])
+        at = rows.index(row)
+        step = 1 if is_send(row[0]) else rng.choice([-1, 1])
         rows.insert(max(0, at + step * rng.randint(1, 3)), rows.pop(at))
     for at in range(1, len(rows)):
         if is_transfer(rows[at - 1][0]) and is_transfer(rows[at][0]) and rng.random() < batched:
@@ -238,7 +292,10 @@ def _received_late(schedule: Schedule, rows: list[Row]) -> list[Row]:
 
 
 def damaged_plans(
-    draw: Callable[[random.Random], Schedule], count: int, rng: random.Random, only: str | None = "transfers"
+    draw: Callable[[random.Random], Schedule],
+    count: int,
+    rng: random.Random,
+    only: str | None = "transfers",
 ) -> Iterator[Schedule]:
     """Plans as they are drawn, with up to three changes, of which most are `only` so."""
     for _ in range(count):

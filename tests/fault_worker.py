@@ -1,7 +1,8 @@
-"""Runs faults of `test_faults.py`, and `test_restarts.py`, on real processes, as `runtime_worker.py` its scenarios.
+"""Runs faults of `test_faults.py`, and `test_restarts.py`, on real processes, as
+`runtime_worker.py` its scenarios.
 
-A fault is known by what happens, the schedule, the rank and the point: `kill 1f1b 2 7`. When it happens, the rank
-leaves the time in `folder/fault.json`.
+A fault is known by what happens, the schedule, the rank and the point: `kill 1f1b 2 7`. When it
+happens, the rank leaves the time in `folder/fault.json`.
 """
 
 import math
@@ -14,18 +15,32 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from runtime_worker import LIMIT, OPTIMIZERS, WIDTH, Does, batch, main, pipeline, program, replicated, report
+from runtime_worker import (
+    LIMIT,
+    OPTIMIZERS,
+    WIDTH,
+    Does,
+    batch,
+    main,
+    pipeline,
+    program,
+    replicated,
+    report,
+)
 from torch import nn
 
 from schedlang import Kind
-from schedlang.plan import Plan
+from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline
 
 #: Seconds that a rank waits at most: for others than stalls, more than a busy machine lets it wait.
-STALL, TIMEOUT = 5.0, 30.0
+STALL = 5.0
+TIMEOUT = 30.0
 POINTS = 10
-#: A later step, and how many there are: a rank that dies at the end of a step is missed in the next one.
-LATER, STEPS = 2, 4
+#: A later step, and how many there are: a rank that dies at the end of a step is missed in the next
+#: one.
+LATER = 2
+STEPS = 4
 SIZES = {"1f1b": 8, "zb_v": 8, "pipedream_2bw": 4, "dualpipe": 8}
 
 
@@ -40,7 +55,10 @@ def fault(name: str) -> Callable[[], None]:
 
 
 def steps(
-    plan: Plan, model: list[nn.Module], change: Callable[[Pipeline], None] | None = None, timeout: float = TIMEOUT
+    plan: Plan,
+    model: list[nn.Module],
+    change: Callable[[Pipeline], None] | None = None,
+    timeout: float = TIMEOUT,
 ) -> None:
     """Train for some steps, with a pipeline that is changed before them."""
     mine = plan.stages_of(dist.get_rank())
@@ -55,7 +73,9 @@ def steps(
 
 
 def kill(schedule: str, rank: int, point: int) -> None:
-    """A rank dies before one of its calls, from the first to the last: in the first step, or at odd points later."""
+    """A rank dies before one of its calls, from the first to the last: in the first step, or at odd
+    points later.
+    """
     plan = plan_of(schedule, 4)
 
     def set_trap(ours: Pipeline) -> None:
@@ -71,7 +91,8 @@ class Trap:
     """Kills the process instead of a call, in some step."""
 
     def __init__(self, call: Callable[[], None], step: int) -> None:
-        self.call, self.step = call, step
+        self.call = call
+        self.step = step
 
     def __call__(self) -> None:
         if self.step == 0:
@@ -85,10 +106,13 @@ def happens() -> None:
     report("fault", time.monotonic())
 
 
-def inside(what: Callable[[torch.Tensor], torch.Tensor], schedule: str, rank: int, point: int) -> None:
+def inside(
+    what: Callable[[torch.Tensor], torch.Tensor], schedule: str, rank: int, point: int
+) -> None:
     """Something happens in a stage of a rank: in a forward, or at odd points a backward.
 
-    At points 2, 3, 6 and 7 it is the last stage of the rank and not the first; from 4 on a later step.
+    At points 2, 3, 6 and 7 it is the last stage of the rank and not the first; from 4 on a later
+    step.
     """
     plan = plan_of(schedule, 4)
     model = replicated(plan)
@@ -144,8 +168,11 @@ def kept() -> Path:
 
 
 def partial_checkpoint() -> None:
-    """Both ranks have steps 1 and 2, rank 0 also step 3, which rank 1 has begun to write, and rank 1 alone has 4."""
-    rank, ours = dist.get_rank(), checkpointed()
+    """Both ranks have steps 1 and 2, rank 0 also step 3, which rank 1 has begun to write, and rank
+    1 alone has 4.
+    """
+    rank = dist.get_rank()
+    ours = checkpointed()
     empty = ours.resume(kept())
     dist.barrier()
     for step in (1, 2, 3 + rank):
@@ -184,10 +211,13 @@ def nowhere_to_write() -> None:
 SCENARIOS = {
     each.__name__: each
     for each in (
-        partial_checkpoint, checkpoint_of_another_plan, damaged_checkpoint, checkpoint_of_another_model,
+        partial_checkpoint,
+        checkpoint_of_another_plan,
+        damaged_checkpoint,
+        checkpoint_of_another_model,
         nowhere_to_write,
     )
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     main(lambda name: SCENARIOS[name] if name in SCENARIOS else fault(name))

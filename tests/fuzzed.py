@@ -1,7 +1,9 @@
-"""What may come from anywhere, a program or a plan file, read as its users have it read: any bytes get an answer.
+"""What may come from anywhere, a program or a plan file, read as its users have it read: any bytes
+get an answer.
 
-`python tests/fuzzed.py program|plan [FOLDER] [-libfuzzer options]` is the long mode, `make fuzz`: atheris follows the
-branches of the compiler. The default run of the tests has the same two targets, see test_fuzz.py.
+`python tests/fuzzed.py program|plan [FOLDER] [-libfuzzer options]` is the long mode, `make fuzz`:
+atheris follows the branches of the compiler. The default run of the tests has the same two targets,
+see test_fuzz.py.
 """
 
 import sys

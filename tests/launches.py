@@ -1,4 +1,6 @@
-"""Starts the process that forks the ranks of scenarios, as `runtime_worker.py`; and finds those of torchrun."""
+"""Starts the process that forks the ranks of scenarios, as `runtime_worker.py`; and finds those of
+torchrun.
+"""
 
 import json
 import os
@@ -32,7 +34,10 @@ class Outcome:
     def found(self, name: str = "found") -> list:
         """What each rank reported."""
         assert self.codes == [0] * len(self.codes), self.logs
-        return [json.loads((self.folder / f"{name}{rank}.json").read_text()) for rank in range(len(self.codes))]
+        return [
+            json.loads((self.folder / f"{name}{rank}.json").read_text())
+            for rank in range(len(self.codes))
+        ]
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -50,8 +55,12 @@ def children(pid: int) -> list[int]:
 
 def worker_of(torchrun: int, rank: int) -> int:
     """The process of a rank."""
-    environments = {each: Path(f"/proc/{each}/environ").read_bytes().split(b"\0") for each in children(torchrun)}
-    return next(each for each, environment in environments.items() if f"RANK={rank}".encode() in environment)
+    environments = {
+        each: Path(f"/proc/{each}/environ").read_bytes().split(b"\0") for each in children(torchrun)
+    }
+    return next(
+        each for each, environment in environments.items() if f"RANK={rank}".encode() in environment
+    )
 
 
 Run = Callable[[str, int], Outcome]

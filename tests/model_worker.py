@@ -1,4 +1,6 @@
-"""Runs scenarios of `test_models.py` on real processes, as `runtime_worker.py` its own: models that `split` cuts."""
+"""Runs scenarios of `test_models.py` on real processes, as `runtime_worker.py` its own: models that
+`split` cuts.
+"""
 
 import copy
 import os
@@ -16,10 +18,12 @@ from torch.optim import AdamW
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from schedlang.plan import Plan
+from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, load_model, load_optimizers, measure, split
 
-LENGTH, ROWS, VOCABULARY = 12, 2, 64
+LENGTH = 12
+ROWS = 2
+VOCABULARY = 64
 #: The blocks of a model of transformers, in the order of their calls.
 BLOCKS = ["model.embed_tokens", "model.layers", "model.norm", "lm_head"]
 STEPS = 20
@@ -35,9 +39,15 @@ class Llama(LlamaForCausalLM):
 def llama(tied: bool = False) -> Llama:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=8, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=LENGTH, tie_word_embeddings=tied,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=8,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=LENGTH,
+        tie_word_embeddings=tied,
+    )
     return Llama(config)
 
 
@@ -64,7 +74,9 @@ def sequence() -> nn.Sequential:
     """Blocks of several kinds, with a normalisation that counts in its buffers."""
     torch.manual_seed(0)
     shapes = [(8, 32), (32, 8), (8, 8), (8, 64), (64, 8), (8, 8)]
-    layers = [each for shape in shapes for each in (nn.Linear(*shape, dtype=torch.float64), nn.Tanh())]
+    layers = [
+        each for shape in shapes for each in (nn.Linear(*shape, dtype=torch.float64), nn.Tanh())
+    ]
     return nn.Sequential(*layers, nn.LayerNorm(8, dtype=torch.float64))
 
 
@@ -87,21 +99,31 @@ def gradients(stages: dict[int, nn.Module], model: nn.Module) -> Iterator[tuple[
 
 
 def sequences() -> None:
-    """A Sequential under schedules of all kinds of placement: whether gradients are to the bit, and how far at most."""
-    inputs, targets = torch.randn(2, 8 * ROWS, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    """A Sequential under schedules of all kinds of placement: whether gradients are to the bit, and
+    how far at most.
+    """
+    inputs, targets = torch.randn(
+        2, 8 * ROWS, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     found = {}
     for name in ("1f1b", "interleaved_1f1b", "zb_v", "dualpipe"):
-        plan, reference = program(name, ranks=4, microbatches=8), sequence()
+        plan = program(name, ranks=4, microbatches=8)
+        reference = sequence()
         alone(reference, nn.functional.mse_loss, inputs, targets)
         stages = split(sequence(), plan)
         Pipeline(plan, stages, nn.functional.mse_loss).step(inputs, targets)
         pairs = list(gradients(stages, reference))
-        found[name] = [all(torch.equal(*each) for each in pairs), max(difference(*each) for each in pairs)]
+        found[name] = [
+            all(torch.equal(*each) for each in pairs),
+            max(difference(*each) for each in pairs),
+        ]
     report(f"found{dist.get_rank()}", found)
 
 
 class Encode(nn.Module):
-    """Changes what an encoder has so far; the first one embeds, and keeps that for the last stage of the decoder."""
+    """Changes what an encoder has so far; the first one embeds, and keeps that for the last stage
+    of the decoder.
+    """
 
     def __init__(self, is_first: bool) -> None:
         super().__init__()
@@ -126,7 +148,8 @@ class Decode(nn.Module):
     def forward(self, passed: dict[str, Tensor]) -> dict[str, Tensor]:
         if self.embed is not None:
             passed = passed | {"x": self.embed(passed.pop("tokens"))}
-        x, memory = passed["x"], passed["memory"]
+        x = passed["x"]
+        memory = passed["memory"]
         return passed | {"x": x + self.look(x, memory, memory, need_weights=False)[0]}
 
 
@@ -142,7 +165,9 @@ class Scores(nn.Module):
 
 
 def encoder_decoder() -> None:
-    """An encoder and a decoder, and an edge from first to last: how far gradients are from those of one process."""
+    """An encoder and a decoder, and an edge from first to last: how far gradients are from those of
+    one process.
+    """
     generator = torch.Generator().manual_seed(1)
     source, given, targets = torch.randint(VOCABULARY, (3, 8 * ROWS, LENGTH), generator=generator)
     inputs = {"source": source, "tokens": given}
@@ -151,7 +176,8 @@ def encoder_decoder() -> None:
         torch.manual_seed(0)
         firsts = (True, False, False, False)
         model = nn.Sequential(*map(Encode, firsts), *map(Decode, firsts), Scores())
-        reference, plan = copy.deepcopy(model), program(name, ranks=4, microbatches=8)
+        reference = copy.deepcopy(model)
+        plan = program(name, ranks=4, microbatches=8)
         for part in range(8):
             mine = {key: value.chunk(8)[part] for key, value in inputs.items()}
             (loss_of(reference(mine), targets.chunk(8)[part]) / 8).backward()
@@ -171,16 +197,25 @@ def saved(tied: bool = False) -> Path:
 
 
 def llamas() -> None:
-    """A Llama of which each rank loads its own slice: as `sequences`, and the share of the weights that it holds."""
-    folder, whole, found = saved(), llama(), {}
+    """A Llama of which each rank loads its own slice: as `sequences`, and the share of the weights
+    that it holds.
+    """
+    folder = saved()
+    whole = llama()
+    found = {}
     expected = alone(whole, loss_of, *tokens(0))
     for name in ("zb_v", "dualpipe"):
-        plan, empty = program(name, ranks=4, microbatches=8), empty_llama()
+        plan = program(name, ranks=4, microbatches=8)
+        empty = empty_llama()
         stages = split(empty, plan, BLOCKS, measure(empty, tokens(0)[0][:ROWS], BLOCKS))
         assert load_model(folder, stages) == 0
         losses = Pipeline(plan, stages, loss_of).step(*tokens(0))
         pairs = list(gradients(stages, whole))
-        held = {each.data_ptr(): each.numel() for stage in stages.values() for each in stage.parameters()}
+        held = {
+            each.data_ptr(): each.numel()
+            for stage in stages.values()
+            for each in stage.parameters()
+        }
         share = sum(held.values()) / sum(each.numel() for each in whole.parameters())
         same = losses is None or name == "dualpipe" or torch.equal(losses, expected)
         equal = same and all(torch.equal(*each) for each in pairs)
@@ -189,11 +224,17 @@ def llamas() -> None:
 
 
 def tied_llamas() -> None:
-    """One matrix for input and output: two steps under one plan after the other, from the files of the one before."""
-    begin, whole, found = saved(tied=True), llama(tied=True), {}
+    """One matrix for input and output: two steps under one plan after the other, from the files of
+    the one before.
+    """
+    begin = saved(tied=True)
+    whole = llama(tied=True)
+    found = {}
     optimizer = OPTIMIZERS["adamw"](list(whole.parameters()))
     for step, name in enumerate(["zb_v", "dualpipe", "1f1b"]):
-        stages = split(empty_llama(tied=True), plan := program(name, ranks=4, microbatches=8), BLOCKS)
+        stages = split(
+            empty_llama(tied=True), plan := program(name, ranks=4, microbatches=8), BLOCKS
+        )
         load_model(begin, stages)
         optimizers = [OPTIMIZERS["adamw"](list(stage.parameters())) for stage in stages.values()]
         if step:
@@ -210,22 +251,30 @@ def tied_llamas() -> None:
     # The whole of it has one weight by two names again.
     load_model(begin, {0: (loaded := empty_llama(tied=True))})
     assert loaded.lm_head.weight is loaded.model.embed_tokens.weight
-    found["end"] = max(difference(*each) for each in zip(loaded.parameters(), whole.parameters(), strict=True))
+    found["end"] = max(
+        difference(*each) for each in zip(loaded.parameters(), whole.parameters(), strict=True)
+    )
     report(f"found{dist.get_rank()}", found)
 
 
 def mesh() -> None:
-    """Two replicas of a pipeline: how far what they save is from one process, trained on the batches of both."""
+    """Two replicas of a pipeline: how far what they save is from one process, trained on the
+    batches of both.
+    """
     both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
-    plan, folder = program("1f1b", ranks=2, microbatches=8), Path(os.environ["FOLDER"]) / "saved"
+    plan = program("1f1b", ranks=2, microbatches=8)
+    folder = Path(os.environ["FOLDER"]) / "saved"
     stages = split(sequence(), plan, rank=both.get_local_rank("pp"))
     optimizers = [OPTIMIZERS["momentum"](stage.parameters()) for stage in stages.values()]
-    batches = torch.randn(2, 2, 8 * ROWS, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    batches = torch.randn(
+        2, 2, 8 * ROWS, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
     ours = Pipeline(plan, stages, nn.functional.mse_loss, mesh=both)
     ours.step(*batches[both.get_local_rank("dp")])
     optimizers[0].step()
     ours.save_model(folder, optimizers=optimizers)
-    whole, loaded = sequence(), sequence()
+    whole = sequence()
+    loaded = sequence()
     for batch in batches:
         alone(whole, nn.functional.mse_loss, *batch)
     for weight in whole.parameters():
@@ -239,29 +288,53 @@ def mesh() -> None:
 
 #: Models of transformers that are cut as they are: their names on the page, and in transformers.
 FAMILIES = {
-    "Llama": "llama", "Mistral": "mistral", "Mixtral": "mixtral", "Qwen2": "qwen2", "Qwen3": "qwen3", "Phi-3": "phi3",
-    "OLMo-2": "olmo2", "Gemma-3": "gemma3_text", "SmolLM3": "smollm3", "StarCoder2": "starcoder2",
+    "Llama": "llama",
+    "Mistral": "mistral",
+    "Mixtral": "mixtral",
+    "Qwen2": "qwen2",
+    "Qwen3": "qwen3",
+    "Phi-3": "phi3",
+    "OLMo-2": "olmo2",
+    "Gemma-3": "gemma3_text",
+    "SmolLM3": "smollm3",
+    "StarCoder2": "starcoder2",
     "StableLM": "stablelm",
-}  # fmt: skip
+}
 
 
 def families() -> None:
     """Whether the stages, one after the other, compute what the whole model does, to the bit."""
-    plan, found = program("zb_v", ranks=2, microbatches=8), {}
+    plan = program("zb_v", ranks=2, microbatches=8)
+    found = {}
     for name, family in FAMILIES.items():
         config = AutoConfig.for_model(
-            family, vocab_size=VOCABULARY, hidden_size=32, intermediate_size=64, num_hidden_layers=4,
-            num_attention_heads=4, num_key_value_heads=2, head_dim=8, max_position_embeddings=LENGTH, pad_token_id=0,
+            family,
+            vocab_size=VOCABULARY,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=4,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            head_dim=8,
+            max_position_embeddings=LENGTH,
+            pad_token_id=0,
             tie_word_embeddings=False,
-        )  # fmt: skip
+        )
         model = AutoModelForCausalLM.from_config(config).eval()
         whole = type(model)
         # As `Llama`.
-        model.__class__ = type(family, (whole,), {
-            "forward": lambda self, x, whole=whole: whole.forward(self, x, use_cache=False).logits
-        })  # fmt: skip
+        model.__class__ = type(
+            family,
+            (whole,),
+            {
+                "forward": lambda self, x, whole=whole: (
+                    whole.forward(self, x, use_cache=False).logits
+                )
+            },
+        )
         x, _ = tokens(0)
-        expected, stages = model(x), {**split(model, plan, BLOCKS, rank=0), **split(model, plan, BLOCKS, rank=1)}
+        expected = model(x)
+        stages = {**split(model, plan, BLOCKS, rank=0), **split(model, plan, BLOCKS, rank=1)}
         for stage in sorted(stages):
             x = stages[stage](x)
         found[name] = torch.equal(x, expected)
@@ -269,13 +342,16 @@ def families() -> None:
 
 
 def trained(plan: Plan, begin: Path, steps: range, end: Path) -> list[float]:
-    """Train a Llama with AdamW from one folder to another: the losses, on the rank of the last stage."""
+    """Train a Llama with AdamW from one folder to another: the losses, on the rank of the last
+    stage.
+    """
     stages = split(empty_llama(), plan, BLOCKS)
     assert load_model(begin, stages) == steps.start
     optimizers = [OPTIMIZERS["adamw"](list(stage.parameters())) for stage in stages.values()]
     if steps.start:
         load_optimizers(begin, stages, optimizers)
-    ours, found = Pipeline(plan, stages, loss_of), []
+    ours = Pipeline(plan, stages, loss_of)
+    found = []
     for step in steps:
         losses = ours.step(*tokens(step))
         found += [] if losses is None else [float(losses.mean())]
@@ -289,14 +365,22 @@ def trained(plan: Plan, begin: Path, steps: range, end: Path) -> list[float]:
 def first_half() -> None:
     """Under ZB-V on 4 ranks."""
     half = Path(os.environ["FOLDER"]) / "half"
-    report(f"found{dist.get_rank()}", trained(program("zb_v", ranks=4, microbatches=8), saved(), range(10), half))
+    report(
+        f"found{dist.get_rank()}",
+        trained(program("zb_v", ranks=4, microbatches=8), saved(), range(10), half),
+    )
 
 
 def second_half() -> None:
-    """Under 1F1B on 2 ranks; then all of it in one process: losses, and whether the weights in the end are the same."""
+    """Under 1F1B on 2 ranks; then all of it in one process: losses, and whether the weights in the
+    end are the same.
+    """
     folder = Path(os.environ["FOLDER"])
-    found = trained(program("1f1b", ranks=2, microbatches=8), folder / "half", range(10, STEPS), folder / "end")
-    whole, losses = llama(), []
+    found = trained(
+        program("1f1b", ranks=2, microbatches=8), folder / "half", range(10, STEPS), folder / "end"
+    )
+    whole = llama()
+    losses = []
     optimizer = OPTIMIZERS["adamw"](list(whole.parameters()))
     for step in range(STEPS):
         losses.append(float(alone(whole, loss_of, *tokens(step)).mean()))
@@ -309,16 +393,28 @@ def second_half() -> None:
 
 
 def page() -> None:
-    """The program of docs/models.md as it stands there: whether its step is that of one process, to the bit."""
+    """The program of docs/models.md as it stands there: whether its step is that of one process, to
+    the bit.
+    """
     text = (PROGRAMS.parent / "docs" / "models.md").read_text(encoding="utf-8")
     os.chdir(os.environ["FOLDER"])
-    whole, (inputs, targets) = llama(), tokens(0)
+    whole = llama()
+    (inputs, targets) = tokens(0)
     if dist.get_rank() == 0:
         whole.save_pretrained("llama")
     dist.barrier()
-    given = {"plan": program("zb_v", ranks=2, microbatches=8), "config": whole.config, "rows": ROWS, "loss_fn": loss_of,
-             "inputs": inputs, "targets": targets, "torch": torch, "AdamW": AdamW, "Llama": Llama,
-             "LlamaRotaryEmbedding": LlamaRotaryEmbedding}  # fmt: skip
+    given = {
+        "plan": program("zb_v", ranks=2, microbatches=8),
+        "config": whole.config,
+        "rows": ROWS,
+        "loss_fn": loss_of,
+        "inputs": inputs,
+        "targets": targets,
+        "torch": torch,
+        "AdamW": AdamW,
+        "Llama": Llama,
+        "LlamaRotaryEmbedding": LlamaRotaryEmbedding,
+    }
     exec(re.search(r"^```python\n(.*?)^```", text, re.M | re.S)[1], given)
     alone(whole, loss_of, inputs, targets)
     AdamW(whole.parameters()).step()
@@ -329,25 +425,37 @@ def page() -> None:
 
 
 def updated() -> None:
-    """A pipeline that updates by itself, with late weights: whether the newest are saved, and what AdamW keeps."""
-    plan, folder = (
-        program("pipedream_2bw", ranks=2, microbatches=4).for_updates(6),
-        Path(os.environ["FOLDER"]) / "saved",
-    )
+    """A pipeline that updates by itself, with late weights: whether the newest are saved, and what
+    AdamW keeps.
+    """
+    plan = program("pipedream_2bw", ranks=2, microbatches=4).for_updates(6)
+    folder = Path(os.environ["FOLDER"]) / "saved"
     stages = split(sequence(), plan)
-    optimizers = {stage: OPTIMIZERS["adamw"](module.parameters()) for stage, module in stages.items()}
+    optimizers = {
+        stage: OPTIMIZERS["adamw"](module.parameters()) for stage, module in stages.items()
+    }
     ours = Pipeline(plan, stages, nn.functional.mse_loss, optimizers=optimizers)
-    ours.step(*torch.randn(2, plan.microbatches, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
+    ours.step(
+        *torch.randn(
+            2, plan.microbatches, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+        )
+    )
     ours.save_model(folder)
     whole = sequence()
     optimizer = OPTIMIZERS["adamw"](whole.parameters())
     load_model(folder, {0: whole})
     load_optimizers(folder, {0: whole}, [optimizer])
-    weights, same = dict(whole.named_parameters()), []
+    weights = dict(whole.named_parameters())
+    same = []
     for stage, module in stages.items():
         for name, weight in module.named_parameters():
-            theirs, kept = optimizer.state[weights[name]], optimizers[stage].state[weight]
-            same += [torch.equal(weight, weights[name]), theirs["step"] == 6, kept.keys() == theirs.keys()]
+            theirs = optimizer.state[weights[name]]
+            kept = optimizers[stage].state[weight]
+            same += [
+                torch.equal(weight, weights[name]),
+                theirs["step"] == 6,
+                kept.keys() == theirs.keys(),
+            ]
             same += [torch.equal(each, theirs[key]) for key, each in kept.items()]
     report(f"found{dist.get_rank()}", [len(same), all(map(bool, same))])
 
@@ -367,7 +475,8 @@ def on_save() -> None:
 
 def dies_while_saving() -> None:
     """Rank 1, but not in the second run."""
-    ours, folder = split_pipeline(), Path(os.environ["FOLDER"])
+    ours = split_pipeline()
+    folder = Path(os.environ["FOLDER"])
     ours.save_model(folder / "saved", 3)
     report(f"found{dist.get_rank()}", load_model(folder / "saved", {0: sequence()}))
 
@@ -401,10 +510,23 @@ def still_empty() -> None:
 SCENARIOS = {
     each.__name__: each
     for each in (
-        sequences, encoder_decoder, llamas, tied_llamas, mesh, families, page, updated, first_half, second_half,
-        dies_while_saving, names_twice, apart, nowhere, still_empty,
+        sequences,
+        encoder_decoder,
+        llamas,
+        tied_llamas,
+        mesh,
+        families,
+        page,
+        updated,
+        first_half,
+        second_half,
+        dies_while_saving,
+        names_twice,
+        apart,
+        nowhere,
+        still_empty,
     )
-}  # fmt: skip
+}
 
 if __name__ == "__main__":
     main(SCENARIOS.__getitem__)

@@ -1,6 +1,7 @@
 """docs/mutation.md from what mutmut found: `python tests/mutation_page.py`, see `make mutation`.
 
-`cases/survivors.json` says why a survivor is not a hole in the tests, by its line as it is and as it became.
+`cases/survivors.json` says why a survivor is not a hole in the tests, by its line as it is and as
+it became.
 """
 
 import json
@@ -13,7 +14,9 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 WHY = json.loads((ROOT / "tests" / "cases" / "survivors.json").read_text())
 MUTATED = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mutmut"]["only_mutate"]
-KILLED, TIMEOUT, NOT_TRIED = "killed", "timeout", "not checked"
+KILLED = "killed"
+TIMEOUT = "timeout"
+NOT_TRIED = "not checked"
 
 PAGE = """# Mutation score of the verifier
 
@@ -33,8 +36,10 @@ def mutmut(*words: str) -> str:
 
 
 def outcomes() -> dict[str, str]:
-    """What became of each mutant, by its name: `schedlang.network.xǁNetworkǁpost__mutmut_1`."""
-    lines = (line.strip().rsplit(": ", 1) for line in mutmut("results", "--all", "true").splitlines())
+    """What became of each mutant, by its name: `schedlang.proof.network.xǁNetworkǁpost__mutmut_1`."""
+    lines = (
+        line.strip().rsplit(": ", 1) for line in mutmut("results", "--all", "true").splitlines()
+    )
     return {name: outcome for name, outcome in (line for line in lines if len(line) == 2)}
 
 
@@ -42,7 +47,11 @@ def change(name: str) -> tuple[str, str]:
     """A mutant's line as it was and as it became."""
     lines = mutmut("show", name).splitlines()
     was, became = (
-        " ".join(line[1:].strip() for line in lines if line.startswith(sign) and not line.startswith(sign * 3))
+        " ".join(
+            line[1:].strip()
+            for line in lines
+            if line.startswith(sign) and not line.startswith(sign * 3)
+        )
         for sign in "-+"
     )
     return was, became
@@ -57,13 +66,17 @@ def page() -> str:
         score[module][outcome] += 1
         if outcome not in (KILLED, TIMEOUT, NOT_TRIED):
             survivors.append((module, *change(name)))
-    rows = ["| module | mutants | killed | survive | not tried |", "| --- | ---: | ---: | ---: | ---: |"]
+    rows = [
+        "| module | mutants | killed | survive | not tried |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
     for module in sorted(path.removesuffix(".py").replace("/", ".") for path in MUTATED):
         counts = score[module]
         if not counts:
             rows.append(f"| `{module}` | | | | all |")
             continue
-        killed, tried = counts[KILLED] + counts[TIMEOUT], counts.total() - counts[NOT_TRIED]
+        killed = counts[KILLED] + counts[TIMEOUT]
+        tried = counts.total() - counts[NOT_TRIED]
         rows.append(f"| `{module}` | {tried} | {killed} | {tried - killed} | {counts[NOT_TRIED]} |")
     reasons: dict[str, list[str]] = defaultdict(list)
     for module, was, became in sorted(survivors):

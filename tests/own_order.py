@@ -1,7 +1,8 @@
-"""What a plan must keep on each rank by itself, whatever the transport; written apart from the verifier.
+"""What a plan must keep on each rank by itself, whatever the transport; written apart from the
+verifier.
 
-Every op is there once, on its rank; nothing runs or is sent before what it needs is made, or its receive is issued;
-and weights are read and updated by their rules.
+Every op is there once, on its rank; nothing runs or is sent before what it needs is made, or its
+receive is issued; and weights are read and updated by their rules.
 """
 
 from collections import defaultdict
@@ -11,8 +12,17 @@ from schedlang import Kind, Schedule
 Row = tuple[int, int, int]
 #: What is there: its kind, stage and unit; received, also the stage that it is for.
 There = set[tuple[str | int, ...]]
-#: What is there after an action: a forward's output F, a gradient B of the input and G of the weights, and so on.
-MAKES = {Kind.F: "F", Kind.B: "BG", Kind.I: "B", Kind.W: "G", Kind.R: "R", Kind.OFFLOAD: "O", Kind.RELOAD: "L"}
+#: What is there after an action: a forward's output F, a gradient B of the input and G of the
+#: weights, and so on.
+MAKES = {
+    Kind.F: "F",
+    Kind.B: "BG",
+    Kind.I: "B",
+    Kind.W: "G",
+    Kind.R: "R",
+    Kind.OFFLOAD: "O",
+    Kind.RELOAD: "L",
+}
 COPIES = (Kind.OFFLOAD, Kind.RELOAD)
 
 
@@ -24,13 +34,20 @@ def is_in_order(schedule: Schedule) -> bool:
         and all(_exists(schedule, rank, *row) for rank, own in enumerate(rows) for row in own)
         and _is_complete(schedule, set(everything))
         and all(_has_all_needs(schedule, rank) for rank in range(len(rows)))
-        and all(_keeps_weights(schedule, rows[rank], stage) for stage, rank in enumerate(schedule.placement))
+        and all(
+            _keeps_weights(schedule, rows[rank], stage)
+            for stage, rank in enumerate(schedule.placement)
+        )
     )
 
 
 def _ends(schedule: Schedule, stage: int) -> tuple[int, int]:
     """The first and the last stage of a stage's pipeline."""
-    return next((each.start, each.stop - 1) for each in schedule.layout.pipelines if each.start <= stage < each.stop)
+    return next(
+        (each.start, each.stop - 1)
+        for each in schedule.layout.pipelines
+        if each.start <= stage < each.stop
+    )
 
 
 def _units(schedule: Schedule, stage: int) -> int:
@@ -40,12 +57,17 @@ def _units(schedule: Schedule, stage: int) -> int:
 
 def _skips(schedule: Schedule) -> list[tuple[int, int]]:
     """The earlier and the later stage of each skip, in the order of their numbers."""
-    return [(each.start + a, each.start + b) for each in schedule.layout.pipelines for a, b in schedule.layout.skips]
+    return [
+        (each.start + a, each.start + b)
+        for each in schedule.layout.pipelines
+        for a, b in schedule.layout.skips
+    ]
 
 
 def _stages(schedule: Schedule, kind: int, number: int) -> tuple[int, int]:
     """The stages at the two ends of a transfer, its own first."""
-    step, skip = 1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1, number - len(schedule.placement)
+    step = 1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1
+    skip = number - len(schedule.placement)
     return (number, number + step) if skip < 0 else _skips(schedule)[skip][::step]
 
 
@@ -71,7 +93,8 @@ def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
     for stage in range(len(schedule.placement)):
         for unit in range(_units(schedule, stage)):
             done = {kind for kind in MAKES if (kind, stage, unit) in found}
-            work, copies = done - {Kind.R, *COPIES}, done & {*COPIES}
+            work = done - {Kind.R, *COPIES}
+            copies = done & {*COPIES}
             if work not in ([{Kind.F, Kind.B}, {Kind.F, Kind.I, Kind.W}] if trains else [{Kind.F}]):
                 return False
             if len(copies) == 1 or (copies and Kind.R in done):
@@ -84,7 +107,8 @@ def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
 
 def _has_all_needs(schedule: Schedule, rank: int) -> bool:
     """Whether what each action needs is made by actions before it, or a receive for it is issued."""
-    actions, there = schedule.ranks[rank], There()
+    actions = schedule.ranks[rank]
+    there = There()
     again = {row[1:3] for row in map(actions.row, range(len(actions))) if row[0] == Kind.R}
     away = {row[1:3] for row in map(actions.row, range(len(actions))) if row[0] == Kind.OFFLOAD}
     for batch in actions.batches():
@@ -93,7 +117,9 @@ def _has_all_needs(schedule: Schedule, rank: int) -> bool:
             return False
         made = There()
         for kind, number, unit in rows:
-            stage, other = _stages(schedule, kind, number) if kind >= Kind.SEND_F else (number, number)
+            stage, other = (
+                _stages(schedule, kind, number) if kind >= Kind.SEND_F else (number, number)
+            )
             kept = "R" if (stage, unit) in again else "L" if (stage, unit) in away else "F"
             if not _needs(schedule, kind, stage, unit, kept) <= there:
                 return False
@@ -105,8 +131,11 @@ def _has_all_needs(schedule: Schedule, rank: int) -> bool:
 
 
 def _needs(schedule: Schedule, kind: int, stage: int, unit: int, kept: str) -> There:
-    """What must be on a rank before an action; `kept` is what the backward reads the forward's activations from."""
-    (first, last), slices = _ends(schedule, stage), schedule.layout.slices
+    """What must be on a rank before an action; `kept` is what the backward reads the forward's
+    activations from.
+    """
+    (first, last) = _ends(schedule, stage)
+    slices = schedule.layout.slices
 
     def of(what: str, other: int) -> tuple[str | int, ...]:
         here = schedule.placement[other] == schedule.placement[stage]
@@ -119,21 +148,38 @@ def _needs(schedule: Schedule, kind: int, stage: int, unit: int, kept: str) -> T
     if kind in (Kind.B, Kind.I):
         after = {of("B", stage + 1)} if stage < last else There()
         after |= {of("B", later) for earlier, later in _skips(schedule) if earlier == stage}
-        return {(kept, stage, unit)} | after | ({("B", stage, unit + 1)} if (unit + 1) % slices else set())
+        return (
+            {(kept, stage, unit)}
+            | after
+            | ({("B", stage, unit + 1)} if (unit + 1) % slices else set())
+        )
     if kind == Kind.U:
-        number, piece, found = max(unit, 0), stage - _ends(schedule, stage)[0], set()
+        number = max(unit, 0)
+        piece = stage - _ends(schedule, stage)[0]
+        found = set()
         for same in (each.start + piece for each in schedule.layout.pipelines):
             if schedule.placement[same] == schedule.placement[stage]:
                 size = _units(schedule, same) // schedule.layout.updates
                 found |= {("G", same, each) for each in range(number * size, (number + 1) * size)}
         return found
-    needed = {Kind.W: "B", Kind.R: "F", Kind.OFFLOAD: "F", Kind.RELOAD: "O", Kind.SEND_F: "F", Kind.SEND_B: "B"}
+    needed = {
+        Kind.W: "B",
+        Kind.R: "F",
+        Kind.OFFLOAD: "F",
+        Kind.RELOAD: "O",
+        Kind.SEND_F: "F",
+        Kind.SEND_B: "B",
+    }
     return {(needed[Kind(kind)], stage, unit)} if kind in needed else set()
 
 
 def _keeps_weights(schedule: Schedule, rows: list[Row], stage: int) -> bool:
-    """Whether a stage reads its weights by its rule, and each gradient goes into the update that it belongs to."""
-    rule, updates, done = schedule.weights_of(stage), schedule.layout.updates, 0
+    """Whether a stage reads its weights by its rule, and each gradient goes into the update that it
+    belongs to.
+    """
+    rule = schedule.weights_of(stage)
+    updates = schedule.layout.updates
+    done = 0
     read: dict[int, int] = {}
     versions: dict[int, set[int]] = defaultdict(set)
     for kind, at, unit in rows:
@@ -147,6 +193,8 @@ def _keeps_weights(schedule: Schedule, rows: list[Row], stage: int) -> bool:
             versions[update].add(read[unit])
             if read[unit] > done or len(versions[update]) > 1:
                 return False
-        elif (rule.name == "latest" and read[unit] != done) or (kind in (Kind.B, Kind.W) and update != done):
+        elif (rule.name == "latest" and read[unit] != done) or (
+            kind in (Kind.B, Kind.W) and update != done
+        ):
             return False
     return True

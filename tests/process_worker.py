@@ -1,9 +1,11 @@
-"""Runs plans on real gloo processes for `test_processes.py`: imports torch once, then forks the ranks of each launch.
+"""Runs plans on real gloo processes for `test_processes.py`: imports torch once, then forks the
+ranks of each launch.
 
-Reads one line of JSON per launch, `[how, plan files, seconds]`, and answers how many plans each rank has finished, and
-for each rank, plan by plan, the largest difference of a gradient from that of one process. `how` is a transport, whose
-rules an interpreter of its own follows, or `runtime` for schedlang's. Ranks that have finished stay until all have, so
-that those that hang do so for no other reason.
+Reads one line of JSON per launch, `[how, plan files, seconds]`, and answers how many plans each
+rank has finished, and for each rank, plan by plan, the largest difference of a gradient from that
+of one process. `how` is a transport, whose rules an interpreter of its own follows, or `runtime`
+for schedlang's. Ranks that have finished stay until all have, so that those that hang do so for no
+other reason.
 """
 
 import json
@@ -34,21 +36,30 @@ Key = tuple[str, int, int]
 
 def weights(stages: int) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.double) for _ in range(stages)]
+    return [
+        torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.double) for _ in range(stages)
+    ]
 
 
 def inputs(plan: Any) -> dict[int, list[torch.Tensor]]:
     """For the first stage of each pipeline, its microbatches."""
-    generator, found = torch.Generator().manual_seed(1), {}
+    generator = torch.Generator().manual_seed(1)
+    found = {}
     for each in plan["pipelines"]:
-        values = torch.randn(each["microbatches"], 2, WIDTH, generator=generator, dtype=torch.double)
+        values = torch.randn(
+            each["microbatches"], 2, WIDTH, generator=generator, dtype=torch.double
+        )
         found[each["start"]] = list(values)
     return found
 
 
 def skips(plan: Any) -> dict[int, tuple[int, int]]:
     """The earlier and the later stage of each skip, by its number."""
-    pairs = [(each["start"] + a, each["start"] + b) for each in plan["pipelines"] for a, b in plan["skips"]]
+    pairs = [
+        (each["start"] + a, each["start"] + b)
+        for each in plan["pipelines"]
+        for a, b in plan["skips"]
+    ]
     return dict(enumerate(pairs, len(plan["placement"])))
 
 
@@ -74,11 +85,14 @@ class Interpreter:
     """Carries out one rank's actions over gloo, as a transport has it; the stages are matrices."""
 
     def __init__(self, plan: Any, rank: int, transport: str) -> None:
-        self.plan, self.rank, self.blocks = plan, rank, transport == "blocking"
+        self.plan = plan
+        self.rank = rank
+        self.blocks = transport == "blocking"
         self.weights = weights(len(plan["placement"]))
         self.gradients = [torch.zeros(WIDTH, WIDTH, dtype=torch.double) for _ in self.weights]
         self.ends = {each["stop"] - 1 for each in plan["pipelines"]}
-        self.inputs, self.skips = inputs(plan), skips(plan)
+        self.inputs = inputs(plan)
+        self.skips = skips(plan)
         #: Outputs F of stages, and gradients B of their inputs; and the receives that bring them.
         self.held: dict[Key, torch.Tensor] = {}
         self.coming: dict[Key, dist.Work] = {}
@@ -97,18 +111,24 @@ class Interpreter:
         """Wait for all that is under way; gloo wants one wait for each."""
         for work in [*self.sends, *self.coming.values()]:
             work.wait()
-        self.sends, self.coming = [], {}
+        self.sends = []
+        self.coming = {}
 
     def batches(self) -> Iterator[list[tuple[str, int, int]]]:
         for token in self.plan["actions"][self.rank].split():
-            words = [re.fullmatch(r"(\d+)([A-Z_]+?)(\d+)", each) for each in re.findall(r"\d+[A-Z_]+?\d+", token)]
+            words = [
+                re.fullmatch(r"(\d+)([A-Z_]+?)(\d+)", each)
+                for each in re.findall(r"\d+[A-Z_]+?\d+", token)
+            ]
             yield [(word[2], int(word[1]), int(word[3])) for word in words if word]
 
     def act(self, word: str, stage: int, microbatch: int) -> None:
         if word == "F":
             self.held["F", stage, microbatch] = self.input(stage, microbatch) @ self.weights[stage]
         if word in ("B", "I"):
-            self.held["B", stage, microbatch] = self.output_gradient(stage, microbatch) @ self.weights[stage].T
+            self.held["B", stage, microbatch] = (
+                self.output_gradient(stage, microbatch) @ self.weights[stage].T
+            )
         if word in ("B", "W"):
             gradient = self.output_gradient(stage, microbatch)
             self.gradients[stage] += self.input(stage, microbatch).T @ gradient
@@ -116,14 +136,22 @@ class Interpreter:
             self.transfer(word, stage, microbatch)
 
     def input(self, stage: int, microbatch: int) -> torch.Tensor:
-        value = self.inputs[stage][microbatch] if stage in self.inputs else self.value("F", stage - 1, microbatch)
+        value = (
+            self.inputs[stage][microbatch]
+            if stage in self.inputs
+            else self.value("F", stage - 1, microbatch)
+        )
         for number, (earlier, later) in self.skips.items():
             if later == stage:
                 value = value + self.by_skip("F", number, earlier, microbatch)
         return value
 
     def output_gradient(self, stage: int, microbatch: int) -> torch.Tensor:
-        value = self.value("F", stage, microbatch) if stage in self.ends else self.value("B", stage + 1, microbatch)
+        value = (
+            self.value("F", stage, microbatch)
+            if stage in self.ends
+            else self.value("B", stage + 1, microbatch)
+        )
         for number, (earlier, later) in self.skips.items():
             if earlier == stage:
                 value = value + self.by_skip("B", number, later, microbatch)
@@ -140,7 +168,9 @@ class Interpreter:
         return self.held[key]
 
     def transfer(self, word: str, stage: int, microbatch: int) -> None:
-        what, step, sends = word[-1], 1 if word in ("SEND_F", "RECV_B") else -1, word.startswith("SEND")
+        what = word[-1]
+        step = 1 if word in ("SEND_F", "RECV_B") else -1
+        sends = word.startswith("SEND")
         skips = stage in self.skips
         own, other = self.skips[stage][::step] if skips else (stage, stage + step)
         peer = self.plan["placement"][other]
@@ -167,11 +197,16 @@ def by_runtime(file: str, plan: Any, rank: int) -> list[torch.Tensor]:
         own = {stage: Skipping(module, later=later[stage]) for stage, module in own.items()}
     batch = torch.cat(inputs(plan)[0])
     Pipeline(read_plan(file), own, loss, loss_scale=1.0).step(batch, batch)
-    return [module.weight.grad.T if module.weight.grad is not None else value for module in mine.values()]
+    return [
+        module.weight.grad.T if module.weight.grad is not None else value
+        for module in mine.values()
+    ]
 
 
 def difference(how: str, file: str, rank: int) -> float:
-    """The largest difference of a gradient of this rank's stages from that of one process; or nothing was run."""
+    """The largest difference of a gradient of this rank's stages from that of one process; or
+    nothing was run.
+    """
     plan = json.loads(Path(file).read_text())
     ours = by_runtime(file, plan, rank) if how == "runtime" else Interpreter(plan, rank, how).run()
     right = alone(plan)
@@ -182,7 +217,9 @@ def difference(how: str, file: str, rank: int) -> float:
 
 def rank_main(how: str, files: list[str], rank: int, ranks: int, folder: str, done: int) -> None:
     store = f"file://{folder}/store"
-    dist.init_process_group("gloo", store, timeout=timedelta(seconds=120), rank=rank, world_size=ranks)
+    dist.init_process_group(
+        "gloo", store, timeout=timedelta(seconds=120), rank=rank, world_size=ranks
+    )
     dist.barrier()
     os.write(done, b".")
     found = []
@@ -195,7 +232,9 @@ def rank_main(how: str, files: list[str], rank: int, ranks: int, folder: str, do
 
 
 def fork(main: partial[None]) -> tuple[int, int]:
-    """The process of a rank, and the pipe where it writes a byte when it starts and after each plan."""
+    """The process of a rank, and the pipe where it writes a byte when it starts and after each
+    plan.
+    """
     reads, writes = os.pipe()
     child = os.fork()
     if child:
@@ -213,10 +252,13 @@ def fork(main: partial[None]) -> tuple[int, int]:
 def launch(how: str, files: list[str], seconds: float) -> dict[str, Any]:
     ranks = len(json.loads(Path(files[0]).read_text())["actions"])
     with tempfile.TemporaryDirectory() as folder:
-        children = [fork(partial(rank_main, how, files, rank, ranks, folder)) for rank in range(ranks)]
+        children = [
+            fork(partial(rank_main, how, files, rank, ranks, folder)) for rank in range(ranks)
+        ]
         pipes = {pipe: 0 for _, pipe in children}
         limit = time.monotonic() + 60
-        started, open_pipes = False, set(pipes)
+        started = False
+        open_pipes = set(pipes)
         while min(pipes.values()) <= len(files) and open_pipes and time.monotonic() < limit:
             for pipe in select.select(open_pipes, [], [], max(0.0, limit - time.monotonic()))[0]:
                 read = os.read(pipe, 1024)
@@ -224,15 +266,23 @@ def launch(how: str, files: list[str], seconds: float) -> dict[str, Any]:
                 if not read:
                     open_pipes.discard(pipe)
             if not started and min(pipes.values()):
-                started, limit = True, time.monotonic() + seconds
+                started = True
+                limit = time.monotonic() + seconds
         alive = len(open_pipes) == ranks
         for child, pipe in children:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
             os.close(pipe)
         files_found = [Path(folder, f"{rank}.json") for rank in range(ranks)]
-        differences = [json.loads(each.read_text()) if each.exists() else [] for each in files_found]
-    return {"started": started, "alive": alive, "finished": [n - 1 for n in pipes.values()], "differences": differences}
+        differences = [
+            json.loads(each.read_text()) if each.exists() else [] for each in files_found
+        ]
+    return {
+        "started": started,
+        "alive": alive,
+        "finished": [n - 1 for n in pipes.values()],
+        "differences": differences,
+    }
 
 
 def main() -> None:

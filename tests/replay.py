@@ -1,26 +1,30 @@
-"""The makespan of a plan on a transport, apart from the machine: times that are made longer until all rules hold.
+"""The makespan of a plan on a transport, apart from the machine: times that are made longer until
+all rules hold.
 
-Written from the rules in docs/transports.md. It knows nothing of lanes that wait or of an order of events: it matches
-sends and receives by counting, and goes over all actions again and again until no time changes. For plans that run to
-their end, without offload.
+Written from the rules in docs/transports.md. It knows nothing of lanes that wait or of an order of
+events: it matches sends and receives by counting, and goes over all actions again and again until
+no time changes. For plans that run to their end, without offload.
 """
 
 from collections import defaultdict
 from collections.abc import Iterator
 
 from schedlang import Costs, Kind, Schedule
-from schedlang.actions import is_send, is_transfer
-from schedlang.dependencies import needs, receive_of
+from schedlang.schedule.actions import is_send, is_transfer
+from schedlang.schedule.needs import needs, receive_of
 
 Place = tuple[int, int]
 
 
 class Replay:
     def __init__(self, schedule: Schedule, transport: str, costs: Costs) -> None:
-        self.schedule, self.transport = schedule, transport
+        self.schedule = schedule
+        self.transport = transport
         self.durations = costs.over(schedule.costs).durations(len(schedule.placement))
         self.p2p = costs.over(schedule.costs).p2p or 0.0
-        self.capacity = float(transport.partition(":")[2] or "inf") if transport.startswith("buffered") else 0
+        self.capacity = (
+            float(transport.partition(":")[2] or "inf") if transport.startswith("buffered") else 0
+        )
         self.blocks = transport == "blocking" or self.capacity > 0
         self.partner: dict[Place, Place] = {}
         #: Of a send, the receive that makes room for its message in the buffer.
@@ -40,14 +44,20 @@ class Replay:
                         ends = [rank, self.schedule.peer(kind, stage)]
                         channel: tuple[object, ...] = tuple(ends if is_send(kind) else ends[::-1])
                         if self.transport == "gloo":
-                            sent = (kind, stage) if is_send(kind) else self.schedule.layout.counterpart(kind, stage)
+                            sent = (
+                                (kind, stage)
+                                if is_send(kind)
+                                else self.schedule.layout.counterpart(kind, stage)
+                            )
                             channel = (*channel, *sent, microbatch)
                         if self.transport == "nccl":
                             channel = (*channel, len(batch) > 1)
                         channels[channel][0 if is_send(kind) else 1].append((rank, index))
         for sends, receives in channels.values():
             assert len(sends) == len(receives)
-            self.partner |= dict(zip(sends, receives, strict=True)) | dict(zip(receives, sends, strict=True))
+            self.partner |= dict(zip(sends, receives, strict=True)) | dict(
+                zip(receives, sends, strict=True)
+            )
             if 0 < self.capacity < len(sends):
                 self.room |= dict(zip(sends[int(self.capacity) :], receives, strict=False))
 
@@ -65,16 +75,23 @@ class Replay:
 
     def rank(self, rank: int) -> float:
         """Go through a rank's actions, by what is known of the others so far; when it is done."""
-        actions, now = self.schedule.ranks[rank], 0.0
+        actions = self.schedule.ranks[rank]
+        now = 0.0
         lanes: dict[object, float] = defaultdict(float)
         for batch in actions.batches():
             if is_transfer(actions.kind[batch.start]):
                 end = self.transfers(rank, batch, now, lanes)
                 now = end if self.blocks else now
                 continue
-            start = max([now, *(self.times["there", rank, *each] for each in self.receives(rank, batch))])
-            start = max([start, *(self.times["made", *each] for each in self.gradients(rank, batch))])
-            now = start + sum(self.durations[actions.kind[index]][actions.stage[index]] for index in batch)
+            start = max(
+                [now, *(self.times["there", rank, *each] for each in self.receives(rank, batch))]
+            )
+            start = max(
+                [start, *(self.times["made", *each] for each in self.gradients(rank, batch))]
+            )
+            now = start + sum(
+                self.durations[actions.kind[index]][actions.stage[index]] for index in batch
+            )
             for index in batch:
                 if actions.kind[index] in (Kind.B, Kind.W):
                     self.put(("made", actions.stage[index], actions.microbatch[index]), now)
@@ -83,7 +100,9 @@ class Replay:
     def gradients(self, rank: int, batch: range) -> Iterator[tuple[int, int]]:
         """What updates wait for of other ranks."""
         for index in batch:
-            for kind, stage, microbatch in needs(self.schedule, *self.schedule.ranks[rank].row(index)[:3]):
+            for kind, stage, microbatch in needs(
+                self.schedule, *self.schedule.ranks[rank].row(index)[:3]
+            ):
                 if self.schedule.placement[stage] != rank and kind == Kind.W:
                     yield stage, microbatch
 

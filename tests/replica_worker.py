@@ -8,13 +8,23 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from runtime_worker import OPTIMIZERS, delayed, difference, main, normed, program, report, update_batches
+from runtime_worker import (
+    OPTIMIZERS,
+    delayed,
+    difference,
+    main,
+    normed,
+    program,
+    report,
+    update_batches,
+)
 from torch import nn
 
 from schedlang import Plan, Source, compile
 from schedlang.runtime import Pipeline
 
-# Two replicas of WPipe: each group of stages has its own updates, which wait for the other replica's gradients.
+# Two replicas of WPipe: each group of stages has its own updates, which wait for the other
+# replica's gradients.
 GROUPS = """schedule groups {
     param ranks = 4
     param microbatches = 8
@@ -40,7 +50,8 @@ GROUPS = """schedule groups {
     }
 }
 """
-# Two directions, with a split backward and updates at the end of a step; sums come in another order on each rank.
+# Two directions, with a split backward and updates at the end of a step; sums come in another order
+# on each rank.
 DIRECTIONS = """schedule directions {
     param ranks = 4
     param microbatches = 4
@@ -73,15 +84,21 @@ class Replicas:
     """The stages of this rank with their pipeline; replicas are one module, or each its own."""
 
     def __init__(self, plan: Plan, optimizer: str, shares: bool) -> None:
-        self.plan, model = plan, normed(plan.layout.pieces)
+        self.plan = plan
+        model = normed(plan.layout.pieces)
         numbers = plan.stages_of(dist.get_rank())
         self.stages = {
             stage: model[piece(plan, stage)] if shares else copy.deepcopy(model[piece(plan, stage)])
             for stage in numbers
         }
-        of_modules = {module: OPTIMIZERS[optimizer](list(module.parameters())) for module in self.stages.values()}
+        of_modules = {
+            module: OPTIMIZERS[optimizer](list(module.parameters()))
+            for module in self.stages.values()
+        }
         self.optimizers = {stage: of_modules[module] for stage, module in self.stages.items()}
-        self.pipeline = Pipeline(plan, self.stages, nn.functional.mse_loss, optimizers=self.optimizers)
+        self.pipeline = Pipeline(
+            plan, self.stages, nn.functional.mse_loss, optimizers=self.optimizers
+        )
 
     def step(self, updates: range) -> list[float]:
         losses = self.pipeline.step(
@@ -90,7 +107,10 @@ class Replicas:
         return [] if losses is None else losses.tolist()
 
     def states(self) -> Any:
-        both = {stage: (each.state_dict(), self.optimizers[stage].state_dict()) for stage, each in self.stages.items()}
+        both = {
+            stage: (each.state_dict(), self.optimizers[stage].state_dict())
+            for stage, each in self.stages.items()
+        }
         return self.pipeline.state_dict(), both
 
     def load(self, states: Any) -> None:
@@ -101,26 +121,35 @@ class Replicas:
 
     def worst(self, expected: list[nn.Module]) -> float:
         pairs = [(each, expected[piece(self.plan, stage)]) for stage, each in self.stages.items()]
-        weights = [zip(ours.parameters(), theirs.parameters(), strict=True) for ours, theirs in pairs]
+        weights = [
+            zip(ours.parameters(), theirs.parameters(), strict=True) for ours, theirs in pairs
+        ]
         return max(difference(*weight) for each in weights for weight in each)
 
 
 def updates() -> None:
-    """Weights after 20 updates or more in two steps, with a checkpoint between, against one process.
+    """Weights after 20 updates or more in two steps, with a checkpoint between, against one
+    process.
 
     And against one whose gradients are as late by one more, or in time.
     """
     torch.set_default_dtype(torch.float64)
     found = {}
-    for (name, (make, delays)), optimizer in zip(PLANS.items(), ["momentum", "adamw"] * len(PLANS), strict=False):
+    for (name, (make, delays)), optimizer in zip(
+        PLANS.items(), ["momentum", "adamw"] * len(PLANS), strict=False
+    ):
         plan = make()
         plan = plan.for_updates(10) if plan.kernels else plan
         count = plan.layout.updates
-        references = [delayed(plan, each, optimizer, 2 * count) for each in (delays, [each + 1 for each in delays])]
+        references = [
+            delayed(plan, each, optimizer, 2 * count)
+            for each in (delays, [each + 1 for each in delays])
+        ]
         for shares in (True, False):
             ours = Replicas(plan, optimizer, shares)
             ours.step(range(count))
-            states, ours = ours.states(), Replicas(plan, optimizer, shares)
+            states = ours.states()
+            ours = Replicas(plan, optimizer, shares)
             ours.load(states)
             ours.step(range(count, 2 * count))
             found[f"{name} {shares}"] = [ours.worst(each) for each in references]
@@ -131,7 +160,8 @@ def losses() -> None:
     """A rank gives the losses of its microbatches in their order, update by update."""
     plan = PLANS["3-1"][0]().for_updates(5)
     found = Replicas(plan, "sgd", shares=True).step(range(5))
-    parts, expected = normed(2), []
+    parts = normed(2)
+    expected = []
     for inputs, targets in update_batches(plan, range(2)):
         # The first two updates read the first version.
         for x, y in zip(inputs.chunk(6), targets.chunk(6), strict=True):

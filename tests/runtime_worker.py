@@ -1,7 +1,9 @@
-"""Runs scenarios of `test_runtime.py` on real processes: imports torch once, then forks the ranks of each scenario.
+"""Runs scenarios of `test_runtime.py` on real processes: imports torch once, then forks the ranks
+of each scenario.
 
-Reads one line of JSON per scenario, `[name, ranks, folder]`, and answers with `[seconds, exit codes]`. What a rank
-prints is in `folder/<rank>.log`; what scenarios find out they write to `folder/*.json`.
+Reads one line of JSON per scenario, `[name, ranks, folder]`, and answers with `[seconds, exit
+codes]`. What a rank prints is in `folder/<rank>.log`; what scenarios find out they write to
+`folder/*.json`.
 """
 
 import copy
@@ -25,20 +27,21 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from schedlang import CompileError, Kind, Source, compile
-from schedlang.actions import is_transfer
-from schedlang.layout import Layout
-from schedlang.lifetimes import Holds, Lifetime, lifetimes
-from schedlang.plan import Plan
+from schedlang.plan.plan import Plan
+from schedlang.ranks.lifetimes import Holds, Lifetime, lifetimes
+from schedlang.ranks.weights import follow_weights
 from schedlang.runtime import Pipeline
-from schedlang.runtime.stage import Stage
-from schedlang.versions import follow_weights
+from schedlang.runtime.stage.stage import Stage
+from schedlang.schedule.actions import is_transfer
+from schedlang.schedule.layout import Layout
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
-WIDTH, ROWS = 8, 3
+WIDTH = 8
+ROWS = 3
 LIMIT = 120
 
-# Each rank holds two stages of a V, and takes microbatches in an order of its own making; stages 1 and 2 are
-# neighbours on one rank.
+# Each rank holds two stages of a V, and takes microbatches in an order of its own making; stages 1
+# and 2 are neighbours on one rank.
 V = """schedule v {
     param ranks = 2
     param microbatches = 3
@@ -106,7 +109,9 @@ class Summed(nn.Module):
         super().__init__()
         self.linear = nn.Linear(WIDTH, WIDTH, dtype=dtype)
 
-    def forward(self, x: torch.Tensor, past: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(
+        self, x: torch.Tensor, past: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         seen = self.linear(x).cumsum(dim=1) + (0 if past is None else past)
         return torch.tanh(seen), seen[:, -1:]
 
@@ -122,7 +127,11 @@ def modules(
     if sliced:
         return [Summed(dtype) for _ in range(stages)]
     found = [nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=dtype), nn.Tanh()) for _ in range(stages)]
-    return [Skipping(*each, later=[b for a, b in skips if a == n]) for n, each in enumerate(found)] if skips else found
+    return (
+        [Skipping(*each, later=[b for a, b in skips if a == n]) for n, each in enumerate(found)]
+        if skips
+        else found
+    )
 
 
 class Forgetful(Summed):
@@ -141,7 +150,9 @@ def alone(model: list[nn.Module], x: torch.Tensor) -> torch.Tensor:
     return x
 
 
-def batch(plan: Plan, seed: int, dtype: torch.dtype = torch.float64) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(
+    plan: Plan, seed: int, dtype: torch.dtype = torch.float64
+) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     shape = [ROWS * plan.microbatches, WIDTH]
     if plan.layout.slices > 1:
@@ -152,7 +163,9 @@ def batch(plan: Plan, seed: int, dtype: torch.dtype = torch.float64) -> tuple[to
 
 def pipeline(plan: Plan, model: list[nn.Module], **options: object) -> Pipeline:
     mine = plan.stages_of(dist.get_rank())
-    return Pipeline(plan, {stage: model[stage] for stage in mine}, nn.functional.mse_loss, **options)
+    return Pipeline(
+        plan, {stage: model[stage] for stage in mine}, nn.functional.mse_loss, **options
+    )
 
 
 def report(name: str, value: object) -> None:
@@ -170,10 +183,15 @@ def difference(ours: torch.Tensor, expected: torch.Tensor) -> float:
 @cache
 def sweep_plans(ranks: int) -> dict[str, Plan]:
     """Every program that runs so far, at several sizes."""
-    plans = {name: compile(Source(name, text), {"ranks": ranks}) for name, text in (("v 3", V), ("slices 3", SLICES))}
+    plans = {
+        name: compile(Source(name, text), {"ranks": ranks})
+        for name, text in (("v 3", V), ("slices 3", SLICES))
+    }
     for path in sorted(PROGRAMS.glob("*.sched")):
         # 12 is more than the sends that may be under way.
-        for microbatches in sorted({1, ranks - 1, ranks, 2 * ranks + ranks % 2 if ranks > 2 else 12}):
+        for microbatches in sorted(
+            {1, ranks - 1, ranks, 2 * ranks + ranks % 2 if ranks > 2 else 12}
+        ):
             # Not all programs are for all sizes.
             with suppress(CompileError):
                 plan = program(path.stem, ranks=ranks, microbatches=microbatches)
@@ -204,20 +222,25 @@ def compare(plan: Plan, dtype: torch.dtype = torch.float64, **options: float) ->
 
     Two steps, whose gradients add up, with an evaluation between them, which leaves them alone.
     """
-    model, reference = replicated(plan, dtype), one_model(plan.layout, dtype)
+    model = replicated(plan, dtype)
+    reference = one_model(plan.layout, dtype)
     scale = options.get("loss_scale", 1 / plan.microbatches)
     ours = pipeline(plan, model, **options)
     worst = [0.0, 0.0]
     for step in range(1 if plan.is_forward_only else 2):
         inputs, targets = batch(plan, step, dtype)
         expected = []
-        for x, y in zip(inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True):
+        for x, y in zip(
+            inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True
+        ):
             loss = nn.functional.mse_loss(alone(reference, x), y)
             (loss * scale).backward()
             expected.append(loss.detach())
         if plan.layout.slices > 1:
             # Put together again.
-            for output, x in zip(ours.evaluate(inputs) or [], inputs.chunk(plan.microbatches), strict=False):
+            for output, x in zip(
+                ours.evaluate(inputs) or [], inputs.chunk(plan.microbatches), strict=False
+            ):
                 worst[0] = max(worst[0], difference(output, alone(reference, x)))
         evaluated = ours.evaluate(inputs, targets)
         found = [evaluated and torch.stack(evaluated)]
@@ -234,9 +257,12 @@ def compare(plan: Plan, dtype: torch.dtype = torch.float64, **options: float) ->
     return worst
 
 
-def loss_difference(plan: Plan, losses: torch.Tensor | None, expected: list[torch.Tensor], rank: int) -> float:
+def loss_difference(
+    plan: Plan, losses: torch.Tensor | None, expected: list[torch.Tensor], rank: int
+) -> float:
     """Of the losses on a rank, which are those of the pipelines that end here."""
-    here, begin = [], 0
+    here = []
+    begin = 0
     for each in plan.layout.pipelines:
         if plan.placement[each.stop - 1] == rank:
             here += expected[begin : begin + each.microbatches]
@@ -247,7 +273,9 @@ def loss_difference(plan: Plan, losses: torch.Tensor | None, expected: list[torc
 
 def scaled() -> None:
     """The sum of the losses, instead of the mean."""
-    report(f"found{dist.get_rank()}", compare(program("1f1b", ranks=2, microbatches=3), loss_scale=1.0))
+    report(
+        f"found{dist.get_rank()}", compare(program("1f1b", ranks=2, microbatches=3), loss_scale=1.0)
+    )
 
 
 def bfloat16() -> None:
@@ -259,8 +287,12 @@ def bfloat16() -> None:
 def updates() -> None:
     """Optimizer steps in the plan; weights after two steps, and no gradients left."""
     plan = compile(Source("updates.sched", UPDATES))
-    model, reference = modules(len(plan.placement)), modules(len(plan.placement))
-    optimizers = {each: torch.optim.SGD(model[each].parameters(), 0.1) for each in plan.stages_of(dist.get_rank())}
+    model = modules(len(plan.placement))
+    reference = modules(len(plan.placement))
+    optimizers = {
+        each: torch.optim.SGD(model[each].parameters(), 0.1)
+        for each in plan.stages_of(dist.get_rank())
+    }
     ours = pipeline(plan, model, optimizers=optimizers)
     whole = torch.optim.SGD(nn.Sequential(*reference).parameters(), 0.1)
     for step in range(2):
@@ -271,7 +303,9 @@ def updates() -> None:
         whole.zero_grad()
     worst = 0.0
     for stage in plan.stages_of(dist.get_rank()):
-        for weight, other in zip(model[stage].parameters(), reference[stage].parameters(), strict=True):
+        for weight, other in zip(
+            model[stage].parameters(), reference[stage].parameters(), strict=True
+        ):
             assert weight.grad is None
             worst = max(worst, difference(weight.detach(), other.detach()))
     report(f"found{dist.get_rank()}", [0.0, worst])
@@ -295,14 +329,20 @@ OPTIMIZERS = {
 
 LATE = [
     *(("pipedream_2bw", optimizer) for optimizer in OPTIMIZERS),
-    ("pipedream", "adamw"), ("pipedream_vertical", "momentum"), ("wpipe", "fused"), ("gpipe_groups", "momentum"),
-]  # fmt: skip
+    ("pipedream", "adamw"),
+    ("pipedream_vertical", "momentum"),
+    ("wpipe", "fused"),
+    ("gpipe_groups", "momentum"),
+]
 
 
 def normed(stages: int) -> list[nn.Module]:
     """Stages with a layer of every kind whose backward reads its weights."""
     torch.manual_seed(0)
-    return [nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(stages)]
+    return [
+        nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh())
+        for _ in range(stages)
+    ]
 
 
 def update_batches(plan: Plan, updates: range) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -313,7 +353,9 @@ def update_batches(plan: Plan, updates: range) -> list[tuple[torch.Tensor, torch
 
 
 def delayed(plan: Plan, delays: list[int], optimizer: str, updates: int) -> list[nn.Module]:
-    """What one process makes of gradients that are so late: all versions of all stages are kept as modules."""
+    """What one process makes of gradients that are so late: all versions of all stages are kept as
+    modules.
+    """
     masters = normed(len(delays))
     versions = [[copy.deepcopy(each)] for each in masters]
     optimizers = [OPTIMIZERS[optimizer](list(each.parameters())) for each in masters]
@@ -324,7 +366,8 @@ def delayed(plan: Plan, delays: list[int], optimizer: str, updates: int) -> list
             (nn.functional.mse_loss(nn.Sequential(*read)(x), y) / per_update).backward()
         for master, old, each, kept in zip(masters, read, optimizers, versions, strict=True):
             for weight, other in zip(master.parameters(), old.parameters(), strict=True):
-                weight.grad, other.grad = other.grad, None
+                weight.grad = other.grad
+                other.grad = None
             each.step()
             kept.append(copy.deepcopy(master))
     return masters
@@ -332,30 +375,39 @@ def delayed(plan: Plan, delays: list[int], optimizer: str, updates: int) -> list
 
 def same(ours: list[nn.Module], other: list[nn.Module], stages: list[int]) -> bool:
     """Whether stages have the same weights, to the bit."""
-    pairs = [zip(ours[stage].parameters(), other[stage].parameters(), strict=True) for stage in stages]
+    pairs = [
+        zip(ours[stage].parameters(), other[stage].parameters(), strict=True) for stage in stages
+    ]
     return all(torch.equal(*pair) for pairs_of in pairs for pair in pairs_of)
 
 
 def versions() -> None:
     """Weights after two steps of some updates each, against one process with late gradients.
 
-    For every schedule and optimizer: whether they are the same to the bit, without and with a checkpoint between the
-    steps; and whether they differ from those of gradients that are one update later, and of gradients in time.
+    For every schedule and optimizer: whether they are the same to the bit, without and with a
+    checkpoint between the steps; and whether they differ from those of gradients that are one
+    update later, and of gradients in time.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    ranks = dist.get_world_size()
     found = {}
     for name, optimizer in LATE if ranks == 2 else LATE[len(OPTIMIZERS) - 1 :]:
-        plan, delays = version_plan(name, ranks), DELAYS[name](ranks)
-        mine, updates = plan.stages_of(rank), 2 * plan.layout.updates
+        plan = version_plan(name, ranks)
+        delays = DELAYS[name](ranks)
+        mine = plan.stages_of(rank)
+        updates = 2 * plan.layout.updates
         assert 1 + max(delays[stage] for stage in mine) == follow_weights(plan).held[rank]
-        uncut, resumed = two_steps(plan, delays, optimizer), two_steps(plan, delays, optimizer, resume=True)
+        uncut = two_steps(plan, delays, optimizer)
+        resumed = two_steps(plan, delays, optimizer, resume=True)
         right = delayed(plan, delays, optimizer, updates)
         later = delayed(plan, [each + 1 for each in delays], optimizer, updates)
         in_time = delayed(plan, [0 for _ in delays], optimizer, updates)
         found[f"{name} {optimizer}"] = [
-            same(uncut, right, mine), same(resumed, right, mine),
-            not same(uncut, later, mine), not any(delays) or not same(uncut, in_time, mine),
-        ]  # fmt: skip
+            same(uncut, right, mine),
+            same(resumed, right, mine),
+            not same(uncut, later, mine),
+            not any(delays) or not same(uncut, in_time, mine),
+        ]
     report(f"found{rank}", found)
 
 
@@ -365,22 +417,31 @@ def version_plan(name: str, ranks: int) -> Plan:
     return plan.for_updates(max(plan.layout.updates, ranks + 3)) if plan.kernels else plan
 
 
-def two_steps(plan: Plan, delays: list[int], optimizer: str, resume: bool = False) -> list[nn.Module]:
-    """The stages after two steps; where it is to resume, the second is made by what a checkpoint brings to life."""
-    mine, updates = plan.stages_of(dist.get_rank()), plan.layout.updates
+def two_steps(
+    plan: Plan, delays: list[int], optimizer: str, resume: bool = False
+) -> list[nn.Module]:
+    """The stages after two steps; where it is to resume, the second is made by what a checkpoint
+    brings to life.
+    """
+    mine = plan.stages_of(dist.get_rank())
+    updates = plan.layout.updates
     others = set() if resume else squares()
     model = normed(len(plan.placement))
     optimizers = {each: OPTIMIZERS[optimizer](list(model[each].parameters())) for each in mine}
     ours = pipeline(plan, model, optimizers=optimizers)
     step(ours, plan, range(updates))
     if not resume:
-        others |= {each[1].weight.data_ptr() for stage, each in enumerate(model) if stage not in mine}
+        others |= {
+            each[1].weight.data_ptr() for stage, each in enumerate(model) if stage not in mine
+        }
         assert len(squares() - others) == sum(1 + delays[stage] for stage in mine)
     if resume:
         file = Path(os.environ["FOLDER"]) / f"checkpoint{dist.get_rank()}"
         states = {each: (model[each].state_dict(), optimizers[each].state_dict()) for each in mine}
         torch.save([ours.state_dict(), states], file)
-        model = [nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in model]
+        model = [
+            nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in model
+        ]
         optimizers = {each: OPTIMIZERS[optimizer](list(model[each].parameters())) for each in mine}
         ours = pipeline(plan, model, optimizers=optimizers)
         state, states = torch.load(file)
@@ -400,7 +461,9 @@ def squares() -> set[int]:
     """Where the square matrices are that are trained: of weights and their versions."""
     gc.collect()
     tensors = (each for each in gc.get_objects() if issubclass(type(each), torch.Tensor))
-    return {each.data_ptr() for each in tensors if each.requires_grad and each.shape == (WIDTH, WIDTH)}
+    return {
+        each.data_ptr() for each in tensors if each.requires_grad and each.shape == (WIDTH, WIDTH)
+    }
 
 
 def records() -> None:
@@ -416,13 +479,16 @@ def records() -> None:
 
 def middle(module: nn.Module) -> Stage:
     """A stage between others, whose backwards are split."""
-    return Stage(1, module, torch.device("cpu"), is_first=False, loss_fn=None, loss_scale=1.0, split=range(2))
+    return Stage(
+        1, module, torch.device("cpu"), is_first=False, loss_fn=None, loss_scale=1.0, split=range(2)
+    )
 
 
 def data_parallel() -> None:
     """DDP around a stage averages the gradients among its replicas in W, and not before."""
     rank = dist.get_rank()
-    module, reference = modules(1)[0], modules(1)[0]
+    module = modules(1)[0]
+    reference = modules(1)[0]
     inputs, gradients = torch.randn(2, 2, 2, ROWS, WIDTH, dtype=torch.float64).unbind()
     stage = middle(DistributedDataParallel(module))
     for microbatch in range(2):
@@ -432,20 +498,30 @@ def data_parallel() -> None:
         stage.gradients[microbatch] = [gradients[rank, microbatch]]
         before = [None if each.grad is None else each.grad.clone() for each in module.parameters()]
         stage.backward_input(microbatch)
-        torch.testing.assert_close([each.grad for each in module.parameters()], before, rtol=0, atol=0)
+        torch.testing.assert_close(
+            [each.grad for each in module.parameters()], before, rtol=0, atol=0
+        )
         stage.backward_weight(microbatch)
     torch.autograd.backward(reference(inputs), gradients / 2)
     report(
-        f"found{rank}", max(map(lambda a, b: difference(a.grad, b.grad), module.parameters(), reference.parameters()))
+        f"found{rank}",
+        max(
+            map(
+                lambda a, b: difference(a.grad, b.grad), module.parameters(), reference.parameters()
+            )
+        ),
     )
 
 
 def sharded() -> None:
-    """FSDP in a stage averages the gradients among its shards, whatever comes between its B and its W."""
+    """FSDP in a stage averages the gradients among its shards, whatever comes between its B and its
+    W.
+    """
     from torch.distributed.fsdp import fully_shard
 
     rank = dist.get_rank()
-    module, reference = nn.Sequential(*modules(2)), nn.Sequential(*modules(2))
+    module = nn.Sequential(*modules(2))
+    reference = nn.Sequential(*modules(2))
     inputs, gradients = torch.randn(2, 2, 2, ROWS, WIDTH, dtype=torch.float64).unbind()
     mesh = dist.init_device_mesh("cpu", (2,))
     fully_shard(module[1], mesh=mesh)
@@ -461,7 +537,10 @@ def sharded() -> None:
     stage.sharded.reshard()
     torch.autograd.backward(reference(inputs), gradients / 2)
     weights = zip(module.parameters(), reference.parameters(), strict=True)
-    report(f"found{rank}", max(difference(ours.grad.full_tensor(), whole.grad) for ours, whole in weights))
+    report(
+        f"found{rank}",
+        max(difference(ours.grad.full_tensor(), whole.grad) for ours, whole in weights),
+    )
 
 
 def crossed() -> None:
@@ -469,7 +548,10 @@ def crossed() -> None:
     with suppress(CompileError):
         compile(Source("crossed.sched", CROSSED))
         raise AssertionError("the plan is portable")
-    report(f"found{dist.get_rank()}", compare(compile(Source("crossed.sched", CROSSED), transport="gloo")))
+    report(
+        f"found{dist.get_rank()}",
+        compare(compile(Source("crossed.sched", CROSSED), transport="gloo")),
+    )
 
 
 class Containers(nn.Module):
@@ -477,16 +559,21 @@ class Containers(nn.Module):
 
     def __init__(self, is_last: bool) -> None:
         super().__init__()
-        self.inner, self.is_last = nn.Linear(WIDTH, WIDTH, dtype=torch.float64), is_last
+        self.inner = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+        self.is_last = is_last
 
-    def forward(self, x: torch.Tensor, rest: dict[str, torch.Tensor] | None = None, *, scale: float) -> object:
+    def forward(
+        self, x: torch.Tensor, rest: dict[str, torch.Tensor] | None = None, *, scale: float
+    ) -> object:
         rest = {"skip": x, "mask": torch.arange(len(x)) % 2} if rest is None else rest
         x = self.inner(x) * scale + rest["skip"] * rest["mask"][:, None]
         return x if self.is_last else (x, rest)
 
 
 def containers() -> None:
-    """Tensors in containers, and options by microbatch; outputs of an evaluation, losses and gradients of a step."""
+    """Tensors in containers, and options by microbatch; outputs of an evaluation, losses and
+    gradients of a step.
+    """
     found = []
     for name in ("1f1b", "zb_h1"):
         plan = program(name, ranks=3, microbatches=4)
@@ -495,31 +582,41 @@ def containers() -> None:
         reference = copy.deepcopy(model)
         inputs, targets = batch(plan, 0)
         options = [{"scale": 1.0 + each} for each in range(4)]
-        losses, outputs = [], []
+        losses = []
+        outputs = []
         for x, y, option in zip(inputs.chunk(4), targets.chunk(4), options, strict=True):
             first = reference[0](x, **option)
             outputs.append(reference[2](*reference[1](*first, **option), **option))
             losses.append(nn.functional.mse_loss(outputs[-1], y))
         (sum(losses) / 4).backward()
         ours = pipeline(plan, model)
-        evaluated, stepped = ours.evaluate(inputs, options=options), ours.step(inputs, targets, options)
+        evaluated = ours.evaluate(inputs, options=options)
+        stepped = ours.step(inputs, targets, options)
         assert (stepped is None) == (evaluated is None) == (dist.get_rank() != 2)
         if stepped is not None:
             found.append(difference(torch.stack(evaluated), torch.stack(outputs)))
             found.append(difference(stepped, torch.stack(losses)))
-        weights = zip(model[dist.get_rank()].parameters(), reference[dist.get_rank()].parameters(), strict=True)
+        weights = zip(
+            model[dist.get_rank()].parameters(),
+            reference[dist.get_rank()].parameters(),
+            strict=True,
+        )
         found += [difference(ours.grad, other.grad) for ours, other in weights]
     report(f"found{dist.get_rank()}", max(found))
 
 
 def boundary() -> None:
-    """The most activations and gradients that are held at once in a step of 1F1B, for more and more microbatches."""
+    """The most activations and gradients that are held at once in a step of 1F1B, for more and more
+    microbatches.
+    """
     found = []
     for microbatches in (8, 16, 32):
         plan = program("1f1b", ranks=3, microbatches=microbatches)
         model = modules(3)
         held: list[int] = []
-        model[dist.get_rank()].register_forward_hook(lambda *_, held=held: held.append(activations()))
+        model[dist.get_rank()].register_forward_hook(
+            lambda *_, held=held: held.append(activations())
+        )
         ours = pipeline(plan, model)
         for step in range(2):
             ours.step(*batch(plan, step))
@@ -528,31 +625,50 @@ def boundary() -> None:
 
 
 def activations() -> int:
-    """How many tensors as large as an activation there are, in storages of their own: not those of a batch."""
+    """How many tensors as large as an activation there are, in storages of their own: not those of
+    a batch.
+    """
     tensors = [each for each in gc.get_objects() if issubclass(type(each), torch.Tensor)]
     storages = [each.untyped_storage() for each in tensors if each.shape == (ROWS, WIDTH)]
     return len({each.data_ptr() for each in storages if each.nbytes() == 8 * ROWS * WIDTH})
 
 
-HOLDS = ["1f1b", "interleaved_1f1b", "1f1b_recompute", "gpipe", "chimera", "zb_h1", "zb_v", "dualpipe", "unet_1f1b"]
+HOLDS = [
+    "1f1b",
+    "interleaved_1f1b",
+    "1f1b_recompute",
+    "gpipe",
+    "chimera",
+    "zb_h1",
+    "zb_v",
+    "dualpipe",
+    "unet_1f1b",
+]
 
 
 def holds() -> None:
-    """After each op of a step, how many more tensors are held, beside batch and weights, than the plan says.
+    """After each op of a step, how many more tensors are held, beside batch and weights, than the
+    plan says.
 
     For each schedule, the least and the most.
     """
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+    rank = dist.get_rank()
+    ranks = dist.get_world_size()
     found = {}
     for name in HOLDS:
         plan = program(name, ranks=ranks, microbatches=4 * ranks)
         ours = pipeline(plan, replicated(plan))
-        # A step with new inputs finds out what they look like: it begins receives later, and waits for sends later.
+        # A step with new inputs finds out what they look like: it begins receives later, and waits
+        # for sends later.
         ours.step(*batch(plan, 0))
         assert activations() == 0
         counts: dict[int, int] = {}
         ours._training = [
-            (index, partial(counting, call, index, counts) if op and not is_transfer(op[0]) else call, op)
+            (
+                index,
+                partial(counting, call, index, counts) if op and not is_transfer(op[0]) else call,
+                op,
+            )
             for index, call, op in ours._training
         ]
         ours.step(*batch(plan, 1))
@@ -570,20 +686,25 @@ def tensors_after(plan: Plan, rank: int) -> dict[int, int]:
     """How many tensors there are by the plan when an op has ended."""
     found = [(each, tensors_of(plan, each)) for each in lifetimes(plan, rank)]
     return {
-        index: len(set().union(*(tensors for each, tensors in found if each.start <= index < each.stop)))
+        index: len(
+            set().union(*(tensors for each, tensors in found if each.start <= index < each.stop))
+        )
         for index, kind in enumerate(plan.ranks[rank].kind)
         if not is_transfer(kind)
     }
 
 
 def tensors_of(plan: Plan, lifetime: Lifetime) -> set[object]:
-    """The tensors of an activation or a message: outputs of ops, or gradients of their inputs, by stage, microbatch.
+    """The tensors of an activation or a message: outputs of ops, or gradients of their inputs, by
+    stage, microbatch.
 
-    An activation is input and output of its stage, and the inputs of a pipeline's first stage are those of the batch.
-    Where there is a skip, which brings a copy of an output, the input is also the sum with that.
+    An activation is input and output of its stage, and the inputs of a pipeline's first stage are
+    those of the batch. Where there is a skip, which brings a copy of an output, the input is also
+    the sum with that.
     """
     stage, kind, microbatch = re.match(r"(\d+)([A-Z_]+)(\d+)", lifetime.name).groups()
-    stage, microbatch = int(stage), int(microbatch)
+    stage = int(stage)
+    microbatch = int(microbatch)
     if lifetime.what == Holds.ACTIVATION:
         input = set() if plan.layout.is_first(stage) else {("F", stage - 1, microbatch)}
         skips = [number for number, (_, later) in plan.layout.skip_stages.items() if later == stage]
@@ -592,7 +713,12 @@ def tensors_of(plan: Plan, lifetime: Lifetime) -> set[object]:
     if stage in plan.layout.skip_stages:
         earlier, _ = plan.layout.skip_stages[stage]
         return {("F", earlier, microbatch) if kind == "SEND_F" else (kind, stage, microbatch)}
-    maker = {"RECV_F": ("F", stage - 1), "RECV_B": ("B", stage + 1), "SEND_F": ("F", stage), "F": ("F", stage)}
+    maker = {
+        "RECV_F": ("F", stage - 1),
+        "RECV_B": ("B", stage + 1),
+        "SEND_F": ("F", stage),
+        "F": ("F", stage),
+    }
     return {(*maker.get(kind, ("B", stage)), microbatch)}
 
 
@@ -633,7 +759,9 @@ def ignores_input() -> None:
         model[1] = Constant()
         pipeline(plan, model).step(*batch(plan, 0))
         if dist.get_rank() == 0:
-            assert all(not each.grad.any() for each in model[0].parameters() if each.grad is not None)
+            assert all(
+                not each.grad.any() for each in model[0].parameters() if each.grad is not None
+            )
             assert all(each.grad is not None for each in model[0].parameters())
 
 
@@ -643,7 +771,9 @@ def ignores_input() -> None:
 class Does(nn.Module):
     def __init__(self, inner: nn.Module, call: int, what: object) -> None:
         super().__init__()
-        self.inner, self.call, self.what = inner, call, what
+        self.inner = inner
+        self.call = call
+        self.what = what
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         output = self.inner(input)
@@ -757,8 +887,13 @@ def alarm(what: signal.Signals, output: torch.Tensor) -> torch.Tensor:
 def threads() -> None:
     """Whether gloo's threads leave the core to the main thread."""
     pipeline(program("1f1b", ranks=2), modules(2))
-    names = {int(each.parent.name): each.read_text().strip() for each in Path("/proc/self/task").glob("*/comm")}
-    policies = {os.sched_getscheduler(thread) for thread, name in names.items() if name == "gloo_tcp_loop"}
+    names = {
+        int(each.parent.name): each.read_text().strip()
+        for each in Path("/proc/self/task").glob("*/comm")
+    }
+    policies = {
+        os.sched_getscheduler(thread) for thread, name in names.items() if name == "gloo_tcp_loop"
+    }
     report(f"found{dist.get_rank()}", [sorted(policies), os.sched_getscheduler(os.getpid())])
 
 
@@ -809,10 +944,12 @@ SCENARIOS = {
     "terminated": lambda: signalled(signal.SIGTERM),
     "interrupted": lambda: signalled(signal.SIGINT),
     "processes": lambda: pipeline(program("1f1b", ranks=4), modules(4)),
-    "no_past": lambda: pipeline(program("seq1f1b", ranks=2), [Forgetful(torch.float64) for _ in range(2)]).step(
-        *batch(program("seq1f1b", ranks=2), 0)
+    "no_past": lambda: pipeline(
+        program("seq1f1b", ranks=2), [Forgetful(torch.float64) for _ in range(2)]
+    ).step(*batch(program("seq1f1b", ranks=2), 0)),
+    "stages": lambda: Pipeline(
+        program("1f1b", ranks=2), {0: modules(1)[0]}, nn.functional.mse_loss
     ),
-    "stages": lambda: Pipeline(program("1f1b", ranks=2), {0: modules(1)[0]}, nn.functional.mse_loss),
     "no_loss": lambda: Pipeline(program("1f1b", ranks=2), {dist.get_rank(): modules(1)[0]}),
     "replicas": lambda: pipeline(program("gems", ranks=2, microbatches=2), modules(4)),
     "optimizers": lambda: pipeline(compile(Source("updates.sched", UPDATES)), modules(4)),
@@ -876,7 +1013,9 @@ def main(scenario: Callable[[str], Callable[[], None]]) -> None:
                     elif time.monotonic() - start > LIMIT:
                         os.kill(child, signal.SIGKILL)
             time.sleep(0.01)
-        print(json.dumps([time.monotonic() - start, [codes[child] for child in children]]), flush=True)
+        print(
+            json.dumps([time.monotonic() - start, [codes[child] for child in children]]), flush=True
+        )
 
 
 if __name__ == "__main__":

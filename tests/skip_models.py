@@ -7,11 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-WIDTH, LENGTH, WORDS = 4, 16, 11
+WIDTH = 4
+LENGTH = 16
+WORDS = 11
 
 
 class Skipping(nn.Sequential):
-    """Layers to whose input is added what earlier stages give, and whose output goes to `later` stages."""
+    """Layers to whose input is added what earlier stages give, and whose output goes to `later`
+    stages.
+    """
 
     def __init__(self, *layers: nn.Module, later: Iterable[int] = ()) -> None:
         super().__init__(*layers)
@@ -27,7 +31,9 @@ class Skipping(nn.Sequential):
 class Summing(Skipping):
     """By slices of the second dimension: every position sees those before."""
 
-    def forward(self, x: Tensor, skips: dict[int, Tensor] | None = None, past: Tensor | None = None) -> Any:
+    def forward(
+        self, x: Tensor, skips: dict[int, Tensor] | None = None, past: Tensor | None = None
+    ) -> Any:
         returned = super().forward(x, skips)
         output, given = returned if self.later else (returned, {})
         seen = output.cumsum(dim=1) + (0 if past is None else past)
@@ -52,7 +58,9 @@ def convolution(inside: int) -> nn.Sequential:
 
 
 class UNet(nn.Module):
-    """Halves the length on its way down, and doubles it on its way up, where it sees again what it was."""
+    """Halves the length on its way down, and doubles it on its way up, where it sees again what it
+    was.
+    """
 
     def __init__(self, stages: int) -> None:
         super().__init__()
@@ -76,7 +84,11 @@ class UNet(nn.Module):
     def stages(self) -> list[nn.Module]:
         last = 2 * self.depth + len(self.bottom) - 1
         down = [Down(block, last - stage) for stage, block in enumerate(self.down)]
-        return [*down, *self.bottom, *(Up(block, self.depth - 1 - each) for each, block in enumerate(self.up))]
+        return [
+            *down,
+            *self.bottom,
+            *(Up(block, self.depth - 1 - each) for each, block in enumerate(self.up)),
+        ]
 
 
 class Down(nn.Module):
@@ -84,7 +96,8 @@ class Down(nn.Module):
 
     def __init__(self, block: nn.Module, later: int) -> None:
         super().__init__()
-        self.block, self.later = block, later
+        self.block = block
+        self.later = later
 
     def forward(self, x: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
         whole = self.block(x)
@@ -94,7 +107,8 @@ class Down(nn.Module):
 class Up(nn.Module):
     def __init__(self, block: nn.Module, earlier: int) -> None:
         super().__init__()
-        self.block, self.earlier = block, earlier
+        self.block = block
+        self.earlier = earlier
 
     def forward(self, x: Tensor, skips: dict[int, Tensor]) -> Tensor:
         return self.block(torch.cat([F.interpolate(x, scale_factor=2), skips[self.earlier]], dim=1))
@@ -105,15 +119,21 @@ class Translator(nn.Module):
 
     def __init__(self, stages: int) -> None:
         super().__init__()
-        self.source, self.target = (nn.Embedding(WORDS, WIDTH, dtype=torch.float64) for _ in range(2))
-        self.encoder = nn.ModuleList(nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(stages // 2))
+        self.source, self.target = (
+            nn.Embedding(WORDS, WIDTH, dtype=torch.float64) for _ in range(2)
+        )
+        self.encoder = nn.ModuleList(
+            nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(stages // 2)
+        )
         self.decoder = nn.ModuleList(
-            nn.MultiheadAttention(WIDTH, 2, batch_first=True, dtype=torch.float64) for _ in range(stages - stages // 2)
+            nn.MultiheadAttention(WIDTH, 2, batch_first=True, dtype=torch.float64)
+            for _ in range(stages - stages // 2)
         )
         self.scores = nn.Linear(WIDTH, WORDS, dtype=torch.float64)
 
     def forward(self, words: dict[str, Tensor]) -> Tensor:
-        memory, x = self.source(words["source"]), self.target(words["given"])
+        memory = self.source(words["source"])
+        x = self.target(words["given"])
         for layer in self.encoder:
             memory = memory + layer(memory).tanh()
         for look in self.decoder:
@@ -121,13 +141,17 @@ class Translator(nn.Module):
         return self.scores(x)
 
     def stages(self) -> list[nn.Module]:
-        first, count = len(self.encoder), len(self.encoder) + len(self.decoder)
+        first = len(self.encoder)
+        count = len(self.encoder) + len(self.decoder)
         found: list[nn.Module] = []
         for stage, layer in enumerate(self.encoder):
             memory_to = range(first + 1, count) if stage == first - 1 else ()
             found.append(Encode(layer, self.source if stage == 0 else None, first, memory_to))
         for stage, look in enumerate(self.decoder, first):
-            ends = self.target if stage == first else None, self.scores if stage == count - 1 else None
+            ends = (
+                self.target if stage == first else None,
+                self.scores if stage == count - 1 else None,
+            )
             found.append(Decode(look, *ends, first))
         return found
 
@@ -135,9 +159,14 @@ class Translator(nn.Module):
 class Encode(nn.Module):
     """The first one gives the decoder its words; the last one gives what all have made."""
 
-    def __init__(self, layer: nn.Module, embed: nn.Module | None, first: int, memory_to: Iterable[int]) -> None:
+    def __init__(
+        self, layer: nn.Module, embed: nn.Module | None, first: int, memory_to: Iterable[int]
+    ) -> None:
         super().__init__()
-        self.layer, self.embed, self.first, self.memory_to = layer, embed, first, memory_to
+        self.layer = layer
+        self.embed = embed
+        self.first = first
+        self.memory_to = memory_to
 
     def forward(self, x: Any) -> Any:
         gives = {}
@@ -150,15 +179,23 @@ class Encode(nn.Module):
 
 
 class Decode(nn.Module):
-    """The first one is the neighbour of the encoder, whose output it takes, and its words from afar."""
+    """The first one is the neighbour of the encoder, whose output it takes, and its words from
+    afar.
+    """
 
-    def __init__(self, look: nn.Module, embed: nn.Module | None, scores: nn.Module | None, first: int) -> None:
+    def __init__(
+        self, look: nn.Module, embed: nn.Module | None, scores: nn.Module | None, first: int
+    ) -> None:
         super().__init__()
-        self.look, self.embed, self.scores, self.first = look, embed, scores, first
+        self.look = look
+        self.embed = embed
+        self.scores = scores
+        self.first = first
 
     def forward(self, x: Tensor, skips: dict[int, Any]) -> Tensor:
         if self.embed is not None:
-            memory, x = x, self.embed(skips[0]["given"])
+            memory = x
+            x = self.embed(skips[0]["given"])
         else:
             (memory,) = skips[self.first - 1]
         x = x + self.look(x, memory, memory, need_weights=False)[0]

@@ -1,4 +1,6 @@
-"""Runs scenarios of `test_skip_models.py` on real processes, as `runtime_worker.py` its own: models with skips."""
+"""Runs scenarios of `test_skip_models.py` on real processes, as `runtime_worker.py` its own: models
+with skips.
+"""
 
 import copy
 import re
@@ -17,18 +19,20 @@ from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
 
 from schedlang import Source, compile
-from schedlang.layout import Layout
-from schedlang.plan import Plan
+from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, split
+from schedlang.schedule.layout import Layout
 
-MICROBATCHES, ROWS = 8, 3
+MICROBATCHES = 8
+ROWS = 3
 #: The lines of a U-Net and of a translator, for so many stages.
 UNET = "skip s in 0 .. ({stages} - 1) / 2 from s to {stages} - 1 - s"
 TRANSLATOR = """
     skip s in 0 .. 1 from 0 to {stages} / 2
     skip s in {stages} / 2 + 1 .. {stages} from {stages} / 2 - 1 to s
 """
-#: Skips of all kinds among 8 stages: over each other, several from one stage, several to one, within a rank of a V.
+#: Skips of all kinds among 8 stages: over each other, several from one stage, several to one,
+#: within a rank of a V.
 MANY = "skip s in 0 .. 3 from s to 7 - s skip s in 0 .. 3 from 0 to 3 + s skip s in 2 .. 5 from s to 7 "
 
 
@@ -62,7 +66,9 @@ def alone(model: Callable[[Any], Tensor], inputs: Any, targets: Tensor) -> Tenso
     """The losses of the microbatches in one process, and the gradients in the weights."""
     losses = []
     for part, wanted in enumerate(targets.chunk(MICROBATCHES)):
-        loss = loss_of(model(tree_map(lambda each, part=part: each.chunk(MICROBATCHES)[part], inputs)), wanted)
+        loss = loss_of(
+            model(tree_map(lambda each, part=part: each.chunk(MICROBATCHES)[part], inputs)), wanted
+        )
         (loss / MICROBATCHES).backward()
         losses.append(loss.detach())
     return torch.stack(losses)
@@ -70,20 +76,27 @@ def alone(model: Callable[[Any], Tensor], inputs: Any, targets: Tensor) -> Tenso
 
 def stages_of(plan: Plan, model: nn.Module) -> dict[int, nn.Module]:
     """This rank's stages of all pipelines, which have copies of the model."""
-    starts = {number: plan.layout.pipeline_of[number].start for number in plan.stages_of(dist.get_rank())}
+    starts = {
+        number: plan.layout.pipeline_of[number].start for number in plan.stages_of(dist.get_rank())
+    }
     copies = {start: copy.deepcopy(model).stages() for start in set(starts.values())}
     return {number: copies[start][number - start] for number, start in starts.items()}
 
 
 def compare(plan: Plan, model: nn.Module) -> float:
-    """How far losses, outputs and gradients are from those of one process, in two steps that add up."""
-    stages, found = stages_of(plan, model), [0.0]
+    """How far losses, outputs and gradients are from those of one process, in two steps that add
+    up.
+    """
+    stages = stages_of(plan, model)
+    found = [0.0]
     ours = Pipeline(plan, stages, loss_of)
     for step in range(2):
         inputs, targets = batch(model, step)
         with torch.no_grad():
             expected = model(inputs)
-        outputs, losses, right = ours.evaluate(inputs), ours.step(inputs, targets), alone(model, inputs, targets)
+        outputs = ours.evaluate(inputs)
+        losses = ours.step(inputs, targets)
+        right = alone(model, inputs, targets)
         if losses is not None and len(plan.layout.pipelines) == 1:
             found += [difference(torch.cat(outputs), expected), difference(losses, right)]
     return max(found + of_gradients(plan, stages, model))
@@ -117,7 +130,9 @@ class Chain(nn.Module):
 
 
 def models() -> None:
-    """A U-Net and a translator under schedules of one and of two chunks, also where they split the backward."""
+    """A U-Net and a translator under schedules of one and of two chunks, also where they split the
+    backward.
+    """
     found = {}
     for name in ("1f1b", "zb_h1", "zb_v", "interleaved_1f1b", "dualpipe", "1f1b_recompute"):
         for lines, make in ((UNET, UNet), (TRANSLATOR, Translator)):
@@ -131,12 +146,22 @@ def graphs() -> None:
     """Skips of all kinds, with copies to the host, runs of the forward again, and slices, too."""
     found = {}
     for name in ("interleaved_1f1b", "zb_v", "pipe_offload", "interleaved_overlap", "looped_bfs"):
-        for lines in (MANY, MANY + "recompute s in 2 .. 6") if name in ("looped_bfs", "interleaved_1f1b") else (MANY,):
+        for lines in (
+            (MANY, MANY + "recompute s in 2 .. 6")
+            if name in ("looped_bfs", "interleaved_1f1b")
+            else (MANY,)
+        ):
             plan = plan_of(name, lines)
             torch.manual_seed(0)
             found[f"{name} {len(lines)}"] = compare(plan, Chain(plan.layout))
-    for name, lines in (("terapipe", ""), ("seq1f1b", ""), ("seq1f1b", "recompute s in 0 .. 3 fill W")):
-        plan = plan_of(name, f"skip s in 0 .. 2 from s to 3 skip s in 0 .. 1 from 0 to 2 {lines}", slices=2)
+    for name, lines in (
+        ("terapipe", ""),
+        ("seq1f1b", ""),
+        ("seq1f1b", "recompute s in 0 .. 3 fill W"),
+    ):
+        plan = plan_of(
+            name, f"skip s in 0 .. 2 from s to 3 skip s in 0 .. 1 from 0 to 2 {lines}", slices=2
+        )
         torch.manual_seed(0)
         found[f"{name} {lines}"] = compare(plan, Chain(plan.layout))
     report(f"found{dist.get_rank()}", found)
@@ -147,12 +172,14 @@ def steps() -> None:
     plan = plan_of("1f1b", UNET)
     torch.manual_seed(0)
     model = UNet(4)
-    stages, found = stages_of(plan, model), []
+    stages = stages_of(plan, model)
+    found = []
     ours = Pipeline(plan, stages, loss_of)
     optimizers = [torch.optim.AdamW(each.parameters(), 0.01) for each in (model, *stages.values())]
     for step in range(20):
         inputs, targets = batch(model, step % 2)
-        losses, right = ours.step(inputs, targets), alone(model, inputs, targets)
+        losses = ours.step(inputs, targets)
+        right = alone(model, inputs, targets)
         for each in optimizers:
             each.step()
             each.zero_grad()
@@ -163,15 +190,18 @@ def steps() -> None:
 
 def other_inputs() -> None:
     """Steps with other numbers of rows in turn; and one whose messages are rounded."""
-    plan, found = plan_of("1f1b", UNET), []
+    plan = plan_of("1f1b", UNET)
+    found = []
     for options in ({}, {"transfer_dtype": torch.bfloat16}):
         torch.manual_seed(0)
-        model, worst = UNet(4), 0.0
+        model = UNet(4)
+        worst = 0.0
         stages = stages_of(plan, model)
         ours = Pipeline(plan, stages, loss_of, **options)
         for rows in (ROWS, 1, ROWS, 1):
             inputs, targets = (each[: rows * MICROBATCHES] for each in batch(model, rows))
-            losses, right = ours.step(inputs, targets), alone(model, inputs, targets)
+            losses = ours.step(inputs, targets)
+            right = alone(model, inputs, targets)
             worst = max(worst, 0.0 if losses is None else difference(losses, right))
         worst = max(worst, *of_gradients(plan, stages, model))
         found.append(worst)
@@ -179,10 +209,14 @@ def other_inputs() -> None:
 
 
 def on_a_mesh() -> None:
-    """Two replicas of two ranks, and two of which FSDP has the weights: how far gradients are from their mean."""
+    """Two replicas of two ranks, and two of which FSDP has the weights: how far gradients are from
+    their mean.
+    """
     of = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
-    replica, rank = of.get_local_rank("dp"), of.get_local_rank("pp")
-    plan, found = plan_of("looped_bfs", "skip s in 2 .. 4 from 0 to s", ranks=2), list[float]()
+    replica = of.get_local_rank("dp")
+    rank = of.get_local_rank("pp")
+    plan = plan_of("looped_bfs", "skip s in 2 .. 4 from 0 to s", ranks=2)
+    found = list[float]()
     for mesh in (of, of["pp"]):
         torch.manual_seed(0)
         model = Chain(plan.layout)
@@ -194,8 +228,12 @@ def on_a_mesh() -> None:
             alone(model, *batch(model, each))
         Pipeline(plan, stages, loss_of, mesh=mesh).step(*batch(model, replica))
         for number, stage in stages.items():
-            for weight, other in zip(stage.parameters(), model.parts[number].parameters(), strict=True):
-                mine = weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else weight.grad
+            for weight, other in zip(
+                stage.parameters(), model.parts[number].parameters(), strict=True
+            ):
+                mine = (
+                    weight.grad.full_tensor() if isinstance(weight.grad, DTensor) else weight.grad
+                )
                 found.append(difference(mine, other.grad / 2))
     report(f"found{dist.get_rank()}", found)
 
@@ -203,20 +241,29 @@ def on_a_mesh() -> None:
 class Breaking(Skipping):
     """Returns something else for its third microbatch."""
 
-    def __init__(self, change: Callable[[Tensor], Any], *layers: nn.Module, later: Iterable[int]) -> None:
+    def __init__(
+        self, change: Callable[[Tensor], Any], *layers: nn.Module, later: Iterable[int]
+    ) -> None:
         super().__init__(*layers, later=later)
-        self.change, self.calls = change, 0
+        self.change = change
+        self.calls = 0
 
     def forward(self, x: Tensor, skips: dict[int, Tensor] | None = None) -> Any:
-        returned, self.calls = super().forward(x, skips), self.calls + 1
+        returned = super().forward(x, skips)
+        self.calls = self.calls + 1
         return self.change(returned[0]) if self.later and self.calls == 3 else returned
 
 
 def fails(change: Callable[[Tensor], Any]) -> None:
     """A step in which the first of three stages returns something else."""
-    plan = compile(Source("unet_1f1b.sched", (PROGRAMS / "unet_1f1b.sched").read_text()), {"ranks": 3})
+    plan = compile(
+        Source("unet_1f1b.sched", (PROGRAMS / "unet_1f1b.sched").read_text()), {"ranks": 3}
+    )
     linear = nn.Linear(LENGTH, LENGTH, dtype=torch.float64)
-    stages = {stage: Breaking(change, linear, later=[2] if stage == 0 else []) for stage in [dist.get_rank()]}
+    stages = {
+        stage: Breaking(change, linear, later=[2] if stage == 0 else [])
+        for stage in [dist.get_rank()]
+    }
     Pipeline(plan, stages, loss_of).step(*batch(linear, 0))
 
 
@@ -224,7 +271,9 @@ def by_split() -> None:
     split(nn.Sequential(*(nn.Linear(1, 1) for _ in range(4))), plan_of("1f1b", UNET))
 
 
-SCENARIOS = {each.__name__: each for each in (models, graphs, steps, other_inputs, on_a_mesh, by_split)}
+SCENARIOS = {
+    each.__name__: each for each in (models, graphs, steps, other_inputs, on_a_mesh, by_split)
+}
 SCENARIOS |= {
     "nothing": partial(fails, lambda x: x),
     "other_stage": partial(fails, lambda x: (x, {1: x})),

@@ -18,7 +18,9 @@ class Storages(TorchDispatchMode):
         super().__init__()
         self.made: dict[StorageWeakRef, int] = {}
 
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         result = function(*args, **(kwargs or {}))
         for each in torch.utils._pytree.tree_leaves(result):
             if isinstance(each, Tensor):

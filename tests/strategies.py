@@ -4,11 +4,11 @@ from functools import cache
 
 from hypothesis import strategies as st
 
-from schedlang.actions import Actions
-from schedlang.kinds import Kind
-from schedlang.layout import Layout, Pipeline
-from schedlang.schedule import Schedule
-from schedlang.source import Source, Span
+from schedlang.diagnostics.source import Source, Span
+from schedlang.schedule.actions import Actions
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout, Pipeline
+from schedlang.schedule.schedule import Schedule
 
 
 @st.composite
@@ -20,7 +20,11 @@ def schedules(draw: st.DrawFn, may_skip: bool = True) -> Schedule:
     microbatches = draw(st.integers(1, 3))
     split = {(s, m): draw(st.booleans()) for s in range(stages) for m in range(microbatches)}
     pairs = [(earlier, later) for later in range(stages) for earlier in range(later - 1)]
-    skips = tuple(draw(st.lists(st.sampled_from(pairs), unique=True, max_size=3))) if pairs and may_skip else ()
+    skips = (
+        tuple(draw(st.lists(st.sampled_from(pairs), unique=True, max_size=3)))
+        if pairs and may_skip
+        else ()
+    )
     edges = [*((stage, stage + 1) for stage in range(stages - 1)), *skips]
     done: set[tuple[str, int, int]] = set()
     programs = tuple(Actions() for _ in range(ranks))
@@ -39,7 +43,9 @@ def make_schedule(
 ) -> Schedule:
     params = {"ranks": len(ranks), "microbatches": microbatches}
     layout = Layout(placement, (Pipeline("", 0, len(placement), microbatches),), skips=skips)
-    return Schedule("random", params, layout, ranks, Source("random.sched", "random"), (Span(0, 6),))
+    return Schedule(
+        "random", params, layout, ranks, Source("random.sched", "random"), (Span(0, 6),)
+    )
 
 
 def _ready(
@@ -71,10 +77,12 @@ def oracle(schedule: Schedule) -> bool:
 
 
 class _Oracle:
-    """Carries out a plan on values that are hashes of what they were made from, and looks at the gradients.
+    """Carries out a plan on values that are hashes of what they were made from, and looks at the
+    gradients.
 
-    Written apart from the machine: it visits the ranks round and round and moves one transfer at a time. Sends wait
-    for their receives; a batch is over when all of it has moved; ops that overlap see nothing of each other.
+    Written apart from the machine: it visits the ranks round and round and moves one transfer at a
+    time. Sends wait for their receives; a batch is over when all of it has moved; ops that overlap
+    see nothing of each other.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -91,15 +99,20 @@ class _Oracle:
         self.schedule = schedule
         self.version: dict[tuple[int, int], int] = {}
         self.by_update: dict[tuple[int, int], int] = {}
-        self.done, self.made = [0] * len(schedule.placement), [0] * len(schedule.placement)
+        self.done = [0] * len(schedule.placement)
+        self.made = [0] * len(schedule.placement)
         self.updates = Kind.U in kinds
         self.recomputed = {row[1:] for rank in self.rows for row in rank if row[0] == Kind.R}
         self.offloads = [row[1:] for rank in self.rows for row in rank if row[0] == Kind.OFFLOAD]
-        layout, stages = self.layout, len(self.layout.placement)
-        skips = [(each.start + a, each.start + b) for each in layout.pipelines for a, b in layout.skips]
+        layout = self.layout
+        stages = len(self.layout.placement)
+        skips = [
+            (each.start + a, each.start + b) for each in layout.pipelines for a, b in layout.skips
+        ]
         #: The earlier and the later stage of each skip, by its number.
         self.skips = {stages + index: skip for index, skip in enumerate(skips)}
-        self.right_output, self.right_gradient = cache(self._right_output), cache(self._right_gradient)
+        self.right_output = cache(self._right_output)
+        self.right_gradient = cache(self._right_gradient)
         self.reloads = [row[1:] for rank in self.rows for row in rank if row[0] == Kind.RELOAD]
 
     def run(self) -> bool:
@@ -114,7 +127,9 @@ class _Oracle:
                     progress |= moves
         if any(at < len(batches) for at, batches in zip(self.at, self.batches, strict=True)):
             return False
-        units = [(s, u) for s in range(len(self.layout.placement)) for u in range(self.layout.units(s))]
+        units = [
+            (s, u) for s in range(len(self.layout.placement)) for u in range(self.layout.units(s))
+        ]
         if any(self.updates and done != self.layout.updates for done in self.done):
             return False
         if sorted(self.offloads) != sorted(self.reloads) or self.recomputed & set(self.offloads):
@@ -131,7 +146,9 @@ class _Oracle:
             before = dict(self.held[rank])
             if self.waits_for_replicas(rank, batch):
                 return False
-            if len(batch) > 1 and any(self.rows[rank][i][0] in (Kind.OFFLOAD, Kind.RELOAD) for i in batch):
+            if len(batch) > 1 and any(
+                self.rows[rank][i][0] in (Kind.OFFLOAD, Kind.RELOAD) for i in batch
+            ):
                 return None
             if not all(self.compute(rank, before, *self.rows[rank][i]) for i in batch):
                 return None
@@ -155,7 +172,10 @@ class _Oracle:
     def peer(self, rank: int, i: int) -> int | None:
         kind, number, _ = self.rows[rank][i]
         later = kind in (Kind.SEND_F, Kind.RECV_B)
-        stage, other = self.skips.get(number, ())[:: 1 if later else -1] or (number, number + (1 if later else -1))
+        stage, other = self.skips.get(number, ())[:: 1 if later else -1] or (
+            number,
+            number + (1 if later else -1),
+        )
         if stage >= len(self.layout.placement) or self.layout.placement[stage] != rank:
             return None
         pipeline = next(each for each in self.layout.pipelines if each.start <= stage < each.stop)
@@ -165,8 +185,14 @@ class _Oracle:
 
     def move(self, rank: int, i: int, peer: int) -> bool | None:
         """Hand a value to the rank that stands at its receive."""
-        mine = [j for j in self.pending(rank) if self.is_send(rank, j) and self.peer(rank, j) == peer]
-        theirs = [j for j in self.pending(peer) if not self.is_send(peer, j) and self.peer(peer, j) == rank]
+        mine = [
+            j for j in self.pending(rank) if self.is_send(rank, j) and self.peer(rank, j) == peer
+        ]
+        theirs = [
+            j
+            for j in self.pending(peer)
+            if not self.is_send(peer, j) and self.peer(peer, j) == rank
+        ]
         if not theirs or mine[0] != i:
             return False
         kind, number, unit = self.rows[rank][i]
@@ -177,7 +203,9 @@ class _Oracle:
         if value is None or self.rows[rank][i] in self.sent:
             return None
         wanted = self.rows[peer][theirs[0]]
-        self.held[peer]["in" if wanted[0] == Kind.RECV_F else "grad_in", wanted[1], wanted[2]] = value
+        self.held[peer]["in" if wanted[0] == Kind.RECV_F else "grad_in", wanted[1], wanted[2]] = (
+            value
+        )
         self.sent.add(self.rows[rank][i])
         self.moved[rank].add(i)
         self.moved[peer].add(theirs[0])
@@ -187,17 +215,29 @@ class _Oracle:
         if self.at[rank] == len(self.batches[rank]):
             return []
         batch = self.batches[rank][self.at[rank]]
-        return [i for i in batch if self.rows[rank][i][0] >= Kind.SEND_F and i not in self.moved[rank]]
+        return [
+            i for i in batch if self.rows[rank][i][0] >= Kind.SEND_F and i not in self.moved[rank]
+        ]
 
     def is_send(self, rank: int, i: int) -> bool:
         return self.rows[rank][i][0] in (Kind.SEND_F, Kind.SEND_B)
 
-    def compute(self, rank: int, held: dict[tuple[str, int, int], int], kind: int, s: int, u: int) -> bool:
-        """Carry out one op on the values a rank held before; False when one is missing, or the op comes twice."""
+    def compute(
+        self, rank: int, held: dict[tuple[str, int, int], int], kind: int, s: int, u: int
+    ) -> bool:
+        """Carry out one op on the values a rank held before; False when one is missing, or the op
+        comes twice.
+        """
         new = self.held[rank]
-        if s >= len(self.layout.placement) or self.layout.placement[s] != rank or u >= self.layout.units(s):
+        if (
+            s >= len(self.layout.placement)
+            or self.layout.placement[s] != rank
+            or u >= self.layout.units(s)
+        ):
             return False
-        first, last, slices = self.is_first(s), self.is_last(s), self.layout.slices
+        first = self.is_first(s)
+        last = self.is_last(s)
+        slices = self.layout.slices
         if kind == Kind.U:
             return self.update(rank, s, max(u, 0))
         if kind in (Kind.OFFLOAD, Kind.RELOAD):
@@ -210,7 +250,11 @@ class _Oracle:
             return False
         if kind == Kind.F:
             value = u if first else held.get(("in", s, u), held.get(("out", s - 1, u)))
-            skipped = [self.by_skip(held, "in", "out", k, a, u) for k, (a, b) in self.skips.items() if b == s]
+            skipped = [
+                self.by_skip(held, "in", "out", k, a, u)
+                for k, (a, b) in self.skips.items()
+                if b == s
+            ]
             state = held.get(("out", s, u - 1)) if u % slices else 0
             if None in (value, state, *skipped) or ("out", s, u) in new:
                 return False
@@ -220,10 +264,20 @@ class _Oracle:
                 return False
             new["again", s, u] = held["out", s, u]
         elif kind in (Kind.B, Kind.I):
-            kept = "again" if (s, u) in self.recomputed else "back" if (s, u) in self.offloads else "out"
+            kept = (
+                "again"
+                if (s, u) in self.recomputed
+                else "back"
+                if (s, u) in self.offloads
+                else "out"
+            )
             value = held.get((kept, s, u))
             gradient = 1 if last else held.get(("grad_in", s, u), held.get(("grad", s + 1, u)))
-            skipped = [self.by_skip(held, "grad_in", "grad", k, b, u) for k, (a, b) in self.skips.items() if a == s]
+            skipped = [
+                self.by_skip(held, "grad_in", "grad", k, b, u)
+                for k, (a, b) in self.skips.items()
+                if a == s
+            ]
             state = held.get(("grad", s, u + 1)) if (u + 1) % slices else 0
             if None in (value, gradient, *skipped, state) or ("grad", s, u) in new:
                 return False
@@ -236,15 +290,24 @@ class _Oracle:
         return True
 
     def by_skip(
-        self, held: dict[tuple[str, int, int], int], received: str, made: str, k: int, s: int, u: int
+        self,
+        held: dict[tuple[str, int, int], int],
+        received: str,
+        made: str,
+        k: int,
+        s: int,
+        u: int,
     ) -> int | None:
         """What a skip brings from stage s: received, or made on the same rank."""
         value = held.get((made, s, u))
         return held.get((received, k, u), None if value is None else hash(("by skip", k, value)))
 
     def reads(self, kind: int, s: int, u: int) -> bool:
-        """Whether an op can read the weights that it must, and its gradient goes into the right update."""
-        rule, done = self.schedule.weights_of(s), self.done[s]
+        """Whether an op can read the weights that it must, and its gradient goes into the right
+        update.
+        """
+        rule = self.schedule.weights_of(s)
+        done = self.done[s]
         update = u * self.layout.updates // self.layout.units(s)
         if kind == Kind.F:
             version = max(update - rule.delay, 0) if rule.name == "delay" else done
@@ -254,7 +317,9 @@ class _Oracle:
         return fresh and (kind not in (Kind.B, Kind.W) or update == done)
 
     def update(self, rank: int, s: int, number: int) -> bool:
-        """Apply an update: it is the next one, and has the gradients of all its microbatches, also of replicas here."""
+        """Apply an update: it is the next one, and has the gradients of all its microbatches, also
+        of replicas here.
+        """
         here = [each for each in self.replicas(s) if self.layout.placement[each] == rank]
         complete = self.has_gradients(s, number, exactly=True) and all(
             self.has_gradients(each, number) for each in here
@@ -263,12 +328,15 @@ class _Oracle:
         return complete and number == self.done[s] - 1
 
     def replicas(self, s: int) -> list[int]:
-        piece = next(s - each.start for each in self.layout.pipelines if each.start <= s < each.stop)
+        piece = next(
+            s - each.start for each in self.layout.pipelines if each.start <= s < each.stop
+        )
         return [each.start + piece for each in self.layout.pipelines]
 
     def has_gradients(self, s: int, number: int, exactly: bool = False) -> bool:
         """Whether the gradients up to an update are there, and if asked so no others."""
-        wanted, made = (number + 1) * self.layout.units(s) // self.layout.updates, self.made[s]
+        wanted = (number + 1) * self.layout.units(s) // self.layout.updates
+        made = self.made[s]
         return made == wanted if exactly else made >= wanted
 
     def waits_for_replicas(self, rank: int, batch: range) -> bool:
@@ -289,12 +357,20 @@ class _Oracle:
 
     def _right_output(self, s: int, u: int) -> int:
         value = u if self.is_first(s) else self.right_output(s - 1, u)
-        skipped = [hash(("by skip", k, self.right_output(a, u))) for k, (a, b) in self.skips.items() if b == s]
+        skipped = [
+            hash(("by skip", k, self.right_output(a, u)))
+            for k, (a, b) in self.skips.items()
+            if b == s
+        ]
         state = self.right_output(s, u - 1) if u % self.layout.slices else 0
         return hash(("f", s, value, *skipped, state, self.version.get((s, u), -1)))
 
     def _right_gradient(self, s: int, u: int) -> int:
         gradient = 1 if self.is_last(s) else self.right_gradient(s + 1, u)
-        skipped = [hash(("by skip", k, self.right_gradient(b, u))) for k, (a, b) in self.skips.items() if a == s]
+        skipped = [
+            hash(("by skip", k, self.right_gradient(b, u)))
+            for k, (a, b) in self.skips.items()
+            if a == s
+        ]
         state = self.right_gradient(s, u + 1) if (u + 1) % self.layout.slices else 0
         return hash(("d", s, self.right_output(s, u), gradient, *skipped, state))

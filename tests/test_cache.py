@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from schedlang import cache
-from schedlang.cli import main
+from schedlang.cli.main import main
+from schedlang.files import cache
 
 PROGRAM = "schedule s { param ranks = 2 param microbatches = 2 rank r { F(0) F(1) B(0) B(1) } }"
 
@@ -86,7 +86,20 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = []
     for program in (PROGRAM, PROGRAM, PROGRAM.replace("F(0) F(1) B(0)", "F(0) B(0) F(1)")):
         path.write_text(program)
-        assert main(["compile", str(path), "-v", "--transport", "nccl", "-o", str(tmp_path / "plan.json")]) == 0
+        assert (
+            main(
+                [
+                    "compile",
+                    str(path),
+                    "-v",
+                    "--transport",
+                    "nccl",
+                    "-o",
+                    str(tmp_path / "plan.json"),
+                ]
+            )
+            == 0
+        )
         said.append((capsys.readouterr().out, (tmp_path / "plan.json").read_bytes()))
     assert said[0] == said[1]
     assert said[1][0] != said[2][0]

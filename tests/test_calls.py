@@ -7,15 +7,20 @@ from typing import Any
 
 import pytest
 
-from schedlang import CompileError, Source, calls, expand
-from schedlang.imports import load
+from schedlang import CompileError, Source
+from schedlang.language import calls, expand
+from schedlang.language.imports import load
 
 _STAGES = "stage s in 0 .. 2 on 0"
 
 
 def op(rng: random.Random, arity: int, forms: list[str]) -> str:
     """An op; sometimes wrong."""
-    word = rng.choice(["F", "F", "F", "B", "B", "BW", "W", "W"] if rng.random() < 0.97 else ["R", "offload", "reload"])
+    word = rng.choice(
+        ["F", "F", "F", "B", "B", "BW", "W", "W"]
+        if rng.random() < 0.97
+        else ["R", "offload", "reload"]
+    )
     if word == "W" and rng.random() < 0.5:
         return word
     stage = [str(rng.choice([0, 1] if rng.random() < 0.99 else [-1, 2, 9]))] if arity == 2 else []
@@ -25,7 +30,8 @@ def op(rng: random.Random, arity: int, forms: list[str]) -> str:
 def programs() -> Iterator[Source]:
     rng = random.Random(0)
     for number in range(1500):
-        arity, forms = rng.choice([1, 2]), rng.choice([["next"], ["next"], ["0", "1", "2", "3"], ["next", "0", "9"]])
+        arity = rng.choice([1, 2])
+        forms = rng.choice([["next"], ["next"], ["0", "1", "2", "3"], ["next", "0", "9"]])
         lines = []
         for _ in range(rng.randrange(1, 9)):
             ops = [op(rng, arity, forms) for _ in range(rng.choice([1, 1, 2]))]
@@ -68,7 +74,10 @@ def test_what_is_owed_in_the_order_of_its_stage_or_of_all() -> None:
     ops = "F(0, next) F(1, next) B(1, next) B(0, next) F(0, next) F(1, next) {} B(1, next) B(0, next) {} {} {}"
     for weights, expected in (
         (["W", "W", "W", "W"], "0F0 1F0 1I0 0I0 0F1 1F1 1W0 1I1 0I1 0W0 1W1 0W1"),
-        (["W(0, next)", "W(0, next)", "W(1, next)", "W(1, next)"], "0F0 1F0 1I0 0I0 0F1 1F1 0W0 1I1 0I1 0W1 1W0 1W1"),
+        (
+            ["W(0, next)", "W(0, next)", "W(1, next)", "W(1, next)"],
+            "0F0 1F0 1I0 0I0 0F1 1F1 0W0 1I1 0I1 0W1 1W0 1W1",
+        ),
     ):
         found = recorded(Source("w.sched", text.format(_STAGES, ops.format(*weights))))
         assert found[0].text() == expected

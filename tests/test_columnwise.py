@@ -1,4 +1,6 @@
-"""What is done by columns for large schedules, against what is done action by action for all others."""
+"""What is done by columns for large schedules, against what is done action by action for all
+others.
+"""
 
 import random
 import tracemalloc
@@ -13,19 +15,22 @@ from damage import changed, gallery
 from hypothesis import given, settings
 from strategies import schedules
 
-from schedlang import CompileError, Costs, Kind, Schedule, Source, columnwise, compile, read_source, simulate
-from schedlang.actions import Actions, is_transfer
-from schedlang.columnwise import co_issue, execution, structure, text
+from schedlang import CompileError, Costs, Kind, Schedule, Source, compile, read_source, simulate
 from schedlang.lowering import lower
-from schedlang.machine import has_batches
-from schedlang.structure import check_structure
-from schedlang.transports import BLOCKING, GLOO
+from schedlang.proof import columnwise
+from schedlang.proof.columnwise import co_issue, execution, structure, text
+from schedlang.proof.machine import has_batches
+from schedlang.proof.structure import check_structure
+from schedlang.schedule.actions import Actions, is_transfer
+from schedlang.schedule.transports import BLOCKING, GLOO
 
 PROGRAMS = sorted((Path(__file__).parent.parent / "programs").glob("*.sched"))
 #: Far more work than ops: of what is indexed by microbatch, a machine has not the memory.
 FAR = "schedule s { param ranks = 2 param microbatches = 1000000000 rank r { for m in 0 .. 1500 { F(m) B(m) } } }"
 #: Numbers that floats do not have, times that differ by stage, and transfers that take time.
-UNEVEN = Costs(forward=(0.1,), input=(0.7,), weight=(0.3,), recompute=(0.2,), overlap=(1.1,), p2p=0.05)
+UNEVEN = Costs(
+    forward=(0.1,), input=(0.7,), weight=(0.3,), recompute=(0.2,), overlap=(1.1,), p2p=0.05
+)
 
 
 def everything(path: Path, costs: Costs) -> Any:
@@ -52,7 +57,9 @@ def test_programs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_held_is_no_more_than_there_are_actions() -> None:
     tracemalloc.start()
     try:
-        with pytest.raises(CompileError, match="never runs on stage 0, nor that of 999998499 other microbatches"):
+        with pytest.raises(
+            CompileError, match="never runs on stage 0, nor that of 999998499 other microbatches"
+        ):
             compile(Source("far.sched", FAR))
         assert tracemalloc.get_traced_memory()[1] < 10**8
     finally:
@@ -60,9 +67,19 @@ def test_what_is_held_is_no_more_than_there_are_actions() -> None:
 
 
 def usual() -> list[Schedule]:
-    """The gallery without copies to the host, batches, skips, and updates that wait for those of replicas."""
-    plans = [plan for plan in gallery(((4, 8),)) if not plan.offloaded and not any(map(has_batches, plan.ranks))]
-    plans = [plan for plan in plans if len(plan.layout.pipelines) == 1 or Kind.U not in plan.ranks[0].kind]
+    """The gallery without copies to the host, batches, skips, and updates that wait for those of
+    replicas.
+    """
+    plans = [
+        plan
+        for plan in gallery(((4, 8),))
+        if not plan.offloaded and not any(map(has_batches, plan.ranks))
+    ]
+    plans = [
+        plan
+        for plan in plans
+        if len(plan.layout.pipelines) == 1 or Kind.U not in plan.ranks[0].kind
+    ]
     return [plan for plan in plans if not plan.layout.skips]
 
 
@@ -137,7 +154,11 @@ def changed_groups(actions: Actions, rng: random.Random) -> Actions:
     """The actions in other batches, each of transfers or of ops alone."""
     batches: list[list[int]] = []
     for index, kind in enumerate(actions.kind):
-        if batches and rng.random() < 0.5 and is_transfer(kind) == is_transfer(actions.kind[batches[-1][-1]]):
+        if (
+            batches
+            and rng.random() < 0.5
+            and is_transfer(kind) == is_transfer(actions.kind[batches[-1][-1]])
+        ):
             batches[-1].append(index)
         else:
             batches.append([index])

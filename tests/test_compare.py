@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from schedlang.cli import main
+from schedlang.cli.main import main
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 
@@ -38,7 +38,9 @@ def test_figures_are_those_of_simulate(capsys: pytest.CaptureFixture[str]) -> No
 
 
 def test_a_program_takes_the_parameters_that_it_has(capsys: pytest.CaptureFixture[str]) -> None:
-    found = compared(capsys, *files("1f1b", "interleaved_1f1b"), "-p", "chunks=3", "-p", "microbatches=12")
+    found = compared(
+        capsys, *files("1f1b", "interleaved_1f1b"), "-p", "chunks=3", "-p", "microbatches=12"
+    )
     assert [each["figures"]["params"].get("chunks") for each in found] == [None, 3]
     assert {each["figures"]["microbatches"] for each in found} == {12}
     with pytest.raises(SystemExit) as caught:
@@ -78,17 +80,34 @@ def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for column in columns:
         assert column in head
         assert any(line.startswith(column) for line in meanings)
-    assert first.split() == [*files("1f1b"), "4", "x", "8", "4", "33", "37.50%", "27.27%", "27.27%", "0", "4",
-                             "4,500,000", "1"]  # fmt: skip
+    assert first.split() == [
+        *files("1f1b"),
+        "4",
+        "x",
+        "8",
+        "4",
+        "33",
+        "37.50%",
+        "27.27%",
+        "27.27%",
+        "0",
+        "4",
+        "4,500,000",
+        "1",
+    ]
     assert second.split()[-2:] == ["5,000,000", "2"]
     assert empty == ""
 
 
-def test_what_is_wrong_is_an_error_of_the_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_wrong_is_an_error_of_the_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     bad = tmp_path / "bad.sched"
     bad.write_text("schedule bad { param ranks = 1 param microbatches = 1 rank r { B(0) F(0) } }")
     assert main(["compare", *files("1f1b"), str(bad)]) == 1
     assert "error[order]" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["compare", *files("1f1b", "zb_v"), "--forward-times", "1", "1", "1", "2"])
-    assert "zb_v.sched`: 4 durations of `F` are given, there are 8 stages" in capsys.readouterr().err
+    assert (
+        "zb_v.sched`: 4 durations of `F` are given, there are 8 stages" in capsys.readouterr().err
+    )

@@ -7,11 +7,21 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from schedlang import CompileError, Costs, Plan, Source, compile, read_plan, read_source, simulate, write_plan
-from schedlang.cli import main
-from schedlang.costs import costs_of, read_costs
+from schedlang import (
+    CompileError,
+    Costs,
+    Plan,
+    Source,
+    compile,
+    read_plan,
+    read_source,
+    simulate,
+    write_plan,
+)
+from schedlang.cli.main import main
 from schedlang.passes.graph import Graph
-from schedlang.versions import follow_weights
+from schedlang.ranks.weights import follow_weights
+from schedlang.schedule.costs import costs_of, read_costs
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 
@@ -77,14 +87,23 @@ def test_claims_hold_at_the_programs_costs() -> None:
 def test_the_plan_keeps_the_costs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "plan.json"
     write_plan(program("cost F(s) = 3  memory F = 2"), path)
-    assert json.loads(path.read_text())["costs"] == {"forward_times": [3.0, 3.0], "forward_memory": [2.0]}
+    assert json.loads(path.read_text())["costs"] == {
+        "forward_times": [3.0, 3.0],
+        "forward_memory": [2.0],
+    }
     assert read_plan(path).costs == Costs(forward=(3, 3), forward_memory=(2,))
-    for arguments, makespan in (([], 20), (["--forward-times", "1"], 12), (["--p2p-time", "2"], 28)):
+    for arguments, makespan in (
+        ([], 20),
+        (["--forward-times", "1"], 12),
+        (["--p2p-time", "2"], 28),
+    ):
         assert main(["simulate", str(path), "--json", *arguments]) == 0
         figures = json.loads(capsys.readouterr().out)
         assert (figures["makespan"], figures["peak_memory"]) == (makespan, [2, 2])
     assert main(["simulate", str(path)]) == 0
-    assert "peak memory 2 2 per rank, in the program's amounts" in " ".join(capsys.readouterr().out.split())
+    assert "peak memory 2 2 per rank, in the program's amounts" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 def test_a_step_and_an_overlap_have_costs() -> None:
@@ -100,20 +119,29 @@ def test_a_step_and_an_overlap_have_costs() -> None:
 
 # Two nodes of two ranks; the link between them is slower in both ways.
 LINKS = {
-    "ranks_per_node": 2, "boundary_bytes": [100, 200, 100, 0],
-    "latency_in_node": 0.5, "bandwidth_in_node": 100, "latency_between_nodes": 1, "bandwidth_between_nodes": 50,
-}  # fmt: skip
+    "ranks_per_node": 2,
+    "boundary_bytes": [100, 200, 100, 0],
+    "latency_in_node": 0.5,
+    "bandwidth_in_node": 100,
+    "latency_between_nodes": 1,
+    "bandwidth_between_nodes": 50,
+}
 
 
 def test_a_transfer_takes_the_latency_and_the_bytes_over_the_bandwidth_of_its_link() -> None:
     text = "schedule s { param ranks = 4 param microbatches = 1 rank r { F(0) B(0) } }"
     plan = compile(Source("s.sched", text))
-    in_node, between = 0.5 + 100 / 100, 1 + 200 / 50
+    in_node = 0.5 + 100 / 100
+    between = 1 + 200 / 50
     assert simulate(plan, costs_of(LINKS)).timeline.makespan == 4 * 3 + 2 * (2 * in_node + between)
     one_node = {"boundary_bytes": 100, "bandwidth_in_node": 50}
     assert simulate(plan, costs_of(one_node)).timeline.makespan == 4 * 3 + 6 * 2
-    # Between nodes it is as inside, where nothing else is said; and what is given replaces all that a plan says.
-    assert simulate(plan, costs_of(one_node | {"ranks_per_node": 3})).timeline.makespan == 4 * 3 + 6 * 2
+    # Between nodes it is as inside, where nothing else is said; and what is given replaces all that
+    # a plan says.
+    assert (
+        simulate(plan, costs_of(one_node | {"ranks_per_node": 3})).timeline.makespan
+        == 4 * 3 + 6 * 2
+    )
     assert costs_of(one_node).over(costs_of(LINKS)) == costs_of(one_node)
     assert costs_of({"p2p_time": 1}).over(costs_of(LINKS)) == Costs(p2p=1)
 
@@ -141,7 +169,9 @@ def test_costs_that_do_not_go_together(document: dict[str, object], complaint: s
 
 @pytest.mark.parametrize("name", ["boundary_bytes", "activation_bytes", "weights_bytes"])
 def test_bytes_are_for_all_stages_or_for_each(name: str) -> None:
-    costs = costs_of({name: [1, 2, 3], "bandwidth_in_node": 1} if name == "boundary_bytes" else {name: [1, 2, 3]})
+    costs = costs_of(
+        {name: [1, 2, 3], "bandwidth_in_node": 1} if name == "boundary_bytes" else {name: [1, 2, 3]}
+    )
     with pytest.raises(ValueError, match=f"3 `{name}` are given, there are 2 stages"):
         simulate(program(""), costs)
 
@@ -156,13 +186,20 @@ def test_bytes() -> None:
     more = Costs(activation_bytes=(10,), kept_bytes=(30,), weights_bytes=(1,))
     assert simulate(plan, more).peak_bytes == (61, 61)
     two = compile(read_source(PROGRAMS / "pipedream_2bw.sched"))
-    assert simulate(two, Costs(weights_bytes=(5,))).peak_bytes == tuple(5.0 * each for each in follow_weights(two).held)
-    chunks = compile(read_source(PROGRAMS / "interleaved_1f1b.sched"), {"ranks": 2, "microbatches": 2, "chunks": 2})
+    assert simulate(two, Costs(weights_bytes=(5,))).peak_bytes == tuple(
+        5.0 * each for each in follow_weights(two).held
+    )
+    chunks = compile(
+        read_source(PROGRAMS / "interleaved_1f1b.sched"),
+        {"ranks": 2, "microbatches": 2, "chunks": 2},
+    )
     assert simulate(chunks, Costs(weights_bytes=(1, 2, 3, 4))).peak_bytes == (1 + 3, 2 + 4)
 
 
 def test_each_direction_moves_the_bytes_between_its_stages() -> None:
-    """Nothing overlaps: the activations of both microbatches, and their gradients, go between stages 0 and 1."""
+    """Nothing overlaps: the activations of both microbatches, and their gradients, go between
+    stages 0 and 1.
+    """
     costs = Costs(boundary_bytes=(1, 100), bandwidth_in_node=1)
     for ideal in (True, False):
         assert simulate(program(""), costs, ideal).timeline.makespan == 4 * (1 + 2 + 1)
@@ -177,8 +214,14 @@ def test_memory_over_time() -> None:
 
 def test_a_file_is_json_or_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "costs.json").write_text('{"forward_times": [1, 2], "p2p_time": 25e-2}')
-    (tmp_path / "costs.yaml").write_text("# measured\nforward_times:\n  - 1\n  - 2.0\np2p_time: 25e-2\n")
-    assert read_costs(tmp_path / "costs.yaml") == read_costs(tmp_path / "costs.json") == Costs((1, 2), p2p=0.25)
+    (tmp_path / "costs.yaml").write_text(
+        "# measured\nforward_times:\n  - 1\n  - 2.0\np2p_time: 25e-2\n"
+    )
+    assert (
+        read_costs(tmp_path / "costs.yaml")
+        == read_costs(tmp_path / "costs.json")
+        == Costs((1, 2), p2p=0.25)
+    )
     for text, complaint in [
         ("forward_times: [1", "while parsing a flow sequence"),
         ("- 1", "it must be an object"),
@@ -188,7 +231,10 @@ def test_a_file_is_json_or_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("forward_times: 1e400", "`forward_times` must be numbers from 0"),
     ]:
         (tmp_path / "bad.yml").write_text(text)
-        assert main(["simulate", str(PROGRAMS / "1f1b.sched"), "--costs", str(tmp_path / "bad.yml")]) == 1
+        assert (
+            main(["simulate", str(PROGRAMS / "1f1b.sched"), "--costs", str(tmp_path / "bad.yml")])
+            == 1
+        )
         assert complaint in capsys.readouterr().err
 
 
@@ -197,7 +243,9 @@ def test_costs_of_a_measured_run(tmp_path: Path) -> None:
     plan = program("cost B = 3  cost W = 2", split=True)
     costs = Costs(forward=(1, 4), input=(2, 3), weight=(5, 6))
     bars = [bar for rank in simulate(plan, costs).timeline.ranks for bar in rank]
-    events: list[dict[str, object]] = [{"ph": "X", "name": str(bar), "dur": bar.end - bar.start} for bar in bars]
+    events: list[dict[str, object]] = [
+        {"ph": "X", "name": str(bar), "dur": bar.end - bar.start} for bar in bars
+    ]
     events += [{"ph": "M", "name": "process_name"}, {"ph": "X", "name": "step"}]
     (tmp_path / "trace.json").write_text(json.dumps({"traceEvents": events}))
     assert read_costs(tmp_path / "trace.json") == costs
@@ -205,9 +253,13 @@ def test_costs_of_a_measured_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["zb_1p", "dualpipe", "zb_v"])
 def test_passes_and_the_machine_count_alike(name: str) -> None:
-    """Passes look for the best order on a graph of their own: its times are those of the simulation."""
-    costs = costs_of({key: value for key, value in LINKS.items() if key != "boundary_bytes"}
-                     | {"boundary_bytes": 100, "overlap_times": 2.5, "update_times": 0.5})  # fmt: skip
+    """Passes look for the best order on a graph of their own: its times are those of the
+    simulation.
+    """
+    costs = costs_of(
+        {key: value for key, value in LINKS.items() if key != "boundary_bytes"}
+        | {"boundary_bytes": 100, "overlap_times": 2.5, "update_times": 0.5}
+    )
     plan = compile(read_source(PROGRAMS / f"{name}.sched"), {}, costs)
     graph = Graph(evolve(plan, ranks=tuple(actions.compute() for actions in plan.ranks)))
     assert plan.costs.ranks_per_node == 2
@@ -229,6 +281,9 @@ schedule overlapped {
     }
 }
 """
-    plans = [compile(Source("overlapped.sched", text), {"microbatches": each}) for each in (98, 99, 100, 101, 200)]
+    plans = [
+        compile(Source("overlapped.sched", text), {"microbatches": each})
+        for each in (98, 99, 100, 101, 200)
+    ]
     makespans = [simulate(plan, ideal=True).timeline.makespan for plan in plans]
     assert makespans == [2353, 2377, 2401, 2425, 2425 + 99 * 24]

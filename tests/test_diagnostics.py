@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from schedlang import CompileError, Source, compile, read_source
-from schedlang.advice import advise
-from schedlang.diagnostics import Diagnostic, Label, to_github, to_json
-from schedlang.source import Span
+from schedlang.advice.advice import advise
+from schedlang.diagnostics.diagnostic import Diagnostic, to_github, to_json
+from schedlang.diagnostics.source import Label, Span
 
 DIRECTORY = Path(__file__).parent / "diagnostics"
 PROGRAMS = sorted(DIRECTORY.glob("*.sched"))
@@ -26,7 +26,9 @@ def test_message(path: Path, golden: Callable[[str, Path], None]) -> None:
 
 
 def test_parameters_from_the_command() -> None:
-    source = Source("s.sched", "schedule s { param ranks = 2 param microbatches = 2 rank r { F(0) } }")
+    source = Source(
+        "s.sched", "schedule s { param ranks = 2 param microbatches = 2 rank r { F(0) } }"
+    )
     assert message(source, microbatch=3) == (
         "error[unknown-parameter]: the schedule `s` has no parameter `microbatch`\n"
         " --> s.sched:1:10\n"
@@ -41,7 +43,9 @@ def test_parameters_from_the_command() -> None:
 
 
 def test_json_has_places_in_lines_and_columns() -> None:
-    source = Source("s.sched", "schedule s {\n  param ranks = 2\n  param microbatches = m\n  rank r { }\n}\n")
+    source = Source(
+        "s.sched", "schedule s {\n  param ranks = 2\n  param microbatches = m\n  rank r { }\n}\n"
+    )
     with pytest.raises(CompileError) as caught:
         compile(source)
     assert to_json(caught.value.diagnostics[0]) == {
@@ -52,7 +56,12 @@ def test_json_has_places_in_lines_and_columns() -> None:
         "start": {"line": 3, "column": 24},
         "end": {"line": 3, "column": 25},
         "labels": [
-            {"file": "s.sched", "start": {"line": 3, "column": 24}, "end": {"line": 3, "column": 25}, "text": ""}
+            {
+                "file": "s.sched",
+                "start": {"line": 3, "column": 24},
+                "end": {"line": 3, "column": 25},
+                "text": "",
+            }
         ],
         "notes": [],
         "help": None,
@@ -64,7 +73,9 @@ def test_json_has_places_in_lines_and_columns() -> None:
 def test_github_annotations_escape_what_would_end_them() -> None:
     source = Source("100%, a:b\r.sched", "one\ntwo three\n")
     place = Label(Span(8, 13), "not shown")
-    shown = to_github(Diagnostic("order", "50%: `a::b`,\r\nnext", (place,), source, ("a note",), help="a, b"))
+    shown = to_github(
+        Diagnostic("order", "50%: `a::b`,\r\nnext", (place,), source, ("a note",), help="a, b")
+    )
     assert shown == (
         "::error file=100%25%2C a%3Ab%0D.sched,line=2,col=5,endLine=2,endColumn=10,title=order"
         "::50%25: `a::b`,%0D%0Anext%0Aa note%0Ahelp: a, b"

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from schedlang import compile, read_source, simulate
-from schedlang.bubbles.attribution import CAUSES
-from schedlang.cli import main
-from schedlang.costs import NAMES, read_costs
+from schedlang.cli.main import main
+from schedlang.report.bubbles.attribution import CAUSES
+from schedlang.schedule.costs import NAMES, read_costs
 
 ROOT = Path(__file__).parent.parent
 
@@ -33,7 +33,9 @@ def test_every_cause_is_explained() -> None:
     assert sorted(re.findall(r"^\| (\w+) \| ", text, re.M)) == sorted([*CAUSES, "cause"])
 
 
-def test_the_commands_of_the_page_on_the_visualizer_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commands_of_the_page_on_the_visualizer_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)  # they write pictures
     (tmp_path / "config.yaml").write_text("num_stages: 2\nnum_batches: 2\n")
     commands = re.findall(r"^schedc (.*?)(?: +#.*)?$", page("pipeline"), re.M)

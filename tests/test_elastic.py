@@ -17,8 +17,8 @@ from schedlang import compile, read_source
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 import torch
 
-from schedlang.runtime.gpt import build_gpt, cut_gpt
-from schedlang.runtime.task import Task
+from schedlang.runtime.example.gpt import build_gpt, cut_gpt
+from schedlang.runtime.example.task import Task
 
 pytestmark = pytest.mark.processes
 
@@ -27,7 +27,14 @@ RUNTIME = [sys.executable, "-m", "schedlang.runtime"]
 
 
 def torchrun(ranks: int) -> list[str]:
-    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "-m", "schedlang.runtime"]
+    launch = [
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        "-m",
+        "schedlang.runtime",
+    ]
     return [sys.executable, "-m", *launch]
 
 
@@ -38,7 +45,10 @@ def run(command: list[str], program: object, *options: object) -> subprocess.Com
 
 def losses(out: str) -> dict[int, float]:
     """What was printed, by step."""
-    return {int(step): float(loss) for step, loss in re.findall(r"^step +(\d+)  loss (\d\.\d{4}) ", out, re.M)}
+    return {
+        int(step): float(loss)
+        for step, loss in re.findall(r"^step +(\d+)  loss (\d\.\d{4}) ", out, re.M)
+    }
 
 
 def figures(done: subprocess.CompletedProcess[str]) -> dict:
@@ -48,11 +58,19 @@ def figures(done: subprocess.CompletedProcess[str]) -> dict:
 
 @pytest.mark.parametrize(
     ("name", "params"),
-    [("1f1b", {"ranks": 1}), ("1f1b", {"ranks": 3}), ("zb_v", {"ranks": 4}), ("dualpipe", {"ranks": 4}),
-     ("seq1f1b", {"ranks": 5}), ("interleaved_1f1b", {"ranks": 2, "chunks": 5})],
-)  # fmt: skip
+    [
+        ("1f1b", {"ranks": 1}),
+        ("1f1b", {"ranks": 3}),
+        ("zb_v", {"ranks": 4}),
+        ("dualpipe", {"ranks": 4}),
+        ("seq1f1b", {"ranks": 5}),
+        ("interleaved_1f1b", {"ranks": 2, "chunks": 5}),
+    ],
+)
 def test_any_number_of_stages_makes_the_same_model(name: str, params: dict[str, int]) -> None:
-    """Each weight is in one stage of a pipeline, by one name; no stage has more than its share of blocks."""
+    """Each weight is in one stage of a pipeline, by one name; no stage has more than its share of
+    blocks.
+    """
     plan = compile(read_source(PROGRAMS / f"{name}.sched"), params)
     task = Task(plan, torch.empty(0), 8, seed=3, replicas=1)
     whole = torch.nn.Sequential(*build_gpt(8, seed=3)).state_dict()
@@ -63,7 +81,10 @@ def test_any_number_of_stages_makes_the_same_model(name: str, params: dict[str, 
         assert sum(map(len, mine)) == len(found)
         assert found.keys() == whole.keys()
         assert all(torch.equal(each, whole[name]) for name, each in found.items())
-        blocks = [len({name.split(".")[0] for name in state if "query_key_value" in name}) for state in mine]
+        blocks = [
+            len({name.split(".")[0] for name in state if "query_key_value" in name})
+            for state in mine
+        ]
         assert max(blocks) == -(-8 // len(mine))
 
 
@@ -74,9 +95,14 @@ def test_more_stages_than_layers_are_refused() -> None:
 
 
 @pytest.mark.faults
-def test_a_killed_run_goes_on_with_other_numbers_of_ranks_and_another_schedule(tmp_path: Path) -> None:
-    """On 4 ranks until one is killed, then on 2, and on 4 again: the losses of one process that was never cut."""
-    kept, out = tmp_path / "kept", ""
+def test_a_killed_run_goes_on_with_other_numbers_of_ranks_and_another_schedule(
+    tmp_path: Path,
+) -> None:
+    """On 4 ranks until one is killed, then on 2, and on 4 again: the losses of one process that was
+    never cut.
+    """
+    kept = tmp_path / "kept"
+    out = ""
     options = ["--checkpoint", str(kept), "--every", "3", "--steps"]
     command = [*torchrun(4), str(PROGRAMS / "1f1b.sched"), *options, "100"]
     pipe = subprocess.PIPE
@@ -110,8 +136,18 @@ def test_a_killed_run_goes_on_with_other_numbers_of_ranks_and_another_schedule(t
     ]
 
 
-#: Two nodes at most; how long one waits for the other when there could be two, and when it is given up.
-NODES = ["--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "3", "--rdzv-backend", "c10d"]
+#: Two nodes at most; how long one waits for the other when there could be two, and when it is given
+#: up.
+NODES = [
+    "--nnodes",
+    "1:2",
+    "--nproc-per-node",
+    "2",
+    "--max-restarts",
+    "3",
+    "--rdzv-backend",
+    "c10d",
+]
 PATIENCE = "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3"
 
 
@@ -120,8 +156,23 @@ class Node:
 
     def __init__(self, folder: Path, port: int, number: int, is_host: bool) -> None:
         self.log = folder / f"node{number}"
-        launch = [*NODES, "--rdzv-endpoint", f"localhost:{port}", "--rdzv-conf", f"is_host={int(is_host)},{PATIENCE}"]
-        options = ["--checkpoint", str(folder / "kept"), "--every", "3", "--steps", "1000", "--timeout", "30"]
+        launch = [
+            *NODES,
+            "--rdzv-endpoint",
+            f"localhost:{port}",
+            "--rdzv-conf",
+            f"is_host={int(is_host)},{PATIENCE}",
+        ]
+        options = [
+            "--checkpoint",
+            str(folder / "kept"),
+            "--every",
+            "3",
+            "--steps",
+            "1000",
+            "--timeout",
+            "30",
+        ]
         command = [*launch, "-m", "schedlang.runtime", str(PROGRAMS / "1f1b.sched"), *options]
         line = [sys.executable, "-m", "torch.distributed.run", *command]
         with self.log.open("w") as log:
@@ -131,7 +182,11 @@ class Node:
 
     def kill(self) -> None:
         """All at once, as when a machine fails."""
-        processes = [self.torchrun.pid, *children(self.torchrun.pid)] if self.torchrun.poll() is None else []
+        processes = (
+            [self.torchrun.pid, *children(self.torchrun.pid)]
+            if self.torchrun.poll() is None
+            else []
+        )
         for each in processes:
             os.kill(each, signal.SIGKILL)
         self.torchrun.wait()
@@ -139,14 +194,18 @@ class Node:
 
 @pytest.mark.faults
 def test_torchrun_goes_on_with_the_nodes_that_there_are(tmp_path: Path) -> None:
-    """Two nodes of two processes, of which one dies, and another one comes: on 4 ranks, on 2, and on 4 again."""
+    """Two nodes of two processes, of which one dies, and another one comes: on 4 ranks, on 2, and
+    on 4 again.
+    """
     kept = tmp_path / "kept"
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
 
     def newest() -> int:
-        return max([int(each.name.removeprefix("step-")) for each in kept.glob("step-*[0-9]")], default=0)
+        return max(
+            [int(each.name.removeprefix("step-")) for each in kept.glob("step-*[0-9]")], default=0
+        )
 
     def parts() -> set[str]:
         path = kept / f"step-{newest()}"
@@ -173,7 +232,9 @@ def test_torchrun_goes_on_with_the_nodes_that_there_are(tmp_path: Path) -> None:
 
 @pytest.mark.faults
 def test_the_model_of_a_run_is_that_of_its_checkpoint(tmp_path: Path) -> None:
-    """One with a block for each of 12 stages goes on with a single stage; the other way round is an error."""
+    """One with a block for each of 12 stages goes on with a single stage; the other way round is an
+    error.
+    """
     for first, second in (("12", "1"), ("1", "12")):
         options = ["-p", "microbatches=2", "--checkpoint", tmp_path / f"kept{first}", "--steps"]
         interleaved = PROGRAMS / "interleaved_1f1b.sched"
@@ -184,19 +245,39 @@ def test_the_model_of_a_run_is_that_of_its_checkpoint(tmp_path: Path) -> None:
             assert figures(done)["loss_error"] <= 1e-5
         else:
             assert (done.returncode, done.stderr) == (
-                1, f"the model `{tmp_path}/kept1/step-2` has 10 layers, too few for 12 stages\n"
-            )  # fmt: skip
+                1,
+                f"the model `{tmp_path}/kept1/step-2` has 10 layers, too few for 12 stages\n",
+            )
 
 
-LATE, IN_TIME = PROGRAMS / "pipedream_2bw.sched", PROGRAMS / "gpipe.sched"
+LATE = PROGRAMS / "pipedream_2bw.sched"
+IN_TIME = PROGRAMS / "gpipe.sched"
 
 
 @pytest.mark.faults
 def test_replicas_of_a_plan_that_updates_go_on(tmp_path: Path) -> None:
     """With older versions of weights, by `schedc run`."""
-    plan = [LATE, "-p", "ranks=2", "-p", "microbatches=2", "--replicas", 2, "--checkpoint", tmp_path / "kept"]
+    plan = [
+        LATE,
+        "-p",
+        "ranks=2",
+        "-p",
+        "microbatches=2",
+        "--replicas",
+        2,
+        "--checkpoint",
+        tmp_path / "kept",
+    ]
     for steps in (3, 6):
-        done = run([sys.executable, "-m", "schedlang", "run"], *plan, "--every", 3, "--steps", steps, "--check")
+        done = run(
+            [sys.executable, "-m", "schedlang", "run"],
+            *plan,
+            "--every",
+            3,
+            "--steps",
+            steps,
+            "--check",
+        )
         assert done.returncode == 0, done.stderr
     assert figures(done)["steps"] == 6
     assert figures(done)["loss_error"] <= 1e-5
@@ -205,23 +286,42 @@ def test_replicas_of_a_plan_that_updates_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.faults
 def test_older_versions_of_weights_are_for_their_own_plan(tmp_path: Path) -> None:
-    """Not for another number of ranks, nor another schedule; nor does a plan that needs them go on without."""
-    late, in_time = (["--steps", "1", "--checkpoint", tmp_path / name] for name in ("late", "in_time"))
+    """Not for another number of ranks, nor another schedule; nor does a plan that needs them go on
+    without.
+    """
+    late, in_time = (
+        ["--steps", "1", "--checkpoint", tmp_path / name] for name in ("late", "in_time")
+    )
     assert run(torchrun(2), LATE, *late).returncode == 0
     assert run(RUNTIME, IN_TIME, *in_time).returncode == 0
     for program, options, message in (
-        (LATE, late, r"rank 0 failed: the checkpoint `\S+/step-3-rank-0\.pt` is of `pipedream_2bw` with ranks = 2, "
-                     r"microbatches = 4, not of `pipedream_2bw` with ranks = 1, microbatches = 4: it has older "
-                     r"versions of the weights of its own stages, so resume with its own plan, or in another folder"),
-        (IN_TIME, late, r"`\S+` has the checkpoints of a plan that alone goes on from them: use another folder"),
-        (LATE, in_time, r"`\S+` has models, and the stages of `pipedream_2bw` also read older versions of their "
-                        r"weights: it cannot go on from there, use another folder"),
-    ):  # fmt: skip
+        (
+            LATE,
+            late,
+            r"rank 0 failed: the checkpoint `\S+/step-3-rank-0\.pt` is of `pipedream_2bw` with ranks = 2, "
+            r"microbatches = 4, not of `pipedream_2bw` with ranks = 1, microbatches = 4: it has older "
+            r"versions of the weights of its own stages, so resume with its own plan, or in another folder",
+        ),
+        (
+            IN_TIME,
+            late,
+            r"`\S+` has the checkpoints of a plan that alone goes on from them: use another folder",
+        ),
+        (
+            LATE,
+            in_time,
+            r"`\S+` has models, and the stages of `pipedream_2bw` also read older versions of their "
+            r"weights: it cannot go on from there, use another folder",
+        ),
+    ):
         done = run(RUNTIME, program, *options)
         assert done.returncode == 1
         assert re.search(rf"^{message}\n", done.stderr), done.stderr
     done = run(torchrun(3), PROGRAMS / "unet_1f1b.sched", *in_time)
-    assert "has models, and `unet_1f1b` has skips, so its model depends on its stages: it cannot go on" in done.stderr
+    assert (
+        "has models, and `unet_1f1b` has skips, so its model depends on its stages: it cannot go on"
+        in done.stderr
+    )
 
 
 def test_a_program_that_is_not_for_this_number_is_said_once() -> None:
@@ -233,13 +333,17 @@ def test_a_program_that_is_not_for_this_number_is_said_once() -> None:
 
 @pytest.mark.parametrize(
     ("parameter", "message"),
-    [("ranks=1", "`ranks` is how many processes are started: leave out `-p ranks`\n"),
-     ("rnks=1", None)],
-)  # fmt: skip
+    [
+        ("ranks=1", "`ranks` is how many processes are started: leave out `-p ranks`\n"),
+        ("rnks=1", None),
+    ],
+)
 def test_parameters_of_the_program(parameter: str, message: str | None) -> None:
     done = run(RUNTIME, IN_TIME, "-p", parameter)
     assert done.returncode == 1
-    assert done.stderr == message if message else done.stderr.startswith("error[unknown-parameter]"), done.stderr
+    assert (
+        done.stderr == message if message else done.stderr.startswith("error[unknown-parameter]")
+    ), done.stderr
 
 
 def test_a_program_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
@@ -248,4 +352,6 @@ def test_a_program_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(program)
     done = run(torchrun(2), program, "--timeout", 3)
     assert done.returncode == 1
-    assert re.search(r"^rank 1 lost another rank at the start: Timed out waiting 3000ms", done.stderr, re.M)
+    assert re.search(
+        r"^rank 1 lost another rank at the start: Timed out waiting 3000ms", done.stderr, re.M
+    )

@@ -3,9 +3,9 @@
 import pytest
 
 from schedlang import CompileError, Source, compile
-from schedlang.expand import expand
-from schedlang.imports import load
-from schedlang.schedule import Schedule
+from schedlang.language.expand import expand
+from schedlang.language.imports import load
+from schedlang.schedule.schedule import Schedule
 
 
 def schedule(body: str, head: str = "", **params: int) -> Schedule:
@@ -57,13 +57,21 @@ def test_functions_see_what_is_declared_above_them() -> None:
 
 
 def test_loops_and_branches() -> None:
-    assert order("for m in 0 .. 3 { if m == 0 { F(0) } else if m == 1 { B(0) } else { F(1) } }") == "0F0 0B0 0F1"
+    assert (
+        order("for m in 0 .. 3 { if m == 0 { F(0) } else if m == 1 { B(0) } else { F(1) } }")
+        == "0F0 0B0 0F1"
+    )
     assert order("for m in 3 .. 1 { F(m) } repeat 0 { F(9) } F(0)") == "0F0"
-    assert order("for m in 0 .. 2 { let k = 1 - m  F(k) } for m in 0 .. 1 { B(m) }") == "0F1 0F0 0B0"
+    assert (
+        order("for m in 0 .. 2 { let k = 1 - m  F(k) } for m in 0 .. 1 { B(m) }") == "0F1 0F0 0B0"
+    )
 
 
 def test_else_if_chains_may_be_long() -> None:
-    chain = " else ".join(f"if r == {each} {{ F({each % 4}) }}" for each in range(1, 400)) + " else { F(3) }"
+    chain = (
+        " else ".join(f"if r == {each} {{ F({each % 4}) }}" for each in range(1, 400))
+        + " else { F(3) }"
+    )
     assert order(chain) == "0F3"
 
 
@@ -102,9 +110,9 @@ def test_pipelines_with_numbers() -> None:
     """Stages are numbered through them; past the last stage or pipeline there is none."""
     head = "param n = 3  pipeline p(i) in 0 .. n runs microbatches / n stage s in 0 .. 2 on (i + s) % 2"
     found = schedule("for i in 0 .. n { F(p(i, (r + i) % 2), 0) }", head, ranks=2, microbatches=3)
-    assert [(each.name, each.start, each.stop, each.microbatches) for each in found.layout.pipelines] == [
-        ("p(0)", 0, 2, 1), ("p(1)", 2, 4, 1), ("p(2)", 4, 6, 1)
-    ]  # fmt: skip
+    assert [
+        (each.name, each.start, each.stop, each.microbatches) for each in found.layout.pipelines
+    ] == [("p(0)", 0, 2, 1), ("p(1)", 2, 4, 1), ("p(2)", 4, 6, 1)]
     assert found.placement == (0, 1, 1, 0, 0, 1)
     assert [actions.text() for actions in found.ranks] == ["0F0 3F0 4F0", "1F0 2F0 5F0"]
     assert found.layout.replicas(3) == [1, 3, 5]
@@ -114,12 +122,18 @@ def test_pipelines_with_numbers() -> None:
 
 
 def test_parameters_may_depend_on_parameters() -> None:
-    assert schedule("", "param group = 2 * ranks", ranks=3).params == {"ranks": 3, "microbatches": 4, "group": 6}
+    assert schedule("", "param group = 2 * ranks", ranks=3).params == {
+        "ranks": 3,
+        "microbatches": 4,
+        "group": 6,
+    }
     assert schedule("", "param group = 2 * ranks", group=1).params["group"] == 1
 
 
 def test_python_words_are_ordinary_names() -> None:
-    assert order("let lambda = 1  let op = 2  for print in 0 .. 1 { F(lambda + op + print) }") == "0F3"
+    assert (
+        order("let lambda = 1  let op = 2  for print in 0 .. 1 { F(lambda + op + print) }") == "0F3"
+    )
 
 
 @pytest.mark.parametrize(
@@ -130,7 +144,9 @@ def test_python_words_are_ordinary_names() -> None:
         "let x = " + "- " * 5000 + "1",
         "if r { " * 150 + "}" * 150,
         "".join(f"for a{each} in 0 .. 1 {{ " for each in range(40)) + "}" * 40,
-        "fn f0(x) = x " + " ".join(f"fn f{each + 1}(x) = f{each}(x)" for each in range(5000)) + " F(f5000(0))",
+        "fn f0(x) = x "
+        + " ".join(f"fn f{each + 1}(x) = f{each}(x)" for each in range(5000))
+        + " F(f5000(0))",
     ],
 )
 def test_depth_is_answered_not_crashed_on(text: str) -> None:
@@ -147,7 +163,9 @@ def refusal(text: str) -> list[str]:
 
 
 def test_numbers_do_not_grow_without_bound() -> None:
-    squares = "let a0 = 99 " + " ".join(f"let a{each + 1} = a{each} * a{each}" for each in range(64))
+    squares = "let a0 = 99 " + " ".join(
+        f"let a{each + 1} = a{each} * a{each}" for each in range(64)
+    )
     with pytest.raises(CompileError, match="too-large"):
         schedule(squares)
     with pytest.raises(CompileError, match="too-large"):
@@ -171,4 +189,7 @@ def test_the_limit_of_ops_counts_before_it_runs() -> None:
 def test_compile_is_the_whole_line() -> None:
     text = "schedule s { param ranks = 2 param microbatches = 1 rank r { F(0) B(0) } }"
     plan = compile(Source("s.sched", text))
-    assert [actions.text() for actions in plan.ranks] == ["0F0 0SEND_F0 0RECV_B0 0B0", "1RECV_F0 1F0 1B0 1SEND_B0"]
+    assert [actions.text() for actions in plan.ranks] == [
+        "0F0 0SEND_F0 0RECV_B0 0B0",
+        "1RECV_F0 1F0 1B0 1SEND_B0",
+    ]

@@ -1,4 +1,6 @@
-"""Every error code has a page, which shows what the compiler says of a program, and one that it accepts."""
+"""Every error code has a page, which shows what the compiler says of a program, and one that it
+accepts.
+"""
 
 import ast
 import re
@@ -7,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from schedlang.cli import main
-from schedlang.explain import PAGES, codes, page
+from schedlang.cli.main import main
+from schedlang.report.explain import PAGES, codes, page
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "schedlang").glob("**/*.py"))
@@ -41,7 +43,9 @@ def test_page(
 
 
 def executed(section: str, name: str, capsys: pytest.CaptureFixture[str]) -> tuple[str, list[int]]:
-    """A section with what its commands print, on files with what its other blocks hold; and their exit codes."""
+    """A section with what its commands print, on files with what its other blocks hold; and their
+    exit codes.
+    """
     for kind, text in BLOCK.findall(section):
         if kind != "console":
             Path(f"{name}.{kind or 'sched'}").write_text(text)
@@ -78,14 +82,18 @@ def test_the_last_line_names_the_pages(tmp_path: Path, capsys: pytest.CaptureFix
     assert capsys.readouterr().err.endswith(" |\n\nsee: schedc explain order\n")
     bad.write_text("schedule bad { param ranks = 1 rank r { F(m) F(k) } }")
     assert main(["compile", str(bad)]) == 1
-    assert capsys.readouterr().err.endswith("\n\n3 errors; see: schedc explain missing-part unknown-name\n")
+    assert capsys.readouterr().err.endswith(
+        "\n\n3 errors; see: schedc explain missing-part unknown-name\n"
+    )
 
 
 def test_every_code_has_a_page_and_every_page_a_code() -> None:
     trees = {path: ast.parse(path.read_text()) for path in SOURCES}
     takers = {name: place for tree in trees.values() for name, place in takers_of_codes(tree)}
     assert {"Diagnostic", "Finding", "Fault", "report", "find"} <= takers.keys()
-    found = {code for path, tree in trees.items() for code in written_codes(tree, takers, set(), path)}
+    found = {
+        code for path, tree in trees.items() for code in written_codes(tree, takers, set(), path)
+    }
     assert sorted(found) == codes()
 
 
@@ -99,7 +107,11 @@ def takers_of_codes(tree: ast.Module) -> Iterator[tuple[str, int]]:
                     fields = parameters(each)
             if "code" in fields:
                 yield node.name, fields.index("code")
-        if isinstance(node, ast.FunctionDef) and node.name != "__init__" and "code" in parameters(node):
+        if (
+            isinstance(node, ast.FunctionDef)
+            and node.name != "__init__"
+            and "code" in parameters(node)
+        ):
             yield node.name, parameters(node).index("code")
 
 
@@ -117,7 +129,9 @@ def defaults(function: ast.FunctionDef) -> list[tuple[str, ast.expr]]:
     return [(arg.arg, default) for arg, default in pairs if default is not None]
 
 
-def written_codes(node: ast.AST, takers: dict[str, int], known: set[str], path: Path) -> Iterator[str]:
+def written_codes(
+    node: ast.AST, takers: dict[str, int], known: set[str], path: Path
+) -> Iterator[str]:
     """The codes given in some code, where `known` are the parameters of the functions around it."""
     if isinstance(node, ast.FunctionDef):
         known = known | set(parameters(node))
@@ -128,7 +142,12 @@ def written_codes(node: ast.AST, takers: dict[str, int], known: set[str], path: 
         assert node.value is None, f"{path}:{node.lineno}: every diagnostic says its code"
     if isinstance(node, ast.Call):
         name = getattr(node.func, "id", getattr(node.func, "attr", ""))
-        yield from (code for each in node.keywords if each.arg == "code" for code in literals(each.value, known, path))
+        yield from (
+            code
+            for each in node.keywords
+            if each.arg == "code"
+            for code in literals(each.value, known, path)
+        )
         if name in takers and takers[name] < len(node.args):
             yield from literals(node.args[takers[name]], known, path)
     for child in ast.iter_child_nodes(node):
@@ -136,7 +155,9 @@ def written_codes(node: ast.AST, takers: dict[str, int], known: set[str], path: 
 
 
 def literals(node: ast.expr, known: set[str], path: Path) -> Iterator[str]:
-    """The words that an argument can be; a code that was given on the way here is collected where it is written."""
+    """The words that an argument can be; a code that was given on the way here is collected where
+    it is written.
+    """
     if isinstance(node, ast.IfExp):
         yield from literals(node.body, known, path)
         yield from literals(node.orelse, known, path)
@@ -144,6 +165,6 @@ def literals(node: ast.expr, known: set[str], path: Path) -> Iterator[str]:
         yield node.value
     else:
         handed_on = isinstance(node, ast.Attribute) and node.attr == "code"
-        assert handed_on or (isinstance(node, ast.Name) and node.id == "code" and "code" in known), (
-            f"{path}:{node.lineno}: write the code out as a word, so that it is seen to have a page"
-        )
+        assert handed_on or (
+            isinstance(node, ast.Name) and node.id == "code" and "code" in known
+        ), f"{path}:{node.lineno}: write the code out as a word, so that it is seen to have a page"

@@ -1,4 +1,6 @@
-"""Ways in which a training run may go wrong, on 4 real processes: all end, and say why. `make faults` tries all."""
+"""Ways in which a training run may go wrong, on 4 real processes: all end, and say why. `make
+faults` tries all.
+"""
 
 import json
 import re
@@ -16,14 +18,21 @@ SCHEDULES = ("1f1b", "zb_v", "pipedream_2bw", "dualpipe")
 #: For each fault, at which points of `fault_worker.py`.
 POINTS = {"kill": range(10), "throw": (0, 3, 4, 7), "stall": (0, 7), "shape": (0, 6)}
 #: Those of `make test`.
-FEW = {"kill zb_v 0 3", "kill dualpipe 2 7", "throw zb_v 2 7", "stall pipedream_2bw 1 0", "shape dualpipe 3 6"}
+FEW = {
+    "kill zb_v 0 3",
+    "kill dualpipe 2 7",
+    "throw zb_v 2 7",
+    "stall pipedream_2bw 1 0",
+    "shape dualpipe 3 6",
+}
 NAMES = [
     f"{what} {schedule} {rank} {point}"
     for what, points in POINTS.items()
     for schedule, rank, point in product(SCHEDULES, range(RANKS), points)
 ]
 CASES = [name if name in FEW else pytest.param(name, marks=pytest.mark.faults) for name in NAMES]
-#: The cause that all ranks give: `{rank}` has the fault. Two words of torch's own for shapes, by the loss.
+#: The cause that all ranks give: `{rank}` has the fault. Two words of torch's own for shapes, by
+#: the loss.
 CAUSES = {
     "kill": r"rank {rank} is gone: rank \d lost (?:its connection|the store of the process group) at {place}",
     "throw": r"rank {rank} failed at {place}: ValueError: boom$",
@@ -31,7 +40,8 @@ CAUSES = {
     "shape": r"rank {rank} failed at {place}: (?:the output of stage \d is float64 \[2, 8\] .* but float64 \[3, 8\]"
     r"|RuntimeError: The size of tensor a \(2\) must match .* b \(3\))",
 }
-#: Seconds in which all end, the time-out of `fault_worker.py`; they take about one, and six for a stall.
+#: Seconds in which all end, the time-out of `fault_worker.py`; they take about one, and six for a
+#: stall.
 LIMIT = 30
 
 
@@ -56,7 +66,9 @@ def test_all_ranks_end_at_once_and_say_why(run: Run, case: str) -> None:
 
 
 def check_standings(living: list[str], died: set[int], place: str) -> None:
-    """One rank says where each rank stood, and for whom it waited; where the store died with rank 0, each its own."""
+    """One rank says where each rank stood, and for whom it waited; where the store died with rank
+    0, each its own.
+    """
     line = rf"^  rank (\d) (has waited \d+\.\d s for rank \d at {place}|has been |was last seen )"
     found = [re.findall(line, log, re.M) for log in living]
     assert sorted(int(rank) for each in found for rank, _ in each) == [
@@ -64,4 +76,6 @@ def check_standings(living: list[str], died: set[int], place: str) -> None:
     ], living
     assert sum(map(bool, found)) == (len(living) if 0 in died else 1), living
     assert any(what.startswith("has waited") for each in found for _, what in each), living
-    assert {int(rank) for each in found for rank, what in each if what.startswith("was last")} == died - {0}, living
+    assert {
+        int(rank) for each in found for rank, what in each if what.startswith("was last")
+    } == died - {0}, living

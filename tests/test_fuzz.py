@@ -1,4 +1,6 @@
-"""Damaged texts: programs and plan files that are no longer what they were are read or refused, never crashed on."""
+"""Damaged texts: programs and plan files that are no longer what they were are read or refused,
+never crashed on.
+"""
 
 import json
 import re
@@ -18,12 +20,16 @@ from schedlang import compile, read_source
 
 ROOT = Path(__file__).parent.parent
 TEXTS = [path.read_text() for path in fuzzed.PROGRAMS]
-PLANS = [json.dumps(compile(read_source(path), {"ranks": 2, "microbatches": 4}).to_json())
-         for path in fuzzed.PROGRAMS if path.stem in ("1f1b_explicit", "dualpipe", "zb_v")]  # fmt: skip
+PLANS = [
+    json.dumps(compile(read_source(path), {"ranks": 2, "microbatches": 4}).to_json())
+    for path in fuzzed.PROGRAMS
+    if path.stem in ("1f1b_explicit", "dualpipe", "zb_v")
+]
 #: Numbers at the edges: what is very large must be refused before it is done.
 EDGES = ["0", "1", "2", "-1", "7", str(2**31), str(10**12), str(10**40)]
 #: In seconds and bytes: far more than any of these texts needs, far less than without a bound.
-TIME, MEMORY = timedelta(seconds=20), 2**30
+TIME = timedelta(seconds=20)
+MEMORY = 2**30
 
 
 def damaged(texts: list[str], words: list[str]) -> st.SearchStrategy[str]:
@@ -53,7 +59,28 @@ def damaged(texts: list[str], words: list[str]) -> st.SearchStrategy[str]:
 
 
 @settings(max_examples=120, deadline=TIME)
-@given(damaged(TEXTS, [*EDGES, "{", "}", "(", ")", "..", "next", "rank", "stage", "let", "fn", "if", "W", "F", "U"]))
+@given(
+    damaged(
+        TEXTS,
+        [
+            *EDGES,
+            "{",
+            "}",
+            "(",
+            ")",
+            "..",
+            "next",
+            "rank",
+            "stage",
+            "let",
+            "fn",
+            "if",
+            "W",
+            "F",
+            "U",
+        ],
+    )
+)
 def test_damaged_programs(text: str) -> None:
     fuzzed.program(text.encode())
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < 2 * MEMORY
@@ -82,7 +109,8 @@ def test_any_bytes(data: bytes) -> None:
     fuzzed.plan(data)
 
 
-#: Reads a plan twice, and says the second time what Python executes, imports, starts or opens for it.
+#: Reads a plan twice, and says the second time what Python executes, imports, starts or opens for
+#: it.
 WATCHED = """
 import sys
 from schedlang import CompileError, read_plan
@@ -104,7 +132,9 @@ for watching in (False, True):
 
 def test_a_plan_file_is_data(tmp_path: Path) -> None:
     """Reading one executes nothing and opens nothing else, whatever names and texts are in it."""
-    for number, text in enumerate([*PLANS, PLANS[0].replace("schedule ", 'schedule import "/etc/passwd" ', 1)]):
+    for number, text in enumerate(
+        [*PLANS, PLANS[0].replace("schedule ", 'schedule import "/etc/passwd" ', 1)]
+    ):
         path = tmp_path / f"{number}.json"
         path.write_text(text)
         command = [sys.executable, "-c", WATCHED, str(path)]

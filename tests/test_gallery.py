@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from schedlang import CompileError, Costs, Kind, Plan, compile, read_source, simulate
-from schedlang.views.terminal import draw
+from schedlang.report.views.terminal import draw
 
 TESTS = Path(__file__).parent
 PROGRAMS = TESTS.parent / "programs"
@@ -33,7 +33,14 @@ FAMILIES = {
     "dualpipev": "dualpipe_v",
     "seq1f1b": "seq1f1b",
 }
-PARAMETERS = {"P": "ranks", "M": "microbatches", "v": "chunks", "N": "group", "k": "slices", "w": "waves"}
+PARAMETERS = {
+    "P": "ranks",
+    "M": "microbatches",
+    "v": "chunks",
+    "N": "group",
+    "k": "slices",
+    "w": "waves",
+}
 RECORDED = json.loads((TESTS / "cases" / "schedules.json").read_text())
 
 
@@ -60,7 +67,9 @@ def test_golden_plan(path: Path, golden: Callable[[str, Path], None]) -> None:
 
 
 def recorded(text: str, plan: Plan) -> str:
-    """A recorded op, `Fp1s3m0+Bp0s1m2` or `Fp0s3m0k1`, as a plan has it: stages and slices are counted through."""
+    """A recorded op, `Fp1s3m0+Bp0s1m2` or `Fp0s3m0k1`, as a plan has it: stages and slices are
+    counted through.
+    """
     words = []
     for op in text.split("+"):
         match = re.fullmatch(r"([A-Z])p(\d)s(\d+)m(\d+)(?:k(\d+))?", op)
@@ -72,7 +81,9 @@ def recorded(text: str, plan: Plan) -> str:
 
 def parameters(name: str) -> dict[str, int]:
     """The parameters in a recorded case's name."""
-    return {PARAMETERS[letter]: int(value) for letter, value in re.findall(r" ([PMvNkw])(\d+)", name)}
+    return {
+        PARAMETERS[letter]: int(value) for letter, value in re.findall(r" ([PMvNkw])(\d+)", name)
+    }
 
 
 @pytest.mark.parametrize("name", [name for name in RECORDED if name.split()[0] in FAMILIES])
@@ -93,7 +104,9 @@ def test_recorded_case(name: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in RECORDED if name.startswith("hanayo")])
 def test_hanayo_is_no_worse_than_the_recorded_order(name: str) -> None:
-    """The recorded orders come from a greedy search: the same work in the same places, at most as long and as large."""
+    """The recorded orders come from a greedy search: the same work in the same places, at most as
+    long and as large.
+    """
     case = RECORDED[name]
     plan = program("hanayo", **parameters(name))
     execution = simulate(plan, Costs())
@@ -101,7 +114,10 @@ def test_hanayo_is_no_worse_than_the_recorded_order(name: str) -> None:
         sorted(recorded(op, plan) for op in rank) for rank in case["order"]
     ]
     assert execution.timeline.makespan <= case["makespan"]
-    assert all(ours <= theirs for ours, theirs in zip(execution.peak_activations, case["peak"], strict=True))
+    assert all(
+        ours <= theirs
+        for ours, theirs in zip(execution.peak_activations, case["peak"], strict=True)
+    )
 
 
 @pytest.mark.parametrize("waves", [1, 2, 3])
@@ -109,14 +125,17 @@ def test_hanayo_in_waves(waves: int) -> None:
     """Whole units idle for 4 (ranks - 1), whatever the waves; no size needs more memory than 1F1B."""
     for ranks in range(1, 7):
         for microbatches in range(1, 3 * ranks + 1):
-            execution = simulate(program("hanayo", ranks=ranks, microbatches=microbatches, waves=waves), Costs())
+            execution = simulate(
+                program("hanayo", ranks=ranks, microbatches=microbatches, waves=waves), Costs()
+            )
             assert max(execution.peak_activations) <= 2 * waves * ranks
             if microbatches % ranks == 0:
                 assert execution.timeline.makespan == 6 * waves * microbatches + 4 * (ranks - 1)
     assert refusal("hanayo", waves=0) == ["require"]
 
 
-#: Bubble and peak activations at unit costs, of 2 microbatches or more per rank (zero-bubble papers, see the programs).
+#: Bubble and peak activations at unit costs, of 2 microbatches or more per rank (zero-bubble
+#: papers, see the programs).
 CLOSED_FORMS: dict[str, Callable[[int, int], tuple[int, int]]] = {
     "gpipe": lambda p, m: (3 * (p - 1), m),
     "1f1b": lambda p, m: (3 * (p - 1), p),
@@ -137,7 +156,9 @@ CLOSED_FORMS: dict[str, Callable[[int, int], tuple[int, int]]] = {
 @pytest.mark.parametrize("ranks", range(2, 17))
 @pytest.mark.parametrize("name", CLOSED_FORMS)
 def test_closed_form_at_unit_costs(name: str, ranks: int) -> None:
-    """The flush's bubble in slots, and the highest peak; by span, ZB-H2, ZB-2p and ZB-V have no bubble at all."""
+    """The flush's bubble in slots, and the highest peak; by span, ZB-H2, ZB-2p and ZB-V have no
+    bubble at all.
+    """
     microbatches = 2 * ranks
     execution = simulate(program(name, ranks=ranks, microbatches=microbatches))
     timeline = execution.timeline
@@ -156,13 +177,17 @@ def test_no_bubble_by_span(name: str, ranks: int) -> None:
 @pytest.mark.parametrize("ranks", range(1, 9))
 @pytest.mark.parametrize("microbatches", [1, 2, 3, 7, 8, 16])
 def test_closed_forms(ranks: int, microbatches: int) -> None:
-    """(M + P - 1)(F + B) for GPipe and 1F1B; M(F + B + W) + (P - 1)(F + B - W) for ZB-H1 where M >= P."""
+    """(M + P - 1)(F + B) for GPipe and 1F1B; M(F + B + W) + (P - 1)(F + B - W) for ZB-H1 where M >=
+    P.
+    """
     costs = Costs(forward=(3,), backward=(5,), input=(3,), weight=(2,))
     for name in ("gpipe", "1f1b", "1f1b_explicit", "eager_1f1b"):
         execution = simulate(program(name, ranks=ranks, microbatches=microbatches), costs)
         assert execution.timeline.makespan == (microbatches + ranks - 1) * 8
     one_f_one_b = simulate(program("1f1b", ranks=ranks, microbatches=microbatches), costs)
-    assert list(one_f_one_b.peak_activations) == [min(ranks - rank, microbatches) for rank in range(ranks)]
+    assert list(one_f_one_b.peak_activations) == [
+        min(ranks - rank, microbatches) for rank in range(ranks)
+    ]
     if microbatches >= ranks:
         zero_bubble = simulate(program("zb_h1", ranks=ranks, microbatches=microbatches), Costs())
         assert zero_bubble.timeline.makespan == 3 * microbatches + ranks - 1
@@ -180,19 +205,27 @@ def refusal(name: str, **params: int) -> list[str]:
 
 # Where a program runs; everywhere else it refuses with its own reason.
 LEGAL = {
-    "interleaved_1f1b": lambda ranks, microbatches: microbatches >= ranks and microbatches % ranks == 0,
-    "interleaved_overlap": lambda ranks, microbatches: microbatches >= ranks and microbatches % ranks == 0,
+    "interleaved_1f1b": lambda ranks, microbatches: (
+        microbatches >= ranks and microbatches % ranks == 0
+    ),
+    "interleaved_overlap": lambda ranks, microbatches: (
+        microbatches >= ranks and microbatches % ranks == 0
+    ),
     "interleaved_low_memory": lambda ranks, microbatches: microbatches % ranks == 0,
     "pipe_offload": lambda ranks, microbatches: microbatches % ranks == 0,
     "chimera": lambda ranks, microbatches: ranks % 2 == 0 and microbatches % ranks == 0,
     "bitpipe": lambda ranks, microbatches: ranks % 2 == 0 and microbatches % ranks == 0,
     "gems": lambda ranks, microbatches: microbatches % 2 == 0,
-    "dualpipe": lambda ranks, microbatches: ranks % 2 == 0 and microbatches % 2 == 0 and microbatches >= 2 * ranks,
+    "dualpipe": lambda ranks, microbatches: (
+        ranks % 2 == 0 and microbatches % 2 == 0 and microbatches >= 2 * ranks
+    ),
     "dualpipe_v": lambda ranks, microbatches: microbatches >= 2 * ranks,
     "pipedream": lambda ranks, microbatches: microbatches == 1,
     "pipedream_vertical": lambda ranks, microbatches: microbatches == 1,
     "pipedream_2bw": lambda ranks, microbatches: microbatches >= ranks - 1,
-    "pipedream_replicated": lambda ranks, microbatches: ranks > 1 and microbatches % (ranks - 1) == 0,
+    "pipedream_replicated": lambda ranks, microbatches: (
+        ranks > 1 and microbatches % (ranks - 1) == 0
+    ),
     "interleaved_zb": lambda ranks, microbatches: microbatches % ranks == 0,
     "wpipe": lambda ranks, microbatches: microbatches % ranks == 0,
 }
@@ -207,12 +240,16 @@ def test_every_size_compiles_or_is_refused_with_its_reason(path: Path) -> None:
     for ranks in range(1, 8):
         for microbatches in range(1, 4 * ranks + 1):
             codes = refusal(path.stem, ranks=ranks, microbatches=microbatches)
-            assert codes == ([] if legal(path.stem, ranks, microbatches) else ["require"]), (ranks, microbatches)
+            assert codes == ([] if legal(path.stem, ranks, microbatches) else ["require"]), (
+                ranks,
+                microbatches,
+            )
 
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_forward_only(path: Path) -> None:
-    """Every training program has an inference plan in it that proves: its forwards, in the same order.
+    """Every training program has an inference plan in it that proves: its forwards, in the same
+    order.
 
     Of a schedule without a flush, they are those of one update.
     """
@@ -225,12 +262,16 @@ def test_forward_only(path: Path) -> None:
             forwards = [row[:3] for row in forwards if row[2] < plan.layout.units(row[1])]
             compute = inference.compute()
             assert [compute.row(index)[:3] for index in range(len(compute))] == forwards
-        assert not {Kind.SEND_B, Kind.RECV_B} & {kind for actions in plan.ranks for kind in actions.kind}
+        assert not {Kind.SEND_B, Kind.RECV_B} & {
+            kind for actions in plan.ranks for kind in actions.kind
+        }
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "1f1b_explicit"])
 @pytest.mark.parametrize(("ranks", "microbatches"), [(1, 4), (4, 1), (4, 8), (7, 16)])
-def test_forward_only_takes_a_forward_per_microbatch_and_rank(name: str, ranks: int, microbatches: int) -> None:
+def test_forward_only_takes_a_forward_per_microbatch_and_rank(
+    name: str, ranks: int, microbatches: int
+) -> None:
     plan = program(name, forward_only=True, ranks=ranks, microbatches=microbatches)
     assert simulate(plan, Costs()).timeline.makespan == microbatches + ranks - 1
 
@@ -248,14 +289,20 @@ def test_first_lines_say_what_and_where_from() -> None:
     for path in GALLERY:
         lines = path.read_text().splitlines()
         comment = " ".join(takewhile(lambda line: line.startswith("#"), lines))
-        assert re.search(r"\(.*(arXiv|19|20|order of|GPipe|Alpa|visualizer).*\)|, as ", comment), path
-        assert ": " in comment, f"{path}: the first clause of the comment is the program's row in the gallery's table"
+        assert re.search(r"\(.*(arXiv|19|20|order of|GPipe|Alpa|visualizer).*\)|, as ", comment), (
+            path
+        )
+        assert ": " in comment, (
+            f"{path}: the first clause of the comment is the program's row in the gallery's table"
+        )
         assert len(lines) <= 60, path
 
 
 def test_the_table_is_current() -> None:
-    command = [sys.executable, "-m", "schedlang.gallery"]
-    printed = subprocess.run(command, capture_output=True, encoding="utf-8", check=True, timeout=60).stdout
+    command = [sys.executable, "-m", "schedlang.report.gallery"]
+    printed = subprocess.run(
+        command, capture_output=True, encoding="utf-8", check=True, timeout=60
+    ).stdout
     assert printed == (PROGRAMS / "README.md").read_text(encoding="utf-8"), "run `make gallery`"
     rows = dict(re.findall(r"^\| \[(\w+)\]\(\1\.sched\) \| (.*) \|$", printed, re.M))
     assert list(rows) == [path.stem for path in GALLERY]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from schedlang import CompileError, compile, read_plan, read_source, write_plan
-from schedlang.diagnostics import to_json, to_text
+from schedlang.diagnostics.diagnostic import to_json, to_text
 
 PROGRAM = """\
 schedule s {
@@ -46,13 +46,20 @@ def test_placements_from_the_gallery(tmp_path: Path) -> None:
     # A file beside the program comes first.
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "v.sched").write_text("stage s in 0 .. 4 on if s % 3 == 0 then 0 else 1")
-    assert compile(read_source(tmp_path / "main.sched")).source.imports[0][0] == str(tmp_path / "lib" / "v.sched")
+    assert compile(read_source(tmp_path / "main.sched")).source.imports[0][0] == str(
+        tmp_path / "lib" / "v.sched"
+    )
 
 
 def test_imports_within_imports_are_taken_once(tmp_path: Path) -> None:
     main = PROGRAM.replace('import "common.sched"', 'import "common.sched" import "last.sched"')
     common = 'import "last.sched" import "main.sched" fn turned(m) = last() - m'
-    path = write(tmp_path, main=main, common=common, last='import "common.sched" fn last() = microbatches - 1')
+    path = write(
+        tmp_path,
+        main=main,
+        common=common,
+        last='import "common.sched" fn last() = microbatches - 1',
+    )
     assert compile(read_source(path)).ranks[0].compute().text() == "0F0 0F1 0B1 0B0"
 
 
@@ -72,7 +79,9 @@ def test_mistakes_are_shown_in_their_file(tmp_path: Path) -> None:
     assert refusal(write(tmp_path, common="\nfn turned(m) =\n")).startswith(
         "error[syntax]: unexpected end of the file\n --> …/common.sched:2:15\n"
     )
-    assert refusal(write(tmp_path, common="")).startswith("error[unknown-name]: no function `turned`")
+    assert refusal(write(tmp_path, common="")).startswith(
+        "error[unknown-name]: no function `turned`"
+    )
     assert refusal(write(tmp_path, common="fn turned(m) = microbatches - m\n")) == (
         "error[no-such-microbatch]: `B` of microbatch 2, there are microbatches 0 to 1\n"
         " --> …/main.sched:7:38\n"
@@ -111,7 +120,9 @@ def test_one_message_about_two_files(tmp_path: Path) -> None:
 
 
 def test_a_whole_program_is_no_import(tmp_path: Path) -> None:
-    assert refusal(write(tmp_path, common=PROGRAM)).startswith("error[syntax]: unexpected `schedule`")
+    assert refusal(write(tmp_path, common=PROGRAM)).startswith(
+        "error[syntax]: unexpected `schedule`"
+    )
 
 
 def test_a_plan_knows_the_lines_of_imported_files(tmp_path: Path) -> None:

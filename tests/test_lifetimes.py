@@ -1,4 +1,6 @@
-"""What ranks hold and let go: against what every action needs, looked up anew, and against the machine's memory."""
+"""What ranks hold and let go: against what every action needs, looked up anew, and against the
+machine's memory.
+"""
 
 import re
 from pathlib import Path
@@ -10,9 +12,9 @@ from strategies import schedules
 from test_offload import offloaded
 
 from schedlang import Costs, Kind, Schedule, compile, prove, read_source
-from schedlang.cli import main
-from schedlang.lifetimes import Holds, lifetimes, peak, peak_messages
+from schedlang.cli.main import main
 from schedlang.lowering import lower
+from schedlang.ranks.lifetimes import Holds, lifetimes, peak, peak_messages
 
 PROGRAMS = sorted((Path(__file__).parent.parent / "programs").glob("*.sched"))
 
@@ -25,11 +27,20 @@ def activations(schedule: Schedule) -> tuple[int, ...]:
     )
 
 
-def messages_in(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[re.Pattern[str]]:
-    """The names of the messages that an op needs; of one inside a rank, the last op that uses it may be another one."""
-    stages, forward = len(schedule.placement), kind in (Kind.F, Kind.R)
+def messages_in(
+    schedule: Schedule, kind: int, stage: int, microbatch: int
+) -> list[re.Pattern[str]]:
+    """The names of the messages that an op needs; of one inside a rank, the last op that uses it
+    may be another one.
+    """
+    stages = len(schedule.placement)
+    forward = kind in (Kind.F, Kind.R)
     edges = {stage - 1 if forward else stage + 1: stage}
-    edges |= {skip[not forward]: stages + k for k, skip in enumerate(schedule.layout.skips) if skip[forward] == stage}
+    edges |= {
+        skip[not forward]: stages + k
+        for k, skip in enumerate(schedule.layout.skips)
+        if skip[forward] == stage
+    }
     names = []
     for other, number in edges.items():
         if not 0 <= other < stages:
@@ -37,7 +48,9 @@ def messages_in(schedule: Schedule, kind: int, stage: int, microbatch: int) -> l
         if schedule.placement[other] != schedule.placement[stage]:
             names.append(f"{number}{'RECV_F' if forward else 'RECV_B'}{microbatch}")
         else:
-            names.append(f"{other}{'F' if forward else '[BI]'}{microbatch}>{stage}[A-Z]+{microbatch}")
+            names.append(
+                f"{other}{'F' if forward else '[BI]'}{microbatch}>{stage}[A-Z]+{microbatch}"
+            )
     return list(map(re.compile, names))
 
 
@@ -54,7 +67,10 @@ def test_nothing_is_used_after_it_is_let_go(schedule: Schedule) -> None:
             kind, stage, microbatch, *_ = actions.row(index)
             names = [re.compile(actions.word(index))] if kind in (Kind.SEND_F, Kind.SEND_B) else []
             if kind in (Kind.F, Kind.B, Kind.I, Kind.W):
-                names += [re.compile(f"{stage}F{microbatch}"), *messages_in(lowered, kind, stage, microbatch)]
+                names += [
+                    re.compile(f"{stage}F{microbatch}"),
+                    *messages_in(lowered, kind, stage, microbatch),
+                ]
             for name in names:
                 (each,) = [each for each in found if name.fullmatch(each.name)]
                 assert each.start <= index <= each.stop <= len(actions)
@@ -97,7 +113,9 @@ def test_the_peak_of_activations_of_programs_is_the_machines(path: Path) -> None
 def test_messages_by_hand(transport: str, peaks: dict[str, list[int]]) -> None:
     sizes = {"1f1b": 4, "gpipe": 16}
     for path in (each for each in PROGRAMS if each.stem in peaks):
-        plan = compile(read_source(path), {"ranks": 2, "microbatches": sizes[path.stem]}, transport=transport)
+        plan = compile(
+            read_source(path), {"ranks": 2, "microbatches": sizes[path.stem]}, transport=transport
+        )
         assert peak_messages(plan) == peaks[path.stem]
 
 
@@ -116,7 +134,9 @@ rank 1, stages 1, 2
 """
 
 
-def test_what_each_action_lets_go_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_each_action_lets_go_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     program = tmp_path / "v.sched"
     program.write_text(
         "schedule v { param ranks = 2 param microbatches = 1"
@@ -127,5 +147,6 @@ def test_what_each_action_lets_go_is_shown(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().out.endswith(SHOWN)
     assert main(["show", str(program), "--frees", "--ranks"]) == 0
     assert [line.split(" free(")[0] for line in capsys.readouterr().out.splitlines()] == [
-        "0F0 0SEND_F0 3RECV_F0 3F0", "1RECV_F0 1F0"
-    ]  # fmt: skip
+        "0F0 0SEND_F0 3RECV_F0 3F0",
+        "1RECV_F0 1F0",
+    ]

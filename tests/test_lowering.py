@@ -1,4 +1,6 @@
-"""Where sends and receives are placed, how long they take on each transport, and which placement is chosen."""
+"""Where sends and receives are placed, how long they take on each transport, and which placement is
+chosen.
+"""
 
 import json
 import random
@@ -15,37 +17,73 @@ from replay import Replay
 from strategies import oracle, schedules
 from test_transports import verdict
 
-from schedlang import Actions, CompileError, Costs, Kind, Plan, Schedule, compile, prove, read_source, simulate
-from schedlang.actions import is_send, is_transfer
-from schedlang.choice import choose_lowering
-from schedlang.dependencies import MAKES, SENDS, needs, receive_of
-from schedlang.expand import expand
-from schedlang.imports import load
+from schedlang import (
+    Actions,
+    CompileError,
+    Costs,
+    Kind,
+    Plan,
+    Schedule,
+    compile,
+    prove,
+    read_source,
+    simulate,
+)
+from schedlang.language.expand import expand
+from schedlang.language.imports import load
 from schedlang.lowering import CO_ISSUED, OWN, alternatives, lower
+from schedlang.lowering.choice import choose_lowering
 from schedlang.lowering.defer import defer
 from schedlang.lowering.fuse import fuse
+from schedlang.schedule.actions import is_send, is_transfer
+from schedlang.schedule.needs import MAKES, SENDS, needs, receive_of
 
 TESTS = Path(__file__).parent
 PROGRAMS = TESTS.parent / "programs"
 GALLERY = sorted(path.stem for path in PROGRAMS.glob("*.sched"))
-TRANSPORTS = ["portable", "gloo", "nccl", "nccl-eager", "blocking", "buffered:1", "buffered:2", "buffered"]
+TRANSPORTS = [
+    "portable",
+    "gloo",
+    "nccl",
+    "nccl-eager",
+    "blocking",
+    "buffered:1",
+    "buffered:2",
+    "buffered",
+]
 
-# Recorded makespans of an independent simulator, by schedule, latency and lowering, for each model of a transport.
+# Recorded makespans of an independent simulator, by schedule, latency and lowering, for each model
+# of a transport.
 RECORDED = json.loads((TESTS / "cases" / "comm_lowering.json").read_text())
 MODELS = {
-    "blocking": "blocking", "pair_fifo": "nccl", "rank_fifo": "nccl-eager", "buffered:2": "buffered:2",
+    "blocking": "blocking",
+    "pair_fifo": "nccl",
+    "rank_fifo": "nccl-eager",
+    "buffered:2": "buffered:2",
     "unordered": "gloo",
-}  # fmt: skip
+}
 PROGRAM = {
-    "gpipe": "gpipe", "1f1b": "1f1b", "eager": "eager_1f1b", "interleaved": "interleaved_1f1b", "bfs": "looped_bfs",
-    "zbh1": "zb_h1", "dualpipe": "dualpipe", "dualpipev": "dualpipe_v", "chimera": "chimera", "bitpipe": "bitpipe",
+    "gpipe": "gpipe",
+    "1f1b": "1f1b",
+    "eager": "eager_1f1b",
+    "interleaved": "interleaved_1f1b",
+    "bfs": "looped_bfs",
+    "zbh1": "zb_h1",
+    "dualpipe": "dualpipe",
+    "dualpipev": "dualpipe_v",
+    "chimera": "chimera",
+    "bitpipe": "bitpipe",
     "seq1f1b": "seq1f1b",
-}  # fmt: skip
+}
 
 
 @cache
-def program(name: str, transport: str = "portable", p2p: float | None = None, **params: int) -> Plan:
-    return compile(read_source(PROGRAMS / f"{name}.sched"), params, Costs(p2p=p2p), transport=transport)
+def program(
+    name: str, transport: str = "portable", p2p: float | None = None, **params: int
+) -> Plan:
+    return compile(
+        read_source(PROGRAMS / f"{name}.sched"), params, Costs(p2p=p2p), transport=transport
+    )
 
 
 def makespan(schedule: Schedule, transport: str, p2p: float) -> float:
@@ -53,7 +91,9 @@ def makespan(schedule: Schedule, transport: str, p2p: float) -> float:
 
 
 def recorded_plan(name: str) -> Plan:
-    """The plan of a recorded schedule, named `interleaved 4x8v2`: 4 ranks, 8 microbatches, 2 chunks."""
+    """The plan of a recorded schedule, named `interleaved 4x8v2`: 4 ranks, 8 microbatches, 2
+    chunks.
+    """
     family, sizes = name.split()
     ranks, _, rest = sizes.partition("x")
     microbatches, letter, value = rest.partition("v") if "v" in rest else rest.partition("k")
@@ -65,7 +105,8 @@ def naive(schedule: Schedule) -> Schedule:
     """Receives right before the op that needs them, sends right behind the one that makes them."""
     ranks = []
     for rank, actions in enumerate(schedule.ranks):
-        ops, written = actions.compute(), Actions()
+        ops = actions.compute()
+        written = Actions()
         for number, batch in enumerate(ops.batches(), start=1):
             for index in batch:
                 for need in needs(schedule, *ops.row(index)[:3]):
@@ -90,11 +131,13 @@ LOWERINGS = {"naive": naive, "co-issue": lambda plan: plan, "deferred": defer}
 def test_recorded_makespans(case: str) -> None:
     """All figures but two.
 
-    Of DualPipeV, the naive lowering receives some messages in another order than they are sent in. On a `buffered`
-    transport, where they meet in the order of the sends, that is an error; the recorded model told them apart.
+    Of DualPipeV, the naive lowering receives some messages in another order than they are sent in.
+    On a `buffered` transport, where they meet in the order of the sends, that is an error; the
+    recorded model told them apart.
     """
     name, latency, lowering = case.rsplit(" ", 2)
-    p2p, plan = float(latency.removeprefix("lat")), recorded_plan(name)
+    p2p = float(latency.removeprefix("lat"))
+    plan = recorded_plan(name)
     lowered = LOWERINGS[lowering](plan)
     assert simulate(plan, Costs(p2p=p2p), ideal=True).timeline.makespan == RECORDED[case]["ideal"]
     for model, transport in MODELS.items():
@@ -110,29 +153,44 @@ def test_recorded_makespans(case: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in GALLERY if name != "pipe_offload"])
 def test_times_are_those_of_an_independent_replay(name: str) -> None:
-    """At durations of which no two sums are alike, for all lowerings; the replay knows no copies to the host."""
-    plan, rng = program(name), random.Random(name)
+    """At durations of which no two sums are alike, for all lowerings; the replay knows no copies to
+    the host.
+    """
+    plan = program(name)
+    rng = random.Random(name)
     stages = len(plan.placement)
-    costs = Costs(*(tuple(rng.uniform(1, 2) for _ in range(stages)) for _ in range(4)), p2p=rng.uniform(0.1, 1))
+    costs = Costs(
+        *(tuple(rng.uniform(1, 2) for _ in range(stages)) for _ in range(4)),
+        p2p=rng.uniform(0.1, 1),
+    )
     for transport in TRANSPORTS[1:]:
-        changes = [lambda lowered: lowered, *([] if name.endswith("explicit") else alternatives(transport).values())]
+        changes = [
+            lambda lowered: lowered,
+            *([] if name.endswith("explicit") else alternatives(transport).values()),
+        ]
         for change in changes:
             lowered = evolve(change(plan), transport=transport)
             if verdict(lowered, transport):
                 expected = Replay(lowered, transport, costs).makespan()
-                assert simulate(lowered, costs).timeline.makespan == pytest.approx(expected, rel=1e-12), transport
+                assert simulate(lowered, costs).timeline.makespan == pytest.approx(
+                    expected, rel=1e-12
+                ), transport
 
 
 @pytest.mark.parametrize("name", ["1f1b_explicit", "interleaved_1f1b", "zb_h1"])
 def test_times_of_moved_transfers_are_those_of_an_independent_replay(name: str) -> None:
     seen = set()
     sizes = [(3, 6), (4, 4)] if name == "interleaved_1f1b" else [(3, 4), (4, 4)]
-    plans = tuple(program(name, ranks=ranks, microbatches=microbatches) for ranks, microbatches in sizes)
+    plans = tuple(
+        program(name, ranks=ranks, microbatches=microbatches) for ranks, microbatches in sizes
+    )
     for mutant in damaged_plans(one_of(plans), 80, random.Random(name)):
         for transport in TRANSPORTS[1:]:
             if verdict(mutant, transport):
                 expected = Replay(mutant, transport, Costs(p2p=0.3)).makespan()
-                assert makespan(mutant, transport, 0.3) == pytest.approx(expected, rel=1e-12), transport
+                assert makespan(mutant, transport, 0.3) == pytest.approx(expected, rel=1e-12), (
+                    transport
+                )
                 seen.add(round(expected, 6))
     assert len(seen) > 5
 
@@ -146,10 +204,18 @@ def test_the_first_message_goes_as_soon_as_there_is_one(transport: str) -> None:
 
 @pytest.mark.parametrize(
     ("transport", "starts"),
-    [("buffered:1", [1, 2, 3, 12, 22]), ("buffered:2", [1, 2, 3, 4, 12]), ("buffered", [1, 2, 3, 4, 5])],
+    [
+        ("buffered:1", [1, 2, 3, 12, 22]),
+        ("buffered:2", [1, 2, 3, 4, 12]),
+        ("buffered", [1, 2, 3, 4, 5]),
+    ],
 )
-def test_a_send_waits_for_room_until_a_message_is_received(transport: str, starts: list[float]) -> None:
-    """The last rank receives at 2, 12, 22…; when so many messages wait, the rank before stops behind its send."""
+def test_a_send_waits_for_room_until_a_message_is_received(
+    transport: str, starts: list[float]
+) -> None:
+    """The last rank receives at 2, 12, 22…; when so many messages wait, the rank before stops
+    behind its send.
+    """
     plan = program("gpipe", ranks=3, microbatches=5)
     timeline = simulate(evolve(plan, transport=transport), Costs(forward=(1, 1, 10))).timeline
     assert [bar.start for bar in timeline.ranks[1] if bar.kind == Kind.F] == starts
@@ -177,7 +243,8 @@ def test_sends_that_come_late_are_late_on_gloo_but_not_ideally() -> None:
 def test_the_choice_is_proved_and_no_slower_than_co_issued(name: str, transport: str) -> None:
     for p2p in (0.0, 0.25):
         # Passes choose the order of the ops for the costs.
-        plain, plan = program(name, "portable", p2p), program(name, transport, p2p)
+        plain = program(name, "portable", p2p)
+        plan = program(name, transport, p2p)
         prove(evolve(plan, transport=transport))
         assert plan.transport == transport
         if plan.layout.updates == plain.layout.updates:
@@ -188,19 +255,31 @@ def test_the_choice_is_proved_and_no_slower_than_co_issued(name: str, transport:
         timed = [trial.makespan for trial in plan.trials if trial.makespan is not None]
         if timed and not plan.kernels:
             assert found == min(timed)
-            assert next(trial.name for trial in plan.trials if trial.makespan == found) == plan.lowering
+            assert (
+                next(trial.name for trial in plan.trials if trial.makespan == found)
+                == plan.lowering
+            )
         if plan.kernels:
             prove(evolve(plan.for_updates(plan.layout.updates + 2), transport=transport))
         if transport in ("portable", "gloo"):
             assert plan.lowering in (CO_ISSUED, OWN)
-            assert [actions.text() for actions in plan.ranks] == [actions.text() for actions in plain.ranks]
+            assert [actions.text() for actions in plan.ranks] == [
+                actions.text() for actions in plain.ranks
+            ]
 
 
 def test_every_lowering_is_the_best_of_some_program() -> None:
     chosen = {
-        program(name, transport, p2p).lowering for name in GALLERY for transport in TRANSPORTS for p2p in (0.25, 1.0)
+        program(name, transport, p2p).lowering
+        for name in GALLERY
+        for transport in TRANSPORTS
+        for p2p in (0.25, 1.0)
     }
-    known = {CO_ISSUED, OWN, *(name for transport in TRANSPORTS for name in alternatives(transport))}
+    known = {
+        CO_ISSUED,
+        OWN,
+        *(name for transport in TRANSPORTS for name in alternatives(transport)),
+    }
     assert chosen == known
 
 
@@ -210,18 +289,25 @@ def test_verdicts_on_all_lowerings_are_those_of_every_interleaving(name: str) ->
     for transport in ("nccl", "nccl-eager", "blocking", "buffered:1"):
         for lowering, change in alternatives(transport).items():
             changed = change(plain)
-            assert verdict(changed, transport) == is_right(changed, transport), (lowering, transport)
+            assert verdict(changed, transport) == is_right(changed, transport), (
+                lowering,
+                transport,
+            )
 
 
 @settings(max_examples=60, deadline=None)
 @given(schedules(), st.sampled_from(TRANSPORTS), st.sampled_from([0.0, 0.3, 2.0]))
 def test_lowerings_of_random_schedules(schedule: Schedule, transport: str, p2p: float) -> None:
-    """The choice runs and computes what it should; and whatever lowering is not refused, takes its own time only."""
+    """The choice runs and computes what it should; and whatever lowering is not refused, takes its
+    own time only.
+    """
     schedule = evolve(schedule, transport=transport)
     costs = Costs(p2p=p2p)
     choice = choose_lowering(schedule, costs)
     prove(choice.schedule)
-    assert [each.compute().text() for each in choice.schedule.ranks] == [each.text() for each in schedule.ranks]
+    assert [each.compute().text() for each in choice.schedule.ranks] == [
+        each.text() for each in schedule.ranks
+    ]
     assert makespan(choice.schedule, transport, p2p) <= makespan(lower(schedule), transport, p2p)
     if transport == "blocking":
         assert oracle(choice.schedule)
@@ -240,13 +326,17 @@ def test_fused_batches_are_a_send_and_a_receive_and_have_their_mirror_image(name
         assert sorted(is_send(kind) for kind, *_ in batch) == [False, True]
         (peer,) = {fused.peer(kind, stage) for kind, stage, _ in batch}
         assert peer is not None
-        mirror = frozenset((*fused.layout.counterpart(kind, stage), microbatch) for kind, stage, microbatch in batch)
+        mirror = frozenset(
+            (*fused.layout.counterpart(kind, stage), microbatch)
+            for kind, stage, microbatch in batch
+        )
         assert (peer, mirror) in batches, (rank, batch)
 
 
 def test_the_trap_of_fused_exchanges_is_seen() -> None:
-    """Fused, 1F1B hangs at the first use of nccl's communicators where 2 <= M < P: ranks without a steady state batch
-    nothing. It runs on the other transports, and is chosen on none where it hangs.
+    """Fused, 1F1B hangs at the first use of nccl's communicators where 2 <= M < P: ranks without a
+    steady state batch nothing. It runs on the other transports, and is chosen on none where it
+    hangs.
     """
     trapped = 0
     for ranks in range(3, 9):
@@ -257,10 +347,15 @@ def test_the_trap_of_fused_exchanges_is_seen() -> None:
             if any(any(actions.group) for actions in fused.ranks):
                 trapped += 1
                 assert not verdict(fused, "nccl")
-                assert all(verdict(fused, each) for each in TRANSPORTS if each not in ("nccl", "portable"))
+                assert all(
+                    verdict(fused, each) for each in TRANSPORTS if each not in ("nccl", "portable")
+                )
                 assert not any(any(actions.group) for actions in plan.ranks)
     assert trapped > 5
-    refused = {each.name: each.wrong for each in program("1f1b", "nccl", 4.0, ranks=4, microbatches=3).trials}
+    refused = {
+        each.name: each.wrong
+        for each in program("1f1b", "nccl", 4.0, ranks=4, microbatches=3).trials
+    }
     assert refused["fused"] == "first-use"
 
 
@@ -279,5 +374,10 @@ def test_own_communication_stays_as_it_is() -> None:
     for transport in TRANSPORTS:
         choice = choose_lowering(evolve(own, transport=transport), Costs(p2p=1.0))
         assert (choice.name, choice.trials) == (OWN, ())
-        transfers = [[kind for kind in actions.kind if kind >= Kind.SEND_F] for actions in choice.schedule.ranks]
-        assert transfers == [[kind for kind in actions.kind if kind >= Kind.SEND_F] for actions in lower(own).ranks]
+        transfers = [
+            [kind for kind in actions.kind if kind >= Kind.SEND_F]
+            for actions in choice.schedule.ranks
+        ]
+        assert transfers == [
+            [kind for kind in actions.kind if kind >= Kind.SEND_F] for actions in lower(own).ranks
+        ]

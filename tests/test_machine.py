@@ -1,4 +1,6 @@
-"""The proof against an oracle that executes plans, on random schedules and on every kind of damage to them."""
+"""The proof against an oracle that executes plans, on random schedules and on every kind of damage
+to them.
+"""
 
 import random
 from collections import Counter
@@ -12,10 +14,10 @@ from hypothesis import given, settings
 from strategies import make_schedule, oracle, schedules
 
 from schedlang import Actions, CompileError, Costs, Schedule, compile, prove, read_source, simulate
+from schedlang.diagnostics.source import Span
 from schedlang.lowering import lower
-from schedlang.plan_reader import parse_actions
-from schedlang.source import Span
-from schedlang.structure import check_structure
+from schedlang.plan.reader import parse_actions
+from schedlang.proof.structure import check_structure
 
 TESTS = Path(__file__).parent
 PROGRAMS = sorted((TESTS.parent / "programs").glob("*.sched"))
@@ -60,7 +62,9 @@ def test_of_many_actions_that_cannot_be_one_is_told() -> None:
 def test_a_copy_is_in_no_group() -> None:
     actions = parse_actions("0F0 0F1 0OFFLOAD1", [0, 1, 2])
     actions.group[2] = 1
-    with pytest.raises(CompileError, match=r"`0OFFLOAD1` on rank 0: a copy .* stands alone") as caught:
+    with pytest.raises(
+        CompileError, match=r"`0OFFLOAD1` on rank 0: a copy .* stands alone"
+    ) as caught:
         check_structure(make_schedule((0, 1), 2, (actions, Actions())))
     assert [each.code for each in caught.value.diagnostics] == ["overlap"]
 
@@ -71,15 +75,21 @@ def test_every_schedule_that_can_run_is_lowered_and_proved(schedule: Schedule) -
     lowered = lower(schedule)
     prove(lowered)
     assert oracle(lowered)
-    assert [each.compute().text() for each in lowered.ranks] == [each.text() for each in schedule.ranks]
+    assert [each.compute().text() for each in lowered.ranks] == [
+        each.text() for each in schedule.ranks
+    ]
 
 
 @settings(max_examples=100, deadline=None)
 @given(schedules())
 def test_a_lower_bound_of_the_makespan(schedule: Schedule) -> None:
-    """No rank works faster than its work, and no microbatch passes faster than through all stages and back."""
+    """No rank works faster than its work, and no microbatch passes faster than through all stages
+    and back.
+    """
     execution = simulate(lower(schedule), Costs(p2p=0.5))
-    crossings = sum(a != b for a, b in zip(schedule.placement, schedule.placement[1:], strict=False))
+    crossings = sum(
+        a != b for a, b in zip(schedule.placement, schedule.placement[1:], strict=False)
+    )
     path = len(schedule.placement) * 2 + 2 * 0.5 * crossings
     assert execution.timeline.makespan >= max([path, *execution.timeline.busy]) - 1e-9
 

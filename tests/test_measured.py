@@ -1,7 +1,7 @@
 """Recorded runs: drawn, and compared with what was predicted for them.
 
-tests/cases/run.json was written by `schedc run programs/1f1b.sched -p ranks=2 -p microbatches=2 --steps 4 --trace …`;
-tests/test_runtime_training.py records others.
+tests/cases/run.json was written by `schedc run programs/1f1b.sched -p ranks=2 -p microbatches=2
+--steps 4 --trace …`; tests/test_runtime_training.py records others.
 """
 
 import json
@@ -15,10 +15,10 @@ from xml.etree import ElementTree
 import pytest
 
 from schedlang import Bar, Costs, Kind, Plan, compile, read_source, simulate
-from schedlang.cli import main
-from schedlang.costs import measured_costs, read_costs
-from schedlang.measured import Comparison, compare, comparison_json, read_run
-from schedlang.views import lay_out
+from schedlang.cli.main import main
+from schedlang.report.measured import Comparison, compare, comparison_json, read_run
+from schedlang.report.views import lay_out
+from schedlang.schedule.costs import measured_costs, read_costs
 
 TESTS = Path(__file__).parent
 PROGRAMS = TESTS.parent / "programs"
@@ -38,7 +38,8 @@ def plan_of(name: str, **params: int) -> Plan:
 
 def recorded_as(path: Path, plan: Plan, *steps: Costs) -> Path:
     """The trace of a run each of whose steps went as the simulation at some costs."""
-    events, begin = [], 1000.0
+    events = []
+    begin = 1000.0
     for costs in steps:
         timeline = simulate(plan, costs).timeline
         for rank, bars in enumerate(timeline.ranks):
@@ -56,7 +57,9 @@ def test_the_recorded_run() -> None:
     assert len(run.actions) == len(events)
     assert len(run.steps) == 3
     for step in run.steps:
-        assert [" ".join(map(str, bars)) for bars in step.ranks] == [each.compute().text() for each in run.plan.ranks]
+        assert [" ".join(map(str, bars)) for bars in step.ranks] == [
+            each.compute().text() for each in run.plan.ranks
+        ]
         assert min(bars[0].start for bars in step.ranks) == 0
     assert run.median.makespan == median(step.makespan for step in run.steps)
     # The last stage sends no activations: its forwards take what their events do.
@@ -102,10 +105,14 @@ def compared(tmp_path: Path, plan: Plan, *steps: Costs, given: Costs | None = No
     return compare(plan, run) if given is None else compare(plan, run, given)
 
 
-@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "zb_h1", "dualpipe", "chimera", "1f1b_recompute"])
+@pytest.mark.parametrize(
+    "name", ["1f1b", "interleaved_1f1b", "zb_h1", "dualpipe", "chimera", "1f1b_recompute"]
+)
 def test_a_run_that_goes_as_simulated_is_predicted(tmp_path: Path, name: str) -> None:
     plan = plan_of(name)
-    costs = Costs(forward=(1100,), backward=(2000,), input=(1300,), weight=(900,), recompute=(1000,))
+    costs = Costs(
+        forward=(1100,), backward=(2000,), input=(1300,), weight=(900,), recompute=(1000,)
+    )
     found = compared(tmp_path, plan, costs, costs)
     assert found.error == pytest.approx(0)
     assert found.predicted.busy == pytest.approx(found.measured.busy)
@@ -116,7 +123,11 @@ def test_a_run_that_goes_as_simulated_is_predicted(tmp_path: Path, name: str) ->
 
 def test_a_program_in_a_unit_of_its_own_is_predicted_by_what_was_measured(tmp_path: Path) -> None:
     program = tmp_path / "own.sched"
-    text = (PROGRAMS / "gpipe.sched").read_text().replace("param ranks", "cost F = 7  cost send = 5  param ranks", 1)
+    text = (
+        (PROGRAMS / "gpipe.sched")
+        .read_text()
+        .replace("param ranks", "cost F = 7  cost send = 5  param ranks", 1)
+    )
     program.write_text(re.sub(r".*assert .*", "", text))
     plan = compile(read_source(program))
     costs = Costs(forward=(1100,), backward=(2000,), p2p=0)
@@ -126,7 +137,9 @@ def test_a_program_in_a_unit_of_its_own_is_predicted_by_what_was_measured(tmp_pa
 
 def test_given_costs_predict_in_place_of_those_of_the_run(tmp_path: Path) -> None:
     plan = plan_of("gpipe", ranks=2, microbatches=2)
-    found = compared(tmp_path, plan, Costs(forward=(100,), backward=(200,)), given=Costs(forward=(50,)))
+    found = compared(
+        tmp_path, plan, Costs(forward=(100,), backward=(200,)), given=Costs(forward=(50,))
+    )
     assert found.measured.makespan == pytest.approx(900)
     assert (found.predicted.makespan, found.error) == (pytest.approx(750), pytest.approx(-1 / 6))
 
@@ -150,30 +163,48 @@ def test_stragglers_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     worst, other = found.stragglers
     assert (worst.rank, worst.stages, worst.ratio) == (2, (2, 6), pytest.approx(1.5))
     assert (other.rank, other.stages, other.spread) == (1, (1,), pytest.approx(2 / 3))
-    assert comparison_json(found)["stragglers"][0] == {"rank": 2, "stages": (2, 6), "ratio": pytest.approx(1.5)}
+    assert comparison_json(found)["stragglers"][0] == {
+        "rank": 2,
+        "stages": (2, 6),
+        "ratio": pytest.approx(1.5),
+    }
     program = PROGRAMS / "interleaved_1f1b.sched"
-    text = output(capsys, "compare", program, tmp_path / "run.json", "-p", "ranks=4", "-p", "chunks=2")
-    assert (
-        "\nslow: stages 2, 6 on rank 2: the ops of a microbatch take up to 1.50x as long as on other stages\n" in text
+    text = output(
+        capsys, "compare", program, tmp_path / "run.json", "-p", "ranks=4", "-p", "chunks=2"
     )
     assert (
-        "\nunsteady: stage 1 on rank 1: the middle half of the ops of a kind spreads over 67% of the median\n" in text
+        "\nslow: stages 2, 6 on rank 2: the ops of a microbatch take up to 1.50x as long as on other stages\n"
+        in text
+    )
+    assert (
+        "\nunsteady: stage 1 on rank 1: the middle half of the ops of a kind spreads over 67% of the median\n"
+        in text
     )
 
 
 def test_the_comparison_in_text(
-    capsys: pytest.CaptureFixture[str], golden: Callable[[str, Path], None], monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str],
+    golden: Callable[[str, Path], None],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "110")
     golden(output(capsys, "compare", *GIVEN), TESTS / "golden" / "views" / "run.txt")
 
 
-def test_costs_are_written_for_the_next_simulation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_costs_are_written_for_the_next_simulation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     found: dict[str, Any] = {}
     for name in ("costs.json", "costs.yaml"):
-        found = json.loads(output(capsys, "compare", *GIVEN, "--json", "--write-costs", tmp_path / name))
+        found = json.loads(
+            output(capsys, "compare", *GIVEN, "--json", "--write-costs", tmp_path / name)
+        )
         assert read_costs(tmp_path / name) == read_run(RECORDED).costs
-    again = json.loads(output(capsys, "simulate", GIVEN[0], *GIVEN[2:], "--costs", tmp_path / "costs.yaml", "--json"))
+    again = json.loads(
+        output(
+            capsys, "simulate", GIVEN[0], *GIVEN[2:], "--costs", tmp_path / "costs.yaml", "--json"
+        )
+    )
     assert again["makespan"] == found["predicted"]["makespan"]
     assert again["busy"] == found["predicted"]["busy"]
     assert found["costs"] == read_run(RECORDED).costs.to_json()
@@ -190,35 +221,54 @@ def test_every_view_draws_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert text.startswith(f"{title}: makespan {run.median.makespan:.10g}, ")
     for ending in ("svg", "html", "json", "png"):
         output(capsys, "view", RECORDED, "-o", tmp_path / f"run.{ending}")
-    assert ElementTree.parse(tmp_path / "run.svg").findtext("{http://www.w3.org/2000/svg}title") == title
+    assert (
+        ElementTree.parse(tmp_path / "run.svg").findtext("{http://www.w3.org/2000/svg}title")
+        == title
+    )
     assert title in (tmp_path / "run.html").read_text()
     # In a viewer of traces it takes the time that it took.
     events = json.loads((tmp_path / "run.json").read_text())["traceEvents"]
     shown = {(each["name"], each["ts"], each["dur"]) for each in events if each["ph"] == "X"}
-    assert shown == {(str(bar), bar.start, bar.end - bar.start) for bars in run.median.ranks for bar in bars}
+    assert shown == {
+        (str(bar), bar.start, bar.end - bar.start) for bars in run.median.ranks for bar in bars
+    }
     picture = lay_out(run.plan, run.execution())
     assert picture.memory[0][-1] == (run.median.ranks[0][-1].end, 0)
     assert run.execution().peak_activations == simulate(run.plan).peak_activations
     output(capsys, "view", *GIVEN, "--costs", RECORDED, "-o", tmp_path / "both.html")
-    assert f"one_f_one_b (ranks = 2, microbatches = 2) and {title}" in (tmp_path / "both.html").read_text()
+    assert (
+        f"one_f_one_b (ranks = 2, microbatches = 2) and {title}"
+        in (tmp_path / "both.html").read_text()
+    )
 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (["compare", str(RECORDED)], "a recorded run is compared with its program or plan"),
-        (["compare", GIVEN[0], GIVEN[0], str(RECORDED)], "a recorded run is compared with its program or plan"),
+        (
+            ["compare", GIVEN[0], GIVEN[0], str(RECORDED)],
+            "a recorded run is compared with its program or plan",
+        ),
         (
             ["compare", *GIVEN[:2]],
             "the run is of `one_f_one_b` (ranks = 2, microbatches = 2), `one_f_one_b` (ranks = 4",
         ),
-        (["compare", *GIVEN, "--forward-times", "1", "2", "3"], "3 durations of `F` are given, there are 2 stages"),
-        (["compare", GIVEN[0], "--write-costs", "costs.json"], "--write-costs writes what a recorded run shows"),
+        (
+            ["compare", *GIVEN, "--forward-times", "1", "2", "3"],
+            "3 durations of `F` are given, there are 2 stages",
+        ),
+        (
+            ["compare", GIVEN[0], "--write-costs", "costs.json"],
+            "--write-costs writes what a recorded run shows",
+        ),
         (["view", str(RECORDED), "-p", "ranks=2"], "is a recorded run: it is drawn as it was"),
         (["view", str(RECORDED), "--p2p-time", "2"], "is a recorded run: it is drawn as it was"),
     ],
 )
-def test_wrong_usage(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         main(arguments)
     assert caught.value.code == 2
@@ -240,17 +290,36 @@ def without(name: str) -> Callable[[dict[str, Any]], Any]:
     [
         (lambda document: document.pop("otherData"), "trace", "the trace has no plan"),
         (lambda document: document.update(traceEvents=5), "trace", "the trace has no step"),
-        (without("1B0"), "trace", "step 0 of rank 1 in the trace does not have the ops of the plan in order"),
-        (lambda document: document["traceEvents"].__delitem__(slice(1, None)), "trace", "step 0 of rank 0"),
-        (lambda document: document["traceEvents"][0].update(dur=-1), "trace", "not a whole trace: `"),
+        (
+            without("1B0"),
+            "trace",
+            "step 0 of rank 1 in the trace does not have the ops of the plan in order",
+        ),
+        (
+            lambda document: document["traceEvents"].__delitem__(slice(1, None)),
+            "trace",
+            "step 0 of rank 0",
+        ),
+        (
+            lambda document: document["traceEvents"][0].update(dur=-1),
+            "trace",
+            "not a whole trace: `",
+        ),
         (lambda document: document["traceEvents"][0].update(ts="soon"), "trace", "starts at soon"),
-        (lambda document: document["otherData"]["plan"].update(actions=[]), "plan", "must have 2 lines, one per rank"),
+        (
+            lambda document: document["otherData"]["plan"].update(actions=[]),
+            "plan",
+            "must have 2 lines, one per rank",
+        ),
     ],
 )
 def test_a_damaged_trace(
-    tmp_path: Path, change: Callable[[dict[str, Any]], Any], code: str, complaint: str,
+    tmp_path: Path,
+    change: Callable[[dict[str, Any]], Any],
+    code: str,
+    complaint: str,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     document = json.loads(RECORDED.read_text())
     change(document)
     (tmp_path / "bad.json").write_text(json.dumps(document))

@@ -1,4 +1,6 @@
-"""Models of users: how they are cut into stages, their files, and that they train as in one process."""
+"""Models of users: how they are cut into stages, their files, and that they train as in one
+process.
+"""
 
 import copy
 import os
@@ -10,7 +12,7 @@ import pytest
 from launches import ROOT, Outcome, Run, fixtures
 
 from schedlang import compile, read_source
-from schedlang.plan import Plan
+from schedlang.plan.plan import Plan
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 import torch
@@ -33,7 +35,9 @@ def test_a_sequential_is_cut_for_every_placement(run: Run) -> None:
 
 
 def test_stages_that_are_not_neighbours(run: Run) -> None:
-    """All stages of a decoder need what the encoder made, and the last one what the first began with."""
+    """All stages of a decoder need what the encoder made, and the last one what the first began
+    with.
+    """
     for found in run("encoder_decoder", 4).found():
         assert len(found) == 4
         assert max(found.values()) < 1e-12
@@ -76,7 +80,9 @@ def test_replicas_of_a_pipeline_save_one_model(run: Run) -> None:
 
 
 def test_a_run_goes_on_under_another_schedule_and_number_of_ranks(run: Run, tmp_path: Path) -> None:
-    """20 steps with AdamW, to the bit: losses, and the weights as `from_pretrained` reads them in the end."""
+    """20 steps with AdamW, to the bit: losses, and the weights as `from_pretrained` reads them in
+    the end.
+    """
     (first,) = filter(None, run("first_half", 4).found())
     (tmp_path / "port").unlink()
     ours, others = run("second_half", 2).found()
@@ -99,7 +105,9 @@ def test_a_model_is_saved_whole_or_not_at_all(run: Run, tmp_path: Path) -> None:
     """A rank dies; the next attempt, in the same place, is not harmed by what is left of the first."""
     outcome = run("dies_while_saving", 2)
     assert outcome.codes == [1, -9]
-    assert re.search(r"rank 1 has not written its part of the model within 2 s$", outcome.logs[0], re.M)
+    assert re.search(
+        r"rank 1 has not written its part of the model within 2 s$", outcome.logs[0], re.M
+    )
     assert not (tmp_path / "saved").exists()
     assert (tmp_path / "saved.new").exists()
     (tmp_path / "port").unlink()
@@ -111,10 +119,19 @@ def test_a_model_is_saved_whole_or_not_at_all(run: Run, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("scenario", "message"),
     [
-        ("names_twice", r"two stages have a weight `0\.weight`: save_model is for stages of one model, by `split`"),
-        ("apart", r"`\S+00002-of-00002\.safetensors` is not there for rank 0: all ranks must share the folder"),
+        (
+            "names_twice",
+            r"two stages have a weight `0\.weight`: save_model is for stages of one model, by `split`",
+        ),
+        (
+            "apart",
+            r"`\S+00002-of-00002\.safetensors` is not there for rank 0: all ranks must share the folder",
+        ),
         ("nowhere", r"the model `\S+/file/saved` cannot be written: (Not a directory|File exists)"),
-        ("still_empty", r"the stages are on the meta device: give them their weights first, by `load_model`"),
+        (
+            "still_empty",
+            r"the stages are on the meta device: give them their weights first, by `load_model`",
+        ),
     ],
 )
 def test_what_cannot_be_saved_or_run_is_one_error(run: Run, scenario: str, message: str) -> None:
@@ -130,10 +147,15 @@ WITH_GLUE = "all that is done to it must be done in blocks"
 class Model(nn.Module):
     """Four blocks, between which something may be done, or not all of them called."""
 
-    def __init__(self, glue: Callable[[Tensor, int], Tensor] = lambda x, _: x, calls: Sequence[int] = range(4)) -> None:
+    def __init__(
+        self,
+        glue: Callable[[Tensor, int], Tensor] = lambda x, _: x,
+        calls: Sequence[int] = range(4),
+    ) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(4))
-        self.glue, self.calls = glue, calls
+        self.glue = glue
+        self.calls = calls
 
     def forward(self, x: Tensor) -> Tensor:
         for place in self.calls:
@@ -158,20 +180,35 @@ def first_forward(model: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (Model(lambda x, place: x + 1 if place == 0 else x),
-         f"the model gives block `layers.1` something else than what block `layers.0` returns: {WITH_GLUE}"),
-        (Model(lambda x, place: x.mul_(2) if place == 3 else x),
-         f"the model returns something else than what block `layers.3` returns: {WITH_GLUE}"),
-        (Model(lambda x, _: x.flatten()),
-         f"the model gives block `layers.1` something else than what block `layers.0` returns: {WITH_GLUE}"),
-        (Model(calls=[0, 2, 1, 3]),
-         "the model calls block `layers.2` after `layers.0`, where `blocks` has `layers.1`"),
-        (Model(calls=[0, 1, 2]), "the model calls no block after `layers.2`, where `blocks` has `layers.3`"),
-        (Model(calls=[0, 1, 2, 3, 3]),
-         "the model calls block `layers.3` after `layers.3`, where `blocks` has the end"),
+        (
+            Model(lambda x, place: x + 1 if place == 0 else x),
+            f"the model gives block `layers.1` something else than what block `layers.0` returns: {WITH_GLUE}",
+        ),
+        (
+            Model(lambda x, place: x.mul_(2) if place == 3 else x),
+            f"the model returns something else than what block `layers.3` returns: {WITH_GLUE}",
+        ),
+        (
+            Model(lambda x, _: x.flatten()),
+            f"the model gives block `layers.1` something else than what block `layers.0` returns: {WITH_GLUE}",
+        ),
+        (
+            Model(calls=[0, 2, 1, 3]),
+            "the model calls block `layers.2` after `layers.0`, where `blocks` has `layers.1`",
+        ),
+        (
+            Model(calls=[0, 1, 2]),
+            "the model calls no block after `layers.2`, where `blocks` has `layers.3`",
+        ),
+        (
+            Model(calls=[0, 1, 2, 3, 3]),
+            "the model calls block `layers.3` after `layers.3`, where `blocks` has the end",
+        ),
     ],
-)  # fmt: skip
-def test_a_model_that_does_more_than_call_its_blocks_is_found_out(model: Model, message: str) -> None:
+)
+def test_a_model_that_does_more_than_call_its_blocks_is_found_out(
+    model: Model, message: str
+) -> None:
     with pytest.raises(PipelineError, match=re.escape(message)):
         first_forward(model)
 
@@ -182,11 +219,13 @@ def test_views_of_all_are_not_taken_for_more() -> None:
 
 
 def test_a_list_of_blocks_is_called_in_its_order() -> None:
-    blocks, x = [nn.Linear(4, 4) for _ in range(4)], torch.ones(2, 4)
+    blocks = [nn.Linear(4, 4) for _ in range(4)]
+    x = torch.ones(2, 4)
     stages = [split(nn.ModuleList(blocks), PLAN, rank=rank)[rank] for rank in range(2)]
     assert [list(dict(stage.named_parameters()))[::2] for stage in stages] == [
-        ["0.weight", "1.weight"], ["2.weight", "3.weight"]
-    ]  # fmt: skip
+        ["0.weight", "1.weight"],
+        ["2.weight", "3.weight"],
+    ]
     assert torch.equal(stages[1](stages[0](x)), nn.Sequential(*blocks)(x))
     assert len(measure(nn.ModuleList(blocks), x)) == 4
 
@@ -194,11 +233,19 @@ def test_a_list_of_blocks_is_called_in_its_order() -> None:
 @pytest.mark.parametrize(
     ("blocks", "costs", "message"),
     [
-        ([""], None, "`blocks` and `costs` do not cut the model: 1 block for 2 stages, of which each has one or more"),
+        (
+            [""],
+            None,
+            "`blocks` and `costs` do not cut the model: 1 block for 2 stages, of which each has one or more",
+        ),
         (["layer"], None, "the model has no block `layer`"),
         (["layers.0", "layers.1"], None, "the weight `layers.2.weight` is in none of the blocks"),
         (["layers"], [1, 1], "the model has 4 blocks, `costs` has 2"),
-        (["layers"], [1, 1, 1, -1], "do not cut the model: the costs of the blocks must be numbers from 0, not all 0"),
+        (
+            ["layers"],
+            [1, 1, 1, -1],
+            "do not cut the model: the costs of the blocks must be numbers from 0, not all 0",
+        ),
     ],
 )
 def test_what_split_cannot_cut(blocks: list[str], costs: list[float] | None, message: str) -> None:
@@ -212,7 +259,9 @@ def test_each_stage_has_its_own_copy_of_a_tied_weight() -> None:
     model.layers[3].weight = tied = model.layers[0].weight
     stages = split(model, plan_of("zb_v", ranks=2), ["layers"], rank=0)
     assert stages.tied == [{0: "layers.0.weight", 3: "layers.3.weight"}]
-    first, last = (dict(stages[stage].named_parameters())[name] for stage, name in stages.tied[0].items())
+    first, last = (
+        dict(stages[stage].named_parameters())[name] for stage, name in stages.tied[0].items()
+    )
     assert first is tied is model.layers[3].weight
     assert last is not tied
     assert torch.equal(last, tied)
@@ -220,7 +269,9 @@ def test_each_stage_has_its_own_copy_of_a_tied_weight() -> None:
 
 def test_what_is_shared_and_slices_are_not_cut() -> None:
     activation = nn.ReLU()
-    with pytest.raises(PipelineError, match="the blocks `1` and `3` are one module: they must be two"):
+    with pytest.raises(
+        PipelineError, match="the blocks `1` and `3` are one module: they must be two"
+    ):
         split(nn.Sequential(nn.Linear(4, 4), activation, nn.Linear(4, 4), activation), PLAN, rank=0)
     with pytest.raises(PipelineError, match="the plan has slices"):
         split(Model(), plan_of("terapipe"), ["layers"], rank=0)
@@ -228,7 +279,13 @@ def test_what_is_shared_and_slices_are_not_cut() -> None:
 
 def test_a_measure_finds_the_slow_blocks_and_leaves_the_model_alone() -> None:
     """Even where the model has no weights yet."""
-    layers = [nn.Tanh(), nn.Linear(1024, 1024), nn.Tanh(), nn.Linear(1024, 1024), nn.BatchNorm1d(1024)]
+    layers = [
+        nn.Tanh(),
+        nn.Linear(1024, 1024),
+        nn.Tanh(),
+        nn.Linear(1024, 1024),
+        nn.BatchNorm1d(1024),
+    ]
     full = nn.Sequential(*layers)
     empty = copy.deepcopy(full).to("meta")
     before = copy.deepcopy(full.state_dict())
@@ -250,14 +307,17 @@ def test_files_that_are_of_no_use(tmp_path: Path) -> None:
     stages = model_in(tmp_path)
     assert load_model(tmp_path, stages) == 0
     with pytest.raises(
-        PipelineError, match=r"`\S+/optimizer.safetensors.index.json` cannot be read: No such file or d"
+        PipelineError,
+        match=r"`\S+/optimizer.safetensors.index.json` cannot be read: No such file or d",
     ):
         load_optimizers(tmp_path, stages, [])
     with pytest.raises(PipelineError, match=r"`\S+` has no `0\.weight`"):
         load_model(tmp_path, {0: nn.Sequential(nn.Linear(4, 4))})
     other = Model()
     other.layers[2] = nn.Linear(4, 5)
-    with pytest.raises(PipelineError, match=r"`layers\.2\.weight` is \[4, 4\] in `\S+`, here \[5, 4\]"):
+    with pytest.raises(
+        PipelineError, match=r"`layers\.2\.weight` is \[4, 4\] in `\S+`, here \[5, 4\]"
+    ):
         load_model(tmp_path, {0: other})
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:100])

@@ -1,4 +1,5 @@
-"""Two nodes in network namespaces of this machine: the link between them is cut, and training goes on later.
+"""Two nodes in network namespaces of this machine: the link between them is cut, and training goes
+on later.
 
 It needs the right to make namespaces: root, or CAP_NET_ADMIN and CAP_SYS_ADMIN. `make nodes`.
 """
@@ -24,9 +25,11 @@ pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportEr
 pytestmark = pytest.mark.processes
 
 #: Seconds for which a rank waits at most, and in which all have ended then.
-TIMEOUT, END = 5, 20
+TIMEOUT = 5
+END = 20
 LIMIT = 100
-STEPS, EVERY = 12, 3
+STEPS = 12
+EVERY = 3
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 
 
@@ -46,17 +49,45 @@ class Nodes:
     def start(self, folder: Path, node: int, restarts: int = 0) -> subprocess.Popen:
         """A node's torchrun, with two ranks; it writes to `node<n>` of the folder."""
         command = [
-            "ip", "netns", "exec", self.names[node], sys.executable, "-m", "torch.distributed.run",
-            "--nnodes", "2", "--nproc-per-node", "2",
-            "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{ADDRESSES[0]}:29500",
-            "--rdzv-conf", f"is_host={int(node == 0)}", "--local-addr", ADDRESSES[node],
-            "--max-restarts", str(restarts),
-            "-m", "schedlang.runtime", str(folder / "plan.json"), "--steps", str(STEPS), "--timeout", str(TIMEOUT),
-            "--checkpoint", str(folder / "kept"), "--every", str(EVERY), "--check",
-        ]  # fmt: skip
+            "ip",
+            "netns",
+            "exec",
+            self.names[node],
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nnodes",
+            "2",
+            "--nproc-per-node",
+            "2",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            f"{ADDRESSES[0]}:29500",
+            "--rdzv-conf",
+            f"is_host={int(node == 0)}",
+            "--local-addr",
+            ADDRESSES[node],
+            "--max-restarts",
+            str(restarts),
+            "-m",
+            "schedlang.runtime",
+            str(folder / "plan.json"),
+            "--steps",
+            str(STEPS),
+            "--timeout",
+            str(TIMEOUT),
+            "--checkpoint",
+            str(folder / "kept"),
+            "--every",
+            str(EVERY),
+            "--check",
+        ]
         with (folder / f"node{node}").open("w") as log:
             environment = ENVIRONMENT | {"GLOO_SOCKET_IFNAME": f"up{node}"}
-            return subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
+            return subprocess.Popen(
+                command, stdout=log, stderr=log, env=environment, start_new_session=True
+            )
 
 
 @pytest.fixture
@@ -70,7 +101,20 @@ def nodes() -> Iterator[Nodes]:
         pytest.skip(f"no network namespaces can be made here: {error.stderr.strip()}")
     try:
         ip("netns", "add", names[1])
-        ip("-n", names[0], "link", "add", "up0", "type", "veth", "peer", "name", "up1", "netns", names[1])
+        ip(
+            "-n",
+            names[0],
+            "link",
+            "add",
+            "up0",
+            "type",
+            "veth",
+            "peer",
+            "name",
+            "up1",
+            "netns",
+            names[1],
+        )
         for node, (name, address) in enumerate(zip(names, ADDRESSES, strict=True)):
             ip("-n", name, "address", "add", f"{address}/24", "dev", f"up{node}")
             ip("-n", name, "link", "set", "lo", "up")
@@ -83,7 +127,9 @@ def nodes() -> Iterator[Nodes]:
 
 def ranks_of(torchrun: int) -> list[int]:
     """The processes of a node's ranks."""
-    return [int(each) for each in Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split()]
+    return [
+        int(each) for each in Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split()
+    ]
 
 
 def until(condition: object, seconds: float) -> float:
@@ -105,13 +151,18 @@ def ended(process: int) -> bool:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("restarts", [0, 3])
-def test_a_cut_link_ends_all_and_training_goes_on(tmp_path: Path, nodes: Nodes, restarts: int) -> None:
-    """All ranks end within the time-out and say why; in the end, losses and gradients are those of one process.
+def test_a_cut_link_ends_all_and_training_goes_on(
+    tmp_path: Path, nodes: Nodes, restarts: int
+) -> None:
+    """All ranks end within the time-out and say why; in the end, losses and gradients are those of
+    one process.
 
     What goes on is a new launch, or torchrun by itself, which may start some nodes too early.
     """
     program = ROOT / "programs" / "1f1b.sched"
-    write_plan(compile(Source(program.name, program.read_text()), {"ranks": 4}), tmp_path / "plan.json")
+    write_plan(
+        compile(Source(program.name, program.read_text()), {"ranks": 4}), tmp_path / "plan.json"
+    )
     launched = [nodes.start(tmp_path, node, restarts) for node in range(2)]
     try:
         until((tmp_path / "kept" / f"step-{EVERY}").exists, LIMIT)
@@ -140,7 +191,9 @@ def test_a_cut_link_ends_all_and_training_goes_on(tmp_path: Path, nodes: Nodes, 
 
 
 def check_reports(logs: list[str]) -> None:
-    """The first node has the store and knows who does not answer; the second one only that it has lost the store."""
+    """The first node has the store and knows who does not answer; the second one only that it has
+    lost the store.
+    """
     place = r"at \d\w+\d \(1f1b.sched:\d+\)"
     first = rf"rank [23] does not answer: rank [01] has waited {TIMEOUT} s {place}"
     for rank in range(4):

@@ -1,4 +1,6 @@
-"""Updates that are clipped by the norm of all gradients: when they are made, and which plans have no time for it."""
+"""Updates that are clipped by the norm of all gradients: when they are made, and which plans have
+no time for it.
+"""
 
 import re
 from pathlib import Path
@@ -6,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from schedlang import Plan, Source, compile, read_source, simulate
-from schedlang.actions import is_transfer
-from schedlang.kinds import Kind
-from schedlang.norms import put_off, why_not
+from schedlang.ranks.norms import put_off, why_not
+from schedlang.schedule.actions import is_transfer
+from schedlang.schedule.kinds import Kind
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 
-# Rank 1 sends a gradient only after a forward that reads the weights of the update which that gradient is part of; or,
-# with `early`, before.
+# Rank 1 sends a gradient only after a forward that reads the weights of the update which that
+# gradient is part of; or, with `early`, before.
 LATE_SEND = """schedule late_send {
     param ranks = 2
     param microbatches = 1
@@ -36,7 +38,11 @@ LATE_SEND = """schedule late_send {
 
 
 def plan_of(name: str, updates: int = 6, **params: int) -> Plan:
-    source = Source("late_send.sched", LATE_SEND) if name == "late_send" else read_source(PROGRAMS / f"{name}.sched")
+    source = (
+        Source("late_send.sched", LATE_SEND)
+        if name == "late_send"
+        else read_source(PROGRAMS / f"{name}.sched")
+    )
     plan = compile(source, params)
     return plan.for_updates(updates) if plan.kernels else plan
 
@@ -53,25 +59,41 @@ def test_an_update_is_put_off_to_what_needs_it() -> None:
     plan = plan_of("pipedream_2bw", updates=4)
     assert made(plan, 0) == {"0U0": "0F8", "0U1": "0F12", "0U2": "0U3", "0U3": "end"}
     assert made(plan, 3) == {"3U0": "3U1", "3U1": "3U2", "3U2": "3U3", "3U3": "end"}
-    assert made(plan_of("pipedream", updates=6), 0) == {"0U0": "0F4", "0U1": "0F5", "0U2": "0U3", "0U3": "0U4",
-                                                       "0U4": "0U5", "0U5": "end"}  # fmt: skip
+    assert made(plan_of("pipedream", updates=6), 0) == {
+        "0U0": "0F4",
+        "0U1": "0F5",
+        "0U2": "0U3",
+        "0U3": "0U4",
+        "0U4": "0U5",
+        "0U5": "end",
+    }
     assert made(plan_of("gpipe_groups"), 1) == {"5U": "end", "1U": "end"}
     assert made(plan_of("1f1b"), 0) == {}
 
 
 @pytest.mark.parametrize(("ranks", "microbatches"), [(4, 4), (8, 8), (4, 3), (2, 1)])
 def test_nobody_waits_in_pipedream_2bw(ranks: int, microbatches: int) -> None:
-    """By the simulation: when an update is made, all ranks have had their parts of its norm, but at the end."""
+    """By the simulation: when an update is made, all ranks have had their parts of its norm, but at
+    the end.
+    """
     plan = plan_of("pipedream_2bw", ranks=ranks, microbatches=microbatches)
     bars = [[*each] for each in simulate(plan, ideal=True).timeline.ranks]
-    ends = {(rank, bar.microbatch): bar.end for rank, each in enumerate(bars) for bar in each if bar.kind == Kind.U}
+    ends = {
+        (rank, bar.microbatch): bar.end
+        for rank, each in enumerate(bars)
+        for bar in each
+        if bar.kind == Kind.U
+    }
     for rank in range(len(plan.ranks)):
         starts = {str(bar): bar.start for bar in bars[rank]}
         waits = {update: word for update, word in made(plan, rank).items() if word != "end"}
         assert len(waits) == plan.layout.updates - 1
         for word, place in waits.items():
             update = int(word.partition("U")[2])
-            assert starts[place] >= max(ends[other, update] for other in range(len(plan.ranks))), (rank, word)
+            assert starts[place] >= max(ends[other, update] for other in range(len(plan.ranks))), (
+                rank,
+                word,
+            )
 
 
 @pytest.mark.parametrize(
@@ -83,17 +105,29 @@ def test_nobody_waits_in_pipedream_2bw(ranks: int, microbatches: int) -> None:
         ("pipedream_vertical", {}, None),
         ("gpipe_groups", {}, None),
         ("late_send", {"early": 1}, None),
-        ("late_send", {},
-         "before `1F1` (late_send.sched:14) rank 1 would wait in vain for the norm of update 0: rank 0 has its part of "
-         "it only after `0U0` (late_send.sched:11)"),
-        ("wpipe", {},
-         "before `4F4` (wpipe.sched:24) rank 0 would wait in vain for the norm of update 0: rank 0 has its part of it "
-         "only after `0U0` (wpipe.sched:28)"),
+        (
+            "late_send",
+            {},
+            "before `1F1` (late_send.sched:14) rank 1 would wait in vain for the norm of update 0: rank 0 has its part of "
+            "it only after `0U0` (late_send.sched:11)",
+        ),
+        (
+            "wpipe",
+            {},
+            "before `4F4` (wpipe.sched:24) rank 0 would wait in vain for the norm of update 0: rank 0 has its part of it "
+            "only after `0U0` (wpipe.sched:28)",
+        ),
         ("1f1b", {}, "the plan does not update stage 0 itself (`U`)"),
-        ("pipedream_replicated", {}, "its stages have replicas in other pipelines, whose gradients they also wait for"),
+        (
+            "pipedream_replicated",
+            {},
+            "its stages have replicas in other pipelines, whose gradients they also wait for",
+        ),
     ],
-)  # fmt: skip
-def test_plans_that_have_no_time_for_the_norm(name: str, params: dict[str, int], message: str | None) -> None:
+)
+def test_plans_that_have_no_time_for_the_norm(
+    name: str, params: dict[str, int], message: str | None
+) -> None:
     plan = plan_of(name, **params)
     assert why_not(plan) == (message and message.replace("(wpipe", f"({PROGRAMS}/wpipe"))
     if message is None or "update 0" in message:
@@ -106,8 +140,11 @@ def test_a_plan_for_one_transport_is_not_asked() -> None:
 
 
 def stands(plan: Plan) -> bool:
-    """Whether some rank never comes to the end: all are tried again and again, each action by itself."""
-    at, ranks = [0 for _ in plan.ranks], range(len(plan.ranks))
+    """Whether some rank never comes to the end: all are tried again and again, each action by
+    itself.
+    """
+    at = [0 for _ in plan.ranks]
+    ranks = range(len(plan.ranks))
 
     def may_pass(rank: int) -> bool:
         actions = plan.ranks[rank]

@@ -39,7 +39,9 @@ FOURTH = r"rank 3 \(dp 3, pp 0\)"
 def test_of_several_replicas_the_one_that_dies_is_named(run: Run) -> None:
     outcome = run("one_of_four_killed", 4)
     assert outcome.codes == [1, 1, 1, -9]
-    cause = rf"(stopped|Error): {FOURTH} is gone: rank \d \(dp \d, pp 0\) lost its connection at 0B3"
+    cause = (
+        rf"(stopped|Error): {FOURTH} is gone: rank \d \(dp \d, pp 0\) lost its connection at 0B3"
+    )
     assert all(re.search(cause, log) for log in outcome.logs[:3]), outcome.logs
 
 
@@ -71,7 +73,9 @@ def test_clipped_training_is_that_of_one_process(run: Run) -> None:
 
 
 def test_updates_clipped_by_the_norm_of_all_stages_are_those_of_one_process(run: Run) -> None:
-    """40 updates, of which some are clipped; on 4 ranks, and with replicas, of which all have the same, to the bit."""
+    """40 updates, of which some are clipped; on 4 ranks, and with replicas, of which all have the
+    same, to the bit.
+    """
     for found in run("clipped_updates_of_plans", 4).found():
         assert len(found) == 10
         for name, (norm, weight, same) in found.items():
@@ -125,7 +129,9 @@ def test_checkpoints_are_those_of_all_replicas(run: Run) -> None:
 
 
 def test_messages_of_fewer_bits(run: Run) -> None:
-    """Gradients are those of one process that rounds the same; they are near those of one that does not."""
+    """Gradients are those of one process that rounds the same; they are near those of one that does
+    not.
+    """
     near = {"None": 1e-5, "torch.bfloat16": 5e-2, "torch.float16": 5e-3}
     for found in run("rounded", 4).found():
         assert len(found) == 18
@@ -206,24 +212,33 @@ CAUSES = {
 
 
 @pytest.mark.parametrize("scenario", CAUSES)
-def test_all_replicas_end_and_name_ranks_by_their_place_in_the_mesh(run: Run, scenario: str) -> None:
+def test_all_replicas_end_and_name_ranks_by_their_place_in_the_mesh(
+    run: Run, scenario: str
+) -> None:
     outcome = run(scenario, 4)
     died = {3} if "killed" in scenario else set()
     assert outcome.codes == [-9 if each in died else 1 for each in range(4)], outcome.logs
     assert outcome.seconds < 20
     for rank in set(range(4)) - died:
-        assert re.search(rf"(stopped|Error): {CAUSES[scenario]}$", outcome.logs[rank], re.M), outcome.logs
+        assert re.search(rf"(stopped|Error): {CAUSES[scenario]}$", outcome.logs[rank], re.M), (
+            outcome.logs
+        )
     if scenario in ("killed", "stalls", "idles", "throws", "does_not_clip", "does_not_average"):
         standings = [re.findall(rf"^  ({RANK}) (?:has|was)", log, re.M) for log in outcome.logs]
-        assert scenario != "does_not_clip" or re.search(rf"{LAST} has waited .* {THIRD} in clip_gr", str(outcome.logs))
+        assert scenario != "does_not_clip" or re.search(
+            rf"{LAST} has waited .* {THIRD} in clip_gr", str(outcome.logs)
+        )
         assert sorted(map(tuple, standings)) == [(), (), (), tuple(NAMES)], outcome.logs
 
 
-@pytest.mark.parametrize(("scenario", "found"), [("no_pp", r"\(dp, tp\)"), ("three_dimensions", r"\(dp, tp, pp\)")])
+@pytest.mark.parametrize(
+    ("scenario", "found"), [("no_pp", r"\(dp, tp\)"), ("three_dimensions", r"\(dp, tp, pp\)")]
+)
 def test_a_mesh_of_other_dimensions_is_refused(run: Run, scenario: str, found: str) -> None:
     outcome = run(scenario, 4)
     assert outcome.codes == [1] * 4
     for log in outcome.logs:
         assert re.search(
-            rf"PipelineError: the mesh has the dimensions {found}: it must have `pp`, and at most one", log
+            rf"PipelineError: the mesh has the dimensions {found}: it must have `pp`, and at most one",
+            log,
         )

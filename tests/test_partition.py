@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schedlang import Layout, Pipeline
-from schedlang.partition import Partition, partition
+from schedlang.runtime.cutting.partition import Partition, partition
 
 
 def one(*placement: int) -> Layout:
@@ -21,8 +21,17 @@ def two(ranks: int, down: int, up: int) -> Layout:
     return Layout((*range(ranks), *reversed(range(ranks))), pipelines)
 
 
-#: One stage per rank; a V, also one with a stage in its middle; two pipelines, also of different weight.
-MIRRORED = [one(0), one(0, 1, 2), one(0, 1, 2, 3), one(0, 1, 1, 0), one(0, 1, 2, 1, 0), two(3, 4, 4), two(4, 5, 3)]
+#: One stage per rank; a V, also one with a stage in its middle; two pipelines, also of different
+#: weight.
+MIRRORED = [
+    one(0),
+    one(0, 1, 2),
+    one(0, 1, 2, 3),
+    one(0, 1, 1, 0),
+    one(0, 1, 2, 1, 0),
+    two(3, 4, 4),
+    two(4, 5, 3),
+]
 INTERLEAVED = [one(0, 1, 0, 1), one(0, 1, 2, 0, 1, 2)]
 
 #: Numbers that add up without rounding.
@@ -36,14 +45,21 @@ def all_of(layout: Layout, costs: list[float]) -> list[Partition]:
 
 @given(st.data())
 def test_no_cuts_are_better(data: st.DataObject) -> None:
-    """Of the fastest slowest stage, and then, where ranks have a piece and its mirror image, the slowest rank."""
+    """Of the fastest slowest stage, and then, where ranks have a piece and its mirror image, the
+    slowest rank.
+    """
     layout = data.draw(st.sampled_from(MIRRORED + INTERLEAVED))
-    costs = data.draw(st.lists(COSTS, min_size=layout.pieces, max_size=layout.pieces + 5).filter(any))
-    found, others = partition(costs, layout), all_of(layout, costs)
+    costs = data.draw(
+        st.lists(COSTS, min_size=layout.pieces, max_size=layout.pieces + 5).filter(any)
+    )
+    found = partition(costs, layout)
+    others = all_of(layout, costs)
     assert found in others
     assert max(found.pieces) == min(max(each.pieces) for each in others)
     if layout in MIRRORED:
-        assert max(found.ranks) == min(max(each.ranks) for each in others if max(each.pieces) == max(found.pieces))
+        assert max(found.ranks) == min(
+            max(each.ranks) for each in others if max(each.pieces) == max(found.pieces)
+        )
 
 
 def test_costs_that_do_not_add_up_exactly() -> None:

@@ -10,12 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from strategies import make_schedule, oracle, schedules
 
-from schedlang import Actions, CompileError, Costs, Kind, Schedule, Source, compile, prove, read_source, simulate
+from schedlang import (
+    Actions,
+    CompileError,
+    Costs,
+    Kind,
+    Schedule,
+    Source,
+    compile,
+    prove,
+    read_source,
+    simulate,
+)
 from schedlang.lowering import lower
 from schedlang.passes import fill_weights, fill_within, forward_only, recompute, reorder, squeeze
 from schedlang.passes.slots import fill_slots
 from schedlang.passes.track import Track
-from schedlang.plan_reader import parse_actions
+from schedlang.plan.reader import parse_actions
 
 TESTS = Path(__file__).parent
 PROGRAMS = TESTS.parent / "programs"
@@ -26,18 +37,29 @@ BLOCKS = {
     "1F1B-V": "1f1b_v",
     "2/3-mem": "two_thirds_memory",
 }
-CASES = [case for case in json.loads((TESTS / "cases" / "building_blocks.json").read_text()) if case["name"] in BLOCKS]
+CASES = [
+    case
+    for case in json.loads((TESTS / "cases" / "building_blocks.json").read_text())
+    if case["name"] in BLOCKS
+]
 
 
 def ops(schedule: Schedule) -> list[Counter[tuple[int, int, int]]]:
-    return [Counter(actions.row(index)[:3] for index in range(len(actions))) for actions in schedule.ranks]
+    return [
+        Counter(actions.row(index)[:3] for index in range(len(actions)))
+        for actions in schedule.ranks
+    ]
 
 
 def figures(schedule: Schedule) -> tuple[float, float, int]:
     """Span bubble, makespan, and the highest peak, at unit costs."""
     execution = prove(lower(schedule))
     timeline = execution.timeline
-    return max(timeline.spans) - max(timeline.busy), timeline.makespan, max(execution.peak_activations)
+    return (
+        max(timeline.spans) - max(timeline.busy),
+        timeline.makespan,
+        max(execution.peak_activations),
+    )
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case['name']}-{case['d']}")
@@ -55,9 +77,13 @@ def test_recorded_building_blocks(case: dict[str, float]) -> None:
 
 
 def test_blocks_of_several_pipelines_and_of_slices() -> None:
-    """Each pipeline's microbatches are counted from its first; a slice is named after its microbatch."""
+    """Each pipeline's microbatches are counted from its first; a slice is named after its
+    microbatch.
+    """
     head = "schedule s { param ranks = 2 param microbatches = 4"
-    both = "pipeline down runs 2 stage s in 0 .. 2 on s pipeline up runs 2 stage s in 0 .. 2 on 1 - s"
+    both = (
+        "pipeline down runs 2 stage s in 0 .. 2 on s pipeline up runs 2 stage s in 0 .. 2 on 1 - s"
+    )
     ops = "F(down(s), m) at s B(down(s), m) at 5 - s F(up(s), m) at 6 + s B(up(s), m) at 11 - s"
     block = f"block m every 12 {{ stage s in 0 .. ranks {{ {ops} }} }}"
     plan = compile(Source("s.sched", f"{head} {both} {block} squeeze }}"))
@@ -82,14 +108,20 @@ def test_better_than_published_searches() -> None:
         ("v_min", 5, 20, 13, 6),
         ("v_min", 8, 32, 25, 8),
     ]:
-        plan = compile(read_source(PROGRAMS / f"{program}.sched"), {"ranks": ranks, "microbatches": microbatches})
+        plan = compile(
+            read_source(PROGRAMS / f"{program}.sched"),
+            {"ranks": ranks, "microbatches": microbatches},
+        )
         execution = simulate(plan, Costs())
         assert execution.timeline.makespan - max(execution.timeline.busy) <= bubble
         assert max(execution.peak_activations) <= peak
 
 
 def without_weights(schedule: Schedule) -> Schedule:
-    return evolve(schedule, ranks=tuple(actions.select(lambda kind: kind != Kind.W) for actions in schedule.ranks))
+    return evolve(
+        schedule,
+        ranks=tuple(actions.select(lambda kind: kind != Kind.W) for actions in schedule.ranks),
+    )
 
 
 @settings(max_examples=150, deadline=None)
@@ -135,7 +167,9 @@ def test_passes_at_real_costs_are_never_worse_than_their_input(
 
 @settings(max_examples=100, deadline=None)
 @given(schedules(), COSTS, st.integers(0, 12))
-def test_fill_keeps_its_limit_or_finds_nothing(schedule: Schedule, costs: Costs, limit: int) -> None:
+def test_fill_keeps_its_limit_or_finds_nothing(
+    schedule: Schedule, costs: Costs, limit: int
+) -> None:
     filled = fill_within(without_weights(evolve(schedule, costs=costs)), limit)
     if filled is not None:
         assert ops(filled) == ops(schedule)
@@ -165,7 +199,10 @@ def test_recompute_adds_one_forward_before_each_backward(schedule: Schedule) -> 
 @given(schedules())
 def test_forward_only_keeps_the_forwards_and_what_they_send(schedule: Schedule) -> None:
     """Whether the communication is the training schedule's or its own."""
-    forwards = [[word for word in actions.text().split() if "F" in word] for actions in lower(schedule).ranks]
+    forwards = [
+        [word for word in actions.text().split() if "F" in word]
+        for actions in lower(schedule).ranks
+    ]
     kept = forward_only(lower(schedule))
     assert [actions.text().split() for actions in kept.ranks] == forwards
     prove(kept)
@@ -184,17 +221,21 @@ def block(text: str, passes: str = "") -> str:
 
 
 def test_a_block_is_a_schedule() -> None:
-    text = block("stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at ranks + 2 * (ranks - 1 - s) }", "squeeze")
+    text = block(
+        "stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at ranks + 2 * (ranks - 1 - s) }", "squeeze"
+    )
     plan = compile(Source("s.sched", text))
     one_f_one_b = compile(read_source(PROGRAMS / "1f1b.sched"), {"ranks": 2, "microbatches": 4})
     assert [each.text() for each in plan.ranks] == [each.text() for each in one_f_one_b.ranks]
 
 
 def test_slots_are_forgotten_only_when_squeezed() -> None:
-    from schedlang.expand import expand
-    from schedlang.imports import load
+    from schedlang.language.expand import expand
+    from schedlang.language.imports import load
 
-    source = Source("s.sched", block("stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at 4 - 2 * s }"))
+    source = Source(
+        "s.sched", block("stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at 4 - 2 * s }")
+    )
     schedule = expand(*load(source), {})
     assert schedule.slots is not None
     assert schedule.slots[0][:4] == (0, 3, 4, 6)
@@ -204,7 +245,9 @@ def test_slots_are_forgotten_only_when_squeezed() -> None:
 def test_collisions_name_the_ops_the_rank_and_the_slot() -> None:
     with pytest.raises(CompileError) as caught:
         compile(Source("s.sched", block("stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at 3 }")))
-    assert str(caught.value).startswith("error[collision]: `0B0` and `0F1` collide on rank 0 in slot 3")
+    assert str(caught.value).startswith(
+        "error[collision]: `0B0` and `0F1` collide on rank 0 in slot 3"
+    )
 
 
 @pytest.mark.parametrize("name", ["1f1b_v", "v_half", "v_zb"])
@@ -214,7 +257,9 @@ def test_a_move_is_judged_by_what_it_concerns(name: str, monkeypatch: pytest.Mon
 
     def checked(self: Track, node: int, now: int, slot: int) -> bool:
         rows = sorted([*(row for row in self.rows if row[1] != node), (slot, node)])
-        placed = ((at, int(self.graph.time[each]), each, self.owes.get(each, ())) for at, each in rows)
+        placed = (
+            (at, int(self.graph.time[each]), each, self.owes.get(each, ())) for at, each in rows
+        )
         fits = self.graph.peak([each for _, each in fill_slots(placed)]) <= self.limit
         judged.add(fits)
         moved = move(self, node, now, slot)

@@ -1,4 +1,6 @@
-"""`schedc pipeline` in the place of the visualizer: every recorded case of it that ran, its options and its keys."""
+"""`schedc pipeline` in the place of the visualizer: every recorded case of it that ran, its options
+and its keys.
+"""
 
 import json
 from pathlib import Path
@@ -7,10 +9,15 @@ from typing import Any
 import pytest
 
 from schedlang import Costs, Plan, simulate
-from schedlang.cli import main
-from schedlang.pipeline_tool import Settings, quirky_bubble_rate, quirky_timeline, settings_of
-from schedlang.timeline import Timeline
-from schedlang.views.table import table
+from schedlang.cli.main import main
+from schedlang.report.pipeline_tool import (
+    Settings,
+    quirky_bubble_rate,
+    quirky_timeline,
+    settings_of,
+)
+from schedlang.report.views.table import table
+from schedlang.schedule.timeline import Timeline
 
 CASES = json.loads((Path(__file__).parent / "cases" / "visualizer.json").read_text())["cases"]
 RUNNABLE = [case for case in CASES if case.get("makespan") is not None]
@@ -18,7 +25,10 @@ RUNNABLE = [case for case in CASES if case.get("makespan") is not None]
 
 def name(case: dict[str, Any]) -> str:
     config = case["config"]
-    size = [config.get(key) for key in ("num_devices", "num_stages", "num_batches", "p2p_latency", "p2p_time")]
+    size = [
+        config.get(key)
+        for key in ("num_devices", "num_stages", "num_batches", "p2p_latency", "p2p_time")
+    ]
     return f"{case['tool'].split()[0]}-{case['strategy']}-{'-'.join(str(each) for each in size if each is not None)}"
 
 
@@ -31,7 +41,8 @@ def is_quirky(case: dict[str, Any]) -> bool:
     """Whether the later version counts time, or ideal time, as no latency of edges does."""
     if case["tool"].startswith("v0"):
         return False
-    times, latency = case["config"]["op_times"], case["config"]["p2p_latency"]
+    times = case["config"]["op_times"]
+    latency = case["config"]["p2p_latency"]
     splits = case["strategy"] in ("zb1p", "dualpipe", "dualpipe_v")
     overlaps = case["strategy"].startswith("dualpipe") or "overlap" in case["strategy"]
     if latency:
@@ -45,7 +56,8 @@ def is_quirky(case: dict[str, Any]) -> bool:
 def check(case: dict[str, Any], plan: Plan, timeline: Timeline, rate: float) -> None:
     assert timeline.makespan == pytest.approx(case["makespan"])
     assert rate == pytest.approx(case["bubble_rate"])
-    orders, starts = case.get("order") or case.get("order_1based"), case.get("starts")
+    orders = case.get("order") or case.get("order_1based")
+    starts = case.get("starts")
     if orders:
         for rank, actions in enumerate(plan.ranks):
             batches = list(actions.compute().batches())
@@ -54,7 +66,9 @@ def check(case: dict[str, Any], plan: Plan, timeline: Timeline, rate: float) -> 
                 words = ["+".join(map(actions.compute().word, batch)) for batch in batches]
                 assert words == [word.strip("()") for word in orders[str(rank)].split()]
             firsts = [batch.start for batch in batches]
-            assert [timeline.ranks[rank][first].start for first in firsts] == pytest.approx(starts[str(rank)], abs=1e-9)
+            assert [timeline.ranks[rank][first].start for first in firsts] == pytest.approx(
+                starts[str(rank)], abs=1e-9
+            )
     if case.get("device_busy_time"):
         assert timeline.busy == pytest.approx(case["device_busy_time"])
 
@@ -68,7 +82,9 @@ def test_cases_of_edge_latency(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in RUNNABLE if is_quirky(case) or case["tool"].startswith("head")], ids=name
+    "case",
+    [case for case in RUNNABLE if is_quirky(case) or case["tool"].startswith("head")],
+    ids=name,
 )
 def test_cases_with_the_quirks(case: dict[str, Any]) -> None:
     found = settings(case)
@@ -78,8 +94,9 @@ def test_cases_with_the_quirks(case: dict[str, Any]) -> None:
 
 
 def test_every_case_that_ran_is_met() -> None:
-    """By one of the two tests above; those that ended in an error are schedules that fit no devices, or fewer
-    microbatches than devices."""
+    """By one of the two tests above; those that ended in an error are schedules that fit no
+    devices, or fewer microbatches than devices.
+    """
     errors = [case for case in CASES if case not in RUNNABLE]
     assert {case["strategy"] for case in errors} == {"1f1b", "dualpipe"}
     for case in errors:
@@ -98,9 +115,9 @@ def test_options_and_their_short_forms(capsys: pytest.CaptureFixture[str]) -> No
     assert printed(capsys, "--num-stages", "4", "--num-batches", "8") == "Bubble rate: 0.3750\n"
     long = ["--forward-times", "1", "1", "1", "2", "--backward-times", "2", "2", "2", "4"]
     assert printed(capsys, "-s", "4", "-b", "8", *long) == "Bubble rate: 0.9000\n"
-    assert printed(capsys, "-s", "4", "-b", "8", "-f", "1", "1", "1", "2", "-bw", "2", "2", "2", "4").startswith(
-        "Bubble rate: 0.9000"
-    )
+    assert printed(
+        capsys, "-s", "4", "-b", "8", "-f", "1", "1", "1", "2", "-bw", "2", "2", "2", "4"
+    ).startswith("Bubble rate: 0.9000")
     assert printed(capsys, "-s", "4", "-b", "8", "--p2p-time", "0.5") == "Bubble rate: 0.7083\n"
     # Fewer microbatches than stages, where the tool ended in an IndexError.
     assert printed(capsys, "-s", "4", "-b", "2") == "Bubble rate: 1.5000\n"
@@ -110,11 +127,18 @@ def test_lists_are_filled_up_or_cut_with_a_warning(capsys: pytest.CaptureFixture
     full = printed(capsys, "-s", "3", "-f", "1", "2", "2", "-bw", "2", "2", "2")
     short = printed(capsys, "-s", "3", "-f", "1", "2", "-bw", "2", "2", "2")
     long = printed(capsys, "-s", "3", "-f", "1", "2", "2", "9", "-bw", "2", "2", "2")
-    assert short == full + "warning: there are 2 forward times for 3 stages: the last one is repeated\n"
-    assert long == full + "warning: there are 4 forward times for 3 stages: the others are left out\n"
+    assert (
+        short
+        == full + "warning: there are 2 forward times for 3 stages: the last one is repeated\n"
+    )
+    assert (
+        long == full + "warning: there are 4 forward times for 3 stages: the others are left out\n"
+    )
 
 
-def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_picture(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(["pipeline", "-o", "drawn.svg"]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == ["wrote drawn.svg", "Bubble rate: 0.3000"]
@@ -126,7 +150,9 @@ def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
 
 
 def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The two files of the tool's own documentation; what is given as an option overrides them, a default does not."""
+    """The two files of the tool's own documentation; what is given as an option overrides them, a
+    default does not.
+    """
     first = tmp_path / "sample_config.json"
     first.write_text(
         """{"num_stages": 6, "num_batches": 12, "forward_times": [0.8, 1.0, 1.2, 1.0, 0.9, 1.1],
@@ -142,14 +168,19 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert printed(capsys, "-c", str(second)) == "Bubble rate: 0.6750\n"
     assert printed(capsys, "-c", str(second), "--p2p-time", "0.05") == "Bubble rate: 0.6917\n"
     later = tmp_path / "later.yaml"
-    later.write_text("strategy: zb1p\nnum_devices: 4\nnum_stages: 4\nnum_batches: 8\nop_times: {backward_D: 1.1}\n")
+    later.write_text(
+        "strategy: zb1p\nnum_devices: 4\nnum_stages: 4\nnum_batches: 8\nop_times: {backward_D: 1.1}\n"
+    )
     split = ["op_times.backward_D=1.1", "op_times.backward_W=0.9"]
     assert printed(capsys, "-c", str(later), split[1], "--compat") == "Bubble rate: 0.1500\n"
-    assert printed(capsys, "strategy=zb1p", "num_stages=4", "num_batches=8", *split, "--compat") == (
-        "Bubble rate: 0.1500\n"
-    )
+    assert printed(
+        capsys, "strategy=zb1p", "num_stages=4", "num_batches=8", *split, "--compat"
+    ) == ("Bubble rate: 0.1500\n")
     by_stage = "op_times.forward={0: 0.8, 1: 1.2, 2: 1.5, 3: 0.9}"
-    assert printed(capsys, "num_batches=8", by_stage, "op_times.backward=[1, 2, 2, 3]") == "Bubble rate: 0.6008\n"
+    assert (
+        printed(capsys, "num_batches=8", by_stage, "op_times.backward=[1, 2, 2, 3]")
+        == "Bubble rate: 0.6008\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,7 +202,9 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["four"], "`four` is not KEY=VALUE"),
     ],
 )
-def test_wrong_usage(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["pipeline", *arguments])
     assert caught.value.code == 2
@@ -185,9 +218,14 @@ def test_a_file_that_is_nested_too_deep(tmp_path: Path, capsys: pytest.CaptureFi
     assert "deep.json`: it is nested too deep" in capsys.readouterr().err
 
 
-def test_a_size_that_the_schedule_refuses_is_a_diagnostic(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_size_that_the_schedule_refuses_is_a_diagnostic(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert main(["pipeline", "strategy=dualpipe", "num_stages=4", "num_batches=4"]) == 1
-    assert "error[require]: the schedule requires: there are at least two microbatches" in capsys.readouterr().err
+    assert (
+        "error[require]: the schedule requires: there are at least two microbatches"
+        in capsys.readouterr().err
+    )
 
 
 def test_the_table_loses_no_op(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,8 +233,10 @@ def test_the_table_loses_no_op(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pipeline", "-s", "4", "-b", "8", *times, "--table", "--no-visualization"]) == 0
     lines = capsys.readouterr().out.splitlines()[1:-1]
     assert lines[:3] == [
-        "Pipeline Timeline (4 stages, 8 microbatches):", "Time\tStage 0\tStage 1\tStage 2\tStage 3", "-" * 46
-    ]  # fmt: skip
+        "Pipeline Timeline (4 stages, 8 microbatches):",
+        "Time\tStage 0\tStage 1\tStage 2\tStage 3",
+        "-" * 46,
+    ]
     rows = [line.split("\t") for line in lines[3:]]
     assert [row[0] for row in rows] == [str(time) for time in range(2 * 8 + 2 * 3)]
     assert rows[3][1:] == ["F(4)", "F(3)", "F(2)", "F(1)"]

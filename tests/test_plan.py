@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from schedlang import CompileError, Plan, Source, compile, open_plan, read_plan, read_source, write_plan
+from schedlang import (
+    CompileError,
+    Plan,
+    Source,
+    compile,
+    open_plan,
+    read_plan,
+    read_source,
+    write_plan,
+)
 
 PROGRAMS = sorted((Path(__file__).parent.parent / "programs").glob("*.sched"))
 
@@ -42,7 +51,8 @@ def test_parts(path: Path, tmp_path: Path) -> None:
     opened = open_plan(tmp_path / "plan.json")
     assert opened.digest == plan.digest
     for rank in reversed(range(len(plan.ranks))):
-        ours, theirs = opened.ranks[rank], plan.ranks[rank]
+        ours = opened.ranks[rank]
+        theirs = plan.ranks[rank]
         assert (ours.text(), ours.source) == (theirs.text(), theirs.source)
     found = json.loads((tmp_path / "plan.json").read_text())
     del found["lines"]
@@ -51,7 +61,9 @@ def test_parts(path: Path, tmp_path: Path) -> None:
 
 
 def test_a_rank_reads_its_part_alone(plan: Plan, tmp_path: Path) -> None:
-    """What is wrong with another rank's does not matter to it, and is told by the rank that reads the whole."""
+    """What is wrong with another rank's does not matter to it, and is told by the rank that reads
+    the whole.
+    """
     path = tmp_path / "plan.json"
     write_plan(plan, path)
     path.write_text(path.read_text().replace("0F0", "0F9"))
@@ -70,14 +82,19 @@ def test_a_rank_reads_its_part_alone(plan: Plan, tmp_path: Path) -> None:
     ("damage", "reason"),
     [
         (lambda text: text.replace('"lines"', '"line"'), "`lines` must be a list"),
-        (lambda text: text.replace('"lines": [', '"lines": [3,'), "`lines` must be the lengths of two lines"),
+        (
+            lambda text: text.replace('"lines": [', '"lines": [3,'),
+            "`lines` must be the lengths of two lines",
+        ),
         (lambda text: text.replace('"ranks": 2,', '"ranks": 3,'), "`lines` must have 3 entries"),
         (lambda text: json.dumps(json.loads(text)), "it has no lines of `actions` of its own"),
         (lambda text: text[:100], "not a whole plan file"),
         (lambda text: "[" + text, "not a whole plan file"),
     ],
 )
-def test_a_damaged_plan_is_not_opened(plan: Plan, tmp_path: Path, damage: Callable[[str], str], reason: str) -> None:
+def test_a_damaged_plan_is_not_opened(
+    plan: Plan, tmp_path: Path, damage: Callable[[str], str], reason: str
+) -> None:
     path = tmp_path / "plan.json"
     write_plan(plan, path)
     path.write_text(damage(path.read_text()))
@@ -122,11 +139,17 @@ Damage = Callable[[Any], Any]
         (lambda d: d | {"pipelines": []}, "`pipelines` must divide the 2 stages"),
         (lambda d: d | {"slices": 0}, "`slices` must be 1 or more"),
         (lambda d: d | {"slices": 2}, "missing-op"),
-        (lambda d: d | {"skips": [[0, 1]]}, "`skips` must be pairs of an earlier and a later stage of 2"),
+        (
+            lambda d: d | {"skips": [[0, 1]]},
+            "`skips` must be pairs of an earlier and a later stage of 2",
+        ),
         (lambda d: d | {"skips": [[1]]}, "`skips` must be pairs"),
         (lambda d: d | {"skips": [1]}, "`skips` must hold whole numbers"),
         (lambda d: d | {"skips": 1}, "`skips` must be a list"),
-        (lambda d: d | {"placement": [0, 5]}, "`placement` must give every stage one of the `ranks`"),
+        (
+            lambda d: d | {"placement": [0, 5]},
+            "`placement` must give every stage one of the `ranks`",
+        ),
         (lambda d: d | {"placement": [0, -1]}, "`placement` must hold whole numbers from 0"),
         (lambda d: d | {"placement": [1, 0]}, "stage 0 is on rank 1"),
         (lambda d: d | {"placement": []}, "`placement` must give"),
@@ -137,31 +160,64 @@ Damage = Callable[[Any], Any]
         (lambda d: d | {"transport": None}, "`transport` must be text"),
         (lambda d: d | {"transport": "mpi"}, "`transport`: there is no transport `mpi`"),
         (lambda d: d | {"costs": None}, "costs: it must be an object"),
-        (lambda d: d | {"costs": {"forward_times": [-1]}}, "costs: `forward_times` must be numbers from 0"),
-        (lambda d: d | {"costs": {"input_memory": [1, 2, 3]}}, "3 memories of `I` are given, there are 2 stages"),
+        (
+            lambda d: d | {"costs": {"forward_times": [-1]}},
+            "costs: `forward_times` must be numbers from 0",
+        ),
+        (
+            lambda d: d | {"costs": {"input_memory": [1, 2, 3]}},
+            "3 memories of `I` are given, there are 2 stages",
+        ),
         (lambda d: d | {"actions": None}, "`actions` must be a list"),
         (lambda d: d | {"actions": [1, 2]}, "must be lines of text"),
-        (lambda d: d | {"actions": [d["actions"][0] + " 0F9x", d["actions"][1]]}, "`0F9x` is not an action"),
-        (lambda d: d | {"actions": [d["actions"][0] + " 0F1", d["actions"][1]]}, "fewer sources than actions"),
-        (lambda d: d | {"actions": [d["actions"][0][:-3], d["actions"][1]]}, "more sources than actions"),
-        (lambda d: d | {"actions": [d["actions"][0].replace("0F0 0S", "(0F0;0S"), ""]}, "is not an action"),
-        (lambda d: d | {"actions": ["(0F0;0SEND_F0)", ""], "sources": ["1 1", ""]}, "transfers are batched alone"),
+        (
+            lambda d: d | {"actions": [d["actions"][0] + " 0F9x", d["actions"][1]]},
+            "`0F9x` is not an action",
+        ),
+        (
+            lambda d: d | {"actions": [d["actions"][0] + " 0F1", d["actions"][1]]},
+            "fewer sources than actions",
+        ),
+        (
+            lambda d: d | {"actions": [d["actions"][0][:-3], d["actions"][1]]},
+            "more sources than actions",
+        ),
+        (
+            lambda d: d | {"actions": [d["actions"][0].replace("0F0 0S", "(0F0;0S"), ""]},
+            "is not an action",
+        ),
+        (
+            lambda d: d | {"actions": ["(0F0;0SEND_F0)", ""], "sources": ["1 1", ""]},
+            "transfers are batched alone",
+        ),
         (lambda d: d | {"sources": ["x", ""]}, "sources of rank 0"),
         (lambda d: d | {"sources": [d["sources"][0], "-" + d["sources"][1]]}, "sources of rank 1"),
         (
-            lambda d: d | {"actions": [d["actions"][0].replace("0F0 0SEND_F0", "0SEND_F0 0F0"), d["actions"][1]]},
+            lambda d: (
+                d
+                | {
+                    "actions": [
+                        d["actions"][0].replace("0F0 0SEND_F0", "0SEND_F0 0F0"),
+                        d["actions"][1],
+                    ]
+                }
+            ),
             "order",
         ),
     ],
 )
-def test_a_damaged_plan_is_refused_with_its_reason(plan: Plan, tmp_path: Path, damage: Damage, reason: str) -> None:
+def test_a_damaged_plan_is_refused_with_its_reason(
+    plan: Plan, tmp_path: Path, damage: Damage, reason: str
+) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(damage(document(plan))))
     with pytest.raises(CompileError) as caught:
         read_plan(tmp_path / "plan.json")
     assert reason in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b'{"format": ', b"\xff\xfe", b"[" * 100_000, b"null", b"3"])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"format": ', b"\xff\xfe", b"[" * 100_000, b"null", b"3"]
+)
 def test_what_is_not_json(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "plan.json").write_bytes(content)
     with pytest.raises(CompileError, match=r"not a (whole )?plan file"):
@@ -170,7 +226,9 @@ def test_what_is_not_json(tmp_path: Path, content: bytes) -> None:
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -194,8 +252,14 @@ JSON = st.recursive(
     ),
     JSON,
 )
-def test_any_value_in_any_field_is_answered(tmp_path_factory: pytest.TempPathFactory, name: str, value: Any) -> None:
-    plan = compile(Source("s.sched", "schedule s { param ranks = 1 param microbatches = 1 rank r { F(0) B(0) } }"))
+def test_any_value_in_any_field_is_answered(
+    tmp_path_factory: pytest.TempPathFactory, name: str, value: Any
+) -> None:
+    plan = compile(
+        Source(
+            "s.sched", "schedule s { param ranks = 1 param microbatches = 1 rank r { F(0) B(0) } }"
+        )
+    )
     path = tmp_path_factory.getbasetemp() / "fuzzed.json"
     path.write_text(json.dumps(document(plan) | {name: value}))
     try:

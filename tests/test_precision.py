@@ -7,22 +7,35 @@ torch = pytest.importorskip("torch", reason="the runtime needs torch", exc_type=
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from schedlang.runtime.precision import Rounding  # noqa: E402
+from schedlang.runtime.transport.precision import Rounding  # noqa: E402
 
-#: Half of the distance of neighbouring numbers near 1; and what is lost of the smallest, of the largest number.
+#: Half of the distance of neighbouring numbers near 1; and what is lost of the smallest, of the
+#: largest number.
 ERRORS = {torch.bfloat16: (2**-8, 0.0), torch.float16: (2**-11, 2**-39)}
 TYPES = {torch.float32: 38, torch.float64: 300}
 
 
-@given(st.sampled_from([*ERRORS]), st.sampled_from([*TYPES]), st.integers(), st.floats(-1, 1), st.floats(0, 30))
+@given(
+    st.sampled_from([*ERRORS]),
+    st.sampled_from([*TYPES]),
+    st.integers(),
+    st.floats(-1, 1),
+    st.floats(0, 30),
+)
 def test_the_error_is_that_of_the_rounding(
     to: torch.dtype, type: torch.dtype, seed: int, where: float, spread: float
 ) -> None:
-    """For tensors as large and as small as their type has them, with numbers of very different sizes."""
+    """For tensors as large and as small as their type has them, with numbers of very different
+    sizes.
+    """
     generator = torch.Generator().manual_seed(seed % 2**63)
     sizes = 10 ** ((torch.rand(50, generator=generator, dtype=torch.float64) - 1) * spread)
     scale = 10.0 ** ((38 if to == torch.bfloat16 else TYPES[type]) * where - 1)
-    tensor = (torch.randn(50, generator=generator, dtype=torch.float64) * sizes * scale).to(type).view(5, 10)
+    tensor = (
+        (torch.randn(50, generator=generator, dtype=torch.float64) * sizes * scale)
+        .to(type)
+        .view(5, 10)
+    )
     rounding = Rounding(to)
     packed = rounding.pack(tensor)
     assert packed.dtype == to
@@ -52,7 +65,11 @@ def test_what_is_no_number_stays_so(to: torch.dtype) -> None:
 
 @pytest.mark.parametrize("to", [*ERRORS])
 def test_other_tensors_go_as_they_are(to: torch.dtype) -> None:
-    for tensor in (torch.arange(4), torch.ones(4, dtype=to).view(2, 2).T, torch.ones(3, dtype=torch.complex64)):
+    for tensor in (
+        torch.arange(4),
+        torch.ones(4, dtype=to).view(2, 2).T,
+        torch.ones(3, dtype=torch.complex64),
+    ):
         packed = Rounding(to).pack(tensor)
         assert packed.dtype == tensor.dtype
         assert torch.equal(packed, tensor)

@@ -1,4 +1,6 @@
-"""Verdicts against real processes: what is proved runs to its end with the right gradients, a deadlock does hang."""
+"""Verdicts against real processes: what is proved runs to its end with the right gradients, a
+deadlock does hang.
+"""
 
 import json
 import os
@@ -17,7 +19,7 @@ from damage import batched_plan, damaged_plans, gallery, one_of, random_plan
 from own_order import is_in_order
 
 from schedlang import CompileError, Kind, Plan, Schedule, prove, write_plan
-from schedlang.plan_reader import parse_actions
+from schedlang.plan.reader import parse_actions
 
 pytest.importorskip("torch", reason="real processes need torch", exc_type=ImportError)
 
@@ -27,12 +29,19 @@ TESTS = Path(__file__).parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS.parent)}
 SIZES = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 2), (3, 4))
 TRANSPORTS = ("blocking", "gloo")
-#: By whose rules processes run what is proved for a transport; schedlang's runtime, where it takes the plan.
-RUN_BY = {"blocking": ("blocking", "runtime"), "gloo": ("gloo", "runtime"), "portable": ("blocking", "gloo", "runtime")}
+#: By whose rules processes run what is proved for a transport; schedlang's runtime, where it takes
+#: the plan.
+RUN_BY = {
+    "blocking": ("blocking", "runtime"),
+    "gloo": ("gloo", "runtime"),
+    "portable": ("blocking", "gloo", "runtime"),
+}
 #: Plans of one block, for each transport and number of ranks: so many that are proved.
 PROVED = 5
-#: In seconds, from when all ranks have started: for a plan that should hang, and for many that should not.
-HANGS, RUNS = 1.0, 30.0
+#: In seconds, from when all ranks have started: for a plan that should hang, and for many that
+#: should not.
+HANGS = 1.0
+RUNS = 30.0
 #: What keeps ranks waiting; other mistakes compute something wrong.
 WAITS = {"deadlock", "unmatched-send", "unmatched-receive"}
 
@@ -73,10 +82,17 @@ def as_plan(schedule: Schedule) -> Plan:
 
 
 def can_run(plan: Schedule) -> bool:
-    """Whether the interpreter knows all that is in a plan, and does not fail before it communicates."""
+    """Whether the interpreter knows all that is in a plan, and does not fail before it
+    communicates.
+    """
     kinds = set(chain.from_iterable(actions.kind for actions in plan.ranks))
     plain = plan.layout.slices == plan.layout.updates == 1 and not plan.is_forward_only
-    return plain and Kind.U not in kinds and any(kind >= Kind.SEND_F for kind in kinds) and is_in_order(plan)
+    return (
+        plain
+        and Kind.U not in kinds
+        and any(kind >= Kind.SEND_F for kind in kinds)
+        and is_in_order(plan)
+    )
 
 
 def codes(plan: Schedule) -> set[str]:
@@ -91,7 +107,11 @@ def samples(block: int, transport: str) -> Iterator[Schedule]:
     """Random and damaged plans for a transport that processes can run."""
     rng = random.Random(f"{transport} {block}")
     while True:
-        draw = one_of(gallery(SIZES)) if rng.random() < 0.5 else rng.choice([random_plan, batched_plan])
+        draw = (
+            one_of(gallery(SIZES))
+            if rng.random() < 0.5
+            else rng.choice([random_plan, batched_plan])
+        )
         for plan in damaged_plans(draw, 1, rng):
             if can_run(plan):
                 yield evolve(plan, transport=transport)
@@ -120,7 +140,8 @@ def runtime_takes(plan: Schedule) -> bool:
 
 def run_all(launch: Launch, how: str, plans: list[Schedule], tally: Counter[str]) -> None:
     """Run plans that are proved; all must end, on all ranks, with the right gradients."""
-    outcome, texts = launch(how, plans, RUNS), [[each.text() for each in plan.ranks] for plan in plans]
+    outcome = launch(how, plans, RUNS)
+    texts = [[each.text() for each in plan.ranks] for plan in plans]
     tally[f"{how} proved"] += len(plans)
     ended = min(outcome["finished"])
     tally[f"{how} hangs"] += len(plans) - ended
@@ -131,7 +152,9 @@ def run_all(launch: Launch, how: str, plans: list[Schedule], tally: Counter[str]
 
 
 def test_what_deadlocks_hangs(launch: Launch, block: int, tally: Counter[str]) -> None:
-    """One plan of each block, for the transports in turn: fresh processes for each, as a hang leaves its threads."""
+    """One plan of each block, for the transports in turn: fresh processes for each, as a hang
+    leaves its threads.
+    """
     transport = TRANSPORTS[block % 2]
     plan = next(each for each in samples(block, transport) if codes(each) and codes(each) <= WAITS)
     outcome = launch(transport, [plan], HANGS)
@@ -143,12 +166,16 @@ def test_what_deadlocks_hangs(launch: Launch, block: int, tally: Counter[str]) -
 
 
 def test_wrong_gradients_and_hangs_are_seen(launch: Launch) -> None:
-    """Microbatches received for one another: where messages come in order, that trains wrong; with tags it is right."""
+    """Microbatches received for one another: where messages come in order, that trains wrong; with
+    tags it is right.
+    """
     right = next(each for each in gallery(((2, 2),)) if Path(each.source.path).stem == "gpipe")
     text = right.ranks[1].text()
     assert text.startswith("1RECV_F0 1F0 1RECV_F1 1F1")
     swapped = text.replace("1RECV_F0 1F0 1RECV_F1", "1RECV_F1 1RECV_F0 1F0")
-    wrong = evolve(right, ranks=(right.ranks[0], parse_actions(swapped, list(right.ranks[1].source))))
+    wrong = evolve(
+        right, ranks=(right.ranks[0], parse_actions(swapped, list(right.ranks[1].source)))
+    )
     assert max(map(max, launch("blocking", [right], RUNS)["differences"])) < 1e-9
     assert max(map(max, launch("blocking", [wrong], RUNS)["differences"])) > 0.01
     assert max(map(max, launch("gloo", [wrong], RUNS)["differences"])) < 1e-9

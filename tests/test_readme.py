@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from schedlang import compile
-from schedlang.cli import main
-from schedlang.source import Source
+from schedlang.cli.main import main
+from schedlang.diagnostics.source import Source
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -20,7 +20,9 @@ def shown(command: str, page: str = README) -> str:
     return match[1]
 
 
-def test_the_first_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_first_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     program = re.search(r"^```\n(schedule first .*?)^```", README, re.M | re.S)
     assert program
     assert program[1].count("\n") == 10
@@ -31,9 +33,13 @@ def test_the_first_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     assert capsys.readouterr().out == shown("schedc simulate first.sched")
 
 
-def test_the_deadlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_deadlock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("swapped.sched").write_text((ROOT / "tests" / "diagnostics" / "deadlock_ops.sched").read_text())
+    Path("swapped.sched").write_text(
+        (ROOT / "tests" / "diagnostics" / "deadlock_ops.sched").read_text()
+    )
     assert main(["compile", "swapped.sched"]) == 1
     assert capsys.readouterr().err == shown("schedc compile swapped.sched")
 
@@ -43,7 +49,10 @@ def test_the_deadlock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     [
         ("transports", "simulate programs/1f1b.sched --p2p-time 0.25 --transport nccl"),
         ("memory", "show programs/1f1b.sched -p ranks=2 -p microbatches=3 --frees"),
-        ("parallel", "show programs/interleaved_1f1b.sched -p ranks=2 -p microbatches=4 --shards 1"),
+        (
+            "parallel",
+            "show programs/interleaved_1f1b.sched -p ranks=2 -p microbatches=4 --shards 1",
+        ),
     ],
 )
 def test_what_pages_show(
@@ -68,11 +77,22 @@ def test_every_word_of_the_grammar_is_in_the_reference() -> None:
     grammar = re.sub(r"//.*", "", (ROOT / "grammars" / "sched.lark").read_text(encoding="utf-8"))
     words = set(re.findall(r'"([a-zA-Z]+)"', grammar))
     assert len(words) > 40
-    assert not words - set(re.findall(r"\w+", " ".join(re.findall(r"`[^`]+`|^```.*?^```", LANGUAGE, re.M | re.S))))
+    assert not words - set(
+        re.findall(r"\w+", " ".join(re.findall(r"`[^`]+`|^```.*?^```", LANGUAGE, re.M | re.S)))
+    )
 
 
 def test_every_command_and_program_is_named() -> None:
-    commands = ("compile", "check", "show", "simulate", "view", "compare", "explain-bubble", "pipeline")
+    commands = (
+        "compile",
+        "check",
+        "show",
+        "simulate",
+        "view",
+        "compare",
+        "explain-bubble",
+        "pipeline",
+    )
     for command in (*commands, "export", "import", "run", "explain"):
         assert f"| `schedc {command} " in README
     for target in ("demo", "example", "test", "pictures"):

@@ -1,13 +1,15 @@
-"""What a rank knows of its messages, against an execution in which every message carries what its sender knows."""
+"""What a rank knows of its messages, against an execution in which every message carries what its
+sender knows.
+"""
 
 from pathlib import Path
 
 import pytest
 
 from schedlang import Plan, compile, read_source
-from schedlang.actions import is_send
-from schedlang.kinds import Kind
-from schedlang.receipts import receipts
+from schedlang.ranks.receipts import receipts
+from schedlang.schedule.actions import is_send
+from schedlang.schedule.kinds import Kind
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 WAITS = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind.RECV_B}
@@ -18,7 +20,8 @@ def knowledge(plan: Plan) -> dict[tuple[int, int], list[int]]:
     known = [[0] * len(plan.ranks) for _ in plan.ranks]
     carried: dict[tuple[int, int, int], list[int]] = {}
     after: dict[tuple[int, int], list[int]] = {}
-    position, moved = [0] * len(plan.ranks), True
+    position = [0] * len(plan.ranks)
+    moved = True
     while moved:
         moved = False
         for rank, actions in enumerate(plan.ranks):
@@ -26,7 +29,9 @@ def knowledge(plan: Plan) -> dict[tuple[int, int], list[int]]:
                 kind, stage, microbatch, *_ = actions.row(position[rank])
                 numbers = plan.layout.numbers(WAITS[kind], stage) if kind in WAITS else []
                 waits = [
-                    (WAITS[kind], each, microbatch) for each in numbers if plan.peer(WAITS[kind], each) is not None
+                    (WAITS[kind], each, microbatch)
+                    for each in numbers
+                    if plan.peer(WAITS[kind], each) is not None
                 ]
                 if not carried.keys() >= set(waits):
                     break
@@ -43,11 +48,15 @@ def knowledge(plan: Plan) -> dict[tuple[int, int], list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("name", "fewest"), [("1f1b", 0.7), ("interleaved_1f1b", 0.7), ("zb_v", 0.5), ("chimera", 0.5), ("unet_1f1b", 0.5)]
+    ("name", "fewest"),
+    [("1f1b", 0.7), ("interleaved_1f1b", 0.7), ("zb_v", 0.5), ("chimera", 0.5), ("unet_1f1b", 0.5)],
 )
-def test_a_send_is_waited_for_only_where_it_is_known_to_have_been_received(name: str, fewest: float) -> None:
+def test_a_send_is_waited_for_only_where_it_is_known_to_have_been_received(
+    name: str, fewest: float
+) -> None:
     plan = compile(read_source(PROGRAMS / f"{name}.sched"), {"ranks": 4, "microbatches": 16})
-    after, places = knowledge(plan), []
+    after = knowledge(plan)
+    places = []
     for rank, actions in enumerate(plan.ranks):
         for send, op in receipts(plan, rank).items():
             places.append(op < len(actions))

@@ -1,4 +1,6 @@
-"""Runs that are killed and go on from their last checkpoint, checkpoints that are of no use, and Ctrl-C."""
+"""Runs that are killed and go on from their last checkpoint, checkpoints that are of no use, and
+Ctrl-C.
+"""
 
 import json
 import os
@@ -18,10 +20,18 @@ from schedlang import Source, compile, write_plan
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 pytestmark = pytest.mark.processes
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1", "--nproc-per-node"]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--max-restarts",
+    "1",
+    "--nproc-per-node",
+]
 
-# Trains for 6 steps, with a checkpoint after every second one. At first, rank 1 dies in the middle of the fourth;
-# after the restart, the same training is made again without a cut, and compared.
+# Trains for 6 steps, with a checkpoint after every second one. At first, rank 1 dies in the middle
+# of the fourth; after the restart, the same training is made again without a cut, and compared.
 SCRIPT = """
 import copy, json, os, signal, sys, torch
 import torch.distributed as dist
@@ -90,9 +100,14 @@ def plan_file(folder: Path, name: str, **params: int) -> Path:
     ("name", "optimizer", "ranks"),
     list(product(("1f1b", "zb_v", "pipedream_2bw", "dualpipe"), ("momentum", "adamw"), (4,))),
 )
-def test_a_restarted_run_is_the_uncut_one(tmp_path: Path, name: str, optimizer: str, ranks: int) -> None:
-    """To the bit: weights in all versions, the state of the optimizers, and random numbers by the way."""
-    plan, script = plan_file(tmp_path, name, ranks=ranks, microbatches=2 * ranks), tmp_path / "script.py"
+def test_a_restarted_run_is_the_uncut_one(
+    tmp_path: Path, name: str, optimizer: str, ranks: int
+) -> None:
+    """To the bit: weights in all versions, the state of the optimizers, and random numbers by the
+    way.
+    """
+    plan = plan_file(tmp_path, name, ranks=ranks, microbatches=2 * ranks)
+    script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [*TORCHRUN, str(ranks), str(script), str(plan), str(tmp_path / "kept"), optimizer]
     # Or torch may look for processes of the first attempt, as the README has it.
@@ -100,7 +115,9 @@ def test_a_restarted_run_is_the_uncut_one(tmp_path: Path, name: str, optimizer: 
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment)
     assert done.returncode == 0, done.stderr
     for rank in range(ranks):
-        attempt, begin, tensors, same = json.loads((tmp_path / "kept" / f"found-{rank}.json").read_text())
+        attempt, begin, tensors, same = json.loads(
+            (tmp_path / "kept" / f"found-{rank}.json").read_text()
+        )
         # 4 weights of a stage and their momenta, if no more.
         assert (attempt, begin, same) == (1, 2, True)
         assert tensors >= 8
@@ -110,8 +127,11 @@ def test_a_restarted_run_is_the_uncut_one(tmp_path: Path, name: str, optimizer: 
 
 
 def test_the_trainer_resumes_under_torchrun(tmp_path: Path) -> None:
-    """A rank dies in the middle; the losses and gradients from then on are those of one process, to the bit."""
-    plan, kept = plan_file(tmp_path, "pipedream_2bw", ranks=2, microbatches=4), tmp_path / "kept"
+    """A rank dies in the middle; the losses and gradients from then on are those of one process, to
+    the bit.
+    """
+    plan = plan_file(tmp_path, "pipedream_2bw", ranks=2, microbatches=4)
+    kept = tmp_path / "kept"
     options = ["--steps", "12", "--checkpoint", str(kept), "--every", "3", "--check"]
     command = [*TORCHRUN, "2", "-m", "schedlang.runtime", str(plan), *options]
     pipe = subprocess.PIPE
@@ -143,14 +163,22 @@ def test_the_newest_checkpoint_that_all_ranks_have_is_resumed(run: Run) -> None:
 @pytest.mark.parametrize(
     ("scenario", "message"),
     [
-        ("checkpoint_of_another_plan",
-         r"the checkpoint `\S+-rank-\d\.pt` is of `one_f_one_b` with ranks = 2, microbatches = 4, not of `gpipe` with "
-         r"ranks = 2, microbatches = 4: resume with its own plan, or in another folder"),
+        (
+            "checkpoint_of_another_plan",
+            r"the checkpoint `\S+-rank-\d\.pt` is of `one_f_one_b` with ranks = 2, microbatches = 4, not of `gpipe` with "
+            r"ranks = 2, microbatches = 4: resume with its own plan, or in another folder",
+        ),
         ("damaged_checkpoint", r"the checkpoint `\S+/step-2-rank-1\.pt` cannot be read: .*"),
-        ("checkpoint_of_another_model", r"the checkpoint does not fit stage \d: Error\(s\) in loading state_dict .*"),
-        ("nowhere_to_write", r"the checkpoint `\S+` cannot be written: (Not a directory|File exists)"),
+        (
+            "checkpoint_of_another_model",
+            r"the checkpoint does not fit stage \d: Error\(s\) in loading state_dict .*",
+        ),
+        (
+            "nowhere_to_write",
+            r"the checkpoint `\S+` cannot be written: (Not a directory|File exists)",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_checkpoint_of_no_use_is_one_error(run: Run, scenario: str, message: str) -> None:
     outcome = run(scenario, 2)
     assert outcome.codes == [1, 1], outcome.logs
@@ -160,11 +188,21 @@ def test_a_checkpoint_of_no_use_is_one_error(run: Run, scenario: str, message: s
 
 def test_a_bar_on_a_terminal_and_ctrl_c(tmp_path: Path) -> None:
     """No traceback and nothing left running; what is said is one line."""
-    command = [sys.executable, "-m", "schedlang", "run", str(ROOT / "programs" / "1f1b.sched"), "-p", "ranks=2"]
+    command = [
+        sys.executable,
+        "-m",
+        "schedlang",
+        "run",
+        str(ROOT / "programs" / "1f1b.sched"),
+        "-p",
+        "ranks=2",
+    ]
     ours, theirs = pty.openpty()
     errors = tmp_path / "errors"
     with errors.open("w") as stderr:
-        process = subprocess.Popen([*command, "--steps", "1000"], stdout=theirs, stderr=stderr, env=ENVIRONMENT)
+        process = subprocess.Popen(
+            [*command, "--steps", "1000"], stdout=theirs, stderr=stderr, env=ENVIRONMENT
+        )
     os.close(theirs)
     shown = b""
     while b"step 2/1000" not in shown:

@@ -1,4 +1,6 @@
-"""Activations that are copied to the host and back: the same gradients, and the memory is free in between."""
+"""Activations that are copied to the host and back: the same gradients, and the memory is free in
+between.
+"""
 
 import copy
 from collections.abc import Iterable
@@ -12,8 +14,8 @@ from torch import Tensor, nn  # noqa: E402
 from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from schedlang.runtime.gpt import Block  # noqa: E402
-from schedlang.runtime.stage import Stage  # noqa: E402
+from schedlang.runtime.example.gpt import Block  # noqa: E402
+from schedlang.runtime.stage.stage import Stage  # noqa: E402
 
 SHAPE = 2, 16, 128
 
@@ -29,13 +31,21 @@ class InCheckpoint(nn.Module):
 
 def stage(module: nn.Module, offloaded: set[int], split: bool) -> Stage:
     return Stage(
-        1, module, torch.device("cpu"), is_first=False, loss_fn=None, loss_scale=1.0,
-        offloaded=offloaded, split={0, 1} if split else (),
-    )  # fmt: skip
+        1,
+        module,
+        torch.device("cpu"),
+        is_first=False,
+        loss_fn=None,
+        loss_scale=1.0,
+        offloaded=offloaded,
+        split={0, 1} if split else (),
+    )
 
 
 def gradients(ours: Stage, split: bool) -> list[Tensor]:
-    """Of the input and the weights, for two microbatches, of which the first is on the host while the second runs."""
+    """Of the input and the weights, for two microbatches, of which the first is on the host while
+    the second runs.
+    """
     for microbatch in range(2):
         torch.manual_seed(microbatch)
         ours.inputs[microbatch] = torch.randn(SHAPE)
@@ -75,11 +85,17 @@ def test_gradients_are_those_without_copies(name: str, split: bool) -> None:
 
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
 def test_the_memory_is_free_while_the_copy_is_away(split: bool) -> None:
-    ours = stage(nn.Sequential(nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 512), nn.Tanh()), {0}, split)
+    ours = stage(
+        nn.Sequential(nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 512), nn.Tanh()), {0}, split
+    )
     ours.inputs[0] = torch.randn(SHAPE)
     ours.gradients[0] = [torch.randn(2, 16, 512)]
-    activation, output = 2 * 16 * 128 * 4, 2 * 16 * 512 * 4
-    others = {StorageWeakRef(each.untyped_storage()) for each in (ours.inputs[0], *ours.module.parameters())}
+    activation = 2 * 16 * 128 * 4
+    output = 2 * 16 * 512 * 4
+    others = {
+        StorageWeakRef(each.untyped_storage())
+        for each in (ours.inputs[0], *ours.module.parameters())
+    }
     with counted_storages() as storages:
 
         def held(made: Iterable[StorageWeakRef]) -> int:
@@ -89,7 +105,8 @@ def test_the_memory_is_free_while_the_copy_is_away(split: bool) -> None:
         made = list(storages.made)
         assert held(made) == activation + output
         ours.offload(0)
-        # Of what the forward has made, the output is left, which is on its way to the next stage; and there are copies.
+        # Of what the forward has made, the output is left, which is on its way to the next stage;
+        # and there are copies.
         assert held(made) == output
         assert held(storages.made) == activation + 2 * output
         ours.reload(0)

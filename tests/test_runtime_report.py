@@ -6,10 +6,12 @@ torch = pytest.importorskip("torch", reason="the runtime needs torch", exc_type=
 
 
 def test_the_largest_differences_are_relative_and_named(capsys: pytest.CaptureFixture[str]) -> None:
-    from schedlang.runtime.report import compare
-    from schedlang.runtime.train import Training
+    from schedlang.runtime.example.report import compare
+    from schedlang.runtime.example.train import Training
 
-    alone = Training(losses=[4.0, 2.0], gradients={"a": torch.tensor([1.0, -8.0]), "b": torch.tensor([2.0])})
+    alone = Training(
+        losses=[4.0, 2.0], gradients={"a": torch.tensor([1.0, -8.0]), "b": torch.tensor([2.0])}
+    )
     ours = [
         Training(gradients={"a": torch.tensor([1.0, -8.0])}),
         Training(losses=[4.0, 2.5], gradients={"b": torch.tensor([2.5])}),
@@ -22,8 +24,8 @@ def test_the_largest_differences_are_relative_and_named(capsys: pytest.CaptureFi
 
 
 def test_a_missing_gradient_is_no_agreement() -> None:
-    from schedlang.runtime.report import compare
-    from schedlang.runtime.train import Training
+    from schedlang.runtime.example.report import compare
+    from schedlang.runtime.example.train import Training
 
     alone = Training(losses=[4.0], gradients={"a": torch.ones(1), "b": torch.ones(1)})
     with pytest.raises(AssertionError):

@@ -1,4 +1,6 @@
-"""A backward in two halves gives the gradients of a whole one, to the bit, and keeps between them what W needs."""
+"""A backward in two halves gives the gradients of a whole one, to the bit, and keeps between them
+what W needs.
+"""
 
 import copy
 import re
@@ -14,11 +16,13 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from schedlang.runtime.gpt import Block, Embedding, Head  # noqa: E402
-from schedlang.runtime.stage import Stage  # noqa: E402
+from schedlang.runtime.example.gpt import Block, Embedding, Head  # noqa: E402
+from schedlang.runtime.stage.stage import Stage  # noqa: E402
 
 # A linear layer of this width is just worth its split; narrower ones are not.
-ROWS, LENGTH, WIDTH = 4, 16, 128
+ROWS = 4
+LENGTH = 16
+WIDTH = 128
 
 
 class Does(nn.Module):
@@ -84,45 +88,79 @@ SPLIT: dict[str, Callable[[], nn.Module]] = {
     "no bias": lambda: linear(bias=False),
     "only a bias": lambda: nn.Sequential(frozen(linear(), "weight"), nn.Tanh()),
     "only a weight": lambda: nn.Sequential(nn.Tanh(), frozen(linear(), "bias")),
-    "block": lambda: Does(lambda self, x: self.block(self.up(x)), up=nn.Linear(WIDTH, 128), block=Block()),
+    "block": lambda: Does(
+        lambda self, x: self.block(self.up(x)), up=nn.Linear(WIDTH, 128), block=Block()
+    ),
     "encoder": encoder,
-    "attention": lambda: Does(attend, attention=nn.MultiheadAttention(WIDTH, 4, kdim=8, vdim=16, batch_first=True)),
+    "attention": lambda: Does(
+        attend, attention=nn.MultiheadAttention(WIDTH, 4, kdim=8, vdim=16, batch_first=True)
+    ),
     "norms": lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.RMSNorm(WIDTH), nn.GroupNorm(4, LENGTH)),
     "narrow": lambda: nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, WIDTH)),
     "used in part": lambda: Does(lambda s, x: s.part(x) + s.part(x[:1]), part=linear()),
     "used twice": lambda: Does(twice, part=linear()),
-    "view of a weight": lambda: Does(lambda s, x: torch.tanh(x) @ s.part.weight.T + s.part(x), part=linear()),
-    "scale and shift": lambda: Does(lambda s, x: s.a * x.tanh() + s.b, a=weight(WIDTH), b=weight(LENGTH, 1)),
-    "matmul": lambda: Does(lambda self, x: torch.tanh(x @ self.weight), weight=weight(WIDTH, WIDTH)),
-    "einsum": lambda: Does(lambda s, x: torch.einsum("rli,io->rlo", x, s.weight), weight=weight(WIDTH, WIDTH)),
-    "weight by name": lambda: Does(lambda s, x: F.linear(weight=s.weight, input=x), weight=weight(WIDTH, WIDTH)),
+    "view of a weight": lambda: Does(
+        lambda s, x: torch.tanh(x) @ s.part.weight.T + s.part(x), part=linear()
+    ),
+    "scale and shift": lambda: Does(
+        lambda s, x: s.a * x.tanh() + s.b, a=weight(WIDTH), b=weight(LENGTH, 1)
+    ),
+    "matmul": lambda: Does(
+        lambda self, x: torch.tanh(x @ self.weight), weight=weight(WIDTH, WIDTH)
+    ),
+    "einsum": lambda: Does(
+        lambda s, x: torch.einsum("rli,io->rlo", x, s.weight), weight=weight(WIDTH, WIDTH)
+    ),
+    "weight by name": lambda: Does(
+        lambda s, x: F.linear(weight=s.weight, input=x), weight=weight(WIDTH, WIDTH)
+    ),
     "not contiguous": lambda: Does(lambda s, x: s.part(x.mT.contiguous().mT), part=linear()),
-    "weight as input": lambda: Does(lambda s, x: x + s.part(s.row[:1]), part=linear(), row=weight(64, WIDTH)),
+    "weight as input": lambda: Does(
+        lambda s, x: x + s.part(s.row[:1]), part=linear(), row=weight(64, WIDTH)
+    ),
     "one dimension": lambda: Does(lambda s, x: s.part(x[0, 0]), part=linear()),
     "four dimensions": lambda: Does(lambda s, x: s.part(x[:, None]), part=linear()),
-    "in place": lambda: Does(lambda s, x: s.after(s.part(x).mul_(2).relu_()), part=linear(), after=linear()),
+    "in place": lambda: Does(
+        lambda s, x: s.after(s.part(x).mul_(2).relu_()), part=linear(), after=linear()
+    ),
     "no gradient inside": lambda: Does(lambda s, x: s.part(x) + s.part(x.detach()), part=linear()),
     "autocast": lambda: Does(autocast, part=encoder()),
     "checkpoint": lambda: in_checkpoint(encoder()),
     "reentrant checkpoint": lambda: in_checkpoint(encoder(), reentrant=True),
     "checkpoint in autocast": lambda: Does(autocast, part=in_checkpoint(encoder())),
-    **{f"nested {outer} {inner}": lambda o=outer, i=inner: nested(o, i) for outer in (0, 1) for inner in (0, 1)},
+    **{
+        f"nested {outer} {inner}": lambda o=outer, i=inner: nested(o, i)
+        for outer in (0, 1)
+        for inner in (0, 1)
+    },
 }
 #: Modules with weights whose gradients are not put off, and the module that the warning names.
 OTHERS: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "own weight": (lambda: nn.Sequential(linear(), Does(lambda s, x: x / s.scale, scale=weight(WIDTH))), "`1` (Does)"),
-    "recurrent": (lambda: Does(lambda s, x: s.part(x)[0], part=nn.LSTM(WIDTH, WIDTH)), "`part` (LSTM)"),
-    "parametrized": (lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(linear())), "`0.parametrizations"),
+    "own weight": (
+        lambda: nn.Sequential(linear(), Does(lambda s, x: x / s.scale, scale=weight(WIDTH))),
+        "`1` (Does)",
+    ),
+    "recurrent": (
+        lambda: Does(lambda s, x: s.part(x)[0], part=nn.LSTM(WIDTH, WIDTH)),
+        "`part` (LSTM)",
+    ),
+    "parametrized": (
+        lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(linear())),
+        "`0.parametrizations",
+    ),
     "compiled": (
         lambda: nn.Sequential(linear(), torch.compile(encoder(), backend="aot_eager")),
         "`1._orig_mod.linear1` (Linear) and 3 more",
     ),
-    "transformed": (lambda: Does(lambda s, x: torch.vmap(s.part)(x), part=linear()), "`part` (Linear)"),
+    "transformed": (
+        lambda: Does(lambda s, x: torch.vmap(s.part)(x), part=linear()),
+        "`part` (Linear)",
+    ),
     "both uses": (
         lambda: Does(lambda s, x: s.part(x) + x * s.part.weight.sum(), part=linear()),
         "`part` (Linear)",
     ),
-}  # fmt: skip
+}
 
 
 def activations() -> Tensor:
@@ -130,8 +168,11 @@ def activations() -> Tensor:
 
 
 def stage(module: nn.Module, split: bool, number: int = 1) -> Stage:
-    splits, cpu = range(9) if split else (), torch.device("cpu")
-    return Stage(number, module, cpu, is_first=not number, loss_fn=None, loss_scale=1.0, split=splits)
+    splits = range(9) if split else ()
+    cpu = torch.device("cpu")
+    return Stage(
+        number, module, cpu, is_first=not number, loss_fn=None, loss_scale=1.0, split=splits
+    )
 
 
 def forward(stage: Stage, microbatch: int, input: Tensor) -> Tensor:
@@ -153,9 +194,12 @@ def assert_same(found: object, expected: object) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
-def compare(module: nn.Module, make_input: Callable[[], Tensor] = activations, number: int = 1) -> None:
+def compare(
+    module: nn.Module, make_input: Callable[[], Tensor] = activations, number: int = 1
+) -> None:
     """Two microbatches, split and whole; what each op gives."""
-    ours, whole = stage(module, True, number), stage(copy.deepcopy(module), False, number)
+    ours = stage(module, True, number)
+    whole = stage(copy.deepcopy(module), False, number)
     inputs = [make_input() for _ in range(2)]
     for microbatch, input in enumerate(inputs):
         assert_same(forward(ours, microbatch, input), forward(whole, microbatch, input))
@@ -184,16 +228,24 @@ def test_a_first_stage_needs_no_gradient_of_its_input() -> None:
     """Its layers off the way from its input to its output are split too."""
     model = nn.Sequential(Embedding(), Does(lambda s, x: s.part(x), part=Block()), Head())
     compare(model, lambda: torch.randint(256, (ROWS, LENGTH)), number=0)
-    tied = Does(lambda s, x: F.linear(torch.tanh(s.bytes(x)), s.bytes.weight), bytes=nn.Embedding(256, WIDTH))
+    tied = Does(
+        lambda s, x: F.linear(torch.tanh(s.bytes(x)), s.bytes.weight),
+        bytes=nn.Embedding(256, WIDTH),
+    )
     compare(tied, lambda: torch.randint(256, (ROWS, LENGTH)), number=0)
 
 
 def convolutions() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding="same", padding_mode="reflect"), nn.BatchNorm2d(8), nn.ReLU(inplace=True),
-        nn.ConvTranspose2d(8, 4, 2, stride=2, groups=2), nn.GroupNorm(2, 4), nn.Flatten(2),
-        nn.Conv1d(4, 6, 3, groups=2), nn.InstanceNorm1d(6, affine=True),
-    )  # fmt: skip
+        nn.Conv2d(3, 8, 3, padding="same", padding_mode="reflect"),
+        nn.BatchNorm2d(8),
+        nn.ReLU(inplace=True),
+        nn.ConvTranspose2d(8, 4, 2, stride=2, groups=2),
+        nn.GroupNorm(2, 4),
+        nn.Flatten(2),
+        nn.Conv1d(4, 6, 3, groups=2),
+        nn.InstanceNorm1d(6, affine=True),
+    )
 
 
 def test_convolutions_and_their_norms() -> None:
@@ -207,7 +259,9 @@ def test_modules_in_bfloat16() -> None:
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_weights_get_their_gradients_all_the_same(name: str) -> None:
     make, named = OTHERS[name]
-    message = rf"^stage 1 computes weight gradients in B and not in W, those of .*{re.escape(named)}"
+    message = (
+        rf"^stage 1 computes weight gradients in B and not in W, those of .*{re.escape(named)}"
+    )
     with pytest.warns(UserWarning, match=message) as warned:
         compare(make())
     assert len(warned) == 1
@@ -227,7 +281,8 @@ def test_other_weights_in_a_reentrant_checkpoint_get_their_gradients_in_b() -> N
     """Such a checkpoint leaves no choice."""
     inside = Does(lambda s, x: s.part(x) / s.scale, part=linear(), scale=weight(WIDTH))
     module = in_checkpoint(inside, reentrant=True)
-    ours, whole = stage(module, split=True), stage(copy.deepcopy(module), split=False)
+    ours = stage(module, split=True)
+    whole = stage(copy.deepcopy(module), split=False)
     input = activations()
     forward(ours, 0, input), forward(whole, 0, input)
     ours.backward_input(0)
@@ -244,9 +299,13 @@ def test_each_half_fires_the_hooks_of_its_weights_once() -> None:
     fired: list[tuple[str, Tensor]] = []
     accumulators = []
     for name, each in module.named_parameters():
-        each.register_post_accumulate_grad_hook(lambda weight, name=name: fired.append((name, weight.grad.clone())))
+        each.register_post_accumulate_grad_hook(
+            lambda weight, name=name: fired.append((name, weight.grad.clone()))
+        )
         accumulators.append(torch.autograd.graph.get_gradient_edge(each).node)
-        accumulators[-1].register_hook(lambda *_, name=name: fired.append((f"{name} node", torch.zeros(()))))
+        accumulators[-1].register_hook(
+            lambda *_, name=name: fired.append((f"{name} node", torch.zeros(())))
+        )
     ours = stage(module, split=True)
     for microbatch in range(2):
         forward(ours, microbatch, activations())
@@ -255,7 +314,9 @@ def test_each_half_fires_the_hooks_of_its_weights_once() -> None:
     for microbatch in range(2):
         ours.backward_weight(microbatch)
         names = {name for name, _ in module.named_parameters()}
-        assert sorted(name for name, _ in fired) == sorted([*names, *(f"{name} node" for name in names)])
+        assert sorted(name for name, _ in fired) == sorted(
+            [*names, *(f"{name} node" for name in names)]
+        )
         found = dict(fired)
         assert all(torch.equal(found[name], each.grad) for name, each in module.named_parameters())
         fired.clear()
@@ -289,7 +350,8 @@ def test_a_forward_may_have_a_backward_of_its_own() -> None:
 
 def test_microbatches_may_take_turns_in_any_order() -> None:
     module = encoder()
-    ours, whole = stage(module, split=True), stage(copy.deepcopy(module), split=False)
+    ours = stage(module, split=True)
+    whole = stage(copy.deepcopy(module), split=False)
     for microbatch in range(3):
         input = activations()
         forward(ours, microbatch, input), forward(whole, microbatch, input)
@@ -328,21 +390,29 @@ def storages() -> Iterator[Storages]:
 SIZE = ROWS * LENGTH * WIDTH * 4
 
 
-@pytest.mark.parametrize("wrap", [lambda module: module, in_checkpoint], ids=["plain", "checkpoint"])
+@pytest.mark.parametrize(
+    "wrap", [lambda module: module, in_checkpoint], ids=["plain", "checkpoint"]
+)
 def test_between_the_halves_only_inputs_of_layers_and_gradients_of_their_outputs_are_held(
     storages: Storages, wrap: Callable[[nn.Module], nn.Module]
 ) -> None:
     """Three layers: two inputs that the forward has made, two gradients that the backward has made."""
-    ours = stage(wrap(nn.Sequential(linear(), nn.Tanh(), linear(), nn.Sigmoid(), linear(), nn.Tanh())), split=True)
+    ours = stage(
+        wrap(nn.Sequential(linear(), nn.Tanh(), linear(), nn.Sigmoid(), linear(), nn.Tanh())),
+        split=True,
+    )
     before = storages.held()
     input = activations()
     forward(ours, 0, input)
     ours.backward_input(0)
     del ours.input_gradients[0]
-    # Its clone is the input of the first layer, and Tanh makes the gradient of the last one's output.
+    # Its clone is the input of the first layer, and Tanh makes the gradient of the last one's
+    # output.
     assert storages.held() - before - SIZE == SIZE * (1 + 2 + 3)
     ours.backward_weight(0)
-    assert storages.held() - before - SIZE == sum(each.grad.nbytes for each in ours.module.parameters())
+    assert storages.held() - before - SIZE == sum(
+        each.grad.nbytes for each in ours.module.parameters()
+    )
 
 
 def test_of_narrow_layers_their_gradients_are_held(storages: Storages) -> None:
@@ -363,11 +433,14 @@ def test_of_narrow_layers_their_gradients_are_held(storages: Storages) -> None:
 
 def test_a_checkpoint_holds_its_input_and_is_recomputed_once(storages: Storages) -> None:
     calls = []
-    part = nn.Sequential(encoder(), Does(lambda s, x: calls.append(len(calls)) or s.part(x), part=linear()))
+    part = nn.Sequential(
+        encoder(), Does(lambda s, x: calls.append(len(calls)) or s.part(x), part=linear())
+    )
     ours = stage(in_checkpoint(part), split=True)
     before = storages.held()
     forward(ours, 0, activations())
-    # The input, the gradient of the output and the output, which its graph refers to; and random states.
+    # The input, the gradient of the output and the output, which its graph refers to; and random
+    # states.
     assert storages.held() - before < 3.5 * SIZE
     ours.backward_input(0)
     ours.backward_weight(0)

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from schedlang import Plan, Source, compile, read_plan, write_plan
-from schedlang.cli import main
-from schedlang.costs import read_costs
-from schedlang.measured import compare as compare_run
-from schedlang.measured import read_run
+from schedlang.cli.main import main
+from schedlang.report.measured import compare as compare_run
+from schedlang.report.measured import read_run
+from schedlang.schedule.costs import read_costs
 
 ROOT = Path(__file__).parent.parent
 ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -46,14 +46,21 @@ def plan_file(folder: Path, name: str, **params: int) -> Path:
 
 
 @pytest.mark.parametrize(("name", "ranks", "stages"), [("interleaved_1f1b", 4, 8), ("zb_h1", 2, 2)])
-def test_training_is_that_of_one_process(tmp_path: Path, name: str, ranks: int, stages: int) -> None:
+def test_training_is_that_of_one_process(
+    tmp_path: Path, name: str, ranks: int, stages: int
+) -> None:
     plan = plan_file(tmp_path, name, ranks=ranks, microbatches=4)
     done = torchrun(ranks, "-m", "schedlang.runtime", plan, "--steps", 4, "--check")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
-    assert re.fullmatch(rf"{name} \(ranks {ranks}, stages {stages}, microbatches 4\) trains a GPT .*", lines[0])
+    assert re.fullmatch(
+        rf"{name} \(ranks {ranks}, stages {stages}, microbatches 4\) trains a GPT .*", lines[0]
+    )
     losses = [
-        float(loss) for loss in re.findall(r"^step +\d+  loss (\d\.\d{4}) .* tokens/s$", done.stdout, re.MULTILINE)
+        float(loss)
+        for loss in re.findall(
+            r"^step +\d+  loss (\d\.\d{4}) .* tokens/s$", done.stdout, re.MULTILINE
+        )
     ]
     assert len(losses) == 4
     assert losses[-1] < losses[0] - 0.5
@@ -69,7 +76,9 @@ def test_training_is_that_of_one_process(tmp_path: Path, name: str, ranks: int, 
 
 
 @pytest.mark.parametrize(("name", "exact"), [("pipedream_2bw", True), ("dualpipe", False)])
-def test_training_with_late_gradients_and_with_replicas(tmp_path: Path, name: str, exact: bool) -> None:
+def test_training_with_late_gradients_and_with_replicas(
+    tmp_path: Path, name: str, exact: bool
+) -> None:
     plan = plan_file(tmp_path, name, ranks=2, microbatches=4)
     trace = tmp_path / "trace.json"
     done = torchrun(2, "-m", "schedlang.runtime", plan, "--steps", 3, "--check", "--trace", trace)
@@ -90,7 +99,9 @@ def test_training_with_late_gradients_and_with_replicas(tmp_path: Path, name: st
 
 
 def check_trace(plan: Plan, events: list[dict]) -> None:
-    """Every op and message of a rank is there, and no receive is over before its send began: clocks are aligned."""
+    """Every op and message of a rank is there, and no receive is over before its send began: clocks
+    are aligned.
+    """
     spans = [each for each in events if each["ph"] == "X"]
     for rank, actions in enumerate(plan.ranks):
         words = set(map(actions.word, range(len(actions))))
@@ -101,12 +112,20 @@ def check_trace(plan: Plan, events: list[dict]) -> None:
 
 
 def test_a_plan_for_inference_is_not_trained(tmp_path: Path) -> None:
-    done = python("-m", "schedlang.runtime", plan_file(tmp_path, "forward_only", ranks=1, microbatches=2))
+    done = python(
+        "-m", "schedlang.runtime", plan_file(tmp_path, "forward_only", ranks=1, microbatches=2)
+    )
     assert (done.returncode, done.stderr) == (1, "the plan has no backward\n")
 
 
 def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
-    done = python("-m", "schedlang.runtime", plan_file(tmp_path, "gpipe", ranks=1, microbatches=2), "--steps", 1)
+    done = python(
+        "-m",
+        "schedlang.runtime",
+        plan_file(tmp_path, "gpipe", ranks=1, microbatches=2),
+        "--steps",
+        1,
+    )
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert "gradient_error" not in figures
@@ -124,13 +143,19 @@ def test_a_wrong_number_of_processes(tmp_path: Path) -> None:
 
 
 def test_replicas(tmp_path: Path) -> None:
-    """Losses are means over replicas; the trace is of the first one; and what they train is what one pipeline does."""
-    program, trace, kept = ROOT / "programs" / "zb_v.sched", tmp_path / "trace.json", tmp_path / "kept"
+    """Losses are means over replicas; the trace is of the first one; and what they train is what
+    one pipeline does.
+    """
+    program = ROOT / "programs" / "zb_v.sched"
+    trace = tmp_path / "trace.json"
+    kept = tmp_path / "kept"
     options = ["--checkpoint", kept, "--check", "--steps"]
     half = ["-p", "microbatches=4", "--replicas", 2]
     done = torchrun(4, "-m", "schedlang.runtime", program, *half, *options, 3, "--trace", trace)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("zb_v (ranks 2, stages 4, microbatches 4, replicas 2) trains a GPT of ")
+    assert done.stdout.startswith(
+        "zb_v (ranks 2, stages 4, microbatches 4, replicas 2) trains a GPT of "
+    )
     figures = json.loads(done.stdout.splitlines()[-1])
     losses = re.findall(r"^step +\d+  loss (\d\.\d{4}) ", done.stdout, re.MULTILINE)
     assert float(losses[-1]) == pytest.approx(figures["loss"], abs=1e-4)
@@ -148,14 +173,24 @@ def test_replicas(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ranks", "replicas", "message"),
     [
-        (1, 1, "the plan needs 1 process, 2 were started: torchrun --nproc-per-node 1 -m schedlang.runtime {plan}, or "
-               "--replicas 2"),
-        (2, 3, "3 replicas of the plan need 6 processes, 2 were started: torchrun --nproc-per-node 6 "
-               "-m schedlang.runtime {plan} --replicas 3, or --replicas 1"),
+        (
+            1,
+            1,
+            "the plan needs 1 process, 2 were started: torchrun --nproc-per-node 1 -m schedlang.runtime {plan}, or "
+            "--replicas 2",
+        ),
+        (
+            2,
+            3,
+            "3 replicas of the plan need 6 processes, 2 were started: torchrun --nproc-per-node 6 "
+            "-m schedlang.runtime {plan} --replicas 3, or --replicas 1",
+        ),
         (None, 3, "3 replicas need a multiple of 3 processes, not 2"),
     ],
-)  # fmt: skip
-def test_a_wrong_number_of_replicas(tmp_path: Path, ranks: int | None, replicas: int, message: str) -> None:
+)
+def test_a_wrong_number_of_replicas(
+    tmp_path: Path, ranks: int | None, replicas: int, message: str
+) -> None:
     plan = plan_file(tmp_path, "1f1b", ranks=ranks) if ranks else ROOT / "programs" / "1f1b.sched"
     done = torchrun(2, "-m", "schedlang.runtime", plan, "--replicas", replicas)
     assert done.stderr.startswith(message.format(plan=plan) + "\n"), done.stderr
@@ -199,7 +234,11 @@ pipeline.step(torch.ones(8, 2), torch.ones(8, 2))
     [
         ("raises", "1", r"rank 1 failed at 1F0 \(1f1b.sched:\d+\): ValueError: boom"),
         ("raises_between", "1", r"rank 1 failed: ValueError: between"),
-        ("killed", "-9", r"rank 1 is gone: rank \d lost its connection at \S+ \(1f1b.sched:\d+\): .*"),
+        (
+            "killed",
+            "-9",
+            r"rank 1 is gone: rank \d lost its connection at \S+ \(1f1b.sched:\d+\): .*",
+        ),
     ],
 )
 def test_ranks_have_the_last_word_before_the_launcher_ends_them(

@@ -1,4 +1,6 @@
-"""Compiling takes time linear in the actions: executed lines are counted at two sizes, so that no clock decides."""
+"""Compiling takes time linear in the actions: executed lines are counted at two sizes, so that no
+clock decides.
+"""
 
 import sys
 from pathlib import Path
@@ -7,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from schedlang import columnwise, read_source
+from schedlang import read_source
 from schedlang.compiler import compile_tree
-from schedlang.imports import load
-from schedlang.syntax import Schedule
+from schedlang.language.imports import load
+from schedlang.language.syntax import Schedule
+from schedlang.proof import columnwise
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 #: How many more lines an action may take at the larger size.
@@ -18,7 +21,9 @@ MORE = 1.02
 
 
 def lines_per_action(source: Any, tree: Schedule, ranks: int, microbatches: int) -> float:
-    """The lines of Python, and rounds of comprehensions, for each action of the plan and of its text."""
+    """The lines of Python, and rounds of comprehensions, for each action of the plan and of its
+    text.
+    """
     lines = 0
 
     def count(frame: FrameType, event: str, argument: object) -> Any:
@@ -36,13 +41,25 @@ def lines_per_action(source: Any, tree: Schedule, ranks: int, microbatches: int)
     return lines / sum(map(len, plan.ranks))
 
 
-PLAIN = ["1f1b", "chimera", "dualpipe", "gpipe", "interleaved_1f1b", "pipe_offload", "seq1f1b", "wpipe", "zb_h1"]
+PLAIN = [
+    "1f1b",
+    "chimera",
+    "dualpipe",
+    "gpipe",
+    "interleaved_1f1b",
+    "pipe_offload",
+    "seq1f1b",
+    "wpipe",
+    "zb_h1",
+]
 #: With passes that look for a better order.
 SEARCHED = ["1f1b_v", "v_half", "v_zb", "zb_1p"]
 
 
 def test_by_columns_lines_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left of the work on each action is the program itself, its text, and two walks over numbers."""
+    """What is left of the work on each action is the program itself, its text, and two walks over
+    numbers.
+    """
     loaded = load(read_source(PROGRAMS / "interleaved_1f1b.sched"))
     each = {}
     for large in (10**9, 0):

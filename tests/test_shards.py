@@ -1,4 +1,6 @@
-"""When sharded weights are gathered: that ops find them, in as few gathers as there can be, and what `show` prints."""
+"""When sharded weights are gathered: that ops find them, in as few gathers as there can be, and
+what `show` prints.
+"""
 
 from pathlib import Path
 
@@ -8,9 +10,9 @@ from hypothesis import strategies as st
 from strategies import schedules
 
 from schedlang import CompileError, Kind, Schedule, Source, compile, read_source
-from schedlang.actions import Actions
-from schedlang.cli import main
-from schedlang.shards import Does, shards, shards_text
+from schedlang.cli.main import main
+from schedlang.ranks.shards import Does, shards, shards_text
+from schedlang.schedule.actions import Actions
 
 PROGRAMS = sorted((Path(__file__).parent.parent / "programs").glob("*.sched"))
 USES = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
@@ -31,9 +33,12 @@ UPDATES = """schedule updates {
 
 
 def follow(actions: Actions, places: int) -> tuple[int, int]:
-    """Go over a rank's actions with what is done in between, which must be right: the gathers and reductions."""
+    """Go over a rank's actions with what is done in between, which must be right: the gathers and
+    reductions.
+    """
     found = shards(actions, set(actions.stage), places)
-    gathered, owes = set[int](), set[int]()
+    gathered = set[int]()
+    owes = set[int]()
     kinds = [*zip(actions.kind, actions.stage, strict=True)]
 
     def do(steps: list[tuple[Does, int]]) -> None:
@@ -116,7 +121,10 @@ def test_with_a_place_for_each_stage_weights_are_gathered_once_and_early() -> No
         found = shards(actions, stages, len(stages))
         assert found.count(Does.UNSHARD) == len(stages)
         ops = [index for index, kind in enumerate(actions.kind) if kind in USES]
-        first = [next(each for each, index in enumerate(ops) if actions.stage[index] == stage) for stage in stages]
+        first = [
+            next(each for each, index in enumerate(ops) if actions.stage[index] == stage)
+            for stage in stages
+        ]
         assert found.before == {
             ops[max(each - 1, 0)]: [(Does.UNSHARD, stages[turn])] for turn, each in enumerate(first)
         }
@@ -141,8 +149,11 @@ def test_a_gather_begins_early_where_another_stage_can_give_up_its_place() -> No
     ]
 
 
-def test_gathers_are_shown_with_their_bytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    program, costs = tmp_path / "two.sched", tmp_path / "costs.json"
+def test_gathers_are_shown_with_their_bytes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "two.sched"
+    costs = tmp_path / "costs.json"
     program.write_text(
         "schedule two { param ranks = 1 param microbatches = 1 stage s in 0 .. 2 on 0"
         " rank r { F(0, 0) F(1, 0) B(1, 0) B(0, 0) } }"
@@ -160,6 +171,10 @@ def test_gathers_are_shown_with_their_bytes(tmp_path: Path, capsys: pytest.Captu
     figures = "3 gathers of 2,010 bytes, at most 1 stage at once, 1,000 bytes, 2 reductions"
     assert f"rank 0, stages 0, 1: {figures}\n" in capsys.readouterr().out
     costs.write_text('{"weights_bytes": [1000, 10, 1]}')
-    for wrong in ([*shown, "--costs", str(costs)], ["show", str(program), "--costs", str(costs)], [*shown[:-1], "0"]):
+    for wrong in (
+        [*shown, "--costs", str(costs)],
+        ["show", str(program), "--costs", str(costs)],
+        [*shown[:-1], "0"],
+    ):
         with pytest.raises(SystemExit):
             main(wrong)

@@ -19,7 +19,9 @@ worker, run = fixtures("skip_worker.py")
 
 
 def test_a_unet_and_a_translator(run: Run) -> None:
-    """What the first half of a U-Net makes goes to its mirror image, what an encoder makes to all of its decoder."""
+    """What the first half of a U-Net makes goes to its mirror image, what an encoder makes to all
+    of its decoder.
+    """
     for found in run("models", 4).found():
         assert len(found) == 12
         assert max(found.values()) < 1e-12, found
@@ -30,9 +32,14 @@ def test_the_stages_of_the_page_are_those_of_a_unet() -> None:
     (block,) = re.findall(r"^```python\n(class Down.*?)^```", page, re.M | re.S)
     names = {"torch": torch, "nn": torch.nn, "F": torch.nn.functional}
     exec(block, names)
-    model, x = UNet(3), torch.randn(2, WIDTH, LENGTH, dtype=torch.float64)
-    down, up = names["Down"](), names["Up"]()
-    (down.block,), (up.block,), down.later, up.earlier = model.down, model.up, 2, 0
+    model = UNet(3)
+    x = torch.randn(2, WIDTH, LENGTH, dtype=torch.float64)
+    down = names["Down"]()
+    up = names["Up"]()
+    (down.block,) = model.down
+    (up.block,) = model.up
+    down.later = 2
+    up.earlier = 0
     output, given = down(x)
     assert torch.equal(up(model.bottom[0](output), {0: given[2]}), model(x))
 
@@ -51,7 +58,9 @@ def test_losses_stay_those_of_one_process(run: Run) -> None:
 
 
 def test_steps_with_other_inputs_and_half_the_bits(run: Run) -> None:
-    """What passes by a skip is found out anew for inputs of another shape; `transfer_dtype` is also for skips."""
+    """What passes by a skip is found out anew for inputs of another shape; `transfer_dtype` is also
+    for skips.
+    """
     for shapes, rounded in run("other_inputs", 4).found():
         assert shapes < 1e-12
         assert 1e-4 < rounded < 0.1
@@ -93,13 +102,17 @@ FAILURES = {
 
 @pytest.mark.parametrize("scenario", FAILURES)
 def test_what_does_not_match_the_plan_is_one_error(run: Run, scenario: str) -> None:
-    outcome, (place, message) = run(scenario, 3), FAILURES[scenario]
+    outcome = run(scenario, 3)
+    (place, message) = FAILURES[scenario]
     assert outcome.codes == [1, 1, 1], outcome.logs
     for log in outcome.logs:
-        assert re.search(rf"rank 0 failed at {place} \(unet_1f1b.sched:\d+\): {message}$", log, re.M), outcome.logs
+        assert re.search(
+            rf"rank 0 failed at {place} \(unet_1f1b.sched:\d+\): {message}$", log, re.M
+        ), outcome.logs
 
 
 def test_split_cuts_for_plans_without_skips(run: Run) -> None:
-    outcome, message = run("by_split", 4), "the plan has skips, whose stages take and return more than blocks: build"
+    outcome = run("by_split", 4)
+    message = "the plan has skips, whose stages take and return more than blocks: build"
     assert outcome.codes == [1] * 4
     assert all(message in log for log in outcome.logs), outcome.logs

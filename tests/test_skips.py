@@ -1,7 +1,8 @@
-"""Skips: what a stage makes for a later one that is not its neighbour, from the program to the verdict.
+"""Skips: what a stage makes for a later one that is not its neighbour, from the program to the
+verdict.
 
-Random schedules with skips are among those of `strategies.py` and `damage.py`, which most other tests draw from; real
-processes are in `test_skip_models.py`.
+Random schedules with skips are among those of `strategies.py` and `damage.py`, which most other
+tests draw from; real processes are in `test_skip_models.py`.
 """
 
 import json
@@ -11,10 +12,21 @@ from pathlib import Path
 import pytest
 from attrs import evolve
 
-from schedlang import CompileError, Costs, Plan, Source, compile, prove, read_plan, read_source, simulate, write_plan
-from schedlang.cli import main
-from schedlang.lifetimes import frees
-from schedlang.plan_reader import parse_actions
+from schedlang import (
+    CompileError,
+    Costs,
+    Plan,
+    Source,
+    compile,
+    prove,
+    read_plan,
+    read_source,
+    simulate,
+    write_plan,
+)
+from schedlang.cli.main import main
+from schedlang.plan.reader import parse_actions
+from schedlang.ranks.lifetimes import frees
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 UNET = read_source(PROGRAMS / "unet_1f1b.sched")
@@ -33,7 +45,9 @@ def damaged(plan: Plan, rank: int, old: str, new: str) -> Plan:
     assert old in text
     changed = text.replace(old, new)
     sources = [0] * len(re.findall(r"\d+[A-Z]", changed))
-    return evolve(plan, ranks=(*plan.ranks[:rank], parse_actions(changed, sources), *plan.ranks[rank + 1 :]))
+    return evolve(
+        plan, ranks=(*plan.ranks[:rank], parse_actions(changed, sources), *plan.ranks[rank + 1 :])
+    )
 
 
 def codes(plan: Plan) -> set[str]:
@@ -49,13 +63,22 @@ def codes(plan: Plan) -> set[str]:
     [
         ("skip s in 0 .. 1 from 2 to 0", "the skip from stage 2 to stage 0 does not lead forward"),
         ("skip s in 0 .. 1 from 2 to 2", "the skip from stage 2 to stage 2 does not lead forward"),
-        ("skip s in 0 .. 2 from s to s + 3", "the skip from stage 1 to stage 4 leads to no stage: there are stages 0"),
+        (
+            "skip s in 0 .. 2 from s to s + 3",
+            "the skip from stage 1 to stage 4 leads to no stage: there are stages 0",
+        ),
         ("skip s in 0 .. 2 from s - 1 to 3", "the skip from stage -1 to stage 3 leads to no stage"),
-        ("skip s in 0 .. 3 from s to 3", "the skip from stage 2 to stage 3 leads to the next stage, which gets"),
+        (
+            "skip s in 0 .. 3 from s to 3",
+            "the skip from stage 2 to stage 3 leads to the next stage, which gets",
+        ),
         ("skip s in 0 .. 2 from 0 to 2", "the skip from stage 0 to stage 2 is there already"),
-        ("skip s in 0 .. 1 from 0 to 3 skip t in 0 .. 2 from t to 3", "from stage 0 to stage 3 is there already"),
+        (
+            "skip s in 0 .. 1 from 0 to 3 skip t in 0 .. 2 from t to 3",
+            "from stage 0 to stage 3 is there already",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_skip(items: str, message: str) -> None:
     with pytest.raises(CompileError, match=re.escape(message)) as caught:
         compile(program(items))
@@ -68,13 +91,17 @@ def test_keywords_are_names_as_well() -> None:
 
 
 def test_each_skip_has_a_number_behind_those_of_all_stages() -> None:
-    items = "pipeline down runs 1 stage s in 0 .. 4 on s pipeline up runs 1 stage s in 0 .. 4 on 3 - s "
+    items = (
+        "pipeline down runs 1 stage s in 0 .. 4 on s pipeline up runs 1 stage s in 0 .. 4 on 3 - s "
+    )
     items += "skip s in 0 .. 2 from s to 3 skip s in 0 .. 1 from 0 to 2"
     with pytest.raises(CompileError, match="the skip from stage 1 to stage 3") as caught:
         compile(program(items.replace("0 .. 2 from s", "0 .. 2 from 1")))
     assert [each.code for each in caught.value.diagnostics] == ["skip"]
     ops = "rank r { F(down(r), 0) F(up(3 - r), 0) B(down(r), 0) B(up(3 - r), 0) }"
-    plan = compile(Source("s.sched", f"schedule s {{ param ranks = 4 param microbatches = 2 {items} {ops} }}"))
+    plan = compile(
+        Source("s.sched", f"schedule s {{ param ranks = 4 param microbatches = 2 {items} {ops} }}")
+    )
     assert plan.layout.skips == ((0, 3), (1, 3), (0, 2))
     ends = {8: (0, 3), 9: (1, 3), 10: (0, 2), 11: (4, 7), 12: (5, 7), 13: (4, 6)}
     assert plan.layout.skip_stages == ends
@@ -87,17 +114,28 @@ def test_each_skip_has_a_number_behind_those_of_all_stages() -> None:
 def test_no_message_within_a_rank() -> None:
     """In a V, the skips of a U-Net stay on their ranks, where what they hand on is held."""
     v = "schedule v { param ranks = 4 param microbatches = 1 stage s in 0 .. 8 on if s < 4 then s else 7 - s "
-    skips, ops = "skip s in 0 .. 3 from s to 7 - s ", "rank r { F(r, 0) F(7 - r, 0) B(7 - r, 0) B(r, 0) } }"
+    skips = "skip s in 0 .. 3 from s to 7 - s "
+    ops = "rank r { F(r, 0) F(7 - r, 0) B(7 - r, 0) B(r, 0) } }"
     skipping, plain = (compile(Source("v.sched", v + items + ops)) for items in (skips, ""))
-    assert [actions.text() for actions in skipping.ranks] == [actions.text() for actions in plain.ranks]
+    assert [actions.text() for actions in skipping.ranks] == [
+        actions.text() for actions in plain.ranks
+    ]
     assert "0F0 0SEND_F0 7RECV_F0 7F0 free(7RECV_F0, 0SEND_F0, 0F0>7F0)" in frees(skipping, 0)
 
 
-@pytest.mark.parametrize("transport", ["portable", "blocking", "gloo", "nccl", "nccl-eager", "buffered:1"])
+@pytest.mark.parametrize(
+    "transport", ["portable", "blocking", "gloo", "nccl", "nccl-eager", "buffered:1"]
+)
 def test_a_unet_runs_on_every_transport(transport: str) -> None:
     for ranks in range(2, 9):
-        plan = compile(UNET, {"ranks": ranks, "microbatches": 2 * ranks}, Costs(p2p=0.5), transport=transport)
-        sends = [text for actions in plan.ranks for text in re.findall(r"\d+SEND_[FB]\d+", actions.text())]
+        plan = compile(
+            UNET, {"ranks": ranks, "microbatches": 2 * ranks}, Costs(p2p=0.5), transport=transport
+        )
+        sends = [
+            text
+            for actions in plan.ranks
+            for text in re.findall(r"\d+SEND_[FB]\d+", actions.text())
+        ]
         # Two for each microbatch, along the chain and by each skip.
         assert len(sends) == len(set(sends)) == 2 * ranks * 2 * (ranks - 1 + (ranks - 1) // 2)
 
@@ -107,9 +145,12 @@ def test_skips_take_the_time_of_what_they_carry() -> None:
     costs = Costs(boundary_bytes=(6, 1, 0), bandwidth_in_node=2.0)
     source = program("skip s in 0 .. 1 from 0 to 2", ranks=3, microbatches=1)
     timeline = simulate(compile(source), costs, ideal=True).timeline
-    # 1 + 3 | 1 + 0.5 by the chain: the skip is there first, 4 after the first op; the last gradient likewise.
+    # 1 + 3 | 1 + 0.5 by the chain: the skip is there first, 4 after the first op; the last gradient
+    # likewise.
     assert [bars.start[0] for bars in timeline.ranks] == [0, 4, 5.5]
-    costs = Costs(boundary_bytes=(6, 1, 0), bandwidth_in_node=2.0, forward=(1, 0, 1), backward=(2, 0, 2))
+    costs = Costs(
+        boundary_bytes=(6, 1, 0), bandwidth_in_node=2.0, forward=(1, 0, 1), backward=(2, 0, 2)
+    )
     starts = [bars.start[0] for bars in simulate(compile(source), costs, ideal=True).timeline.ranks]
     assert starts == [0, 4, 4.5]
 
@@ -142,7 +183,9 @@ def test_damage_is_refused_and_the_skip_is_named() -> None:
 
 def test_transfers_that_a_program_writes_are_also_those_of_skips() -> None:
     source = read_source(PROGRAMS / "1f1b_explicit.sched")
-    text = source.text.replace("param microbatches = 8", "param microbatches = 8 skip s in 0 .. 1 from 0 to 3")
+    text = source.text.replace(
+        "param microbatches = 8", "param microbatches = 8 skip s in 0 .. 1 from 0 to 3"
+    )
     assert text != source.text
     plan = compile(Source("own.sched", text), transport="gloo")
     assert plan.ranks[3].text().startswith("3RECV_F0 4RECV_F0 3F0")
@@ -163,7 +206,9 @@ def test_passes_know_skips() -> None:
 
 def test_a_schedule_without_a_flush_repeats_its_skips() -> None:
     source = read_source(PROGRAMS / "pipedream_2bw.sched")
-    text = source.text.replace("param microbatches = 4", "param microbatches = 4 skip s in 0 .. 2 from s to s + 2")
+    text = source.text.replace(
+        "param microbatches = 4", "param microbatches = 4 skip s in 0 .. 2 from s to s + 2"
+    )
     assert text != source.text
     plan = compile(Source("stream.sched", text))
     prove(plan.for_updates(plan.layout.updates + 3))
@@ -178,7 +223,8 @@ def test_inference_has_the_skips_of_the_forwards() -> None:
 
 def test_a_plan_keeps_its_skips(tmp_path: Path) -> None:
     """And one without is read as before."""
-    plan, path = compile(UNET), tmp_path / "plan.json"
+    plan = compile(UNET)
+    path = tmp_path / "plan.json"
     write_plan(plan, path)
     assert read_plan(path) == plan
     assert read_plan(path).digest == plan.digest
@@ -196,5 +242,7 @@ def test_a_plan_keeps_its_skips(tmp_path: Path) -> None:
 def test_numbers_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", UNET.path, "-p", "ranks=6"]) == 0
     assert capsys.readouterr().out.splitlines()[1:4] == [
-        "6 is the skip from stage 0 to stage 5", "7 is the skip from stage 1 to stage 4", ""
-    ]  # fmt: skip
+        "6 is the skip from stage 0 to stage 5",
+        "7 is the skip from stage 1 to stage 4",
+        "",
+    ]

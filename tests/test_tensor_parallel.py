@@ -1,4 +1,6 @@
-"""A pipeline along one dimension of a mesh, and layers cut over the other by torch's tensor parallelism."""
+"""A pipeline along one dimension of a mesh, and layers cut over the other by torch's tensor
+parallelism.
+"""
 
 import pytest
 from launches import Run, fixtures

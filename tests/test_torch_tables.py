@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from strategies import oracle, schedules
 
 from schedlang import CompileError, Plan, Source, compile, read_plan, read_source
-from schedlang.cli import main
+from schedlang.cli.main import main
 from schedlang.lowering import lower
-from schedlang.torch_tables import export_table, plan_of, read_table
+from schedlang.plan.torch_tables import export_table, plan_of, read_table
 
 TESTS = Path(__file__).parent
 PROGRAMS = TESTS.parent / "programs"
@@ -41,7 +41,9 @@ SIZES = [(2, 4), (3, 6), (4, 8), (2, 8)]
 
 
 def program(name: str, ranks: int, microbatches: int) -> Plan:
-    return compile(read_source(PROGRAMS / f"{name}.sched"), {"ranks": ranks, "microbatches": microbatches})
+    return compile(
+        read_source(PROGRAMS / f"{name}.sched"), {"ranks": ranks, "microbatches": microbatches}
+    )
 
 
 def table(text: str) -> Source:
@@ -86,7 +88,9 @@ def test_torch_places_the_transfers_of_batches_itself() -> None:
 
 def test_losses_are_numbered_by_the_order_of_forwards() -> None:
     plan = imported("0F0,0F1,0B0,0B1\n1F1,1F0,1B1,1B0\n")
-    with pytest.raises(CompileError, match="other order of microbatches on the last stage: `1F1` before `1F0`"):
+    with pytest.raises(
+        CompileError, match="other order of microbatches on the last stage: `1F1` before `1F0`"
+    ):
         export_table(plan, "torch-csv")
 
 
@@ -136,13 +140,33 @@ MALFORMED: dict[str, tuple[str, str, str, str]] = {
     "cyclic wait": ("deadlock", COMMS, "0F1,0SEND_F1,0RECV_B0,0B0", "0RECV_B0,0B0,0F1,0SEND_F1"),
     "send twice": ("repeated-send", COMMS, "0SEND_F0", "0SEND_F0,0SEND_F0"),
     "receive twice": ("mismatched-transfer", COMMS, "1RECV_F0", "1RECV_F0,1RECV_F0"),
-    "receives swapped": ("mismatched-transfer", COMMS, "1RECV_F0,1F0,1RECV_F1", "1RECV_F1,1RECV_F0,1F0"),
-    "sends swapped": ("mismatched-transfer", COMMS, "0SEND_F0,0F1,0SEND_F1", "0F1,0SEND_F1,0SEND_F0"),
-    "gradients swapped": ("mismatched-transfer", COMMS, "0RECV_B0,0B0,0RECV_B1", "0RECV_B1,0RECV_B0,0B0"),
+    "receives swapped": (
+        "mismatched-transfer",
+        COMMS,
+        "1RECV_F0,1F0,1RECV_F1",
+        "1RECV_F1,1RECV_F0,1F0",
+    ),
+    "sends swapped": (
+        "mismatched-transfer",
+        COMMS,
+        "0SEND_F0,0F1,0SEND_F1",
+        "0F1,0SEND_F1,0SEND_F0",
+    ),
+    "gradients swapped": (
+        "mismatched-transfer",
+        COMMS,
+        "0RECV_B0,0B0,0RECV_B1",
+        "0RECV_B1,0RECV_B0,0B0",
+    ),
     "one REDUCE_GRAD missing": ("reduce-grad", COMMS, "1REDUCE_GRAD,", ""),
     "REDUCE_GRAD too early": ("reduce-grad", COMMS, "0B1,0REDUCE_GRAD", "0REDUCE_GRAD,0B1"),
     "REDUCE_GRAD twice": ("reduce-grad", COMMS, "0REDUCE_GRAD", "0REDUCE_GRAD,0REDUCE_GRAD"),
-    "REDUCE_GRAD of another rank": ("not-on-this-rank", COMMS, "0REDUCE_GRAD", "0REDUCE_GRAD,1REDUCE_GRAD"),
+    "REDUCE_GRAD of another rank": (
+        "not-on-this-rank",
+        COMMS,
+        "0REDUCE_GRAD",
+        "0REDUCE_GRAD,1REDUCE_GRAD",
+    ),
     "send before its forward": ("order", COMMS, "0F0,0SEND_F0", "0SEND_F0,0F0"),
     "blank among transfers": ("table", COMMS, "0F0,", "0F0,,"),
     "send to the own rank": ("unmatched-send", "0F0,1F0,1B0,0B0\n", "0F0", "0F0,0SEND_F0"),
@@ -152,7 +176,12 @@ MALFORMED: dict[str, tuple[str, str, str, str]] = {
     "UNSHARD too late": ("unshard", COMMS, "0UNSHARD,0F0", "0F0,0UNSHARD"),
     "UNSHARD twice": ("unshard", COMMS, "0F1", "0UNSHARD,0F1"),
     "RESHARD missing": ("unshard", COMMS, ",0RESHARD", ""),
-    "RESHARD too early": ("unshard", COMMS, "0B1,0REDUCE_GRAD,0RESHARD", "0RESHARD,0B1,0REDUCE_GRAD"),
+    "RESHARD too early": (
+        "unshard",
+        COMMS,
+        "0B1,0REDUCE_GRAD,0RESHARD",
+        "0RESHARD,0B1,0REDUCE_GRAD",
+    ),
     "UNSHARD of no stage": ("no-such-stage", COMMS, "0F0", "7UNSHARD,0F0"),
     "UNSHARD of a microbatch": ("table", COMMS, "0UNSHARD", "0UNSHARD0"),
     "nothing but UNSHARD": ("placement", GOOD, GOOD, "0UNSHARD,0RESHARD\n"),
@@ -198,7 +227,9 @@ def test_messages_point_at_cells() -> None:
     )
     with pytest.raises(CompileError) as caught:
         imported("0F0, 0X0 ,(0F1;0B)OVERLAP_F_B\n")
-    places = [(each.labels[0].span.start, each.labels[0].span.end) for each in caught.value.diagnostics]
+    places = [
+        (each.labels[0].span.start, each.labels[0].span.end) for each in caught.value.diagnostics
+    ]
     assert places == [(5, 8), (15, 17)]
 
 
@@ -208,9 +239,15 @@ def test_messages_point_at_cells() -> None:
         # Torch takes the losses in the order of the forwards, and crashes on this.
         ("0F0,0F1,0B0,0B1\n1F1,1F0,1B1,1B0\n", ["0F0 0F1 0B0 0B1", "1F1 1F0 1B1 1B0"]),
         # Blanks, zeros in front, a group of one, no end of the last line.
-        ("00F0,\t0F01 ,,0B0,0B1\n1F0,, (1F1)OVERLAP_F_B,1B0,1B1", ["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"]),
+        (
+            "00F0,\t0F01 ,,0B0,0B1\n1F0,, (1F1)OVERLAP_F_B,1B0,1B1",
+            ["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"],
+        ),
         # Torch runs a group one by one; with transfers, nothing in it overlaps.
-        (COMMS.replace("0F1,0SEND_F1", "(0F1;0SEND_F1)OVERLAP_F_B"), ["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"]),
+        (
+            COMMS.replace("0F1,0SEND_F1", "(0F1;0SEND_F1)OVERLAP_F_B"),
+            ["0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"],
+        ),
         ("0F0,(0F1 ; 0B0)OVERLAP_F_B,0B1", ["0F0 (0F1;0B0)OVERLAP_F_B 0B1"]),
     ],
 )
@@ -219,7 +256,9 @@ def test_what_is_read(text: str, ranks: list[str]) -> None:
 
 
 @given(schedules(may_skip=False), st.data())
-def test_a_table_that_is_accepted_computes_the_right_gradients(schedule: Plan, data: st.DataObject) -> None:
+def test_a_table_that_is_accepted_computes_the_right_gradients(
+    schedule: Plan, data: st.DataObject
+) -> None:
     """A right table with cells dropped, doubled, or exchanged, is refused, or right again."""
     rows = [actions.text().split() for actions in lower(schedule).ranks if len(actions)]
     row = data.draw(st.sampled_from(rows))
@@ -250,12 +289,30 @@ def test_any_text_is_read_or_refused(text: str) -> None:
         str(error)
 
 
-def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     one_f_one_b = str(PROGRAMS / "1f1b.sched")
-    assert main(["export", one_f_one_b, "-p", "ranks=2", "-p", "microbatches=2", "--to", "torch-csv-compute"]) == 0
+    assert (
+        main(
+            [
+                "export",
+                one_f_one_b,
+                "-p",
+                "ranks=2",
+                "-p",
+                "microbatches=2",
+                "--to",
+                "torch-csv-compute",
+            ]
+        )
+        == 0
+    )
     assert capsys.readouterr().out == "0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n"
-    assert main(["export", one_f_one_b, "-p", "ranks=2", "--to", "torch-csv", "-o", "table.csv"]) == 0
+    assert (
+        main(["export", one_f_one_b, "-p", "ranks=2", "--to", "torch-csv", "-o", "table.csv"]) == 0
+    )
     assert capsys.readouterr().out == "wrote table.csv\n"
     assert Path("table.csv").read_bytes().count(b"\r\n") == 2
     assert main(["import", "table.csv", "-o", "plan.json"]) == 0
@@ -268,7 +325,9 @@ def test_commands(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatc
     assert Path("again.csv").read_bytes() == Path("table.csv").read_bytes()
     capsys.readouterr()
 
-    Path("old.csv").write_text(re.sub(r",\dREDUCE_GRAD,\dRESHARD", "", Path("table.csv").read_text()))
+    Path("old.csv").write_text(
+        re.sub(r",\dREDUCE_GRAD,\dRESHARD", "", Path("table.csv").read_text())
+    )
     assert main(["import", "old.csv"]) == 0
     captured = capsys.readouterr()
     assert captured.out == summary.replace("table", "old")

@@ -14,12 +14,12 @@ from explorer import is_right
 from strategies import make_schedule
 
 from schedlang import Actions, CompileError, Schedule, prove, read_source, simulate
+from schedlang.cli.verdicts import errors
 from schedlang.compiler import check_program
-from schedlang.lints import lint
-from schedlang.plan_reader import parse_actions
-from schedlang.source import Span
-from schedlang.transports import NAMES, transports
-from schedlang.verdicts import errors
+from schedlang.diagnostics.source import Span
+from schedlang.plan.reader import parse_actions
+from schedlang.proof.lints import lint
+from schedlang.schedule.transports import NAMES, transports
 
 TESTS = Path(__file__).parent
 PROGRAMS = TESTS.parent / "programs"
@@ -41,7 +41,11 @@ def verdict(schedule: Schedule, transport: str) -> bool:
 def as_case(schedule: Schedule) -> dict[str, object]:
     """A plan as cases/disagreements.json has it."""
     ranks = [actions.text() for actions in schedule.ranks]
-    sizes = {"placement": schedule.placement, "microbatches": schedule.microbatches, "skips": schedule.layout.skips}
+    sizes = {
+        "placement": schedule.placement,
+        "microbatches": schedule.microbatches,
+        "skips": schedule.layout.skips,
+    }
     return sizes | {"ranks": ranks}
 
 
@@ -60,7 +64,9 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_verdicts_are_those_of_every_interleaving(kind: str, block: int, tally: Counter[str]) -> None:
+def test_verdicts_are_those_of_every_interleaving(
+    kind: str, block: int, tally: Counter[str]
+) -> None:
     disagreements = []
     for plan in damaged_plans(KINDS[kind], PROGRAMS_OF_A_BLOCK, random.Random(f"{kind} {block}")):
         tally[f"{kind} programs"] += 1
@@ -71,16 +77,21 @@ def test_verdicts_are_those_of_every_interleaving(kind: str, block: int, tally: 
                 tally[f"{transport} disagreements"] += 1
                 disagreements.append({transport: right} | as_case(plan))
     assert not disagreements, json.dumps(disagreements)
-    assert all(tally[f"{transport} {word}"] for transport in TRANSPORTS for word in ("right", "wrong"))
+    assert all(
+        tally[f"{transport} {word}"] for transport in TRANSPORTS for word in ("right", "wrong")
+    )
 
 
 def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(block: int) -> None:
     """`nccl` itself asks for more than `portable`, the order of first uses."""
     weaker = {
         "portable": ["blocking", "gloo", "nccl-eager", "buffered:1", "buffered"],
-        "blocking": ["nccl-eager", "buffered:1"], "nccl-eager": ["gloo"], "nccl": ["gloo"],
-        "buffered:1": ["buffered:2"], "buffered:2": ["buffered"],
-    }  # fmt: skip
+        "blocking": ["nccl-eager", "buffered:1"],
+        "nccl-eager": ["gloo"],
+        "nccl": ["gloo"],
+        "buffered:1": ["buffered:2"],
+        "buffered:2": ["buffered"],
+    }
     seen = set()
     for plan in damaged_plans(one_of(gallery(((3, 4), (4, 4)))), 30, random.Random(block)):
         right = {transport: verdict(plan, transport) for transport in [*TRANSPORTS, "portable"]}
@@ -92,27 +103,46 @@ def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(b
 
 
 def test_warnings_are_of_what_other_transports_refuse() -> None:
-    """Batches whose other side is none are not portable; receives in another order are right on gloo only."""
+    """Batches whose other side is none are not portable; receives in another order are right on
+    gloo only.
+    """
     seen = set()
-    explicit = [plan for plan in gallery(((2, 2), (3, 4))) if plan.source.path.endswith("1f1b_explicit.sched")]
+    explicit = [
+        plan
+        for plan in gallery(((2, 2), (3, 4)))
+        if plan.source.path.endswith("1f1b_explicit.sched")
+    ]
     for mutant in damaged_plans(one_of(explicit), 300, random.Random("warnings")):
         right = {transport for transport in [*TRANSPORTS, "portable"] if verdict(mutant, transport)}
-        warned = {name: {each.code for each in lint(evolve(mutant, transport=name))} for name in right}
+        warned = {
+            name: {each.code for each in lint(evolve(mutant, transport=name))} for name in right
+        }
         asymmetric = [name for name in right if "asymmetric-batch" in warned[name]]
         assert not ("portable" in right and asymmetric)
         assert set(asymmetric) <= {"nccl", "nccl-eager"}
         if "gloo" in right and "needs-tags" in warned["gloo"]:
             assert right == {"gloo"}
         seen |= {(name, code) for name in right for code in warned[name]}
-    assert seen == {("nccl", "mixed-transfers"), ("nccl-eager", "asymmetric-batch"), ("gloo", "needs-tags")}
+    assert seen == {
+        ("nccl", "mixed-transfers"),
+        ("nccl-eager", "asymmetric-batch"),
+        ("gloo", "needs-tags"),
+    }
 
 
-@pytest.mark.parametrize(("ranks", "microbatches"), [(2, 1), (3, 2), (4, 2), (4, 3), (4, 4), (4, 8), (8, 7)])
+@pytest.mark.parametrize(
+    ("ranks", "microbatches"), [(2, 1), (3, 2), (4, 2), (4, 3), (4, 4), (4, 8), (8, 7)]
+)
 def test_exchanges_hang_at_the_first_use_of_nccl(ranks: int, microbatches: int) -> None:
     """1F1B with exchanges: where 2 <= M < P, a rank without a steady state never makes a batch."""
-    source, params = read_source(PROGRAMS / "1f1b_explicit.sched"), {"ranks": ranks, "microbatches": microbatches}
+    source = read_source(PROGRAMS / "1f1b_explicit.sched")
+    params = {"ranks": ranks, "microbatches": microbatches}
     found = check_program(source, params, NAMES)
-    wrong = {name: errors(diagnostics)[0].code for name, diagnostics in found.items() if errors(diagnostics)}
+    wrong = {
+        name: errors(diagnostics)[0].code
+        for name, diagnostics in found.items()
+        if errors(diagnostics)
+    }
     assert wrong == ({"nccl": "first-use"} if 2 <= microbatches < ranks else {})
 
 
@@ -124,7 +154,15 @@ def test_programs_that_leave_communication_to_the_compiler_run_everywhere(path: 
 
 def test_transports_are_known_by_name() -> None:
     names = "it is portable, blocking, gloo, nccl, nccl-eager, buffered, buffered:1 or buffered:k"
-    for name in ("mpi", "buffered:", "buffered:0", "buffered:x", "buffered:1000000000", "gloo:1", ""):
+    for name in (
+        "mpi",
+        "buffered:",
+        "buffered:0",
+        "buffered:x",
+        "buffered:1000000000",
+        "gloo:1",
+        "",
+    ):
         with pytest.raises(ValueError, match=f"there is no transport `{name}`: {names}$"):
             transports(name)
     assert [each.capacity for each in transports("buffered:999999999")] == [999999999]
@@ -141,7 +179,10 @@ def test_an_execution_says_on_which_transport_its_times_are(name: str) -> None:
     ("first", "right"),
     [
         # Sends that cross: there must be room for one.
-        ("0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1", {"gloo", "buffered:1", "buffered:2", "buffered"}),
+        (
+            "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+            {"gloo", "buffered:1", "buffered:2", "buffered"},
+        ),
         # A receive before the send that it depends on.
         ("0F0 0RECV_B0 0SEND_F0 0B0 0F1 0SEND_F1 0RECV_B1 0B1", {"gloo"}),
     ],
@@ -149,7 +190,9 @@ def test_an_execution_says_on_which_transport_its_times_are(name: str) -> None:
 def test_transports_by_hand(first: str, right: set[str]) -> None:
     second = "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1"
     schedule = make_schedule((0, 1), 2, (actions_of(first), actions_of(second)))
-    assert {name for name in TRANSPORTS if not name.startswith("nccl") and verdict(schedule, name)} == right
+    assert {
+        name for name in TRANSPORTS if not name.startswith("nccl") and verdict(schedule, name)
+    } == right
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
@@ -168,7 +211,10 @@ PLACES = (Span(0, 1), Span(1, 2), Span(2, 3))
 
 @pytest.mark.parametrize(
     ("text", "code", "word"),
-    [("0F0 0B0 0SEND_B0", "unmatched-send", "0SEND_B0"), ("0F0 0RECV_F0 0B0", "unmatched-receive", "0RECV_F0")],
+    [
+        ("0F0 0B0 0SEND_B0", "unmatched-send", "0SEND_B0"),
+        ("0F0 0RECV_F0 0B0", "unmatched-receive", "0RECV_F0"),
+    ],
 )
 def test_a_transfer_must_have_another_end(text: str, code: str, word: str) -> None:
     with pytest.raises(CompileError) as caught:
@@ -178,29 +224,40 @@ def test_a_transfer_must_have_another_end(text: str, code: str, word: str) -> No
     assert [label.span for label in found.labels] == [PLACES[text.split().index(word)]]
 
 
-#: Ranks that stand at the first use of different communicators; and one that never comes to a batch.
+#: Ranks that stand at the first use of different communicators; and one that never comes to a
+#: batch.
 FIRST_USES = {
     "cycle": (
-        (0, 1, 2, 0), 1,
-        ["3RECV_F0 0F0 0SEND_F0 3F0 3B0 3SEND_B0 0RECV_B0 0B0", "1RECV_F0 1F0 1SEND_F0 1RECV_B0 1B0 1SEND_B0",
-         "2RECV_F0 2F0 2SEND_F0 2RECV_B0 2B0 2SEND_B0"],
+        (0, 1, 2, 0),
+        1,
+        [
+            "3RECV_F0 0F0 0SEND_F0 3F0 3B0 3SEND_B0 0RECV_B0 0B0",
+            "1RECV_F0 1F0 1SEND_F0 1RECV_B0 1B0 1SEND_B0",
+            "2RECV_F0 2F0 2SEND_F0 2RECV_B0 2B0 2SEND_B0",
+        ],
     ),
     "never": (
-        (0, 1, 2), 2,
-        ["0F0 0SEND_F0 0F1 (0SEND_F1;0RECV_B0) 0B0 0RECV_B1 0B1",
-         "1RECV_F0 1F0 1SEND_F0 1RECV_B0 1B0 (1SEND_B0;1RECV_F1) 1F1 1SEND_F1 1RECV_B1 1B1 1SEND_B1",
-         "2RECV_F0 2F0 2B0 2SEND_B0 2RECV_F1 2F1 2B1 2SEND_B1"],
+        (0, 1, 2),
+        2,
+        [
+            "0F0 0SEND_F0 0F1 (0SEND_F1;0RECV_B0) 0B0 0RECV_B1 0B1",
+            "1RECV_F0 1F0 1SEND_F0 1RECV_B0 1B0 (1SEND_B0;1RECV_F1) 1F1 1SEND_F1 1RECV_B1 1B1 1SEND_B1",
+            "2RECV_F0 2F0 2B0 2SEND_B0 2RECV_F1 2F1 2B1 2SEND_B1",
+        ],
     ),
     # Rank 1 would come to a batch later.
     "never_beside_a_cycle": (
-        (1, 2, 3, 1, 0), 2,
-        ["(4RECV_F0;4RECV_F1) 4F0 4B0 4SEND_B0 4F1 4B1 4SEND_B1",
-         "3RECV_F0 0F0 0SEND_F0 0F1 0SEND_F1 3RECV_F1 3F0 3F1 (3SEND_F0;3SEND_F1) 3RECV_B0 3B0 3SEND_B0 3RECV_B1 3B1 "
-         "3SEND_B1 0RECV_B0 0B0 0RECV_B1 0B1",
-         "1RECV_F0 1F0 1SEND_F0 1RECV_F1 1F1 1SEND_F1 1RECV_B0 1B0 1SEND_B0 1RECV_B1 1B1 1SEND_B1",
-         "2RECV_F0 2F0 2SEND_F0 2RECV_F1 2F1 2SEND_F1 2RECV_B0 2B0 2SEND_B0 2RECV_B1 2B1 2SEND_B1"],
+        (1, 2, 3, 1, 0),
+        2,
+        [
+            "(4RECV_F0;4RECV_F1) 4F0 4B0 4SEND_B0 4F1 4B1 4SEND_B1",
+            "3RECV_F0 0F0 0SEND_F0 0F1 0SEND_F1 3RECV_F1 3F0 3F1 (3SEND_F0;3SEND_F1) 3RECV_B0 3B0 3SEND_B0 3RECV_B1 3B1 "
+            "3SEND_B1 0RECV_B0 0B0 0RECV_B1 0B1",
+            "1RECV_F0 1F0 1SEND_F0 1RECV_F1 1F1 1SEND_F1 1RECV_B0 1B0 1SEND_B0 1RECV_B1 1B1 1SEND_B1",
+            "2RECV_F0 2F0 2SEND_F0 2RECV_F1 2F1 2SEND_F1 2RECV_B0 2B0 2SEND_B0 2RECV_B1 2B1 2SEND_B1",
+        ],
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FIRST_USES)
@@ -216,7 +273,12 @@ def test_messages_of_first_uses(name: str, golden: Callable[[str, Path], None]) 
 CASES = json.loads((TESTS / "cases" / "deadlock.json").read_text())
 CASES |= json.loads((TESTS / "cases" / "disagreements.json").read_text())
 #: The recorded models' names; `pair_fifo` is `nccl` where every transfer is issued alone.
-MODELS = {"blocking": "blocking", "pair_fifo": "nccl", "rank_fifo": "nccl-eager", "unordered": "gloo"}
+MODELS = {
+    "blocking": "blocking",
+    "pair_fifo": "nccl",
+    "rank_fifo": "nccl-eager",
+    "unordered": "gloo",
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -15,17 +15,17 @@ from hypothesis import given
 from strategies import schedules
 
 from schedlang import Costs, Execution, Kind, Plan, Schedule, compile, read_source, simulate
-from schedlang.actions import is_copy, is_transfer
-from schedlang.cli import main
-from schedlang.costs import UNIT
-from schedlang.dependencies import needs
+from schedlang.cli.main import main
 from schedlang.lowering import lower
-from schedlang.torch_tables import export_table, plan_of, read_table
-from schedlang.views import Picture, lay_out, palette, write_view
-from schedlang.views.html import page
-from schedlang.views.svg import svg
-from schedlang.views.terminal import view
-from schedlang.views.trace import trace
+from schedlang.plan.torch_tables import export_table, plan_of, read_table
+from schedlang.report.views import Picture, lay_out, palette, write_view
+from schedlang.report.views.html import page
+from schedlang.report.views.svg import svg
+from schedlang.report.views.terminal import view
+from schedlang.report.views.trace import trace
+from schedlang.schedule.actions import is_copy, is_transfer
+from schedlang.schedule.costs import UNIT
+from schedlang.schedule.needs import needs
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "views"
@@ -48,13 +48,22 @@ def check_picture(plan: Schedule, execution: Execution, picture: Picture) -> Non
     """What holds of the picture of any execution."""
     boxes = picture.boxes
     for rank, actions in enumerate(plan.ranks):
-        ops = [(kind, stage, m) for kind, stage, m in zip(actions.kind, actions.stage, actions.microbatch, strict=True)]
+        ops = [
+            (kind, stage, m)
+            for kind, stage, m in zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+        ]
         for row, wanted in ((picture.ops[rank], False), (picture.copies[rank], True)):
             shown = [(box.bar.kind, box.bar.stage, box.bar.microbatch) for box in row]
-            assert shown == [op for op in ops if not is_transfer(op[0]) and is_copy(op[0]) == wanted]
+            assert shown == [
+                op for op in ops if not is_transfer(op[0]) and is_copy(op[0]) == wanted
+            ]
             assert all(before.bar.end <= after.bar.start for before, after in pairwise(row))
             assert all(box.rank == rank for box in row)
-    wanted = {(each, box.bar) for box in boxes for each in needs(plan, box.bar.kind, box.bar.stage, box.bar.microbatch)}
+    wanted = {
+        (each, box.bar)
+        for box in boxes
+        for each in needs(plan, box.bar.kind, box.bar.stage, box.bar.microbatch)
+    }
     assert len(picture.arrows) == len(wanted)
     for source, target in picture.arrows:
         assert boxes[source].bar.end <= boxes[target].bar.start
@@ -71,7 +80,10 @@ def test_every_op_is_one_box_and_every_arrow_goes_forward(path: Path, costs: Cos
     check_picture(plan, execution, picture)
     text = path.read_text().splitlines()
     for rank, row in enumerate(picture.ops):
-        where = {plan.ranks[rank].word(index): plan.where(rank, index) for index in range(len(plan.ranks[rank]))}
+        where = {
+            plan.ranks[rank].word(index): plan.where(rank, index)
+            for index in range(len(plan.ranks[rank]))
+        }
         for box in row:
             place = picture.places[box.place]
             assert place.where == where[str(box.bar)]
@@ -88,7 +100,12 @@ def test_random_schedules_have_pictures(schedule: Schedule) -> None:
 
 def test_what_stands_on_boxes() -> None:
     slices = drawn("seq1f1b", microbatches=2)
-    assert [box.label for box in slices.ops[3] if box.bar.kind == Kind.F] == ["0.0", "0.1", "1.0", "1.1"]
+    assert [box.label for box in slices.ops[3] if box.bar.kind == Kind.F] == [
+        "0.0",
+        "0.1",
+        "1.0",
+        "1.1",
+    ]
     stream = drawn("pipedream_2bw")
     assert [box.label for box in stream.ops[3] if box.bar.kind == Kind.U] == ["U", "U", "U"]
     # Delayed by one update: the third update reads what the first has made.
@@ -100,7 +117,9 @@ def test_what_stands_on_boxes() -> None:
 
 
 def test_kinds_stay_apart_in_grey_print_and_text_is_legible() -> None:
-    """In each chunk's shade, also next to any other chunk's: a recomputation is a hatched forward, copies lie apart."""
+    """In each chunk's shade, also next to any other chunk's: a recomputation is a hatched forward,
+    copies lie apart.
+    """
     bands = []
     for kind in (Kind.W, Kind.F, Kind.I, Kind.B, Kind.U):
         fills = [palette.fill(kind, chunk, 8) for chunk in range(8)]
@@ -127,9 +146,14 @@ def test_svg_shows_every_op(path: Path) -> None:
     assert sorted(map(str, numbers)) == sorted(box.label for box in longer)
     shapes = [each for group in root.iter(f"{SVG}g") for each in group.iter(f"{SVG}rect")]
     ops = sum(map(len, picture.ops))
-    strips = sum(box.bar.kind != Kind.U for row in picture.ops for box in row) if picture.has_versions else 0
+    strips = (
+        sum(box.bar.kind != Kind.U for row in picture.ops for box in row)
+        if picture.has_versions
+        else 0
+    )
     assert len(shapes) == ops + sum(map(len, picture.copies)) + strips
-    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    width = float(root.attrib["width"])
+    height = float(root.attrib["height"])
     for shape in shapes:
         x, y, wide, high = (float(shape.attrib[name]) for name in ("x", "y", "width", "height"))
         assert 0 <= x <= x + wide <= width
@@ -158,7 +182,9 @@ def test_png_without_its_library(
 ) -> None:
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     assert main(["view", str(GALLERY[0]), "-o", str(tmp_path / "view.png")]) == 1
-    assert capsys.readouterr().err == "schedc view: a PNG needs resvg: pip install 'schedlang[png]'\n"
+    assert (
+        capsys.readouterr().err == "schedc view: a PNG needs resvg: pip install 'schedlang[png]'\n"
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -169,7 +195,9 @@ def test_golden_trace(golden: Callable[[str, Path], None]) -> None:
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_trace(path: Path) -> None:
-    """A slice per op; every flow begins within its producer's slice and ends at its consumer's start."""
+    """A slice per op; every flow begins within its producer's slice and ends at its consumer's
+    start.
+    """
     picture = drawn(path.stem, ODD)
     events: list[dict[str, Any]] = json.loads(trace(picture))["traceEvents"]
     slices = {(each["pid"], each["name"]): each for each in events if each["ph"] == "X"}
@@ -208,7 +236,9 @@ def test_page_has_everything_in_it(path: Path) -> None:
 def test_program_text_cannot_end_the_data(tmp_path: Path) -> None:
     program = tmp_path / "</script><b>.sched"
     program.parent.mkdir(exist_ok=True)
-    program.write_text("schedule s { param ranks = 1 param microbatches = 1 rank r { F(0) B(0) # </script>\n } }")
+    program.write_text(
+        "schedule s { param ranks = 1 param microbatches = 1 rank r { F(0) B(0) # </script>\n } }"
+    )
     plan = compile(read_source(program))
     text = page([lay_out(plan, simulate(plan))])
     assert text.count("</script>") == 2
@@ -221,10 +251,13 @@ def plain(text: str) -> str:
 @pytest.mark.parametrize("columns", [40, 80, 200])
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_terminal(path: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Colour changes nothing but the colours; rows fit the width; every op is there, or the last line says so."""
+    """Colour changes nothing but the colours; rows fit the width; every op is there, or the last
+    line says so.
+    """
     monkeypatch.setenv("COLUMNS", str(columns))
     picture = drawn(path.stem)
-    text, coloured = view(picture, colour=False), view(picture, colour=True)
+    text = view(picture, colour=False)
+    coloured = view(picture, colour=True)
     assert plain(coloured) == text.replace("─", " ")
     assert coloured.count("\x1b[0m") == coloured.count("\x1b[38;5;")
     rows = [line for line in text.splitlines() if "│" in line]
@@ -235,12 +268,17 @@ def test_terminal(path: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> 
     assert complete == (not text.endswith("a page zooms, -o NAME.html"))
 
 
-def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = str(ROOT / "programs" / "1f1b.sched"), str(ROOT / "programs" / "pipedream_2bw.sched")
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = str(ROOT / "programs" / "1f1b.sched")
+    second = str(ROOT / "programs" / "pipedream_2bw.sched")
     monkeypatch.setenv("COLUMNS", "120")
     assert main(["view", first, "--forward-times", "2"]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("one_f_one_b (ranks = 4, microbatches = 8): makespan 44, 27.3% idle\n\nrank 0 │F0")
+    assert shown.startswith(
+        "one_f_one_b (ranks = 4, microbatches = 8): makespan 44, 27.3% idle\n\nrank 0 │F0"
+    )
     assert "\x1b" not in shown
     for ending in ("svg", "png", "html", "json"):
         path = tmp_path / f"view.{ending}"
@@ -248,8 +286,13 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
         assert capsys.readouterr().out == f"wrote {path}\n"
         assert path.stat().st_size > 1000
     assert main(["compile", first, "-o", str(tmp_path / "plan.json")]) == 0
-    assert main(["view", str(tmp_path / "plan.json"), second, "-o", str(tmp_path / "two.html")]) == 0
-    assert "<title>one_f_one_b (ranks = 4, microbatches = 8) and pipedream_2bw" in (tmp_path / "two.html").read_text()
+    assert (
+        main(["view", str(tmp_path / "plan.json"), second, "-o", str(tmp_path / "two.html")]) == 0
+    )
+    assert (
+        "<title>one_f_one_b (ranks = 4, microbatches = 8) and pipedream_2bw"
+        in (tmp_path / "two.html").read_text()
+    )
 
 
 def test_colour_is_for_terminals_and_not_with_no_color(
@@ -271,11 +314,16 @@ def test_colour_is_for_terminals_and_not_with_no_color(
         (["-o", "view.pdf"], "`view.pdf` must end in .svg, .png, .html or .json"),
         (["-o", "view"], "`view` must end in .svg, .png, .html or .json"),
         ([str(GALLERY[1])], "two schedules stand side by side on a page: -o NAME.html"),
-        ([str(GALLERY[1]), "-o", "view.svg"], "two schedules stand side by side on a page, NAME.html"),
+        (
+            [str(GALLERY[1]), "-o", "view.svg"],
+            "two schedules stand side by side on a page, NAME.html",
+        ),
         (["--updates", "2"], "the plan has 1 update: no part of it repeats"),
     ],
 )
-def test_wrong_usage(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_usage(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["view", str(GALLERY[0]), *arguments])
     assert caught.value.code == 2
@@ -294,7 +342,9 @@ def test_the_pictures_in_the_readme_are_current() -> None:
     assert re.findall(r"\(docs/pictures/(\w+)\.svg\)", (ROOT / "README.md").read_text()) == names
     assert sorted(path.stem for path in (ROOT / "docs" / "pictures").iterdir()) == sorted(names)
     for name in names:
-        assert (ROOT / "docs" / "pictures" / f"{name}.svg").read_text() == svg(drawn(name)), "run `make pictures`"
+        assert (ROOT / "docs" / "pictures" / f"{name}.svg").read_text() == svg(drawn(name)), (
+            "run `make pictures`"
+        )
 
 
 def test_nothing_takes_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

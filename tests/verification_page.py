@@ -1,4 +1,6 @@
-"""docs/verification.md from what the tests counted: `python tests/verification_page.py FOLDER`, see `make explore`."""
+"""docs/verification.md from what the tests counted: `python tests/verification_page.py FOLDER`, see
+`make explore`.
+"""
 
 import json
 import platform
@@ -10,7 +12,16 @@ from pathlib import Path
 from test_processes import HANGS
 from test_transports import KINDS, PROGRAMS_OF_A_BLOCK, SMALL
 
-TRANSPORTS = ("blocking", "gloo", "nccl", "nccl-eager", "buffered:1", "buffered:2", "buffered", "portable")
+TRANSPORTS = (
+    "blocking",
+    "gloo",
+    "nccl",
+    "nccl-eager",
+    "buffered:1",
+    "buffered:2",
+    "buffered",
+    "portable",
+)
 INTERLEAVINGS = "test_verdicts_are_those_of_every_interleaving"
 ORACLE = "test_damaged_plans_are_judged_as_by_the_oracle"
 PROVED = "test_what_is_proved_ends_with_the_right_gradients"
@@ -82,26 +93,44 @@ def ranges(blocks: set[int]) -> str:
 
 
 def table(*rows: tuple[object, ...]) -> str:
-    head, *body = [[f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows]
+    head, *body = [
+        [f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row] for row in rows
+    ]
     rule = ["---", *["---:"] * (len(head) - 1)]
     return "\n".join(f"| {' | '.join(row)} |" for row in [head, rule, *body])
 
 
 def page(folder: Path) -> str:
     counts, blocks = read(folder)
-    found, oracle, proved, dead = (counts[each] for each in (INTERLEAVINGS, ORACLE, PROVED, DEADLOCKS))
+    found, oracle, proved, dead = (
+        counts[each] for each in (INTERLEAVINGS, ORACLE, PROVED, DEADLOCKS)
+    )
     verdicts = [("transport", "programs", "right", "wrong", "the verifier says otherwise")]
     for each in TRANSPORTS:
-        right, wrong = found[f"{each} right"], found[f"{each} wrong"]
+        right = found[f"{each} right"]
+        wrong = found[f"{each} wrong"]
         verdicts.append((each, right + wrong, right, wrong, found[f"{each} disagreements"]))
     kinds = [
-        f"- {found[f'{each} programs']:,} {WHAT[each]}: blocks {ranges(blocks[INTERLEAVINGS, each])}" for each in KINDS
+        f"- {found[f'{each} programs']:,} {WHAT[each]}: blocks {ranges(blocks[INTERLEAVINGS, each])}"
+        for each in KINDS
     ]
     total = oracle["right"] + oracle["wrong"]
     ran = [("", "proved", "of these hang", "wrong gradients", "deadlocks", "of these end")]
     for how, name in (("blocking", "`blocking`"), ("gloo", "`gloo`"), ("runtime", "our runtime")):
-        hung = (dead[f"{how} deadlocks"], dead[f"{how} ended after deadlock"]) if how != "runtime" else ("", "")
-        ran.append((name, proved[f"{how} proved"], proved[f"{how} hangs"], proved[f"{how} wrong gradients"], *hung))
+        hung = (
+            (dead[f"{how} deadlocks"], dead[f"{how} ended after deadlock"])
+            if how != "runtime"
+            else ("", "")
+        )
+        ran.append(
+            (
+                name,
+                proved[f"{how} proved"],
+                proved[f"{how} hangs"],
+                proved[f"{how} wrong gradients"],
+                *hung,
+            )
+        )
     return PAGE.format(
         sizes=len(KINDS) * PROGRAMS_OF_A_BLOCK,
         date=date.today(),

@@ -1,32 +1,36 @@
 """Schedule → schedule with communication.
 
-Where a program writes no sends and receives, they are put in the order of one global execution (`co_issue`), which is
-right on every transport. The other lowerings start from there and change it for one that they are faster on.
+Where a program writes no sends and receives, they are put in the order of one global execution
+(`co_issue`), which is right on every transport. The other lowerings start from there and change it
+for one that they are faster on.
 """
 
 from collections.abc import Callable
 
 from attrs import evolve
 
-from schedlang.actions import Actions, is_transfer
-from schedlang.kinds import Kind
 from schedlang.lowering.co_issue import co_issue
 from schedlang.lowering.defer import defer
 from schedlang.lowering.early import post_early
 from schedlang.lowering.fuse import fuse
-from schedlang.schedule import Schedule
-from schedlang.transports import PORTABLE, transports
+from schedlang.schedule.actions import Actions, is_transfer
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.transports import PORTABLE, transports
 
 Lowering = Callable[[Schedule], Schedule]
 
-CO_ISSUED, OWN = "co-issued", "the program's own"
+CO_ISSUED = "co-issued"
+OWN = "the program's own"
 
 
 def lower(schedule: Schedule) -> Schedule:
-    """The schedule with its communication: the program's own, or inserted where the program writes none.
+    """The schedule with its communication: the program's own, or inserted where the program writes
+    none.
 
-    A program's own transfers are to all stages that take what a stage makes, or from all that make what it takes. To a
-    stage of the same rank, or past the ends of the pipeline, they become nothing.
+    A program's own transfers are to all stages that take what a stage makes, or from all that make
+    what it takes. To a stage of the same rank, or past the ends of the pipeline, they become
+    nothing.
     """
     if writes_communication(schedule):
         return evolve(schedule, ranks=tuple(_reachable(schedule, each) for each in schedule.ranks))
@@ -52,15 +56,21 @@ def _reachable(schedule: Schedule, actions: Actions) -> Actions:
 
 
 def alternatives(transport: str) -> dict[str, Lowering]:
-    """What may be faster on a transport than co-issued transfers, which it starts from; by name, the simpler first.
+    """What may be faster on a transport than co-issued transfers, which it starts from; by name,
+    the simpler first.
 
-    Nothing is where transfers are on their own. Where ranks block, a receive posted early only makes its rank wait.
+    Nothing is where transfers are on their own. Where ranks block, a receive posted early only
+    makes its rank wait.
     """
     rules = transports(transport)[0]
     if transport == PORTABLE or rules.lane == "none":
         return {}
     if rules.blocks:
-        return {"fused": fuse, "deferred": defer, "deferred and fused": lambda lowered: fuse(defer(lowered))}
+        return {
+            "fused": fuse,
+            "deferred": defer,
+            "deferred and fused": lambda lowered: fuse(defer(lowered)),
+        }
     return {
         "posted early": post_early,
         "posted early in order": lambda lowered: post_early(lowered, in_order=True),

@@ -1,22 +1,27 @@
-"""Receives at the last moment: where ranks block, or transfers wait for each other, none waits before it must."""
+"""Receives at the last moment: where ranks block, or transfers wait for each other, none waits
+before it must.
+"""
 
 from attrs import evolve
 
-from schedlang.actions import Actions, is_send, is_transfer
-from schedlang.dependencies import SENDS, needs, receive_of
-from schedlang.schedule import Schedule
+from schedlang.schedule.actions import Actions, is_send, is_transfer
+from schedlang.schedule.needs import SENDS, needs, receive_of
+from schedlang.schedule.schedule import Schedule
 
 
 def defer(lowered: Schedule) -> Schedule:
-    """Each rank holds back what it receives from another one until an op needs some of it, or it sends to that one.
+    """Each rank holds back what it receives from another one until an op needs some of it, or it
+    sends to that one.
 
-    Then it receives all that it holds back from there: so transfers between two ranks stay in their order.
+    Then it receives all that it holds back from there: so transfers between two ranks stay in their
+    order.
     """
     return evolve(lowered, ranks=tuple(_defer(lowered, rank) for rank in range(len(lowered.ranks))))
 
 
 def _defer(lowered: Schedule, rank: int) -> Actions:
-    actions, order = lowered.ranks[rank], list[range]()
+    actions = lowered.ranks[rank]
+    order = list[range]()
     held: list[int] = []
     for batch in actions.batches():
         kind = actions.kind[batch.start]
@@ -27,7 +32,9 @@ def _defer(lowered: Schedule, rank: int) -> Actions:
             peers = {_peer(lowered, rank, batch.start)}
         else:
             wanted = _receives(lowered, rank, batch)
-            peers = {_peer(lowered, rank, index) for index in held if actions.row(index)[:3] in wanted}
+            peers = {
+                _peer(lowered, rank, index) for index in held if actions.row(index)[:3] in wanted
+            }
         due = [index for index in held if _peer(lowered, rank, index) in peers]
         order += [*(range(index, index + 1) for index in due), batch]
         held = [index for index in held if index not in due]

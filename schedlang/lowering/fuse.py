@@ -1,23 +1,30 @@
-"""Opposite transfers as one batch: where transfers wait for each other, two ranks then exchange messages in one go."""
+"""Opposite transfers as one batch: where transfers wait for each other, two ranks then exchange
+messages in one go.
+"""
 
 from collections.abc import Iterator
 
 from attrs import evolve
 
-from schedlang.actions import Actions, is_send, is_transfer
-from schedlang.schedule import Schedule
+from schedlang.schedule.actions import Actions, is_send, is_transfer
+from schedlang.schedule.schedule import Schedule
 
 #: A transfer, apart from its place: kind, number, microbatch.
 _Transfer = tuple[int, int, int]
 
 
 def fuse(lowered: Schedule) -> Schedule:
-    """A send and a receive that are neighbours on both of their two ranks are issued as one batch, on both.
+    """A send and a receive that are neighbours on both of their two ranks are issued as one batch,
+    on both.
 
     So every batch has its mirror image, as NCCL asks for; Megatron-LM's 1F1B does the same.
     """
     places = [
-        {actions.row(index)[:3]: index for index, kind in enumerate(actions.kind) if is_transfer(kind)}
+        {
+            actions.row(index)[:3]: index
+            for index, kind in enumerate(actions.kind)
+            if is_transfer(kind)
+        }
         for actions in lowered.ranks
     ]
     #: Of each rank, the transfers that are first in a batch.
@@ -27,20 +34,31 @@ def fuse(lowered: Schedule) -> Schedule:
             peer = _exchanges_with(lowered, rank, index)
             if peer is None:
                 continue
-            ends = [places[peer][_other_end(lowered, actions.row(each)[:3])] for each in (index, index + 1)]
+            ends = [
+                places[peer][_other_end(lowered, actions.row(each)[:3])]
+                for each in (index, index + 1)
+            ]
             there = min(ends)
-            taken = {index - 1, index, index + 1} & fused[rank] or {there - 1, there, there + 1} & fused[peer]
+            taken = {index - 1, index, index + 1} & fused[rank] or {
+                there - 1,
+                there,
+                there + 1,
+            } & fused[peer]
             if max(ends) == there + 1 and not taken:
                 fused[rank].add(index)
                 fused[peer].add(there)
-    ranks = (actions.issued_as(_batches(actions, firsts)) for actions, firsts in zip(lowered.ranks, fused, strict=True))
+    ranks = (
+        actions.issued_as(_batches(actions, firsts))
+        for actions, firsts in zip(lowered.ranks, fused, strict=True)
+    )
     return evolve(lowered, ranks=tuple(ranks))
 
 
 def _exchanges_with(lowered: Schedule, rank: int, index: int) -> int | None:
     """The other rank of two neighbours, if they are a send and a receive with the same one."""
     actions = lowered.ranks[rank]
-    one, other = actions.kind[index], actions.kind[index + 1]
+    one = actions.kind[index]
+    other = actions.kind[index + 1]
     if not (is_transfer(one) and is_transfer(other)) or is_send(one) == is_send(other):
         return None
     peer = lowered.peer(one, actions.stage[index])

@@ -1,9 +1,9 @@
 """Schedule → schedule: what changes the order of a rank's ops, adds some, or leaves some out."""
 
 from schedlang.passes.fill import fill_weights, fill_within
-from schedlang.passes.forward_only import forward_only
 from schedlang.passes.recompute import recompute
 from schedlang.passes.reorder import reorder
 from schedlang.passes.squeeze import squeeze
+from schedlang.schedule.forward_only import forward_only
 
 __all__ = ["fill_weights", "fill_within", "forward_only", "recompute", "reorder", "squeeze"]

@@ -2,19 +2,20 @@
 
 from attrs import define, field
 
-from schedlang.kinds import Kind
 from schedlang.passes.graph import Graph, Orders
 from schedlang.passes.slots import fill_slots
 from schedlang.passes.track import Track
+from schedlang.schedule.kinds import Kind
 
 
 @define
 class Board:
     """The nodes of a graph at unit costs, each at the slot where it can start in given orders.
 
-    Weight gradients can wait, so they are virtual: every slot in which a rank does nothing else runs the oldest one
-    that it owes. If `steady`, nothing moves while a rank is in its steady phase, not the weight gradients either:
-    after it has had all of its first microbatch, and before it has begun the last.
+    Weight gradients can wait, so they are virtual: every slot in which a rank does nothing else
+    runs the oldest one that it owes. If `steady`, nothing moves while a rank is in its steady
+    phase, not the weight gradients either: after it has had all of its first microbatch, and before
+    it has begun the last.
     """
 
     graph: Graph
@@ -32,24 +33,35 @@ class Board:
     tracks: list[Track] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        ends, rows = self.graph.ends(self.orders), list[list[tuple[int, int]]]()
+        ends = self.graph.ends(self.orders)
+        rows = list[list[tuple[int, int]]]()
         for order in self.orders:
             self.taken.append(set())
             slots = [(int(ends[node] - self.graph.time[node]), node) for node in order]
             if self.steady:
                 self.fixed |= self.steady_nodes(slots)
-            rows.append([row for row in slots if row[1] in self.fixed or not self.graph.is_all(row[1], Kind.W)])
+            rows.append(
+                [
+                    row
+                    for row in slots
+                    if row[1] in self.fixed or not self.graph.is_all(row[1], Kind.W)
+                ]
+            )
             for slot, node in rows[-1]:
                 self.put(node, slot)
         weights = self.graph.weights.items()
-        self.owes = {node: [each for each in owed if each not in self.fixed] for node, owed in weights}
+        self.owes = {
+            node: [each for each in owed if each not in self.fixed] for node, owed in weights
+        }
         self.tracks = [Track(self.graph, self.limit, self.owes, sorted(row)) for row in rows]
 
     def steady_nodes(self, slots: list[tuple[int, int]]) -> set[int]:
         """The nodes of a rank's steady phase."""
         units = self.graph.schedule.layout.units
         ops = [(slot, *op[:3]) for slot, node in slots for op in self.graph.ops[node]]
-        begin = max((slot for slot, kind, _, unit in ops if unit == 0 and kind != Kind.W), default=0)
+        begin = max(
+            (slot for slot, kind, _, unit in ops if unit == 0 and kind != Kind.W), default=0
+        )
         end = min((slot for slot, _, stage, unit in ops if unit == units(stage) - 1), default=0)
         return {node for slot, node in slots if begin <= slot <= end}
 
@@ -57,7 +69,9 @@ class Board:
         """The orders after every node has moved as far forward as it can go, in order of time."""
         ends: dict[tuple[int, int], int] = {}
         for _, rank, node in sorted(
-            (slot, rank, node) for rank, track in enumerate(self.tracks) for slot, node in track.rows
+            (slot, rank, node)
+            for rank, track in enumerate(self.tracks)
+            for slot, node in track.rows
         ):
             kinds = {op[:2] for op in self.graph.ops[node]}
             if node not in self.fixed:
@@ -66,21 +80,35 @@ class Board:
         return [self.order(rank) for rank in range(len(self.tracks))]
 
     def move(self, rank: int, node: int, earliest: int) -> None:
-        """Move a node to the first slot from `earliest` on that its inputs and the rank's memory allow."""
-        now, width = self.start[node], int(self.graph.time[node])
-        earliest = max([earliest, *(self.end[need] for need, _ in self.graph.needs[node] if need in self.end)])
+        """Move a node to the first slot from `earliest` on that its inputs and the rank's memory
+        allow.
+        """
+        now = self.start[node]
+        width = int(self.graph.time[node])
+        earliest = max(
+            [earliest, *(self.end[need] for need, _ in self.graph.needs[node] if need in self.end)]
+        )
         taken = self.taken[rank]
         taken.difference_update(range(now, now + width))
-        slots = (slot for slot in range(earliest, now) if taken.isdisjoint(range(slot, slot + width)))
-        self.put(node, next((slot for slot in slots if self.tracks[rank].move(node, now, slot)), now))
+        slots = (
+            slot for slot in range(earliest, now) if taken.isdisjoint(range(slot, slot + width))
+        )
+        self.put(
+            node, next((slot for slot in slots if self.tracks[rank].move(node, now, slot)), now)
+        )
 
     def put(self, node: int, slot: int) -> None:
         """Let a node start at a slot."""
-        rank, end = self.graph.rank[node], slot + int(self.graph.time[node])
-        self.start[node], self.end[node] = slot, end
+        rank = self.graph.rank[node]
+        end = slot + int(self.graph.time[node])
+        self.start[node] = slot
+        self.end[node] = end
         self.taken[rank].update(range(slot, end))
 
     def order(self, rank: int) -> list[int]:
         """A rank's nodes at their slots, with its virtual weight gradients in the free ones."""
-        placed = ((slot, self.end[node] - slot, node, self.owes.get(node, ())) for slot, node in self.tracks[rank].rows)
+        placed = (
+            (slot, self.end[node] - slot, node, self.owes.get(node, ()))
+            for slot, node in self.tracks[rank].rows
+        )
         return [node for _, node in fill_slots(placed)]

@@ -5,40 +5,51 @@ from math import inf
 
 from attrs import evolve, frozen
 
-from schedlang.actions import Actions
-from schedlang.execution import Execution
-from schedlang.kinds import Kind
 from schedlang.lowering import lower
-from schedlang.machine import prove
 from schedlang.passes.graph import ROUNDING, Graph, Orders
 from schedlang.passes.greedy import Greedy, Rules
 from schedlang.passes.slots import WIDTH, fill_slots
 from schedlang.passes.squeeze import squeeze
 from schedlang.passes.warmup import longer_warmups
-from schedlang.schedule import Schedule
+from schedlang.proof.execution import Execution
+from schedlang.proof.machine import prove
+from schedlang.schedule.actions import Actions
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.schedule import Schedule
 
 _FIRST = (Rules(), Rules(skips=True))
 _SHARES = (0.5, 0.75, 1.0)
 
 
 def fill_weights(schedule: Schedule) -> Schedule:
-    """The schedule with a `W` for every input gradient; a `W` that it has already gives up its place.
+    """The schedule with a `W` for every input gradient; a `W` that it has already gives up its
+    place.
 
-    In a schedule drawn at slots, the oldest one owed comes in each free slot of its rank, and the rest at the end.
+    In a schedule drawn at slots, the oldest one owed comes in each free slot of its rank, and the
+    rest at the end.
     """
     if schedule.slots is None:
         filled = fill_within(schedule, inf)
         assert filled is not None
         return filled
     pairs = [_fill_drawn(*each) for each in zip(schedule.ranks, schedule.slots, strict=True)]
-    return evolve(schedule, ranks=tuple(actions for actions, _ in pairs), slots=tuple(slots for _, slots in pairs))
+    return evolve(
+        schedule,
+        ranks=tuple(actions for actions, _ in pairs),
+        slots=tuple(slots for _, slots in pairs),
+    )
 
 
 def _fill_drawn(actions: Actions, slots: Sequence[int]) -> tuple[Actions, tuple[int, ...]]:
     """One rank's actions and slots with its weight gradients in free slots."""
-    rows = [(slot, actions.row(index)) for index, slot in enumerate(slots) if actions.kind[index] != Kind.W]
+    rows = [
+        (slot, actions.row(index))
+        for index, slot in enumerate(slots)
+        if actions.kind[index] != Kind.W
+    ]
     filled = fill_slots(
-        (slot, WIDTH[row[0]], row, [(Kind.W, *row[1:4], 0)] if row[0] == Kind.I else []) for slot, row in rows
+        (slot, WIDTH[row[0]], row, [(Kind.W, *row[1:4], 0)] if row[0] == Kind.I else [])
+        for slot, row in rows
     )
     changed = Actions()
     for _, row in filled:
@@ -49,25 +60,39 @@ def _fill_drawn(actions: Actions, slots: Sequence[int]) -> tuple[Actions, tuple[
 def fill_within(schedule: Schedule, limit: float) -> Schedule | None:
     """The best schedule found in which no rank holds more than `limit`; None if none is found.
 
-    Where there is a limit, ranks may do forwards earlier. Rules are tried in rounds, because a run at 32 ranks and 256
-    microbatches takes a tenth of a second: which order to follow, then which waits to fill, then which ranks may wait.
+    Where there is a limit, ranks may do forwards earlier. Rules are tried in rounds, because a run
+    at 32 ranks and 256 microbatches takes a tenth of a second: which order to follow, then which
+    waits to fill, then which ranks may wait.
     """
     schedule = squeeze(_complete(schedule))
     if _is_best(schedule, prove(lower(schedule)), limit):
         return schedule
     graph = Graph(schedule)
     found = list(filter(None, [_as_given(graph, limit)]))
-    tried = [each for bare in _choices(graph, limit) for rules in _FIRST if (each := _try(graph, bare, limit, rules))]
+    tried = [
+        each
+        for bare in _choices(graph, limit)
+        for rules in _FIRST
+        if (each := _try(graph, bare, limit, rules))
+    ]
     for best in _best_of_two_orders(tried):
-        rules = [Rules(share, even, best.rules.skips) for share in _SHARES for even in (False, True)]
+        rules = [
+            Rules(share, even, best.rules.skips) for share in _SHARES for even in (False, True)
+        ]
         tried += [each for rule in rules if (each := _try(graph, best.bare, limit, rule))]
-    tried += [each for one in tried if one.rules.even and (each := _try(graph, one.bare, limit, one.spared()))]
+    tried += [
+        each
+        for one in tried
+        if one.rules.even and (each := _try(graph, one.bare, limit, one.spared()))
+    ]
     found += tried
     return graph.reordered(min(found, key=lambda each: each.value).orders) if found else None
 
 
 def _is_best(schedule: Schedule, execution: Execution, limit: float) -> bool:
-    """Whether a schedule within a limit has no idle time to fill: then it stays as it was written."""
+    """Whether a schedule within a limit has no idle time to fill: then it stays as it was
+    written.
+    """
     least = max(execution.timeline.busy)
     is_full = getattr(execution.timeline, schedule.objective) <= least + ROUNDING
     return is_full and limit < inf and max(execution.peak_memory) <= limit + ROUNDING
@@ -75,7 +100,9 @@ def _is_best(schedule: Schedule, execution: Execution, limit: float) -> bool:
 
 @frozen
 class _Found:
-    """An execution within the limit: its orders, and the orders without weight gradients and the rules it is from."""
+    """An execution within the limit: its orders, and the orders without weight gradients and the
+    rules it is from.
+    """
 
     value: tuple[float, ...]
     orders: Orders
@@ -104,7 +131,9 @@ def _try(graph: Graph, bare: Orders, limit: float, rules: Rules) -> _Found | Non
 def _as_given(graph: Graph, limit: float) -> _Found | None:
     if max(map(graph.peak, graph.order)) > limit + ROUNDING:
         return None
-    return _Found(_value(graph, graph.order, graph.ends(graph.order)), graph.order, graph.order, Rules())
+    return _Found(
+        _value(graph, graph.order, graph.ends(graph.order)), graph.order, graph.order, Rules()
+    )
 
 
 def _value(graph: Graph, orders: Orders, ends: list[float]) -> tuple[float, ...]:
@@ -113,7 +142,9 @@ def _value(graph: Graph, orders: Orders, ends: list[float]) -> tuple[float, ...]
 
 
 def _choices(graph: Graph, limit: float) -> list[Orders]:
-    """The schedule's forwards and backwards, and where there is a limit, with longer warm-ups too."""
+    """The schedule's forwards and backwards, and where there is a limit, with longer warm-
+    ups too.
+    """
     given = graph.without_weights()
     free = Greedy(graph, given, inf, Rules())
     if limit == inf or not free.run():
@@ -131,6 +162,9 @@ def _complete(schedule: Schedule) -> Schedule:
         rows = list(map(actions.row, range(len(actions))))
         there = {row[1:3] for row in rows if row[0] == Kind.W}
         ranks.append(Actions())
-        for row in [*rows, *((Kind.W, *row[1:4]) for row in rows if row[0] == Kind.I and row[1:3] not in there)]:
+        for row in [
+            *rows,
+            *((Kind.W, *row[1:4]) for row in rows if row[0] == Kind.I and row[1:3] not in there),
+        ]:
             ranks[-1].add(*row)
     return evolve(schedule, ranks=tuple(ranks))

@@ -6,10 +6,10 @@ from math import inf
 
 from attrs import define, evolve, field
 
-from schedlang.actions import Actions, is_copy, is_transfer
-from schedlang.dependencies import MAKES, Op, needs
-from schedlang.kinds import Kind
-from schedlang.schedule import Schedule
+from schedlang.schedule.actions import Actions, is_copy, is_transfer
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.needs import MAKES, Op, needs
+from schedlang.schedule.schedule import Schedule
 
 #: Sums of durations and amounts may differ by this much and be equal.
 ROUNDING = 1e-9
@@ -21,10 +21,11 @@ Row = tuple[int, int, int, int, int]
 
 @define
 class Graph:
-    """A node is an op, or ops that overlap, of a schedule that can run; nodes are numbers, which index these lists.
+    """A node is an op, or ops that overlap, of a schedule that can run; nodes are numbers, which
+    index these lists.
 
-    `order` is the schedule's own. A weight gradient is always a node of its own; `weights[n]` are those that node n
-    leaves owed. ValueError for a schedule with communication or copies.
+    `order` is the schedule's own. A weight gradient is always a node of its own; `weights[n]` are
+    those that node n leaves owed. ValueError for a schedule with communication or copies.
     """
 
     schedule: Schedule
@@ -34,7 +35,8 @@ class Graph:
     #: What a node adds to the memory of its rank: at most while it runs, and once it has.
     rise: list[float] = field(factory=list)
     change: list[float] = field(factory=list)
-    #: What a node waits for, each with the time its result takes to arrive; and the nodes on other ranks that wait.
+    #: What a node waits for, each with the time its result takes to arrive; and the nodes on other
+    #: ranks that wait.
     needs: list[list[tuple[int, float]]] = field(factory=list)
     users: list[list[int]] = field(factory=list)
     order: Orders = field(factory=list)
@@ -62,12 +64,18 @@ class Graph:
     def price(self) -> None:
         """Find what each node takes and holds."""
         stages = len(self.schedule.placement)
-        durations, memory = self.schedule.costs.durations(stages), self.schedule.costs.memory(stages)
+        durations = self.schedule.costs.durations(stages)
+        memory = self.schedule.costs.memory(stages)
         for ops in self.ops:
             self.time.append(durations.ends(ops)[-1])
             amounts = [memory[kind][stage] for kind, stage, *_ in ops]
-            kept = [amount * self.schedule.keeps(*op[:3]) for amount, op in zip(amounts, ops, strict=True)]
-            self.rise.append(max(map(sum, zip(accumulate(kept, initial=0.0), amounts, strict=False))))
+            kept = [
+                amount * self.schedule.keeps(*op[:3])
+                for amount, op in zip(amounts, ops, strict=True)
+            ]
+            self.rise.append(
+                max(map(sum, zip(accumulate(kept, initial=0.0), amounts, strict=False)))
+            )
             self.change.append(sum(kept))
 
     def connect(self) -> None:
@@ -82,9 +90,13 @@ class Graph:
         self.users = [[] for _ in self.ops]
         for node, ops in enumerate(self.ops):
             wanted: dict[int, float] = {}
-            for need, stage in ((need, op[1]) for op in ops for need in needs(self.schedule, *op[:3])):
+            for need, stage in (
+                (need, op[1]) for op in ops for need in needs(self.schedule, *op[:3])
+            ):
                 each = maker[need]
-                latency = transfers.time(need[0], min(stage, need[1]), self.rank[each], self.rank[node])
+                latency = transfers.time(
+                    need[0], min(stage, need[1]), self.rank[each], self.rank[node]
+                )
                 wanted[each] = max(wanted.get(each, 0.0), latency)
             wanted.pop(node, None)
             self.needs.append(sorted(wanted.items()))
@@ -108,14 +120,17 @@ class Graph:
 
     def ends(self, orders: Orders) -> list[float]:
         """When each node ends if ranks follow some orders; nothing where these cannot run."""
-        ends, free, position = [inf] * len(self.ops), [0.0] * len(orders), [0] * len(orders)
+        ends = [inf] * len(self.ops)
+        free = [0.0] * len(orders)
+        position = [0] * len(orders)
         waiting: dict[int, list[int]] = {}
         ready = deque(range(len(orders)))
         while ready:
             rank = ready.popleft()
             order = orders[rank]
             while position[rank] < len(order):
-                node, now = order[position[rank]], free[rank]
+                node = order[position[rank]]
+                now = free[rank]
                 for need, latency in self.needs[node]:
                     now = max(now, ends[need] + latency)
                     if now == inf:
@@ -131,7 +146,9 @@ class Graph:
 
     def objective(self, orders: Orders, ends: list[float]) -> float:
         """What the schedule's passes minimise, of an execution; see `Timeline`."""
-        spans = [(ends[order[0]] - self.time[order[0]], ends[order[-1]]) for order in orders if order]
+        spans = [
+            (ends[order[0]] - self.time[order[0]], ends[order[-1]]) for order in orders if order
+        ]
         if self.schedule.objective == "span":
             return max(end - start for start, end in spans)
         return max(end for _, end in spans) - min(start for start, _ in spans)
@@ -139,7 +156,10 @@ class Graph:
     def peak(self, order: list[int]) -> float:
         """The most that a rank holds."""
         held = accumulate((self.change[node] for node in order), initial=0.0)
-        return max((before + self.rise[node] for before, node in zip(held, order, strict=False)), default=0.0)
+        return max(
+            (before + self.rise[node] for before, node in zip(held, order, strict=False)),
+            default=0.0,
+        )
 
     def reordered(self, orders: Orders) -> Schedule:
         """The schedule with other orders, without slots."""

@@ -1,8 +1,9 @@
 """One execution of a schedule's ops, in which weight gradients are put where they cost least.
 
-The heuristics of Qi et al. 2024, Zero Bubble Pipeline Parallelism (arXiv 2401.10241), section 3.1: ranks keep the order
-of their forwards and backwards; what a rank does while it waits for the next one is to work off the oldest weight
-gradient that it owes, if the wait is long enough, or the memory is full.
+The heuristics of Qi et al. 2024, Zero Bubble Pipeline Parallelism (arXiv 2401.10241), section 3.1:
+ranks keep the order of their forwards and backwards; what a rank does while it waits for the next
+one is to work off the oldest weight gradient that it owes, if the wait is long enough, or the
+memory is full.
 """
 
 from heapq import heappop, heappush
@@ -10,29 +11,32 @@ from math import inf
 
 from attrs import define, field, frozen
 
-from schedlang.kinds import Kind
 from schedlang.passes.graph import ROUNDING, Graph, Orders
+from schedlang.schedule.kinds import Kind
 
 
 @frozen
 class Rules:
     """What the paper leaves open: several are tried, and the best result is kept.
 
-    A weight gradient is put into a wait of at least `share` of its own time, and, if `even`, into any wait that would
-    make this rank the one that has waited longest, and let it wait longer than it has to `spare`. If `skips`, a
-    backward that can run goes before a forward that cannot.
+    A weight gradient is put into a wait of at least `share` of its own time, and, if `even`, into
+    any wait that would make this rank the one that has waited longest, and let it wait longer than
+    it has to `spare`. If `skips`, a backward that can run goes before a forward that cannot.
     """
 
     share: float = 1.0
     even: bool = True
     skips: bool = False
-    #: For each rank, from an execution before: how much less it waited than the rank that waited longest.
+    #: For each rank, from an execution before: how much less it waited than the rank that waited
+    #: longest.
     spare: tuple[float, ...] = ()
 
 
 @define
 class Greedy:
-    """The execution: `orders` and `ends` are its result, once `run` says that it reached the end."""
+    """The execution: `orders` and `ends` are its result, once `run` says that it reached the
+    end.
+    """
 
     graph: Graph
     given: Orders
@@ -40,7 +44,8 @@ class Greedy:
     rules: Rules
     orders: Orders = field(init=False)
     ends: list[float] = field(init=False)
-    #: Per rank: the forwards and the others still to come, last first, with their places in the given order.
+    #: Per rank: the forwards and the others still to come, last first, with their places in the
+    #: given order.
     queues: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]] = field(factory=list)
     owed: Orders = field(init=False)
     paid: list[int] = field(init=False)
@@ -52,14 +57,20 @@ class Greedy:
 
     def __attrs_post_init__(self) -> None:
         ranks = len(self.given)
-        self.orders, self.owed = [[] for _ in range(ranks)], [[] for _ in range(ranks)]
+        self.orders = [[] for _ in range(ranks)]
+        self.owed = [[] for _ in range(ranks)]
         self.ends = [inf] * len(self.graph.ops)
-        self.paid, self.events = [0] * ranks, [(0.0, rank) for rank in range(ranks)]
-        self.free, self.held, self.waited = [0.0] * ranks, [0.0] * ranks, [0.0] * ranks
+        self.paid = [0] * ranks
+        self.events = [(0.0, rank) for rank in range(ranks)]
+        self.free = [0.0] * ranks
+        self.held = [0.0] * ranks
+        self.waited = [0.0] * ranks
         for order in self.given:
             places = list(enumerate(order))[::-1]
             forwards = [each for each in places if self.graph.is_all(each[1], Kind.F)]
-            self.queues.append((forwards, [each for each in places if not self.graph.is_all(each[1], Kind.F)]))
+            self.queues.append(
+                (forwards, [each for each in places if not self.graph.is_all(each[1], Kind.F)])
+            )
 
     def run(self) -> bool:
         """Whether all ops can run in these orders and within the limit."""
@@ -71,7 +82,8 @@ class Greedy:
 
     def decide(self, rank: int, now: float) -> None:
         """Let an idle rank do what is next, or a weight gradient, or wait."""
-        until, full = inf, False
+        until = inf
+        full = False
         for queue in self.next_queues(rank):
             node = queue[-1][1]
             arrival = self.arrival(node)
@@ -91,13 +103,19 @@ class Greedy:
             heappush(self.events, (until, rank))
 
     def next_queues(self, rank: int) -> list[list[tuple[int, int]]]:
-        """The queue that has the rank's next op; then the backwards, where they may skip a forward."""
-        queues = sorted((queue for queue in self.queues[rank] if queue), key=lambda queue: queue[-1][0])
+        """The queue that has the rank's next op; then the backwards, where they may skip a
+        forward.
+        """
+        queues = sorted(
+            (queue for queue in self.queues[rank] if queue), key=lambda queue: queue[-1][0]
+        )
         both = self.rules.skips and queues and queues[0] is self.queues[rank][0]
         return queues if both else queues[:1]
 
     def arrival(self, node: int) -> float:
-        """When everything that a node waits for is there; infinite while some of it has not begun."""
+        """When everything that a node waits for is there; infinite while some of it has not
+        begun.
+        """
         ends = self.ends
         return max([ends[need] + latency for need, latency in self.graph.needs[node]], default=0.0)
 

@@ -9,12 +9,15 @@ _MOST_VISITS = 2_000_000
 
 
 def polish(graph: Graph, given: Orders, limit: float) -> Orders:
-    """The orders after every swap that lets it, or else the average op, end earlier; no rank holds more than `limit`.
+    """The orders after every swap that lets it, or else the average op, end earlier; no rank holds
+    more than `limit`.
 
-    Only swaps on the critical path can change the end (van Laarhoven et al. 1992, Job Shop Scheduling by Simulated
-    Annealing). A swap is kept if it gains, and the search goes on from there.
+    Only swaps on the critical path can change the end (van Laarhoven et al. 1992, Job Shop
+    Scheduling by Simulated Annealing). A swap is kept if it gains, and the search goes on from
+    there.
     """
-    orders, ends = [list(order) for order in given], graph.ends(given)
+    orders = [list(order) for order in given]
+    ends = graph.ends(given)
     if not ends:
         return given
     trials = _MOST_VISITS // (len(graph.ops) + 1)
@@ -25,24 +28,32 @@ def polish(graph: Graph, given: Orders, limit: float) -> Orders:
         order[index : index + 2] = order[index + 1], order[index]
         changed = graph.ends(orders) if graph.peak(order) <= limit + ROUNDING else []
         if changed and _value(graph, orders, changed) < _value(graph, orders, ends):
-            ends, pairs = changed, _critical_pairs(graph, orders, changed)
+            ends = changed
+            pairs = _critical_pairs(graph, orders, changed)
         else:
             order[index : index + 2] = order[index + 1], order[index]
     return orders
 
 
 def _value(graph: Graph, orders: Orders, ends: list[float]) -> tuple[float, float]:
-    """The objective; and how late ops end on the whole, so that a swap counts that only makes room for others."""
+    """The objective; and how late ops end on the whole, so that a swap counts that only makes room
+    for others.
+    """
     return round(graph.objective(orders, ends), 6), round(sum(ends), 6)
 
 
-def _critical_pairs(graph: Graph, orders: Orders, ends: list[float]) -> Iterator[tuple[list[int], int]]:
+def _critical_pairs(
+    graph: Graph, orders: Orders, ends: list[float]
+) -> Iterator[tuple[list[int], int]]:
     """Neighbours on the path that decides the end, latest first, as an order and an index in it.
 
-    Each op on this path starts when the one before it on its rank ends, or else when an input arrives.
+    Each op on this path starts when the one before it on its rank ends, or else when an input
+    arrives.
     """
     before = {node: (order, index - 1) for order in orders for index, node in enumerate(order)}
-    last = max((order for order in orders if order), key=lambda order: graph.objective([order], ends))
+    last = max(
+        (order for order in orders if order), key=lambda order: graph.objective([order], ends)
+    )
     node: int | None = last[-1]
     while node is not None:
         order, index = before[node]
@@ -52,4 +63,7 @@ def _critical_pairs(graph: Graph, orders: Orders, ends: list[float]) -> Iterator
             if all(need != node for need, _ in graph.needs[order[index + 1]]):
                 yield order, index
         else:
-            node = next((need for need, lag in graph.needs[node] if ends[need] + lag >= start - ROUNDING), None)
+            node = next(
+                (need for need, lag in graph.needs[node] if ends[need] + lag >= start - ROUNDING),
+                None,
+            )

@@ -4,13 +4,15 @@ from collections.abc import Container
 
 from attrs import evolve
 
-from schedlang.actions import Actions
-from schedlang.kinds import Kind
-from schedlang.schedule import Schedule
+from schedlang.schedule.actions import Actions
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.schedule import Schedule
 
 
 def recompute(schedule: Schedule, stages: Container[int]) -> Schedule:
-    """The schedule with an `R` before each backward of some stages that has none yet; slots are forgotten."""
+    """The schedule with an `R` before each backward of some stages that has none yet; slots are
+    forgotten.
+    """
     ranks = []
     for actions in schedule.ranks:
         changed = Actions()

@@ -1,22 +1,23 @@
 """Pull ops forward into bubbles, without raising peak memory.
 
-Qi et al. 2024, Pipeline Parallelism with Controllable Memory (arXiv 2405.15362), section 2.4: forwards and backwards
-move to the earliest slots that their inputs, their own kind's order and the memory allow, in the warm-up and the
-cool-down, or all along. Both ways are tried, in whole slots, and what they give is improved for the real costs.
+Qi et al. 2024, Pipeline Parallelism with Controllable Memory (arXiv 2405.15362), section 2.4:
+forwards and backwards move to the earliest slots that their inputs, their own kind's order and the
+memory allow, in the warm-up and the cool-down, or all along. Both ways are tried, in whole slots,
+and what they give is improved for the real costs.
 """
 
 from math import inf
 
 from attrs import evolve
 
-from schedlang.costs import UNIT
 from schedlang.lowering import lower
-from schedlang.machine import prove
 from schedlang.passes.board import Board
 from schedlang.passes.graph import ROUNDING, Graph, Orders
 from schedlang.passes.polish import polish
 from schedlang.passes.squeeze import squeeze
-from schedlang.schedule import Schedule
+from schedlang.proof.machine import prove
+from schedlang.schedule.costs import UNIT
+from schedlang.schedule.schedule import Schedule
 
 _MOST_ROUNDS = 4
 
@@ -24,16 +25,23 @@ _MOST_ROUNDS = 4
 def reorder(schedule: Schedule) -> Schedule:
     """The schedule with each rank's ops in the best order found for its objective, without slots.
 
-    The peak of no rank rises above the highest peak of the given schedule. CompileError for a schedule that cannot run.
+    The peak of no rank rises above the highest peak of the given schedule. CompileError for a
+    schedule that cannot run.
     """
     schedule = squeeze(schedule)
     prove(lower(schedule))
-    graph, slots = Graph(schedule), Graph(evolve(schedule, costs=UNIT))
+    graph = Graph(schedule)
+    slots = Graph(evolve(schedule, costs=UNIT))
     limit = _peak(graph, graph.order)
-    tried = [_moved_all(slots), Board(slots, slots.order, _peak(slots, slots.order), steady=True).moved_forward()]
+    tried = [
+        _moved_all(slots),
+        Board(slots, slots.order, _peak(slots, slots.order), steady=True).moved_forward(),
+    ]
     if not graph.runs_like(slots):
         tried = [polish(graph, orders, limit) for orders in tried]
-    return graph.reordered(min([graph.order, *tried], key=lambda orders: _value(graph, orders, limit)))
+    return graph.reordered(
+        min([graph.order, *tried], key=lambda orders: _value(graph, orders, limit))
+    )
 
 
 def _peak(graph: Graph, orders: Orders) -> float:
@@ -44,12 +52,15 @@ def _peak(graph: Graph, orders: Orders) -> float:
 def _value(graph: Graph, orders: Orders, limit: float) -> float:
     """What is minimised; infinite for orders that hold too much, or cannot run."""
     ends = graph.ends(orders)
-    return graph.objective(orders, ends) if ends and _peak(graph, orders) <= limit + ROUNDING else inf
+    return (
+        graph.objective(orders, ends) if ends and _peak(graph, orders) <= limit + ROUNDING else inf
+    )
 
 
 def _moved_all(graph: Graph) -> Orders:
     """The orders after some rounds in which every op may move."""
-    best, limit = graph.order, _peak(graph, graph.order)
+    best = graph.order
+    limit = _peak(graph, graph.order)
     for _ in range(_MOST_ROUNDS):
         moved = Board(graph, best, limit, steady=False).moved_forward()
         if _value(graph, moved, limit) >= _value(graph, best, limit):

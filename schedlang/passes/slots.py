@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import TypeVar
 
-from schedlang.kinds import Kind
+from schedlang.schedule.kinds import Kind
 
 #: How many slots an op takes: the unit costs; what takes none comes first in its slot.
 WIDTH: dict[int, int] = {
@@ -22,9 +22,11 @@ Item = TypeVar("Item")
 
 
 def fill_slots(placed: Iterable[tuple[int, int, Item, Iterable[Item]]]) -> list[tuple[int, Item]]:
-    """Items with their slots, and in free slots the oldest weight gradient owed; those left over come at the end.
+    """Items with their slots, and in free slots the oldest weight gradient owed; those left over
+    come at the end.
 
-    `placed` has each item's slot, its width, itself, and the weight gradients that it leaves owed, in order of slots.
+    `placed` has each item's slot, its width, itself, and the weight gradients that it leaves owed,
+    in order of slots.
     """
     filled: list[tuple[int, Item]] = []
     owed: deque[Item] = deque()

@@ -1,4 +1,6 @@
-"""Longer warm-ups: forwards that a rank can do early, while it would only wait, before its first backward."""
+"""Longer warm-ups: forwards that a rank can do early, while it would only wait, before its first
+backward.
+"""
 
 from heapq import heappop, heappush
 from itertools import takewhile
@@ -6,18 +8,23 @@ from math import inf
 
 from attrs import define, field
 
-from schedlang.kinds import Kind
 from schedlang.passes.graph import ROUNDING, Graph, Orders
+from schedlang.schedule.kinds import Kind
 
 
 def longer_warmups(graph: Graph, given: Orders, limit: float) -> list[Orders]:
-    """Orders without weight gradients in which ranks do one, or any number of, forwards more in their warm-ups.
+    """Orders without weight gradients in which ranks do one, or any number of, forwards more in
+    their warm-ups.
 
-    A rank that waits in its warm-up does the first later forward whose inputs are there, if it then holds at most
-    `limit`; in some of the orders only where that forward ends before the wait does. After their warm-ups, ranks do
-    what is left as in the given order.
+    A rank that waits in its warm-up does the first later forward whose inputs are there, if it then
+    holds at most `limit`; in some of the orders only where that forward ends before the wait does.
+    After their warm-ups, ranks do what is left as in the given order.
     """
-    return [_Warmup(graph, given, limit, more, beyond).run() for more in (1, inf) for beyond in (False, True)]
+    return [
+        _Warmup(graph, given, limit, more, beyond).run()
+        for more in (1, inf)
+        for beyond in (False, True)
+    ]
 
 
 @define
@@ -29,7 +36,8 @@ class _Warmup:
     limit: float
     more: float
     beyond: bool
-    #: Per rank: how many forwards its warm-up may have, what it has done, what is left; when it is free, what it holds.
+    #: Per rank: how many forwards its warm-up may have, what it has done, what is left; when it is
+    #: free, what it holds.
     most: list[float] = field(init=False)
     done: Orders = field(init=False)
     left: Orders = field(init=False)
@@ -42,8 +50,11 @@ class _Warmup:
     def __attrs_post_init__(self) -> None:
         ranks = range(len(self.given))
         self.most = [len(self.forwards(order)) + self.more for order in self.given]
-        self.done, self.left = [[] for _ in ranks], [list(order) for order in self.given]
-        self.free, self.held, self.events = [0.0 for _ in ranks], [0.0 for _ in ranks], [(0.0, rank) for rank in ranks]
+        self.done = [[] for _ in ranks]
+        self.left = [list(order) for order in self.given]
+        self.free = [0.0 for _ in ranks]
+        self.held = [0.0 for _ in ranks]
+        self.events = [(0.0, rank) for rank in ranks]
         self.ends = [inf] * len(self.graph.ops)
 
     def forwards(self, order: list[int]) -> list[int]:
@@ -69,19 +80,26 @@ class _Warmup:
             heappush(self.events, (arrival, rank))
 
     def arrival(self, node: int) -> float:
-        """When everything that a node waits for is there; infinite while some of it has not begun."""
-        return max([self.ends[need] + latency for need, latency in self.graph.needs[node]], default=0.0)
+        """When everything that a node waits for is there; infinite while some of it has not
+        begun.
+        """
+        return max(
+            [self.ends[need] + latency for need, latency in self.graph.needs[node]], default=0.0
+        )
 
     def early(self, rank: int, now: float, until: float) -> int | None:
         """A later forward for a rank that would wait in its warm-up."""
-        done, left = self.done[rank], self.left[rank]
+        done = self.done[rank]
+        left = self.left[rank]
         warmup = self.forwards(left)
         if len(self.forwards(done)) < len(done) or len(done) + len(warmup) >= self.most[rank]:
             return None
         for node in left:
             if self.graph.is_all(node, Kind.F) and self.arrival(node) <= now:
                 fits = self.held[rank] + self.graph.rise[node] <= self.limit + ROUNDING
-                return node if fits and (self.beyond or now + self.graph.time[node] <= until) else None
+                return (
+                    node if fits and (self.beyond or now + self.graph.time[node] <= until) else None
+                )
         return None
 
     def start(self, rank: int, node: int, now: float) -> None:
@@ -96,7 +114,9 @@ class _Warmup:
                 heappush(self.events, (arrival, self.graph.rank[user]))
 
     def completed(self, rank: int) -> list[int]:
-        """The warm-up, and then the given order, where each forward takes the place of one of its stage done early."""
+        """The warm-up, and then the given order, where each forward takes the place of one of its
+        stage done early.
+        """
         order = self.forwards(self.done[rank])
         rest = self.given[rank][len(self.forwards(self.given[rank])) :]
         later: dict[int, list[int]] = {}

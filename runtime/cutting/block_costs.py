@@ -1,0 +1,93 @@
+"""What the blocks of a model cost: each runs alone, forward and backward."""
+
+from collections.abc import Sequence
+from math import inf
+from time import perf_counter
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from schedlang.runtime.cutting.model import blocks_of, only
+from schedlang.runtime.stage.split_backward import run_backward
+from schedlang.runtime.stage.stage import with_gradients
+from schedlang.runtime.stage.values import Value, flatten, unflatten
+
+#: Runs of a block, one after the other, and how often it has its turn; the fastest run counts. The
+#: first of a turn pays for what is set up once, and a turn may come while the machine has other
+#: work.
+_RUNS = 3
+_TURNS = 5
+
+
+def measure(model: nn.Module, input: Value, blocks: Sequence[str] = ("",)) -> list[float]:
+    """The seconds that each block takes, for the `costs` of `split`, which says what blocks are.
+
+    `input` is a microbatch of the model's, on the device to measure on. Each block runs in the
+    model without the others, less what that takes without any. Blocks that print alike are measured
+    once. The model is left as it is; blocks on the meta device get weights for the time of their
+    run. Where there is a process group, its rank 0 measures, and tells the others.
+    """
+    costs: list[list[float]] = [[]]
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        with torch.random.fork_rng():
+            turns = [_measure(model, input, blocks) for _ in range(_TURNS)]
+        *seconds, between = (min(each) for each in zip(*turns, strict=True))
+        costs = [[max(each - between, 0.0) for each in seconds]]
+    if dist.is_initialized():
+        dist.broadcast_object_list(costs, src=0)
+    return costs[0]
+
+
+def _measure(model: nn.Module, value: Value, blocks: Sequence[str]) -> list[float]:
+    """The seconds that the model takes with each block alone, and in the end without any."""
+    named = blocks_of(model, blocks)
+    costs = []
+    known: dict[str, tuple[float, Value]] = {}
+    for name, block in named.items():
+        if repr(block) not in known:
+            known[repr(block)] = _run(only(model, named, {name: block}), value)
+        seconds, value = known[repr(block)]
+        costs.append(seconds)
+    _, passed_on = known[repr(next(iter(named.values())))]
+    return [*costs, _run(only(model, named, {}), passed_on)[0]]
+
+
+def _run(stage: nn.Module, value: Value) -> tuple[float, Value]:
+    """The seconds of a forward and backward of a stage, and its output."""
+    tensors, tree = flatten(value, "the input")
+    device = tensors[0].device
+    seconds = inf
+    state = {
+        name: _filled(each, device)
+        for name, each in (*stage.named_parameters(), *stage.named_buffers())
+    }
+    for _ in range(_RUNS):
+        given = unflatten([each.detach() for each in tensors], tree)
+        with_gradients(given)
+        _synchronize(device)
+        start = perf_counter()
+        output = functional_call(stage, state, given if isinstance(given, tuple) else (given,))
+        made, tree_made = flatten(output, "the output of a block")
+        if roots := [each for each in made if each.requires_grad]:
+            run_backward(roots, [torch.ones_like(each) for each in roots])
+        _synchronize(device)
+        seconds = min(seconds, perf_counter() - start)
+    return seconds, unflatten([each.detach() for each in made], tree_made)
+
+
+def _filled(tensor: Tensor, device: torch.device) -> Tensor:
+    """A weight or buffer to run with, which leaves the model's alone."""
+    if not tensor.is_meta:
+        found = tensor.detach().to(device, copy=True)
+    elif tensor.is_floating_point():
+        found = torch.randn(tensor.shape, dtype=tensor.dtype, device=device) * 0.02
+    else:
+        found = torch.zeros_like(tensor, device=device)
+    return found.requires_grad_(tensor.requires_grad)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

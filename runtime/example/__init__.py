@@ -1,0 +1,1 @@
+"""What `torchrun -m schedlang.runtime` trains: a small GPT on text that every machine has."""

@@ -1,0 +1,136 @@
+"""The checkpoints of the command in a folder.
+
+They are models, `step-12/`, from which any plan goes on, for any number of ranks. But where stages
+read older versions of their weights, a model is not enough, and where they have skips, it is
+another one if it is cut otherwise: then each rank writes a file
+(`schedlang.runtime.saving.checkpoint`), with which the same plan goes on. Batches follow from the
+number of a step, and nothing is drawn at random, so no more is kept.
+"""
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch.distributed as dist
+from attrs import frozen
+from torch import nn
+from torch.optim import Optimizer
+
+from schedlang.plan.plan import Plan
+from schedlang.ranks.weights import follow_weights
+from schedlang.runtime.example.job import share, together
+from schedlang.runtime.pipeline import Pipeline
+from schedlang.runtime.saving.model_files import load_model, load_optimizers, names_in
+from schedlang.runtime.watch.watchdog import PipelineError
+
+#: How many models are kept.
+_KEPT = 2
+
+
+@frozen
+class CheckpointFolder:
+    """A folder, in which there is a checkpoint for every so many updates, as far as the plan's
+    steps allow.
+
+    `newest` is the step of the newest model in it, or 0, and `layers` how many layers that has. The
+    processes of the `group` use it together.
+    """
+
+    folder: Path
+    every: int
+    are_models: bool
+    newest: int
+    layers: int
+    group: dist.ProcessGroup
+
+    def load(self, stages: Mapping[int, nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """Load stages and what their optimizers keep from the newest model, if there is one; or all
+        processes end.
+        """
+
+        def read() -> None:
+            path = _path(self.folder, self.newest)
+            load_model(path, stages)
+            load_optimizers(path, stages, optimizers)
+
+        if self.newest:
+            together(read, self.group)
+
+    def resume(self, pipeline: Pipeline, others: Sequence[Optimizer]) -> int:
+        """The step from which a pipeline goes on that has the stages that were loaded."""
+        return self.newest if self.are_models else pipeline.resume(self.folder, others)
+
+    def is_due(self, begin: int, end: int, last: int) -> bool:
+        """Whether a checkpoint is to be written after a step of some updates."""
+        return end >= last or end // self.every > begin // self.every
+
+    def save(self, pipeline: Pipeline, step: int, others: Sequence[Optimizer]) -> None:
+        """Write a checkpoint, and delete old ones."""
+        if not self.are_models:
+            pipeline.save(self.folder, step, others)
+            return
+        pipeline.save_model(_path(self.folder, step), step, others)
+        if dist.get_rank() == 0:
+            for old in sorted(each for each in _models(self.folder) if each <= step)[:-_KEPT]:
+                shutil.rmtree(_path(self.folder, old), ignore_errors=True)
+
+
+def find_checkpoints(
+    folder: Path, every: int, plan: Plan, group: dist.ProcessGroup
+) -> CheckpointFolder:
+    """The checkpoints in a folder; where they are of no use for the plan, all processes end."""
+    models = share(_models(folder), group)
+    why = _why_no_models(plan)
+    layers = together(lambda: _check(folder, plan, why, models), group)
+    return CheckpointFolder(folder, every, why is None, max(models, default=0), layers, group)
+
+
+def _why_no_models(plan: Plan) -> str | None:
+    """Why the checkpoints of a plan are no models, if so."""
+    if plan.layout.updates > 1 and follow_weights(plan).staleness:
+        return f"the stages of `{plan.name}` also read older versions of their weights"
+    return (
+        f"`{plan.name}` has skips, so its model depends on its stages"
+        if plan.layout.skips
+        else None
+    )
+
+
+def _check(folder: Path, plan: Plan, why: str | None, models: list[int]) -> int:
+    """The layers of the newest model; PipelineError where the plan cannot go on from what is in the
+    folder.
+    """
+    if _models(folder) != models:
+        raise PipelineError(
+            f"rank {dist.get_rank()} sees other models in `{folder}` than rank 0: all ranks must "
+            "share "
+            "the folder"
+        )
+    if models and why:
+        raise PipelineError(
+            f"`{folder}` has models, and {why}: it cannot go on from there, use another folder"
+        )
+    if not why and any(folder.glob("step-*-rank-*.pt")):
+        raise PipelineError(
+            f"`{folder}` has the checkpoints of a plan that alone goes on from them: use another "
+            "folder"
+        )
+    if not models:
+        return 0
+    path = _path(folder, models[-1])
+    layers = len({name.partition(".")[0] for name in names_in(path)})
+    stages = plan.layout.pieces
+    if layers < stages:
+        raise PipelineError(f"the model `{path}` has {layers} layers, too few for {stages} stages")
+    return layers
+
+
+def _models(folder: Path) -> list[int]:
+    """The steps of the models in a folder, which are whole."""
+    names = (re.fullmatch(r"step-(\d+)", each.name) for each in folder.glob("step-*"))
+    return sorted(int(name[1]) for name in names if name)
+
+
+def _path(folder: Path, step: int) -> Path:
+    return folder / f"step-{step}"

@@ -1,0 +1,69 @@
+"""The plan that the processes of a job are given: in a file that each of them reads, or as a
+program.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch.distributed as dist
+
+from schedlang.cli.given import compiled
+from schedlang.files.reading import read_source
+from schedlang.plan.plan import Plan
+from schedlang.plan.reader import open_plan, read_plan
+from schedlang.runtime.checks import wrong_number
+from schedlang.runtime.example.job import share, together
+from schedlang.runtime.watch.watchdog import PipelineError
+
+
+def share_plan(
+    path: Path, params: Mapping[str, int], replicas: int, group: dist.ProcessGroup
+) -> Plan:
+    """The plan in a file; or that of the program in it, which rank 0 compiles for as many ranks as
+    were started.
+
+    There are so many replicas of it. Where something is wrong with it, all processes end.
+    """
+    is_first = dist.get_rank() == 0
+    # One rank proves a plan, and all have the same one, as the pipeline will see.
+    read = read_plan if is_first else open_plan
+    of_program = share(
+        together(lambda: _of_program(path, params, replicas) if is_first else None, group), group
+    )
+    return together(lambda: _fitting(of_program or read(path), path, replicas), group)
+
+
+def _of_program(path: Path, params: Mapping[str, int], replicas: int) -> Plan | None:
+    """The plan of a program for the processes that were started; None if the file is a plan."""
+    source = read_source(path)
+    if source.is_plan and params:
+        raise PipelineError(f"-p sets parameters of a program, `{path}` is a plan")
+    if source.is_plan:
+        return None
+    if "ranks" in params:
+        raise PipelineError("`ranks` is how many processes are started: leave out `-p ranks`")
+    ranks, left = divmod(dist.get_world_size(), replicas)
+    if left or not ranks:
+        raise PipelineError(
+            f"{replicas} replicas need a multiple of {replicas} processes, not "
+            f"{dist.get_world_size()}"
+        )
+    plan: Plan = compiled(source, {"ranks": ranks, **params})
+    return plan
+
+
+def _fitting(plan: Plan, path: Path, replicas: int) -> Plan:
+    """The plan, if these processes can train with so many replicas of it."""
+    started = dist.get_world_size()
+    ranks = len(plan.ranks)
+    wrong = wrong_number(plan, started, replicas)
+    if wrong is not None:
+        option = f" --replicas {replicas}" if replicas > 1 else ""
+        wrong += (
+            f": torchrun --nproc-per-node {ranks * replicas} -m schedlang.runtime {path}{option}"
+        )
+        wrong += f", or --replicas {started // ranks}" if started % ranks == 0 else ""
+    wrong = wrong or ("the plan has no backward" if plan.is_forward_only else None)
+    if wrong is not None:
+        raise PipelineError(wrong)
+    return plan

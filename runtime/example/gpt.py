@@ -1,0 +1,202 @@
+"""A small GPT over bytes, cut into stages."""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from schedlang.runtime.cutting.partition import partition
+from schedlang.schedule.layout import Layout
+
+#: Bytes that the model sees at once.
+CONTEXT = 64
+
+#: Blocks of a model that is cut into no more stages.
+BLOCKS = 8
+
+_BYTES = 256
+_WIDTH = 128
+_HEADS = 4
+
+
+class Embedding(nn.Module):
+    """Bytes to vectors: what the byte is, and where it stands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.byte = nn.Embedding(_BYTES, _WIDTH)
+        self.position = nn.Parameter(torch.randn(CONTEXT, _WIDTH) * 0.02)
+
+    def forward(self, bytes: Tensor, begin: int = 0) -> Tensor:
+        """(rows, length) bytes, of which so many went before, to (rows, length, width)."""
+        embedded: Tensor = self.byte(bytes) + self.position[begin : begin + bytes.shape[1]]
+        return embedded
+
+
+class Block(nn.Module):
+    """Causal attention, then a feed-forward layer, each added to its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(_WIDTH)
+        self.norm = nn.LayerNorm(_WIDTH)
+        self.query_key_value = nn.Linear(_WIDTH, 3 * _WIDTH)
+        self.merge = nn.Linear(_WIDTH, _WIDTH)
+        self.up = nn.Linear(_WIDTH, 4 * _WIDTH)
+        self.down = nn.Linear(4 * _WIDTH, _WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows, length, width) to the same."""
+        return self.extend(x, None)[0]
+
+    def extend(self, x: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The same, for the part of a text after the one with these keys and values; with those of
+        both.
+        """
+        rows, length, width = x.shape
+        heads = self.query_key_value(self.attention_norm(x)).view(
+            rows, length, 3 * _HEADS, width // _HEADS
+        )
+        query, *new = heads.transpose(1, 2).chunk(3, dim=1)
+        seen = torch.stack(new) if past is None else torch.cat([past, torch.stack(new)], dim=3)
+        before = seen.shape[3] - length
+        mask = (
+            torch.ones(length, before + length, dtype=torch.bool, device=x.device).tril(before)
+            if before
+            else None
+        )
+        key, value = seen
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, attn_mask=mask, is_causal=mask is None
+        )
+        x = x + self.merge(mixed.transpose(1, 2).reshape(rows, length, width))
+        fed: Tensor = self.down(F.gelu(self.up(self.norm(x))))
+        return x + fed, seen
+
+
+class Head(nn.Module):
+    """Vectors to a score for each next byte."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(_WIDTH)
+        self.scores = nn.Linear(_WIDTH, _BYTES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(rows, length, width) to (rows, length, 256)."""
+        scores: Tensor = self.scores(self.norm(x))
+        return scores
+
+
+class Sliced(nn.Sequential):
+    """The layers of a stage, for one slice of a text after the other: a block sees keys and values
+    of all before.
+    """
+
+    def forward(
+        self, input: Tensor, past: Sequence[Tensor] | None = None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """The output, and for each block the keys and values so far, (2, rows, heads, length,
+        width).
+        """
+        x = input
+        before = iter(past or ())
+        seen = list[Tensor]()
+        for layer in self:
+            if isinstance(layer, Block):
+                x, keys_and_values = layer.extend(x, next(before, None))
+                seen.append(keys_and_values)
+            elif isinstance(layer, Embedding):
+                x = layer(x, past[0].shape[3] if past else 0)
+            else:
+                x = layer(x)
+        return x, seen
+
+
+class Skipping(nn.Sequential):
+    """The layers of a stage with skips: earlier stages add to its input, and its output goes to
+    `later` ones.
+    """
+
+    def __init__(self, layers: OrderedDict[str, nn.Module], later: Sequence[int]) -> None:
+        super().__init__(layers)
+        self.later = later
+
+    def forward(self, input: Tensor, *, skips: Mapping[int, Tensor] | None = None) -> Any:
+        """The output, and if it goes to later stages, what each of these gets."""
+        output = self.add(input, skips)
+        for layer in self:
+            output = layer(output)
+        return self.give(output)
+
+    def add(self, input: Tensor, skips: Mapping[int, Tensor] | None) -> Tensor:
+        """The input with what earlier stages give."""
+        return sum((skips or {}).values(), start=input)
+
+    def give(self, output: Tensor) -> Any:
+        """What is returned."""
+        return (output, dict.fromkeys(self.later, output)) if self.later else output
+
+
+class SlicedSkipping(Skipping, Sliced):
+    """The same for one slice of a text after the other."""
+
+    def forward(
+        self,
+        input: Tensor,
+        past: Sequence[Tensor] | None = None,
+        *,
+        skips: Mapping[int, Tensor] | None = None,
+    ) -> Any:
+        """The same, and keys and values as those of `Sliced`."""
+        output, seen = Sliced.forward(self, self.add(input, skips), past)
+        return self.give(output), seen
+
+
+def build_gpt(blocks: int, seed: int) -> list[nn.Module]:
+    """The layers of a model with so many blocks, the same for the same seed."""
+    torch.manual_seed(seed)
+    return [Embedding(), *(Block() for _ in range(blocks)), Head()]
+
+
+def cut_gpt(layers: Sequence[nn.Module], layout: Layout, sliced: bool) -> list[nn.Sequential]:
+    """The stages of one pipeline, as even as can be; a layer's name is its place in the whole
+    model.
+
+    ValueError for more stages than layers.
+    """
+    blocks = [12 * _WIDTH**2] * (len(layers) - 2)
+    cuts = partition([0, *blocks, _BYTES * _WIDTH], layout).cuts
+    parts = [
+        OrderedDict((str(place), layers[place]) for place in range(*ends))
+        for ends in pairwise(cuts)
+    ]
+    if layout.skips:
+        skipping = SlicedSkipping if sliced else Skipping
+        return [
+            skipping(part, [b for a, b in layout.skips if a == stage])
+            for stage, part in enumerate(parts)
+        ]
+    return [(Sliced if sliced else nn.Sequential)(part) for part in parts]
+
+
+def run_gpt(stages: Sequence[nn.Module], skips: Sequence[tuple[int, int]], x: Tensor) -> Tensor:
+    """All stages of a model that were built without slices and skips, one after the other, with
+    these skips.
+    """
+    outputs: list[Tensor] = []
+    for number, stage in enumerate(stages):
+        for earlier in (a for a, b in skips if b == number):
+            x = x + outputs[earlier]
+        x = stage(x)
+        outputs.append(x)
+    return x
+
+
+def next_byte_loss(scores: Tensor, following: Tensor) -> Tensor:
+    """Mean cross entropy of the bytes that follow, in nats."""
+    return F.cross_entropy(scores.flatten(0, 1), following.flatten())

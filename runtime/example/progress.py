@@ -1,0 +1,38 @@
+"""How a training goes: on a terminal one line that changes, elsewhere a line for each step."""
+
+import sys
+
+import torch.distributed as dist
+
+from schedlang.plan.plan import Plan
+
+_WIDTH = 24
+
+
+class Progress:
+    """Tells it on the rank of the last stage, which has the losses; on the other ranks, nothing.
+
+    The line on a terminal has the idle share of that rank in the step, measured: what its ops do
+    not take.
+    """
+
+    def __init__(self, plan: Plan, steps: int) -> None:
+        self._rank = plan.placement[-1]
+        self._steps = steps
+        tells = dist.get_rank() == self._rank
+        #: Whether there is a line that changes, which needs the ops of every step.
+        self.is_bar = tells and sys.stdout.isatty()
+        self._is_log = tells and not self.is_bar
+
+    def show(self, step: int, loss: float, speed: float, idle: float) -> None:
+        """A step is done: its number from 1, its mean loss, tokens per second, and the idle share
+        of this rank.
+        """
+        if self._is_log:
+            print(f"step {step:>3}  loss {loss:.4f}  {speed:>9,.0f} tokens/s", flush=True)
+        elif self.is_bar:
+            bar = ("█" * (_WIDTH * step // self._steps)).ljust(_WIDTH, "░")[:_WIDTH]
+            line = f"step {step}/{self._steps} {bar} loss {loss:.4f}  {speed:,.0f} tokens/s"
+            line += f"  rank {self._rank} idle {idle:.0%}"
+            # What is printed next, such as the cause of a failure, takes its place.
+            print(f"\x1b[K{line}", end="\n" if step >= self._steps else "\r", flush=True)

@@ -1,0 +1,83 @@
+"""What a training says in the end."""
+
+import os
+
+from schedlang.report.measured import Run, comparison_text
+from schedlang.report.measured import compare as compare_run
+from schedlang.runtime.example.task import Task
+from schedlang.runtime.example.train import Training
+
+#: The largest relative difference that another order of the same float32 additions explains.
+TOLERANCE = 1e-5
+
+
+def print_header(task: Task) -> None:
+    """What is about to run."""
+    plan = task.plan
+    weights = sum(each.numel() for layer in task.layers() for each in layer.parameters())
+    replicas = f", replicas {task.replicas}" if task.replicas > 1 else ""
+    sizes = (
+        f"ranks {len(plan.ranks)}, stages {len(plan.placement)}, microbatches "
+        f"{plan.microbatches}{replicas}"
+    )
+    print(
+        f"{plan.name} ({sizes}) trains a GPT of {weights:,} parameters on {task.tokens:,} bytes "
+        "per step",
+        flush=True,
+    )
+
+
+def report(task: Task, run: Run, trainings: list[Training]) -> dict[str, object]:
+    """Print where the time went; the figures for machines. `trainings` are those of all ranks."""
+    plan = run.plan
+    found = compare_run(run.plan, run)
+    print(f"\n{comparison_text(found)}")
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+    if cores < len(trainings):
+        print(
+            f"\n{len(trainings)} ranks share {cores} cores: ops take longer when ranks work at "
+            "once, so this is no"
+        )
+        print("measurement of the schedule")
+    writer = trainings[plan.placement[-1]]
+    # The first step also pays for what torch sets up once.
+    seconds = writer.seconds[1:] or writer.seconds
+    return {
+        "steps": writer.first + len(writer.losses),
+        "loss": total_losses(trainings)[-1],
+        "tokens_per_second": task.tokens * len(seconds) / sum(seconds),
+        "predicted_idle": found.predicted.idle,
+        "measured_idle": found.measured.idle,
+    }
+
+
+def total_losses(trainings: list[Training]) -> list[float]:
+    """The mean loss of each step, to which the ranks of all last stages add."""
+    return [
+        sum(parts)
+        for parts in zip(*(each.losses for each in trainings if each.losses), strict=True)
+    ]
+
+
+def compare(trainings: list[Training], losses: list[float], alone: Training) -> dict[str, float]:
+    """Print the largest differences from the training in one process, relative to its figures; the
+    same as figures.
+    """
+    last = alone.losses[-len(losses) :]
+    loss_error = max(
+        abs(ours - other) / abs(other) for ours, other in zip(losses, last, strict=True)
+    )
+    ours = {name: gradient for each in trainings for name, gradient in each.gradients.items()}
+    assert ours.keys() == alone.gradients.keys()
+    errors = {
+        name: float((ours[name] - other).abs().max() / other.abs().max())
+        for name, other in alone.gradients.items()
+    }
+    worst = max(errors, key=lambda name: errors[name])
+    print(f"largest difference of the loss, over {len(losses)} steps: {loss_error:.1e}")
+    print(f"largest difference of a gradient, of {len(errors)}: {errors[worst]:.1e} ({worst})")
+    if max(loss_error, errors[worst]) > TOLERANCE:
+        print(f"these are not the same training: {TOLERANCE:.0e} would be rounding")
+    return {"loss_error": loss_error, "gradient_error": errors[worst]}

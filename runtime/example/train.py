@@ -1,0 +1,134 @@
+"""Trains the small GPT of the command with a plan."""
+
+from functools import partial
+from time import perf_counter
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import define, field
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from schedlang.runtime.example.checkpoint_folder import CheckpointFolder
+from schedlang.runtime.example.gpt import next_byte_loss
+from schedlang.runtime.example.progress import Progress
+from schedlang.runtime.example.task import Task
+from schedlang.runtime.pipeline import Pipeline
+from schedlang.runtime.transport.ranks import PIPELINE
+from schedlang.runtime.watch.trace import clock_offset
+from schedlang.schedule.timeline import Bar
+
+#: The most steps at the end that are recorded.
+RECORDED = 10
+
+
+@define
+class Training:
+    """What came out on one rank.
+
+    `first` is how many steps a checkpoint had. `losses` is what the rank's microbatches add to the
+    mean loss of each step, on ranks of last stages only; `seconds` how long each took there.
+    `gradients` are the last step's, by their names in the model; `recorded` the compute ops of the
+    recorded steps, and `messages` their sends and waits for receives, in the clock of the last
+    stage's rank with the `offset`.
+    """
+
+    first: int = 0
+    losses: list[float] = field(factory=list)
+    seconds: list[float] = field(factory=list)
+    gradients: dict[str, Tensor] = field(factory=dict)
+    recorded: list[list[Bar]] = field(factory=list)
+    messages: list[list[Bar]] = field(factory=list)
+    offset: float = 0.0
+
+
+def train(
+    task: Task, steps: int, timeout: float, checkpoints: CheckpointFolder | None = None
+) -> Training:
+    """Train with the plan, together with all other ranks; the rank of the last stage prints a line
+    per step.
+
+    With checkpoints, it goes on from the last one.
+    """
+    plan = task.plan
+    training = Training()
+    progress = Progress(plan, steps)
+    replica, rank = divmod(dist.get_rank(), len(plan.ranks))
+    stages = task.stages(plan.stages_of(rank))
+    of_modules = {module: _noting_optimizer(training, module) for module in stages.values()}
+    if checkpoints:
+        checkpoints.load(stages, list(of_modules.values()))
+    own = (
+        {stage: of_modules[module] for stage, module in stages.items()} if plan.has_updates else {}
+    )
+    pipeline = Pipeline(
+        plan, stages, next_byte_loss, mesh=_mesh(task), optimizers=own, timeout=timeout
+    )
+    others = [] if own else list(of_modules.values())
+    if checkpoints:
+        training.first = checkpoints.resume(pipeline, others)
+    begins = range(training.first, steps, plan.layout.updates)
+    # The first step also pays for what torch sets up once.
+    recorded = begins[1:][-RECORDED:] or begins
+    for step in begins:
+        start = perf_counter()
+        pipeline.record = progress.is_bar or step in recorded
+        losses = pipeline.step(*task.share(step, replica))
+        for optimizer in others:
+            optimizer.step()
+            optimizer.zero_grad()
+        if step in recorded:
+            training.recorded.append(pipeline.bars)
+            training.messages.append(pipeline.messages)
+        if losses is not None:
+            losses = pipeline.mean_over_replicas(losses)
+            busy = sum(bar.end - bar.start for bar in pipeline.bars)
+            _note(training, task, losses, perf_counter() - start, busy, progress)
+        if checkpoints and checkpoints.is_due(step, step + plan.layout.updates, steps):
+            checkpoints.save(pipeline, step + plan.layout.updates, others)
+    training.offset = clock_offset(plan.placement[-1])
+    return training
+
+
+def _mesh(task: Task) -> DeviceMesh | None:
+    """The processes of the replicas, if there are several."""
+    shape = task.replicas, len(task.plan.ranks)
+    return (
+        init_device_mesh("cpu", shape, mesh_dim_names=("dp", PIPELINE))
+        if task.replicas > 1
+        else None
+    )
+
+
+def _note(
+    training: Training, task: Task, losses: Tensor, seconds: float, busy: float, progress: Progress
+) -> None:
+    """Note and tell the losses of a step, means over replicas, by its updates."""
+    updates = task.plan.layout.updates
+    for each in losses.view(updates, -1):
+        training.losses.append(float(each.sum()) / task.microbatches)
+        training.seconds.append(seconds / updates)
+        step = training.first + len(training.losses)
+        progress.show(step, float(each.mean()), updates * task.tokens / seconds, 1 - busy / seconds)
+
+
+def _noting_optimizer(training: Training, module: nn.Module) -> torch.optim.SGD:
+    """One that notes the gradients, at the last moment at which they are whole, whoever updates."""
+    optimizer = make_optimizer(module)
+    optimizer.register_step_pre_hook(partial(keep_gradients, training, module))
+    return optimizer
+
+
+def make_optimizer(module: nn.Module) -> torch.optim.SGD:
+    """That of the command."""
+    # Not Adam: it divides by the gradient's own size, so rounding errors of tiny gradients would
+    # grow to full steps.
+    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+
+
+def keep_gradients(training: Training, module: nn.Module, *_: Any) -> None:
+    """Note the gradients of a stage, which is about to be updated."""
+    for name, weight in module.named_parameters():
+        assert weight.grad is not None
+        training.gradients[name] = weight.grad.clone()

@@ -1,0 +1,1 @@
+"""Gradients that several stages or ranks share: sums, ties, norms, updates."""

@@ -1,0 +1,160 @@
+"""Weights that have copies: in replicas of a stage, where two pipelines share the ranks; or tied,
+in several stages.
+
+All copies begin alike, also those in replicas of the whole pipeline;
+`schedlang.runtime.gradients.sums` sums their gradients.
+"""
+
+import json
+from collections.abc import Container, Iterable, Mapping, Sequence
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from schedlang.diagnostics.diagnostic import counted
+from schedlang.plan.plan import Plan
+from schedlang.runtime.transport.ranks import Ranks
+from schedlang.runtime.watch.watchdog import PipelineError, Watchdog
+
+#: For each weight that is tied, its names by stage.
+Tied = Sequence[Mapping[int, str]]
+
+
+@frozen(eq=False)
+class Copies:
+    """Copies of some weights: for each weight the parameters of this rank; and the ranks of the
+    plan that have some.
+    """
+
+    name: str
+    weights: list[tuple[nn.Parameter, ...]]
+    ranks: list[int]
+    are_tied: bool = False
+
+    @property
+    def are_shared(self) -> bool:
+        """Whether there are several in one pipeline."""
+        return len(self.ranks) > 1 or any(len(same) > 1 for same in self.weights)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """All of this rank."""
+        return [each for same in self.weights for each in same]
+
+    def looks(self) -> list[list[object]]:
+        """What all copies have alike, for each of this rank's: shapes, sums of bits, and whether
+        they are trained.
+        """
+        copies = zip(*self.weights, strict=True)
+        return [
+            [[list(each.shape), _bits(each), each.requires_grad] for each in copy]
+            for copy in copies
+        ]
+
+
+def find_copies(plan: Plan, modules: Mapping[int, nn.Module], tied: Tied) -> list[Copies]:
+    """The copies that the stages of a rank have: of weights that are tied, and of the others by
+    stage.
+    """
+    found = [_tied(plan, modules, names) for names in tied]
+    taken = {id(weight) for each in found for weight in each.parameters}
+    _check_the_others(plan, modules, taken)
+    found += [_replicas(plan, modules, number, taken) for number in range(plan.layout.pieces)]
+    return [each for each in found if each.weights]
+
+
+def _tied(plan: Plan, modules: Mapping[int, nn.Module], names: Mapping[int, str]) -> Copies:
+    """A tied weight; its stages are those of one pipeline, and their replicas have it as well."""
+    shown = " and ".join(f"`{name}` of stage {stage}" for stage, name in names.items())
+    for stage in names:
+        if stage not in range(len(plan.placement)):
+            raise PipelineError(
+                f"`tied` has {shown}, but the plan has {counted(len(plan.placement), 'stage')}"
+            )
+    by_piece = {_piece(plan, stage): name for stage, name in names.items()}
+    here: dict[int, nn.Parameter] = {}
+    for stage, module in modules.items():
+        name = by_piece.get(_piece(plan, stage))
+        if name is not None:
+            weight = dict(module.named_parameters(remove_duplicate=False)).get(name)
+            if weight is None:
+                raise PipelineError(
+                    f"`tied` has {shown}, but stage {stage} has no parameter `{name}`"
+                )
+            here[id(weight)] = weight
+    return Copies(
+        f"the tied {shown}",
+        [tuple(here.values())] if here else [],
+        _ranks(plan, by_piece),
+        are_tied=True,
+    )
+
+
+def _replicas(
+    plan: Plan, modules: Mapping[int, nn.Module], number: int, taken: Container[int]
+) -> Copies:
+    """The weights of one stage of the first pipeline, and of its replicas in the others."""
+    # A rank that has two replicas may have them in one module.
+    mine = {
+        id(module): module for stage, module in modules.items() if _piece(plan, stage) == number
+    }
+    copies = [
+        [each for each in module.parameters() if id(each) not in taken] for module in mine.values()
+    ]
+    if len({len(each) for each in copies}) > 1:
+        raise PipelineError(f"the replicas of stage {number} on this rank have different weights")
+    return Copies(
+        f"the replicas of stage {number}", list(zip(*copies, strict=True)), _ranks(plan, [number])
+    )
+
+
+def _check_the_others(plan: Plan, modules: Mapping[int, nn.Module], taken: Container[int]) -> None:
+    """Whether no weight is in several stages that is not given as tied."""
+    first: dict[int, tuple[int, str]] = {}
+    for stage, module in modules.items():
+        for name, weight in module.named_parameters():
+            other, known = first.setdefault(id(weight), (stage, name))
+            if _piece(plan, other) != _piece(plan, stage) and id(weight) not in taken:
+                missing = {other: known, stage: name}
+                raise PipelineError(
+                    f"stages {other} and {stage} have a weight in common: give `tied=[{missing}]`"
+                )
+
+
+def _piece(plan: Plan, stage: int) -> int:
+    """The stage of the first pipeline that a stage is, or is a replica of."""
+    return stage - plan.layout.pipeline_of[stage].start
+
+
+def _ranks(plan: Plan, pieces: Iterable[int]) -> list[int]:
+    return sorted(
+        {plan.placement[each.start + piece] for each in plan.layout.pipelines for piece in pieces}
+    )
+
+
+def check_copies(copies: Sequence[Copies], ranks: Ranks, watchdog: Watchdog) -> None:
+    """Compare all copies of weights, on all ranks; PipelineError if some are not alike."""
+    several = [each for each in copies if each.are_shared or ranks.replicas.are_several]
+    found = watchdog.gather(
+        json.dumps({each.name: each.looks() for each in several}), "compared no weights"
+    )
+    first: dict[str, tuple[int, object]] = {}
+    for rank, theirs in found.items():
+        for name, look in (
+            (name, look) for name, looks in json.loads(theirs).items() for look in looks
+        ):
+            other, expected = first.setdefault(name, (rank, look))
+            if look != expected:
+                where = " and on ".join(dict.fromkeys([ranks.name(other), ranks.name(rank)]))
+                raise PipelineError(
+                    f"{name} on {where} differ: they must begin with the same weights"
+                )
+
+
+def _bits(tensor: Tensor) -> int:
+    """The sum of its bits, as integers: another order of additions does not change it."""
+    whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(
+        tensor.element_size(), torch.uint8
+    )
+    return int(tensor.detach().reshape(-1).view(whole).sum(dtype=torch.int64))

@@ -1,0 +1,311 @@
+"""A model in files, under its own names: safetensors in parts, with an index, as `transformers`
+writes and reads them.
+
+A folder has the weights, and beside them what the optimizers keep, under the same names. All ranks
+write it together, each its own slice; whoever reads it takes what it needs: a rank of another plan
+its slice, or one process all of it. That is for other schedules, and for the finished model;
+`schedlang.runtime.saving.checkpoint` is for the same plan, which then goes on to the bit: it has
+random numbers and older versions of the weights, too.
+"""
+
+import json
+import os
+import shutil
+from collections import Counter
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import frozen
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from schedlang.plan.plan import Plan
+from schedlang.runtime.cutting.model import Stages
+from schedlang.runtime.saving.checkpoint import reason
+from schedlang.runtime.watch.watchdog import PipelineError, Watchdog
+
+_MODEL = "model"
+_OPTIMIZER = "optimizer"
+#: What is said of a rank that fails the others here.
+_MISSES = "not written its part of the model"
+
+_Device = str | torch.device
+Tensors = dict[str, Tensor]
+
+
+def write_model(
+    folder: Path,
+    plan: Plan,
+    rank: int | None,
+    step: int,
+    stages: Mapping[int, nn.Module],
+    optimizers: Iterable[Optimizer],
+    watchdog: Watchdog,
+) -> None:
+    """Write this rank's slice, together with all ranks: the folder appears whole or not at all.
+
+    Of several replicas of the pipeline one writes, and the ranks of the others have no number here.
+    PipelineError if it cannot be written, or if a rank does not write its slice in time.
+    """
+    # Of replicas, those of the first pipeline are written.
+    own = [
+        module
+        for number, module in stages.items()
+        if number < plan.layout.pieces and rank is not None
+    ]
+    files = (
+        {}
+        if rank is None
+        else dict(_files(f"{rank + 1:05}-of-{len(plan.ranks):05}", own, optimizers))
+    )
+    new = folder.with_name(f"{folder.name}.new")
+    try:
+        new.mkdir(parents=True, exist_ok=True)
+        for name, tensors in files.items():
+            _write(new / name, tensors)
+        sizes = {
+            file: {name: each.nbytes for name, each in tensors.items()}
+            for file, tensors in files.items()
+        }
+        weights = [name for module in own for name, _ in module.named_parameters()]
+        found = [
+            json.loads(each)
+            for each in watchdog.gather(json.dumps([weights, sizes]), _MISSES).values()
+        ]
+        if rank == 0:
+            _check_names(each for weights, _ in found for each in weights)
+            _finish(
+                new, folder, step, {file: of for _, sizes in found for file, of in sizes.items()}
+            )
+        watchdog.gather("", _MISSES)
+    except (OSError, SafetensorError) as error:
+        raise PipelineError(f"the model `{folder}` cannot be written: {reason(error)}") from error
+
+
+def load_model(folder: str | Path, stages: Mapping[int, nn.Module], device: _Device = "cpu") -> int:
+    """Load the weights of some stages, of `split` or the whole model; the step of `save_model`, or
+    else 0.
+
+    The folder is of `Pipeline.save_model`, or of `save_pretrained` of transformers. Weights on the
+    meta device are made on `device`, which a module's optimizer must not have seen before.
+    PipelineError where a weight is not there, or has another shape.
+    """
+    source = _Source.of(Path(folder), _MODEL)
+    for module in stages.values():
+        state = _state(module)
+        others = _other_names(module)
+        is_meta = any(each.is_meta for each in state.values())
+        there = {name: _name_in(source.files, name, stages) for name in state}
+        found = source.read(there.values(), device)
+        loaded = {name: found[there[name]] for name in state}
+        for name, ours in state.items():
+            if loaded[name].shape != ours.shape:
+                raise PipelineError(
+                    f"`{name}` is {list(loaded[name].shape)} in `{folder}`, here {list(ours.shape)}"
+                )
+            # Or weights would be in the file itself as long as nothing writes to them.
+            loaded[name] = loaded[name].to(ours.dtype, copy=is_meta)
+        module.load_state_dict(loaded, strict=False, assign=is_meta)
+        for other, name in others.items():
+            part, _, attribute = other.rpartition(".")
+            setattr(module.get_submodule(part), attribute, module.get_parameter(name))
+        for name, each in (*module.named_parameters(), *module.named_buffers()):
+            if each.is_meta:
+                raise PipelineError(
+                    f"`{name}` is on the meta device and in no file: make its module on a real one"
+                )
+    return source.step
+
+
+def names_in(folder: Path) -> list[str]:
+    """The names of the weights in a folder of `save_model`; PipelineError if it cannot be read."""
+    return list(_Source.of(folder, _MODEL).files)
+
+
+def load_optimizers(
+    folder: str | Path, stages: Mapping[int, nn.Module], optimizers: Iterable[Optimizer]
+) -> None:
+    """Load what the optimizers of some stages keep for each weight, but not their options, such as
+    learning rates.
+
+    PipelineError where the folder has none, or an optimizer has a weight that is in no stage.
+    """
+    source = _Source.of(Path(folder), _OPTIMIZER)
+    names = {
+        id(weight): name for module in stages.values() for name, weight in module.named_parameters()
+    }
+    kept: dict[str, list[str]] = {}
+    for key in source.files:
+        kept.setdefault(key.rpartition(".")[0], []).append(key)
+    for optimizer in optimizers:
+        weights = [each for group in optimizer.param_groups for each in group["params"]]
+        if any(id(each) not in names for each in weights):
+            raise PipelineError("an optimizer has a weight that is in none of the stages")
+        keys = [kept.get(_name_in(kept, names[id(each)], stages), []) for each in weights]
+        # The optimizer itself knows what of it belongs on which device.
+        found = source.read(chain.from_iterable(keys), "cpu")
+        state = optimizer.state_dict()
+        places = [place for group in state["param_groups"] for place in group["params"]]
+        for place, of in zip(places, keys, strict=True):
+            state["state"][place] = {key.rpartition(".")[2]: found[key] for key in of}
+        optimizer.load_state_dict(state)
+
+
+@frozen
+class _Source:
+    """A folder to read from: for each tensor its file, by name; and the step at which it was
+    written.
+    """
+
+    folder: Path
+    files: dict[str, str]
+    step: int
+
+    @classmethod
+    def of(cls, folder: Path, kind: str) -> "_Source":
+        """The weights, or what optimizers keep; PipelineError if there are none."""
+        index = folder / _index(kind)
+        single = folder / f"{kind}.safetensors"
+        try:
+            if not index.exists() and single.exists():
+                with safe_open(single, "pt") as file:
+                    return cls(folder, dict.fromkeys(file.keys(), single.name), 0)
+            found = json.loads(index.read_text())
+            return cls(folder, dict(found["weight_map"]), int(found["metadata"].get("step", 0)))
+        # A damaged file may raise anything.
+        except Exception as error:
+            raise PipelineError(f"`{index}` cannot be read: {reason(error)}") from error
+
+    def read(self, names: Iterable[str], device: _Device) -> dict[str, Tensor]:
+        """Some of the tensors, and nothing else of the files."""
+        by_file: dict[str, list[str]] = {}
+        for name in names:
+            if name not in self.files:
+                raise PipelineError(f"`{self.folder}` has no `{name}`")
+            by_file.setdefault(self.files[name], []).append(name)
+        found: dict[str, Tensor] = {}
+        for path, there in ((self.folder / file, names) for file, names in by_file.items()):
+            try:
+                with safe_open(path, "pt", device=str(device)) as file:
+                    found |= {name: file.get_tensor(name) for name in there}
+            except (OSError, SafetensorError) as error:
+                raise PipelineError(f"`{path}` cannot be read: {reason(error)}") from error
+        return found
+
+
+def _name_in(names: Container[str], name: str, stages: Mapping[int, nn.Module]) -> str:
+    """The name of a weight that is among some, its own or that of a tied one; its own if there is
+    none.
+    """
+    tied = stages.tied if isinstance(stages, Stages) else ()
+    others = (each for same in tied if name in same.values() for each in same.values())
+    return next((each for each in (name, *others) if each in names), name)
+
+
+def _files(
+    part: str, modules: Sequence[nn.Module], optimizers: Iterable[Optimizer]
+) -> Iterator[tuple[str, Tensors]]:
+    """The files of a rank, by name."""
+    yield (
+        f"{_MODEL}-{part}.safetensors",
+        {name: each for module in modules for name, each in _state(module).items()},
+    )
+    yield f"{_OPTIMIZER}-{part}.safetensors", dict(_optimizer_state(modules, optimizers))
+
+
+def _state(module: nn.Module) -> dict[str, Tensor]:
+    """Weights and buffers of a module by name; a weight with two names has one."""
+    others = _other_names(module)
+    return {name: each for name, each in module.state_dict().items() if name not in others}
+
+
+def _other_names(module: nn.Module) -> dict[str, str]:
+    """The further names of weights that have several, each with the first."""
+    first = {id(weight): name for name, weight in module.named_parameters()}
+    names = {
+        name: first[id(weight)] for name, weight in module.named_parameters(remove_duplicate=False)
+    }
+    return {name: first for name, first in names.items() if name != first}
+
+
+def _optimizer_state(
+    modules: Iterable[nn.Module], optimizers: Iterable[Optimizer]
+) -> Iterator[tuple[str, Tensor]]:
+    """What optimizers keep for the weights of some modules: `layer.weight.exp_avg`."""
+    kept = {
+        id(weight): state for optimizer in optimizers for weight, state in optimizer.state.items()
+    }
+    for name, weight in (each for module in modules for each in module.named_parameters()):
+        for key, value in kept.get(id(weight), {}).items():
+            if not isinstance(value, Tensor):
+                raise PipelineError(
+                    f"the `{key}` that an optimizer keeps for `{name}` is no tensor"
+                )
+            yield f"{name}.{key}", value
+
+
+def _write(path: Path, tensors: Tensors) -> None:
+    """Write a file, to the disk."""
+    # What two stages of this rank have in common is written twice, which takes memory twice.
+    first = {each.data_ptr(): name for name, each in reversed(tensors.items())}
+    own = {
+        name: each if first[each.data_ptr()] == name else each.clone()
+        for name, each in tensors.items()
+    }
+    # transformers looks for this format.
+    save_file(
+        {name: each.detach().contiguous() for name, each in own.items()}, path, {"format": "pt"}
+    )
+    path.chmod(0o644)
+    with path.open("rb+") as file:
+        os.fsync(file.fileno())
+
+
+def _check_names(weights: Iterable[str]) -> None:
+    """Whether each weight has a name of its own, as in one model."""
+    twice = [name for name, times in Counter(weights).items() if times > 1]
+    if twice:
+        raise PipelineError(
+            f"two stages have a weight `{twice[0]}`: save_model is for stages of one model, by "
+            "`split`"
+        )
+
+
+def _finish(new: Path, folder: Path, step: int, sizes: Mapping[str, Mapping[str, int]]) -> None:
+    """Write the indices, the step in them, when all files are there; then the folder gets its
+    name.
+    """
+    found = {each.name: each for each in new.iterdir()}
+    if missing := sizes.keys() - found.keys():
+        raise PipelineError(
+            f"`{new / min(missing)}` is not there for rank 0: all ranks must share the folder"
+        )
+    for stale in found.keys() - sizes.keys():
+        found[stale].unlink()
+    for kind in (_MODEL, _OPTIMIZER):
+        parts = {file: tensors for file, tensors in sizes.items() if file.startswith(kind)}
+        total = sum(sum(tensors.values()) for tensors in parts.values())
+        places = {name: file for file, tensors in parts.items() for name in tensors}
+        index: dict[str, Any] = {
+            "metadata": {"total_size": total, "step": step},
+            "weight_map": places,
+        }
+        with (new / _index(kind)).open("w") as file:
+            json.dump(index, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+    old = folder.with_name(f"{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    new.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _index(kind: str) -> str:
+    return f"{kind}.safetensors.index.json"

@@ -1,0 +1,109 @@
+"""What the backward of a microbatch needs, copied to the host's memory and back (PipeOffload, arXiv
+2503.01328).
+"""
+
+from collections.abc import Iterable
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+
+def copy_stream(device: torch.device) -> torch.cuda.Stream | None:
+    """Where the copies of a GPU run, beside its ops."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+class _Memory:
+    """The memory of saved tensors, as bytes: on the device, or on the host."""
+
+    def __init__(self, bytes: Tensor) -> None:
+        self.bytes = bytes
+        #: When it is back on a GPU.
+        self.ready: torch.cuda.Event | None = None
+
+    def there(self) -> torch.UntypedStorage:
+        """It, for the ops to come."""
+        if self.ready is not None:
+            stream = torch.cuda.current_stream(self.bytes.device)
+            stream.wait_event(self.ready)
+            # The ops are of another stream than the one that this memory was asked for on.
+            self.bytes.record_stream(stream)
+        return self.bytes.untyped_storage()
+
+
+@frozen
+class _View:
+    """A saved tensor, by its place in its memory."""
+
+    memory: _Memory
+    type: torch.dtype
+    offset: int
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+class Offload(saved_tensors_hooks):
+    """The activations of one microbatch on one stage: what autograd saves in the forward, which
+    runs under it.
+
+    The memory of the tensors in `stays`, of weights and inputs, is not copied, since others hold it
+    as well. A GPU's copies run on the `stream`, beside its ops; a CPU copies within its own memory.
+    """
+
+    def __init__(
+        self, device: torch.device, stays: Iterable[Tensor], stream: torch.cuda.Stream | None
+    ) -> None:
+        super().__init__(self._pack, self._unpack)
+        self._device = device
+        self._stream = stream
+        self._stays = {each.untyped_storage().data_ptr() for each in stays}
+        #: By address; tensors that are views of one another are copied once.
+        self._memories: dict[int, _Memory] = {}
+
+    def offload(self) -> None:
+        """Begin the copies to the host; then the device's memory is free."""
+        self._copy(torch.device("cpu"))
+
+    def reload(self) -> None:
+        """Begin the copies back; the backward waits for them."""
+        self._copy(self._device)
+        # From now on the graph holds them, and lets them go.
+        self._memories.clear()
+
+    def _copy(self, to: torch.device) -> None:
+        if self._stream is None:
+            for each in self._memories.values():
+                each.bytes = each.bytes.clone()
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            for each in self._memories.values():
+                old = each.bytes
+                each.bytes = torch.empty_like(each.bytes, device=to, pin_memory=to.type == "cpu")
+                each.bytes.copy_(old, non_blocking=True)
+                if old.is_cuda:
+                    old.record_stream(self._stream)
+                else:
+                    each.ready = self._stream.record_event()
+
+    def _pack(self, tensor: Tensor) -> Tensor | _View:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if tensor.device != self._device or not address or address in self._stays:
+            return tensor
+        if address not in self._memories:
+            self._memories[address] = _Memory(
+                torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
+            )
+        memory = self._memories[address]
+        return _View(
+            memory, tensor.dtype, int(tensor.storage_offset()), tensor.size(), tensor.stride()
+        )
+
+    def _unpack(self, packed: Tensor | _View) -> Tensor:
+        if isinstance(packed, Tensor):
+            return packed
+        tensor = torch.empty(0, dtype=packed.type, device=self._device)
+        return tensor.set_(packed.memory.there(), packed.offset, packed.size, packed.stride)

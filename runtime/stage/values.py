@@ -1,0 +1,104 @@
+"""What passes between stages: a tensor, or tensors in tuples, lists and dictionaries."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+from schedlang.runtime.watch.watchdog import PipelineError
+
+#: A tensor, or tensors in containers.
+Value = Any
+
+
+def flatten(value: Value, what: str) -> tuple[list[Tensor], TreeSpec | None]:
+    """The tensors of a value, and how they stand in it: None for a tensor alone.
+
+    PipelineError if there is anything else in what is called `what`.
+    """
+    if isinstance(value, Tensor):
+        return [value], None
+    tensors, tree = tree_flatten(value)
+    for each in tensors:
+        if not isinstance(each, Tensor):
+            holds = "" if each is value else f" that holds a {type(each).__name__}"
+            must = "it must be a tensor, or tensors in tuples, lists or dictionaries"
+            raise PipelineError(f"{what} is a {type(value).__name__}{holds}: {must}")
+    return tensors, tree
+
+
+def unflatten(tensors: list[Tensor], tree: TreeSpec | None) -> Value:
+    """The inverse of `flatten`."""
+    return tensors[0] if tree is None else tree_unflatten(tensors, tree)
+
+
+def has_gradient(tensor: Tensor) -> bool:
+    """Whether a gradient follows a tensor that passes between stages: not one of indices, or a
+    mask.
+    """
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
+@frozen
+class Look:
+    """What a value looks like: shape and type of its tensors, and how they stand in it."""
+
+    shapes: tuple[torch.Size, ...]
+    types: tuple[torch.dtype, ...]
+    tree: TreeSpec | None
+
+    @classmethod
+    def of(cls, tensors: list[Tensor], tree: TreeSpec | None) -> "Look":
+        """What a value looks like that `flatten` has taken apart."""
+        return cls(
+            tuple(each.shape for each in tensors), tuple(each.dtype for each in tensors), tree
+        )
+
+    def is_of(self, tensors: list[Tensor], tree: TreeSpec | None) -> bool:
+        """Whether a value looks like this."""
+        if len(tensors) != len(self.shapes) or tree != self.tree:
+            return False
+        for tensor, shape, dtype in zip(tensors, self.shapes, self.types, strict=True):
+            if tensor.shape != shape or tensor.dtype != dtype:
+                return False
+        return True
+
+    def models(self) -> list[Tensor]:
+        """Tensors that look like this and have no room of their own, for `torch.empty_like`."""
+        parts = zip(self.shapes, self.types, strict=True)
+        return [torch.empty(1, dtype=dtype).expand(shape) for shape, dtype in parts]
+
+    def __str__(self) -> str:
+        parts = zip(self.shapes, self.types, strict=True)
+        return " and ".join(
+            f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype in parts
+        )
+
+
+def cut(
+    name: str, batch: Value, count: int, into: str = "microbatches", dimension: int = 0
+) -> list[Value]:
+    """The parts of a batch: all of its tensors are cut along a dimension, into equal parts."""
+    tensors, tree = flatten(batch, f"`{name}`")
+    sizes = {each.shape[dimension] if each.ndim > dimension else 0 for each in tensors}
+    what = "rows" if dimension == 0 else "columns"
+    if len(sizes) > 1:
+        raise PipelineError(
+            f"the tensors of `{name}` have {' and '.join(map(str, sorted(sizes)))} {what}"
+        )
+    for size in sizes:
+        if not size or size % count:
+            raise PipelineError(
+                f"`{name}` has {size} {what}, which do not divide into {count} {into}"
+            )
+    parts = zip(*(each.chunk(count, dimension) for each in tensors), strict=True)
+    return [unflatten(list(part), tree) for part in parts]
+
+
+def join(slices: Sequence[Value]) -> Value:
+    """The inverse of cutting a microbatch into slices, along the second dimension."""
+    tensors, trees = zip(*(flatten(each, "the output") for each in slices), strict=True)
+    return unflatten([torch.cat(parts, dim=1) for parts in zip(*tensors, strict=True)], trees[0])

@@ -1,0 +1,100 @@
+"""What messages carry in fewer bits: tensors that are rounded on their way, to bfloat16 or to
+float16.
+
+The smallest float16 is 6e-8, and gradients are often smaller. So a tensor is multiplied by the
+power of two at which its largest number fits, and the exponent goes along as one number more;
+WPipe's messages do the same (Yang et al. 2022, "Group-based interleaved pipeline parallelism",
+figure 12).
+"""
+
+from math import log2
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+from schedlang.runtime.watch.watchdog import PipelineError
+
+#: The exponent of the power of two under which the largest number is brought: float16 ends at
+#: 65504.
+_LARGEST = 15
+
+
+@frozen
+class Rounding:
+    """To a type of 16 bits: of tensors of floating point numbers that have more, and of no
+    others.
+    """
+
+    type: torch.dtype
+
+    def pack(self, tensor: Tensor) -> Tensor:
+        """What goes instead of a tensor, contiguous."""
+        if not self._rounds(tensor):
+            return tensor.contiguous()
+        if self.type == torch.bfloat16:
+            return tensor.to(self.type).contiguous()
+        largest = tensor.abs().amax() if tensor.numel() else tensor.new_zeros(())
+        limit = int(-log2(torch.finfo(tensor.dtype).tiny))
+        exponent = (_LARGEST - largest.frexp().exponent).clamp(-limit, limit).to(tensor.dtype)
+        return torch.cat([(tensor * exponent.exp2()).flatten(), exponent.view(1)]).to(self.type)
+
+    def room(self, model: Tensor) -> Tensor:
+        """What looks like that, for a tensor that looks like a model."""
+        if not self._rounds(model):
+            return model
+        shape = model.shape if self.type == torch.bfloat16 else (model.numel() + 1,)
+        return torch.empty(1, dtype=self.type).expand(shape)
+
+    def unpack(self, packed: Tensor, model: Tensor) -> Tensor:
+        """A tensor that looks like the model, as it has come."""
+        if not self._rounds(model):
+            return packed
+        found = packed.to(model.dtype)
+        return (
+            found
+            if self.type == torch.bfloat16
+            else found[:-1].view(model.shape) * (-found[-1]).exp2()
+        )
+
+    def _rounds(self, tensor: Tensor) -> bool:
+        return tensor.is_floating_point() and tensor.element_size() > self.type.itemsize
+
+
+def rounding_to(type: torch.dtype | None) -> Rounding | None:
+    """That of messages; PipelineError for a type that they do not have."""
+    if type is None:
+        return None
+    if type not in (torch.bfloat16, torch.float16):
+        raise PipelineError(
+            f"`transfer_dtype` is {type}, it must be torch.bfloat16 or torch.float16"
+        )
+    return Rounding(type)
+
+
+@frozen(eq=False)
+class Form:
+    """What the tensors of a message look like, at the stages and on their way between them."""
+
+    models: list[Tensor]
+    rounding: Rounding | None
+    packed: list[Tensor]
+
+    @classmethod
+    def of(cls, models: list[Tensor], rounding: Rounding | None) -> "Form":
+        """The form of tensors that look so at the stages."""
+        return cls(
+            models, rounding, [rounding.room(each) for each in models] if rounding else models
+        )
+
+    def pack(self, tensors: list[Tensor]) -> list[Tensor]:
+        """What is sent of some tensors."""
+        if self.rounding is None:
+            return [each.contiguous() for each in tensors]
+        return [*map(self.rounding.pack, tensors)]
+
+    def unpack(self, tensors: list[Tensor]) -> list[Tensor]:
+        """What has been sent."""
+        return (
+            tensors if self.rounding is None else [*map(self.rounding.unpack, tensors, self.models)]
+        )

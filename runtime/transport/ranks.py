@@ -1,0 +1,93 @@
+"""Which processes run a plan: all of them, or those of a device mesh, where there may be replicas
+of the pipeline.
+"""
+
+import numpy as np
+import torch.distributed as dist
+from attrs import field, frozen
+from torch.distributed.device_mesh import DeviceMesh
+
+#: The dimension of a mesh along which the ranks of a plan are.
+PIPELINE = "pp"
+
+
+@frozen(eq=False)
+class Replicas:
+    """Processes with the same weights, by their ranks in the default process group; and where
+    several, their group.
+    """
+
+    processes: tuple[int, ...]
+    group: dist.ProcessGroup | None = None
+
+    @property
+    def are_several(self) -> bool:
+        """Whether there is more than this process."""
+        return len(self.processes) > 1
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The other processes."""
+        return tuple(each for each in self.processes if each != dist.get_rank())
+
+
+@frozen(eq=False)
+class Ranks:
+    """The processes of a pipeline and of its replicas, by their ranks in the default process group.
+
+    `pipeline[r]` is the process that is rank r of the plan, in the `group`; this one is its rank
+    `own`. `replicas` are the processes that are this rank of the plan in all replicas of the
+    pipeline: one group for all of its stages, whose sums come in the same order in all replicas.
+    """
+
+    own: int
+    pipeline: tuple[int, ...]
+    group: dist.ProcessGroup
+    replicas: Replicas
+    #: For each process of a mesh, where it is there.
+    _places: dict[int, str] = field(factory=dict)
+
+    @property
+    def are_of_mesh(self) -> bool:
+        """Whether they are those of a mesh."""
+        return bool(self._places)
+
+    @property
+    def all(self) -> list[int]:
+        """The processes of all replicas."""
+        return sorted(self._places) or list(self.pipeline)
+
+    def name(self, process: int) -> str:
+        """A process in a message: `rank 3 (dp 1, pp 1)`, or without a mesh `rank 3`."""
+        return f"rank {process}{self._places.get(process, '')}"
+
+
+def ranks_of(mesh: DeviceMesh | None) -> Ranks:
+    """The processes of a mesh, which must pass `check_mesh`, or all."""
+    if mesh is None:
+        world = dist.group.WORLD
+        assert world is not None
+        return Ranks(
+            dist.get_rank(),
+            tuple(range(dist.get_world_size())),
+            world,
+            Replicas((dist.get_rank(),)),
+        )
+    names = mesh.mesh_dim_names or ()
+    pipeline = mesh[PIPELINE]
+    replicas = next((mesh[name] for name in names if name != PIPELINE), None)
+    places = {
+        process: (
+            f" ({', '.join(f'{name} {index}' for name, index in zip(names, place, strict=True))})"
+        )
+        for place, process in np.ndenumerate(mesh.mesh.numpy())
+    }
+    return Ranks(
+        mesh.get_local_rank(PIPELINE),
+        tuple(pipeline.mesh.tolist()),
+        pipeline.get_group(),
+        Replicas(tuple(replicas.mesh.tolist()), replicas.get_group())
+        if replicas
+        else Replicas((dist.get_rank(),)),
+        places,
+    )

@@ -1,0 +1,1 @@
+"""Where ranks stand, and what they say when one fails."""

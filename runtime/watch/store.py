@@ -1,0 +1,93 @@
+"""The store of the process group, as the processes of one attempt to train share it."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import lru_cache, partial
+from queue import Empty, SimpleQueue
+from threading import Thread
+from time import monotonic, sleep
+from typing import Any
+
+from torch.distributed.distributed_c10d import PrefixStore
+
+
+def is_of_torchrun() -> bool:
+    """Whether it is in torchrun's own process, and not in that of rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+def of_this_attempt(store: Any) -> Any:
+    """A store where nothing is seen of the processes before a restart, which torchrun's own
+    outlives.
+
+    Torch's own keys are mixed up there (pytorch/pytorch#135712).
+    """
+    attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] if is_of_torchrun() else "0"
+    return PrefixStore(f"schedlang/{attempt}", store)
+
+
+@lru_cache(1)
+def connection(store: Any) -> Any:
+    """A connection of its own: on the group's, one thread would wait while another one waits."""
+    return of_this_attempt(store.clone())
+
+
+#: Seconds between two looks at what happens meanwhile.
+_PATIENCE = 0.2
+
+
+class StoreIsSilentError(RuntimeError):
+    """The store does not answer."""
+
+
+class LimitedStore:
+    """A store whose calls end within some seconds, or raise StoreIsSilentError; torch's own wait
+    behind a cut link.
+
+    `meanwhile` is called now and then as long as there is no answer.
+    """
+
+    def __init__(self, store: Any, seconds: float, meanwhile: Callable[[], object]) -> None:
+        self._store = store
+        self._seconds = seconds
+        self._meanwhile = meanwhile
+        #: When the patience with the calls under way is over.
+        self._end: float | None = None
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return partial(self._call, getattr(self._store, name))
+
+    def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
+        answers: SimpleQueue[tuple[Any, RuntimeError | None]] = SimpleQueue()
+        # One that never comes back is left behind.
+        Thread(target=_answer, args=(answers, method, arguments), daemon=True).start()
+        end = self._end = self._end or monotonic() + self._seconds
+        while monotonic() < end:
+            with suppress(Empty):
+                answer, error = answers.get(timeout=_PATIENCE)
+                self._end = None
+                if error is not None:
+                    raise error
+                return answer
+            self._meanwhile()
+        raise StoreIsSilentError(f"no answer for {self._seconds:g} s")
+
+
+def _answer(
+    answers: SimpleQueue[Any], method: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    try:
+        answers.put((method(*arguments), None))
+    except RuntimeError as error:
+        answers.put((None, error))
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Wait for something that other ranks do, at most some seconds; whether it came."""
+    end = monotonic() + seconds
+    while not condition():
+        if monotonic() > end:
+            return False
+        sleep(0.01)
+    return True

@@ -1,0 +1,61 @@
+"""The commands that compare schedules, and say why they take as long as they do."""
+
+import argparse
+import json
+
+from schedlang.cli.given import UsageError, costs_given, load, load_priced
+
+
+def explain_bubble(options: argparse.Namespace) -> int:
+    """Print the causes of idle time, the critical path, and what a faster op would give."""
+    from schedlang.report.bubbles.report import explain_bubble, explanation_json, explanation_text
+
+    found = explain_bubble(*load_priced(options))
+    print(json.dumps(explanation_json(found)) if options.json else explanation_text(found))
+    return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Print the figures of several schedules in one table; or of one, as predicted and as a run has
+    recorded it.
+    """
+    from schedlang import read_source
+    from schedlang.report.compare import compare, comparison_json, comparison_text
+    from schedlang.report.measured import is_trace
+
+    traces = [file for file in options.files if is_trace(read_source(file).text)]
+    if traces:
+        return _compare_with_run(options, traces)
+    if options.write_costs:
+        raise UsageError(
+            "--write-costs writes what a recorded run shows: schedc compare PLAN RUN.json"
+        )
+    try:
+        entries = compare(options.files, dict(options.params), costs_given(options))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if options.sort == "makespan":
+        entries.sort(key=lambda entry: entry.makespan)
+    print(json.dumps(comparison_json(entries)) if options.json else comparison_text(entries))
+    return 0
+
+
+def _compare_with_run(options: argparse.Namespace, traces: list[str]) -> int:
+    """Print what was predicted beside what was measured; write the costs that the run shows."""
+    from schedlang.files.documents import write_document
+    from schedlang.report.measured import compare, comparison_json, comparison_text, read_run
+
+    if len(options.files) != 2 or options.files[1:] != traces:
+        raise UsageError(
+            "a recorded run is compared with its program or plan: schedc compare PLAN RUN.json"
+        )
+    plan = load(options, options.files[0])
+    run = read_run(options.files[1])
+    try:
+        found = compare(plan, run, costs_given(options))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if options.write_costs:
+        write_document(run.costs.to_json(), options.write_costs)
+    print(json.dumps(comparison_json(found)) if options.json else comparison_text(found))
+    return 0

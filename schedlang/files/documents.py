@@ -1,0 +1,58 @@
+"""JSON and YAML files of users: costs, and the settings of `schedc pipeline`."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from schedlang.files.reading import read_source
+from schedlang.files.writing import write_text
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which 25e9 is a number, as in JSON and in YAML 1.2; PyYAML reads 1.1, where it is a
+    text.
+    """
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
+    list("-+.0123456789"),
+)
+
+
+def read_document(path: str | Path) -> Any:
+    """What a file holds: YAML if its name ends so, or else JSON.
+
+    ValueError for what is neither; CompileError for a file that cannot be read.
+    """
+    text = read_source(path).text
+    try:
+        return read_value(text) if _is_yaml(path) else json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def write_document(value: Any, path: str | Path) -> None:
+    """Write what `read_document` reads; CompileError when it cannot be written."""
+    text = (
+        yaml.safe_dump(value, sort_keys=False)
+        if _is_yaml(path)
+        else json.dumps(value, indent=1) + "\n"
+    )
+    write_text(text, path)
+
+
+def _is_yaml(path: str | Path) -> bool:
+    return Path(path).suffix in (".yaml", ".yml")
+
+
+def read_value(text: str) -> Any:
+    """What a text in YAML says; ValueError for what is none."""
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None

@@ -1,0 +1,29 @@
+"""Files that appear whole or not at all."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
+
+
+def write_text(text: str, path: str | Path) -> None:
+    """Write a text file, as `write_bytes`."""
+    write_bytes(text.encode(), path)
+
+
+def write_bytes(content: bytes, path: str | Path) -> None:
+    """Write a file; it appears whole or not at all. CompileError when it cannot be written."""
+    path = Path(path)
+    temporary = None
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
+            temporary = file.name
+            file.write(content)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except OSError as error:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
+        message = f"`{path}`: cannot be written: {error.strerror}"
+        raise CompileError([Diagnostic("unwritable", message, file=str(path))]) from None

@@ -1,0 +1,109 @@
+"""The syntax tree of expressions: one class per grammar rule.
+
+Fields stand in the order of the rule's parts. Trees compare without their places in the text.
+"""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+
+from schedlang.diagnostics.source import Span
+
+
+@frozen
+class Node:
+    """A piece of a program; `span` is its place in the text."""
+
+    span: Span = field(kw_only=True, eq=False, repr=False)
+
+
+@frozen
+class Name(Node):
+    """A name where it is given: of a parameter, a variable, a function."""
+
+    text: str
+
+
+@frozen
+class Conditional(Node):
+    """`if condition then value else other`."""
+
+    condition: Node
+    value: Node
+    other: Node
+
+
+@frozen
+class Binary(Node):
+    """Two operands and an operator, as it is written."""
+
+    operator: str
+    left: Node
+    right: Node
+
+
+@frozen
+class Unary(Node):
+    """`-operand` or `not operand`."""
+
+    operator: str
+    operand: Node
+
+
+@frozen
+class Number(Node):
+    """A whole number."""
+
+    value: int
+
+
+@frozen
+class Reference(Node):
+    """A name where it is used."""
+
+    name: str
+
+
+@frozen
+class Call(Node):
+    """`name(args)`."""
+
+    name: Name
+    args: tuple[Node, ...]
+
+
+@frozen
+class Next(Node):
+    """`next`, as an argument of an op: the next microbatch that this rank has not done yet."""
+
+
+def children(node: Node) -> tuple[Node, ...]:
+    """The expressions directly within an expression."""
+    match node:
+        case Conditional(condition, value, other):
+            return condition, value, other
+        case Binary(_, left, right):
+            return left, right
+        case Unary(_, operand):
+            return (operand,)
+        case Call(_, args):
+            return args
+    return ()
+
+
+def calls(node: Node) -> list[Call]:
+    """The calls anywhere in an expression."""
+    found = [node] if isinstance(node, Call) else []
+    return found + [call for child in children(node) for call in calls(child)]
+
+
+def references(node: Node) -> set[str]:
+    """The names of values and functions anywhere in an expression."""
+    own = (
+        {node.name}
+        if isinstance(node, Reference)
+        else {node.name.text}
+        if isinstance(node, Call)
+        else set()
+    )
+    return own.union(*map(references, children(node)))

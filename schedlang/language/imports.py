@@ -1,0 +1,61 @@
+"""A program together with the files that it imports."""
+
+from pathlib import Path
+
+from attrs import define, evolve, field
+
+from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
+from schedlang.diagnostics.source import Label, Source
+from schedlang.files.package import GALLERY
+from schedlang.files.reading import read_source
+from schedlang.language import syntax
+from schedlang.language.parser import parse, parse_items
+
+
+def load(source: Source) -> tuple[Source, syntax.Schedule]:
+    """The program's tree with the items of imported files in place, and the source that has the
+    texts of all.
+
+    A file is found beside the one that imports it, or else in the gallery; what is imported already
+    stays as it is. CompileError for a file that is not there, or not a list of items.
+    """
+    tree = parse(source)
+    loading = _Loading(source, {Path(source.path).resolve()})
+    items = loading.splice(tree.items, Path(source.path).parent)
+    return loading.source, evolve(tree, items=tuple(items))
+
+
+@define
+class _Loading:
+    """The source so far, and the files that are in it."""
+
+    source: Source
+    files: set[Path] = field(factory=set)
+
+    def splice(self, items: tuple[syntax.Node, ...], folder: Path) -> list[syntax.Node]:
+        """Items of a file in a folder, with those of imported files in place of imports."""
+        spliced = []
+        for item in items:
+            spliced += self.imported(item, folder) if isinstance(item, syntax.Import) else [item]
+        return spliced
+
+    def imported(self, item: syntax.Import, folder: Path) -> list[syntax.Node]:
+        """The items of the file that an import names."""
+        path = next(
+            (each / item.file for each in (folder, GALLERY) if (each / item.file).is_file()), None
+        )
+        if path is None:
+            help = f"it is looked for in `{folder}`, then in the gallery"
+            message = f"there is no file `{item.file}` to import"
+            raise CompileError(
+                [Diagnostic("import", message, (Label(item.span),), self.source, help=help)]
+            )
+        if path.resolve() in self.files:
+            return []
+        self.files.add(path.resolve())
+        start = len(self.source.text) + 1
+        text = f"{self.source.text}\n{read_source(path).text}"
+        self.source = evolve(
+            self.source, text=text, imports=(*self.source.imports, (str(path), start))
+        )
+        return self.splice(parse_items(self.source, start), path.parent)

@@ -1,0 +1,267 @@
+"""What can be said of a program before it runs: the parts that it must have, the names and
+arguments in each.
+"""
+
+from attrs import define
+
+from schedlang.diagnostics.diagnostic import Diagnostic, counted
+from schedlang.diagnostics.source import Label, Source
+from schedlang.language import expressions, syntax
+from schedlang.language.scopes import Declared, Scopes, nearest
+
+#: How many arguments an op takes; a bare `W` is the oldest one owed, a bare `U` all stages of the
+#: rank.
+_OP_ARGS = {
+    "F": (1, 2),
+    "B": (1, 2),
+    "BW": (1, 2),
+    "W": (0, 2),
+    "R": (1, 2),
+    "U": (0, 1),
+    "offload": (1, 2),
+    "reload": (1, 2),
+}
+
+#: What an `objective` can be, as a figure of a timeline; a flush ends with the last op of all
+#: ranks.
+OBJECTIVES = {"flush": "makespan", "span": "span"}
+
+#: What an `assert` can speak of: figures of the schedule at its costs, see
+#: `schedlang.language.claims`. `peak` and `versions` are of a rank, or without one the highest of
+#: all.
+FIGURES = {
+    "peak": (0, 1),
+    "versions": (0, 1),
+    "staleness": None,
+    "makespan": None,
+    "work": None,
+    "bubble": None,
+    "span": None,
+    "span_bubble": None,
+}
+
+
+def check_names(source: Source, tree: syntax.Schedule) -> list[Diagnostic]:
+    """Everything wrong with the program that does not depend on its parameters."""
+    checker = _Checker(source)
+    checker.required_parts(tree)
+    checker.block(tree.items, {})
+    return checker.found
+
+
+@define
+class _Checker(Scopes):
+    """Walks the tree with the names in scope."""
+
+    has_slices: bool = False
+
+    def required_parts(self, tree: syntax.Schedule) -> None:
+        """A schedule has the parameters `ranks` and `microbatches`, one `rank` or `block`, at most
+        one `stage`.
+        """
+        here = Label(tree.name.span)
+        params = {item.name.text for item in tree.items if isinstance(item, syntax.Param)}
+        self.has_slices = "slices" in params
+        for name in ("ranks", "microbatches"):
+            if name not in params:
+                self.report(
+                    "missing-part",
+                    f"the schedule has no `param {name}`",
+                    here,
+                    help=f"add `param {name} = 4`",
+                )
+        orders = [item for item in tree.items if isinstance(item, syntax.Rank | syntax.Repeated)]
+        if not orders:
+            help = "add `rank r { … }`, what every rank does"
+            self.report(
+                "missing-part", "the schedule has no `rank` and no `block`", here, help=help
+            )
+        stages = [item for item in tree.items if isinstance(item, syntax.Stage)]
+        objectives = [item for item in tree.items if isinstance(item, syntax.Objective)]
+        links = [item for item in tree.items if isinstance(item, syntax.Link)]
+        once = (
+            (orders, "`rank` or `block`"),
+            (stages, "`stage`"),
+            (objectives, "`objective`"),
+            (links, "`link`"),
+        )
+        for parts, words in once:
+            for again in parts[1:]:
+                self.report(
+                    "repeated-part",
+                    f"a schedule has one {words}",
+                    Label(again.span),
+                    Label(parts[0].span),
+                )
+
+    def block(self, statements: tuple[syntax.Node, ...], scope: dict[str, Declared]) -> None:
+        """Check statements that share a scope; a name is known from its declaration on."""
+        functions = {each.name.text: each for each in statements if isinstance(each, syntax.Fn)}
+        self.functions |= functions.keys()
+        for statement in statements:
+            self.statement(statement, scope, functions)
+
+    def statement(
+        self, node: syntax.Node, scope: dict[str, Declared], functions: dict[str, syntax.Fn]
+    ) -> None:
+        """Check a statement of a rank, or else an item of the schedule."""
+        match node:
+            case syntax.Let(name, value):
+                self.expression(value, scope)
+                self.declare(name, scope)
+            case syntax.Fn(name, params, body):
+                if not self.recursion(node, functions, scope):
+                    self.expression(body, self.inner(scope, *params))
+                self.declare(name, scope, (len(params), len(params)))
+            case syntax.For(name, range, body):
+                self.bounds(range, scope)
+                self.block(body.statements, self.inner(scope, name))
+            case syntax.Repeat(count, body):
+                self.expression(count, scope)
+                self.block(body.statements, dict(scope))
+            case syntax.If(condition, then, otherwise):
+                self.expression(condition, scope)
+                self.block(then.statements, dict(scope))
+                if otherwise is not None:
+                    inner = (
+                        otherwise.statements
+                        if isinstance(otherwise, syntax.Block)
+                        else (otherwise,)
+                    )
+                    self.block(inner, dict(scope))
+            case syntax.Op(kind, args):
+                self.op(node, kind, args, _OP_ARGS[kind], scope)
+            case syntax.Transfer(direction, passed, args):
+                self.op(node, f"{direction} {passed}", args, (1, 2), scope)
+            case syntax.Exchange(parts) | syntax.Overlap(parts):
+                self.block(parts, scope)
+            case syntax.Part(_, body):
+                self.block(body.statements, dict(scope))
+            case _:
+                self.item(node, scope, functions)
+
+    def item(
+        self, node: syntax.Node, scope: dict[str, Declared], functions: dict[str, syntax.Fn]
+    ) -> None:
+        """Check an item of the schedule."""
+        match node:
+            case syntax.Param(name, default):
+                if default is not None:
+                    self.expression(default, scope)
+                self.declare(name, scope)
+            case syntax.Require(condition):
+                self.expression(condition, scope)
+            case syntax.Assert(condition):
+                figures = {name: Declared(node.span, arity) for name, arity in FIGURES.items()}
+                self.expression(condition, figures | scope)
+            case syntax.Stage(name, range, rank):
+                self.bounds(range, scope)
+                self.expression(rank, self.inner(scope, name))
+            case syntax.Pipeline(name, number, range, microbatches, stage):
+                inner = self.inner(scope, number) if number else scope
+                if range is not None:
+                    self.bounds(range, scope)
+                self.expression(microbatches, inner)
+                self.item(stage, inner, functions)
+                arguments = 2 if number else 1
+                self.declare(name, scope, arity=(arguments, arguments))
+            case syntax.Rank(name, body):
+                self.block(body.statements, self.inner(scope, name))
+            case syntax.Repeated(microbatches, interval, rows):
+                self.expression(interval, scope)
+                inner = self.inner(scope, *microbatches)
+                for row in rows:
+                    self.row(row, inner, functions)
+            case _:
+                self.setting(node, scope)
+
+    def setting(self, node: syntax.Node, scope: dict[str, Declared]) -> None:
+        """Check an item that says how the schedule is to be taken: passes, weights, costs."""
+        match node:
+            case syntax.Recompute(_, range):
+                self.bounds(range, scope)
+            case syntax.Weights(rule, stages):
+                if rule.updates is not None:
+                    self.expression(rule.updates, scope)
+                if stages is not None:
+                    self.bounds(stages, scope)
+            case syntax.Fill(limit):
+                if limit is not None:
+                    self.expression(limit, scope)
+            case syntax.Cost(word, stage, value):
+                self.expression(value, self.inner(scope, stage) if stage else scope)
+                if word == "send" and stage:
+                    self.report(
+                        "wrong-arguments", "`cost send` is one for all transfers", Label(stage.span)
+                    )
+            case syntax.Link(name, number):
+                self.expression(number, self.inner(scope, name))
+            case syntax.Skip(name, range, earlier, later):
+                self.bounds(range, scope)
+                inner = self.inner(scope, name)
+                self.expression(earlier, inner)
+                self.expression(later, inner)
+            case syntax.Objective(name) if name.text not in OBJECTIVES:
+                help = (
+                    nearest(name.text, OBJECTIVES)
+                    or f"it is {' or '.join(f'`{each}`' for each in OBJECTIVES)}"
+                )
+                self.report(
+                    "unknown-name", f"no objective `{name.text}`", Label(name.span), help=help
+                )
+
+    def row(
+        self, row: syntax.Row, scope: dict[str, Declared], functions: dict[str, syntax.Fn]
+    ) -> None:
+        """Check the ops of some stages in a building block."""
+        self.bounds(row.range, scope)
+        inner = self.inner(scope, row.name)
+        for placed in row.ops:
+            self.statement(placed.op, inner, functions)
+            self.expression(placed.slot, inner)
+            if placed.op.kind == "U":
+                help = "without it, the optimizer steps come after all backwards"
+                self.report(
+                    "block",
+                    "a block has the ops of microbatches, `U` is of none",
+                    Label(placed.op.span),
+                    help=help,
+                )
+            elif len(placed.op.args) < (3 if self.has_slices else 2):
+                form = "(s, m, k)" if self.has_slices else "(s, m)"
+                help = f"write `{placed.op.kind}{form} at …`"
+                self.report(
+                    "wrong-arguments",
+                    "an op of a block names its stage",
+                    Label(placed.op.span),
+                    help=help,
+                )
+
+    def op(
+        self,
+        node: syntax.Node,
+        word: str,
+        args: tuple[syntax.Node, ...],
+        arity: tuple[int, int],
+        scope: dict[str, Declared],
+    ) -> None:
+        """Check an op's arguments: a stage where the rank has several, and a microbatch, which may
+        be `next`.
+        """
+        least, most = arity
+        slice = ", k" if self.has_slices else ""
+        if self.has_slices and word != "U":
+            least = min(least, 1) * 2
+            most = 3
+        if not least <= len(args) <= most:
+            form = f"`{word}(s)`" if word == "U" else f"`{word}(m{slice})` or `{word}(s, m{slice})`"
+            self.report(
+                "wrong-arguments",
+                f"`{word}` with {counted(len(args), 'argument')}",
+                Label(node.span),
+                help=f"write {form}",
+            )
+        for place, arg in enumerate(args):
+            allowed = place == len(args) - 1 and word != "U" and not self.has_slices
+            if not (isinstance(arg, expressions.Next) and allowed):
+                self.expression(arg, scope)

@@ -1,0 +1,196 @@
+"""Program text → syntax tree."""
+
+from functools import cache, lru_cache
+from typing import Any
+
+from lark import Lark, Token, Transformer
+from lark.exceptions import UnexpectedCharacters, UnexpectedInput, UnexpectedToken
+from lark.tree import Meta
+
+from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
+from schedlang.diagnostics.source import Label, Source, Span
+from schedlang.files.cache import folder
+from schedlang.files.package import GRAMMAR
+from schedlang.language import expressions, syntax
+
+_NODES = {
+    name.lower(): each
+    for name, each in (vars(syntax) | vars(expressions)).items()
+    if isinstance(each, type)
+}
+# The operators, by the name of their grammar rule.
+_BINARY = {
+    "or": "or",
+    "and": "and",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "mod": "%",
+}
+_UNARY = {"not": "not", "neg": "-"}
+_SHOWN = {
+    "NAME": "a name",
+    "NUMBER": "a number",
+    "STRING": "a text in quotes",
+    "$END": "the end of the file",
+}
+_MOST_EXPECTED = 5
+#: Keywords that can be names as well: where a name is expected, they are not worth telling.
+_WORDS = frozenset(
+    {
+        "AT",
+        "BLOCK",
+        "DELAY",
+        "EVERY",
+        "FILL",
+        "FROM",
+        "IMPORT",
+        "LATEST",
+        "LINK",
+        "MEMORY",
+        "OBJECTIVE",
+        "PIPELINE",
+        "RECOMPUTE",
+    }
+    | {"REORDER", "RUNS", "SKIP", "SQUEEZE", "STASH", "STEADY", "TO", "WARMUP", "WEIGHTS", "WITHIN"}
+)
+
+
+# Whoever looks for a size or a parameter compiles one program many times.
+@lru_cache(8)
+def parse(source: Source) -> syntax.Schedule:
+    """The program's syntax tree; CompileError at the first place where the text is not a
+    program.
+    """
+    return _parse(source, "schedule", 0)  # type: ignore[no-any-return]
+
+
+def parse_items(source: Source, start: int) -> tuple[syntax.Node, ...]:
+    """The items of the imported file whose text starts at a place of the source; CompileError as
+    above.
+    """
+    return _parse(source, "items", start)  # type: ignore[no-any-return]
+
+
+def _parse(source: Source, rule: str, start: int) -> Any:
+    try:
+        return _Builder(start).transform(_parser().parse(source.text[start:], start=rule))
+    except UnexpectedInput as error:
+        raise CompileError([_syntax_error(source, error, start)]) from None
+    except RecursionError:
+        place = Label(Span(start, start))
+        raise CompileError(
+            [Diagnostic("nesting", "the program is nested too deeply", (place,), source)]
+        ) from None
+
+
+@cache
+def _parser() -> Lark:
+    return Lark(
+        GRAMMAR.read_text(encoding="utf-8"),
+        parser="lalr",
+        lexer="basic",
+        start=["schedule", "items"],
+        propagate_positions=True,
+        maybe_placeholders=True,
+        cache=_cache_file() or False,
+    )
+
+
+def _cache_file() -> str | None:
+    """Where the built grammar is kept: it takes longer to build than most programs take to
+    compile.
+    """
+    place = folder()
+    return None if place is None else str(place / "grammar")
+
+
+class _Builder(Transformer[Token, Any]):
+    """A rule makes the node class of its name; a plural rule makes a tuple; a one-token rule makes
+    its text.
+    """
+
+    def __init__(self, start: int) -> None:
+        super().__init__()
+        self._start = start
+
+    def __default__(self, rule: Token, children: list[Any], meta: Meta) -> Any:
+        place = (0, 0) if meta.empty else (meta.start_pos, meta.end_pos)
+        span = Span(self._start + place[0], self._start + place[1])
+        if rule in (
+            "items",
+            "names",
+            "args",
+            "ops",
+            "transfers",
+            "rows",
+            "placed_ops",
+            "microbatches",
+        ):
+            return tuple(child for child in children if child is not None)
+        if rule in ("kind", "passed", "direction", "timed", "held"):
+            return children[0]
+        if rule in ("block", "body"):
+            return syntax.Block(tuple(children), span=span)
+        if rule in _BINARY:
+            return expressions.Binary(_BINARY[rule], *children, span=span)
+        if rule in _UNARY:
+            return expressions.Unary(_UNARY[rule], *children, span=span)
+        if rule == "op":
+            kind, args = children
+            return syntax.Op(kind, args or (), span=span)
+        return _NODES[rule](*children, span=span)
+
+    def __default_token__(self, token: Token) -> str:
+        return str(token)
+
+    def NUMBER(self, token: Token) -> int:
+        # Longer numbers stay too large to pass `check_names`, and short enough for Python to read.
+        return int(token.lstrip("0")[:20] or 0)
+
+    def string(self, children: list[str]) -> str:
+        return children[0][1:-1]
+
+
+def _syntax_error(source: Source, error: UnexpectedInput, start: int) -> Diagnostic:
+    at = len(source.text) if error.pos_in_stream is None else start + error.pos_in_stream
+    if isinstance(error, UnexpectedCharacters):
+        message = f"unexpected character `{source.text[at]}`"
+        end = at + 1
+    elif isinstance(error, UnexpectedToken) and error.token.type != "$END":
+        message = f"unexpected `{error.token}`"
+        end = at + len(error.token)
+    else:
+        at = end = len(source.text.rstrip())
+        message = "unexpected end of the file" if at > start else "the program is empty"
+    expected = _expected(error)
+    return Diagnostic(
+        "syntax",
+        f"{message}{f', expected {expected}' if expected else ''}",
+        (Label(Span(at, end)),),
+        source,
+    )
+
+
+def _expected(error: UnexpectedInput) -> str:
+    """What could stand here, or nothing where that is too much to read."""
+    accepts = getattr(error, "accepts", None) or set()
+    if "NAME" in accepts:
+        accepts = accepts - _WORDS
+    shown = sorted(_SHOWN.get(name) or f"`{_literal(name)}`" for name in accepts)
+    if len(shown) > _MOST_EXPECTED:
+        # At the end of the file, the one thing that is surely missing.
+        at_end = isinstance(error, UnexpectedToken) and error.token.type == "$END"
+        shown = ["`}`"] if at_end and "`}`" in shown else []
+    return " or ".join(shown)
+
+
+def _literal(terminal: str) -> str:
+    return next(each.pattern.value for each in _parser().terminals if each.name == terminal)

@@ -1,0 +1,171 @@
+"""Names and where they are known, and what can be said of an expression before it has a value."""
+
+from collections.abc import Iterable
+
+from attrs import define, field, frozen
+
+from schedlang.diagnostics.diagnostic import Diagnostic, counted
+from schedlang.diagnostics.source import Label, Source, Span
+from schedlang.language import expressions, syntax
+from schedlang.language.expressions import calls, children
+
+#: The most arguments of a function that takes any number of them.
+_ANY = 255
+#: Functions that every program has, with the least and most arguments they take.
+BUILTINS = {"min": (1, _ANY), "max": (1, _ANY), "abs": (1, 1)}
+
+#: Numbers of a program stay within plus and minus this.
+LARGEST = 10**18
+
+
+@frozen
+class Declared:
+    """A name in scope; `arity` is the least and the most arguments of a function, None for a
+    value.
+    """
+
+    span: Span
+    arity: tuple[int, int] | None = None
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """A help line with the closest known name, if one is close."""
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=1)
+    return f"there is `{close[0]}`" if close else None
+
+
+@define
+class Scopes:
+    """Checks expressions with the names in scope; a scope is a dictionary that inner blocks
+    copy.
+    """
+
+    source: Source
+    found: list[Diagnostic] = field(factory=list)
+    #: Functions of the blocks entered so far, also those declared below the place of a call.
+    functions: set[str] = field(factory=set)
+
+    def report(self, code: str, message: str, *labels: Label, help: str | None = None) -> None:
+        """Note something wrong; the first label is its place."""
+        self.found.append(Diagnostic(code, message, labels, self.source, help=help))
+
+    def declare(
+        self, name: syntax.Name, scope: dict[str, Declared], arity: tuple[int, int] | None = None
+    ) -> None:
+        """Bring a name into scope; a name never has two meanings in one place."""
+        if name.text in BUILTINS:
+            self.report("duplicate-name", f"`{name.text}` is a built-in function", Label(name.span))
+        elif name.text in scope:
+            first = Label(scope[name.text].span, "first declared here")
+            self.report(
+                "duplicate-name", f"`{name.text}` is already declared", Label(name.span), first
+            )
+        else:
+            scope[name.text] = Declared(name.span, arity)
+
+    def inner(self, scope: dict[str, Declared], *names: syntax.Name) -> dict[str, Declared]:
+        """A scope inside another, with names of its own."""
+        inner = dict(scope)
+        for name in names:
+            self.declare(name, inner)
+        return inner
+
+    def recursion(
+        self, fn: syntax.Fn, functions: dict[str, syntax.Fn], scope: dict[str, Declared]
+    ) -> bool:
+        """Report a function that calls itself, directly or through functions declared below it."""
+        for call in calls(fn.body):
+            callee = call.name.text
+            if callee in scope or callee not in functions:
+                continue
+            if callee == fn.name.text or _reaches(functions[callee], fn.name.text, functions):
+                self.report(
+                    "recursion", f"function `{fn.name.text}` calls itself", Label(call.span)
+                )
+                return True
+        return False
+
+    def bounds(self, range: syntax.Range, scope: dict[str, Declared]) -> None:
+        """Check a range's two expressions."""
+        self.expression(range.start, scope)
+        self.expression(range.stop, scope)
+
+    def expression(self, node: syntax.Node, scope: dict[str, Declared]) -> None:
+        """Check an expression and those within it."""
+        match node:
+            case expressions.Reference(name):
+                self.reference(node, name, scope)
+            case expressions.Call(name, args):
+                self.call(node, name, len(args), scope)
+            case expressions.Number(value) if value > LARGEST:
+                self.report("too-large", "a number beyond 10^18", Label(node.span))
+            case expressions.Next():
+                message = "`next` stands only for the microbatch of an op, as in `F(s, next)`"
+                self.report("next", message, Label(node.span))
+        for child in children(node):
+            self.expression(child, scope)
+
+    def reference(self, node: syntax.Node, name: str, scope: dict[str, Declared]) -> None:
+        """Check that a name is known, as a value."""
+        if name not in scope:
+            values = [each for each, declared in scope.items() if declared.arity is None]
+            self.report(
+                "unknown-name",
+                f"no name `{name}` in scope",
+                Label(node.span),
+                help=nearest(name, values),
+            )
+        elif scope[name].arity is not None:
+            self.report(
+                "unknown-name", f"`{name}` is a function: write `{name}(…)`", Label(node.span)
+            )
+
+    def call(
+        self, node: syntax.Node, name: syntax.Name, count: int, scope: dict[str, Declared]
+    ) -> None:
+        """Check that a function is known, and takes so many arguments."""
+        declared = scope.get(name.text)
+        if declared is not None and declared.arity is not None:
+            least, most = declared.arity
+        elif name.text in BUILTINS:
+            least, most = BUILTINS[name.text]
+        else:
+            known = [*BUILTINS, *(each for each, known in scope.items() if known.arity is not None)]
+            below = (
+                "it is declared below: move it above this line"
+                if name.text in self.functions
+                else None
+            )
+            help = below or nearest(name.text, known)
+            self.report(
+                "unknown-name", f"no function `{name.text}` in scope", Label(name.span), help=help
+            )
+            return
+        if not least <= count <= most:
+            takes = (
+                f"{least} to {most} arguments"
+                if least < most < _ANY
+                else counted(least, "argument")
+            )
+            takes += " or more" if least < most == _ANY else ""
+            self.report(
+                "wrong-arguments",
+                f"`{name.text}` with {counted(count, 'argument')}, it takes {takes}",
+                Label(node.span),
+            )
+
+
+def _reaches(fn: syntax.Fn, name: str, functions: dict[str, syntax.Fn]) -> bool:
+    """Whether a function calls `name`, directly or through others."""
+    seen = {fn.name.text}
+    waiting = [fn]
+    while waiting:
+        for call in calls(waiting.pop().body):
+            if call.name.text == name:
+                return True
+            if call.name.text in functions and call.name.text not in seen:
+                seen.add(call.name.text)
+                waiting.append(functions[call.name.text])
+    return False

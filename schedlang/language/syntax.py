@@ -1,0 +1,306 @@
+"""The syntax tree: one class per grammar rule, its fields in the order of the rule's parts;
+compares without places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from attrs import fields, frozen
+
+from schedlang.language.expressions import Name as Name
+from schedlang.language.expressions import Node as Node
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """A node and all within it; what stands around others comes first."""
+    yield node
+    for each in fields(type(node)):
+        value = getattr(node, each.name)
+        for child in value if isinstance(value, tuple) else (value,):
+            if isinstance(child, Node):
+                yield from walk(child)
+
+
+@frozen
+class Schedule(Node):
+    """A whole program."""
+
+    name: Name
+    items: tuple[Node, ...]
+
+
+@frozen
+class Param(Node):
+    """`param name = default`, or the user must give it; `ranks`, `microbatches`, `slices` say how
+    many there are.
+    """
+
+    name: Name
+    default: Node | None
+
+
+@frozen
+class Require(Node):
+    """`require condition, "reason"`: what must hold of the parameters."""
+
+    condition: Node
+    reason: str | None
+
+
+@frozen
+class Import(Node):
+    """`import "file"`: the items of another file, in place of this one."""
+
+    file: str
+
+
+@frozen
+class Let(Node):
+    """`let name = value`."""
+
+    name: Name
+    value: Node
+
+
+@frozen
+class Fn(Node):
+    """`fn name(params) = body`."""
+
+    name: Name
+    params: tuple[Name, ...]
+    body: Node
+
+
+@frozen
+class Range(Node):
+    """`start .. stop`, without `stop`."""
+
+    start: Node
+    stop: Node
+
+
+@frozen
+class Stage(Node):
+    """`stage name in range on rank`: how many stages there are, and which rank holds each."""
+
+    name: Name
+    range: Range
+    rank: Node
+
+
+@frozen
+class Pipeline(Node):
+    """`pipeline name runs microbatches stage …`: one of several pipelines; `name(s)` is its stage
+    s.
+
+    `pipeline name(i) in range runs …` are as many as the range has numbers; `name(i, s)` is stage s
+    of number i.
+    """
+
+    name: Name
+    number: Name | None
+    range: Range | None
+    microbatches: Node
+    stage: Stage
+
+
+@frozen
+class Block(Node):
+    """Statements in braces."""
+
+    statements: tuple[Node, ...]
+
+
+@frozen
+class Rank(Node):
+    """`rank name { … }`: what every rank does, `name` being its number."""
+
+    name: Name
+    body: Block
+
+
+@frozen
+class Repeated(Node):
+    """`block m, n every interval { … }`: a building block, the ops of some microbatches at time
+    slots, repeated.
+    """
+
+    microbatches: tuple[Name, ...]
+    interval: Node
+    rows: tuple[Row, ...]
+
+
+@frozen
+class Row(Node):
+    """`stage name in range { … }` in a building block: the ops of some stages."""
+
+    name: Name
+    range: Range
+    ops: tuple[Placed, ...]
+
+
+@frozen
+class Placed(Node):
+    """`F(s, m) at slot`."""
+
+    op: Op
+    slot: Node
+
+
+@frozen
+class Pass(Node):
+    """`squeeze`, forget the slots and keep the order; or `reorder`, pull ops forward into
+    bubbles.
+    """
+
+    name: str
+
+
+@frozen
+class Fill(Node):
+    """`fill W`: put weight gradients where they cost least; with `within limit`, and forwards as
+    memory allows.
+    """
+
+    limit: Node | None
+
+
+@frozen
+class Recompute(Node):
+    """`recompute s in range`: run forwards of these stages again before their backwards."""
+
+    name: Name
+    range: Range
+
+
+@frozen
+class Part(Node):
+    """`warmup { … }`, a rank's ops before the first update of a stream, or `steady { … }`, its ops
+    of one update.
+    """
+
+    name: str
+    body: Block
+
+
+@frozen
+class Weights(Node):
+    """`weights rule on range`: which version of their weights some stages read, or all of them."""
+
+    rule: Rule
+    stages: Range | None
+
+
+@frozen
+class Rule(Node):
+    """`latest`, `stash`, or `delay updates`."""
+
+    name: str
+    updates: Node | None = None
+
+
+@frozen
+class Assert(Node):
+    """`assert condition, "reason"`: what the program claims of the schedule it describes."""
+
+    condition: Node
+    reason: str | None
+
+
+@frozen
+class Cost(Node):
+    """`cost F = 3`, or `cost F(s) = …` per stage: how long an op takes; `cost overlap`, ops that
+    overlap together; `cost send = 1`, any transfer between ranks.
+    """
+
+    word: str
+    stage: Name | None
+    value: Node
+
+
+@frozen
+class Memory(Cost):
+    """`memory F = 2`, or `memory F(s) = …` per stage: what an op adds to what its rank holds."""
+
+
+@frozen
+class Objective(Node):
+    """`objective span`: what passes minimise."""
+
+    name: Name
+
+
+@frozen
+class Link(Node):
+    """`link name on expr`: the link to the host that each rank's copies take."""
+
+    name: Name
+    number: Node
+
+
+@frozen
+class Skip(Node):
+    """`skip name in range from earlier to later`: what some stages make goes also to later ones."""
+
+    name: Name
+    range: Range
+    earlier: Node
+    later: Node
+
+
+@frozen
+class For(Node):
+    """`for name in range { … }`."""
+
+    name: Name
+    range: Range
+    body: Block
+
+
+@frozen
+class Repeat(Node):
+    """`repeat count { … }`."""
+
+    count: Node
+    body: Block
+
+
+@frozen
+class If(Node):
+    """`if condition { … } else { … }`."""
+
+    condition: Node
+    then: Block
+    otherwise: If | Block | None
+
+
+@frozen
+class Op(Node):
+    """A compute op, `F(s, m)`; kind is one of F B W BW R U."""
+
+    kind: str
+    args: tuple[Node, ...]
+
+
+@frozen
+class Transfer(Node):
+    """`send F(s, m)` or `recv B(s, m)`."""
+
+    direction: str
+    passed: str
+    args: tuple[Node, ...]
+
+
+@frozen
+class Overlap(Node):
+    """`overlap { … }`: ops that run as one."""
+
+    ops: tuple[Op, ...]
+
+
+@frozen
+class Exchange(Node):
+    """`exchange { … }`: transfers issued as one batch."""
+
+    transfers: tuple[Transfer, ...]

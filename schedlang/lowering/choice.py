@@ -1,0 +1,86 @@
+"""The lowering of a program for its transport: of those that are right there, the one that takes
+the least time.
+"""
+
+from attrs import evolve, frozen
+
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.lowering import CO_ISSUED, OWN, Lowering, alternatives, lower, writes_communication
+from schedlang.lowering.stream import lower_stream
+from schedlang.proof.machine import simulate
+from schedlang.schedule.costs import Costs
+from schedlang.schedule.schedule import Kernel, Schedule, Trial
+from schedlang.schedule.stream import unroll
+
+#: Makespans of which one is this much of the other, or more, are the same: sums of times are
+#: rounded.
+_SAME = 1 - 1e-9
+
+
+@frozen
+class Choice:
+    """A schedule with its communication, and what of it repeats; the name of its lowering, and all
+    that were tried.
+    """
+
+    schedule: Schedule
+    kernels: tuple[Kernel, ...]
+    name: str
+    trials: tuple[Trial, ...] = ()
+
+
+def choose_lowering(schedule: Schedule, costs: Costs) -> Choice:
+    """The schedule with its communication: its own, or that of the fastest lowering for its
+    transport.
+
+    Fastest is the least makespan there, for the costs, and where they leave something open, the
+    program's. Of equals it is the simplest, and once one takes no longer than the ideal, no other
+    is tried. What does not run on its transport is not chosen; where the co-issued lowering does
+    not, the ops cannot run at all, as its proof will say.
+    """
+    own = writes_communication(unroll(schedule, 1) if schedule.stream else schedule)
+    lowered, kernels = lower_stream(schedule) if schedule.stream else (lower(schedule), ())
+    first = Choice(lowered, kernels, OWN if own else CO_ISSUED)
+    others = {} if own else alternatives(schedule.transport)
+    return _fastest(schedule, first, others, costs) if others else first
+
+
+def _changed(
+    schedule: Schedule, changed: Schedule, change: Lowering
+) -> tuple[Schedule, tuple[Kernel, ...]]:
+    """A changed lowering; of a stream, for as many updates as show that one whole; CompileError if
+    it does not run.
+    """
+    if not schedule.stream:
+        return changed, ()
+    whole, kernels = lower_stream(schedule, lambda each: change(lower(each)))
+    simulate(whole)
+    return whole, kernels
+
+
+def _fastest(
+    schedule: Schedule, first: Choice, others: dict[str, Lowering], costs: Costs
+) -> Choice:
+    """The first choice, or another one that takes less time; all are timed for as many updates as
+    the first shows.
+    """
+    try:
+        least = simulate(first.schedule, costs).timeline.makespan
+    except CompileError:
+        return first
+    ideal = simulate(first.schedule, costs, ideal=True).timeline.makespan
+    best = first
+    trials = [Trial(first.name, least)]
+    for name, change in others.items():
+        if ideal >= least * _SAME:
+            break
+        try:
+            changed = change(first.schedule)
+            makespan = simulate(changed, costs).timeline.makespan
+            if makespan < least * _SAME:
+                best = Choice(*_changed(schedule, changed, change), name)
+                least = makespan
+            trials.append(Trial(name, makespan))
+        except CompileError as error:
+            trials.append(Trial(name, wrong=error.diagnostics[0].code))
+    return evolve(best, trials=tuple(trials))

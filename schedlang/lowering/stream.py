@@ -1,0 +1,56 @@
+"""The communication of a schedule without a flush, and the part of it that repeats."""
+
+from collections.abc import Callable
+from itertools import count
+
+from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
+from schedlang.diagnostics.source import Label
+from schedlang.lowering import lower
+from schedlang.ranks.weights import follow_weights
+from schedlang.schedule.actions import Actions
+from schedlang.schedule.layout import Layout
+from schedlang.schedule.schedule import Kernel, Schedule
+from schedlang.schedule.stream import later, repeat, rows, unroll
+
+_MOST_UPDATES = 256
+
+
+def lower_stream(
+    schedule: Schedule, lowering: Callable[[Schedule], Schedule] = lower
+) -> tuple[Schedule, tuple[Kernel, ...]]:
+    """A stream with its communication, for the fewest updates that show it whole; and the part that
+    repeats, per rank.
+
+    Lowering is done for some updates, and for one and for two more. Where each list is the one
+    before with the same rows inserted once more, the execution has come back to the same state, and
+    goes on so for any number of updates. By then the ranks hold as many versions of their weights
+    as they ever will.
+    """
+    for updates in count(2):
+        if updates > _MOST_UPDATES:
+            break
+        small, large, larger = (lowering(unroll(schedule, updates + more)) for more in range(3))
+        kernels = [
+            _kernel(a, b, large.layout) for a, b in zip(small.ranks, large.ranks, strict=True)
+        ]
+        found = tuple(kernel for kernel in kernels if kernel is not None)
+        settled = follow_weights(large).held == follow_weights(larger).held
+        if settled and len(found) == len(kernels) and repeat(large, found, 1).ranks == larger.ranks:
+            return large, found
+    place = Label(schedule.spans[0])
+    message = f"the schedule does not repeat itself within {_MOST_UPDATES} updates"
+    raise CompileError([Diagnostic("steady", message, (place,), schedule.source)])
+
+
+def _kernel(small: Actions, large: Actions, layout: Layout) -> Kernel | None:
+    """The rows of `large` that it has more than `small`, with all behind them one update later."""
+    shorter = rows(small)
+    longer = rows(large)
+    inserted = len(longer) - len(shorter)
+    shifted = later(shorter, 1, layout)
+    start = len(shorter)
+    while start and shifted[start - 1] == longer[start - 1 + inserted]:
+        start -= 1
+    if shorter[:start] != longer[:start]:
+        return None
+    return Kernel(start, start + inserted)

@@ -1,7 +1,0 @@
-"""Prediction meets measurement: recorded runs of plans, what they cost, and how well a simulation foretells them."""
-
-from schedlang.measured.comparison import Comparison, compare
-from schedlang.measured.report import comparison_json, comparison_text
-from schedlang.measured.run import Run, is_trace, read_run, run_of
-
-__all__ = ["Comparison", "Run", "compare", "comparison_json", "comparison_text", "is_trace", "read_run", "run_of"]

@@ -1,0 +1,1 @@
+"""The plan file, and tables of other tools in and out."""

@@ -1,0 +1,6 @@
+"""Action tables of torch.distributed.pipelining: plans written as such, and such read as plans."""
+
+from schedlang.plan.torch_tables.export import export_table
+from schedlang.plan.torch_tables.reader import plan_of, read_table
+
+__all__ = ["export_table", "plan_of", "read_table"]

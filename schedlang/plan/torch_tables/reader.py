@@ -1,0 +1,173 @@
+"""Action tables of torch.distributed.pipelining, read strictly and proved like programs.
+
+A table is CSV: row r is what rank r does, a cell is one action, or a group `(0F1;7B1)OVERLAP_F_B`.
+Torch reads the beginning of a cell and ignores what follows; here a cell is an action or a mistake.
+Tables come in two forms. One has compute ops only, and blanks where a rank idles; it is lowered
+like a program. The other has communication too, and for each stage when its weights are gathered
+(UNSHARD) and dropped (RESHARD) and its gradients reduced (REDUCE_GRAD): these are checked for their
+place and left out of the plan, which implies them.
+"""
+
+import re
+from pathlib import Path
+
+from attrs import asdict, define, evolve, field
+
+from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
+from schedlang.diagnostics.source import Label, Source, Span
+from schedlang.lowering import lower
+from schedlang.plan.plan import Plan
+from schedlang.plan.torch_tables.layout import find_layout
+from schedlang.plan.torch_tables.markers import Marker, check_markers
+from schedlang.proof.machine import prove
+from schedlang.proof.structure import check_structure
+from schedlang.schedule.actions import OVERLAP, Actions, is_transfer
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.transports import PORTABLE
+
+_ACTION = re.compile(
+    r"([0-9]{1,9})(?:(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)([0-9]{1,9})|(UNSHARD|RESHARD|REDUCE_GRAD))"
+)
+_COMPUTE = re.compile("[0-9]+[FBIW][0-9]+")
+_GROUP = re.compile(rf"\((.*)\){OVERLAP}")
+_FORM = (
+    "a cell is a stage, what it does, and a microbatch: `2F0`, `1SEND_B3`; or "
+    f"`(0F1;7B1){OVERLAP}`, `2REDUCE_GRAD`"
+)
+
+
+@define
+class Table:
+    """What a table's cells say, before any check of it; `spans` are the places of the actions, from
+    1 on.
+    """
+
+    source: Source
+    ranks: list[Actions] = field(factory=list)
+    markers: list[Marker] = field(factory=list)
+    spans: list[Span] = field(factory=lambda: [Span(0, 0)])
+    blanks: list[Span] = field(factory=list)
+    wrong: list[Diagnostic] = field(factory=list)
+
+    @property
+    def has_communication(self) -> bool:
+        """Whether the table is of the form with communication."""
+        transfers = any(is_transfer(kind) for actions in self.ranks for kind in actions.kind)
+        return transfers or self.reduces_gradients
+
+    @property
+    def reduces_gradients(self) -> bool:
+        """Whether the table says when gradients are reduced and scaled; torch leaves it out where a
+        table does.
+        """
+        return any(marker.what == "REDUCE_GRAD" for marker in self.markers)
+
+    def row(self, line: str, start: int) -> None:
+        """Read the row of the next rank, which starts at a character of the text."""
+        self.ranks.append(Actions())
+        if not line.replace(",", "").strip():
+            self.mistake(
+                f"the row of rank {len(self.ranks) - 1} is empty", Span(start, start + len(line))
+            )
+            return
+        for cell in line.split(","):
+            self.cell(*_strip(cell, start))
+            start += len(cell) + 1
+
+    def cell(self, text: str, span: Span) -> None:
+        """Read one cell: a blank, an action, or a group of them."""
+        if not text:
+            self.blanks.append(span)
+            return
+        group = _GROUP.fullmatch(text)
+        if group is None:
+            self.action(text, span, 0)
+            return
+        words = []
+        start = span.start + 1
+        for word in group[1].split(";"):
+            words.append(_strip(word, start))
+            start += len(word) + 1
+        # Torch runs the members one by one, so only ops overlap; the number of a group is the place
+        # of its first.
+        overlaps = len(words) > 1 and all(_COMPUTE.fullmatch(word) for word, _ in words)
+        number = len(self.spans) if overlaps else 0
+        for word, place in words:
+            self.action(word, place, number)
+
+    def action(self, text: str, span: Span, group: int) -> None:
+        """Read one action."""
+        match = _ACTION.fullmatch(text)
+        if match is None:
+            self.mistake(
+                f"`{text}` is not an action" if text else "there is no action here", span, _FORM
+            )
+            return
+        stage, kind, microbatch, marker = match.groups()
+        if marker:
+            self.markers.append(Marker(marker, int(stage), len(self.ranks) - 1, len(self.spans)))
+        else:
+            self.ranks[-1].add(Kind[kind], int(stage), int(microbatch), len(self.spans), group)
+        self.spans.append(span)
+
+    def mistake(self, message: str, span: Span, help: str | None = None) -> None:
+        """Note what is wrong with a place."""
+        self.wrong.append(Diagnostic("table", message, (Label(span),), self.source, help=help))
+
+
+def _strip(text: str, start: int) -> tuple[str, Span]:
+    """The text of a cell without blanks around it, and its place."""
+    begin = start + len(text) - len(text.lstrip())
+    return text.strip(), Span(begin, begin + len(text.strip()))
+
+
+def read_table(source: Source) -> Table:
+    """The table in a text; CompileError for every cell that is not one."""
+    table = Table(source)
+    start = 0
+    for line in source.text.removesuffix("\n").split("\n"):
+        table.row(line, start)
+        start += len(line) + 1
+    if table.has_communication and table.blanks:
+        table.mistake("a blank cell: only tables without communication have these", table.blanks[0])
+    if table.wrong:
+        raise CompileError(table.wrong)
+    return table
+
+
+def plan_of(table: Table, transport: str = PORTABLE) -> Plan:
+    """The plan that a table is, proved for a transport; CompileError with everything that is wrong
+    with it.
+    """
+    try:
+        schedule = evolve(_schedule(table), transport=transport)
+        check_structure(schedule)
+        check_markers(schedule, table.markers)
+        if not table.has_communication:
+            schedule = lower(schedule)
+        execution = prove(schedule)
+    except CompileError as error:
+        raise CompileError(
+            [_in_words_of_tables(table, each) for each in error.diagnostics]
+        ) from None
+    return Plan(**asdict(schedule, recurse=False), idle=execution.timeline.bubble_over_makespan)
+
+
+def _schedule(table: Table) -> Schedule:
+    """The table as a schedule; ranks, stages and microbatches are those that its cells name."""
+    layout = find_layout(table.source, table.spans, table.ranks)
+    params = {"ranks": len(table.ranks), "microbatches": layout.microbatches}
+    name = Path(table.source.path).stem
+    return Schedule(name, params, layout, tuple(table.ranks), table.source, tuple(table.spans))
+
+
+def _in_words_of_tables(table: Table, diagnostic: Diagnostic) -> Diagnostic:
+    """What the checks find, with a way out that a table has where theirs speaks of programs."""
+    halves = "`B` is a whole backward; `I` and `W` are its halves, and go together"
+    helps = {"missing-op": halves, "repeated-op": halves}
+    if table.has_communication:
+        helps["order"] = helps["deadlock"] = (
+            "a table without SEND and RECV gets them in an order that runs"
+        )
+    return evolve(diagnostic, help=diagnostic.help and helps.get(diagnostic.code, diagnostic.help))

@@ -1,0 +1,1 @@
+"""What a schedule does on a transport: whether it is right, whether it ends, and when."""

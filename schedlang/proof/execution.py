@@ -1,0 +1,62 @@
+"""What an execution shows of a schedule that runs to its end."""
+
+from functools import cached_property
+
+from attrs import field, frozen
+
+from schedlang.proof.memory import levels, peaks
+from schedlang.ranks.weights import bytes_of_weights
+from schedlang.schedule.costs import UNIT, Costs
+from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.timeline import Timeline
+
+
+@frozen
+class Execution:
+    """When all ops of a schedule ran, and what the ranks held by then.
+
+    `transport` is the one that its times are of, or `ideal`; or `measured`, if a run has recorded
+    them. `costs` are all that are given.
+    """
+
+    transport: str
+    schedule: Schedule = field(repr=False)
+    costs: Costs
+    timeline: Timeline = field(repr=False)
+
+    @cached_property
+    def peak_activations(self) -> tuple[int, ...]:
+        """For each rank, the most stage activations that it holds, one per stage and microbatch.
+
+        They are held from the forward to the last use: the whole backward, or the weight half.
+        """
+        return tuple(map(int, peaks(self.schedule, self.timeline, UNIT.memory(self._stages))))
+
+    @cached_property
+    def peak_memory(self) -> tuple[float, ...]:
+        """The same in the program's amounts."""
+        return peaks(self.schedule, self.timeline, self.costs.memory(self._stages))
+
+    @cached_property
+    def memory(self) -> tuple[tuple[tuple[float, float], ...], ...]:
+        """What each rank holds over time in the program's amounts, in steps: (time, amount from
+        then on).
+        """
+        found = levels(self.schedule, self.timeline, self.costs.memory(self._stages))
+        return tuple(tuple(level.steps) for level in found)
+
+    @cached_property
+    def peak_bytes(self) -> tuple[float, ...] | None:
+        """For each rank, the most bytes that it holds, with the weights in all versions, if costs
+        give bytes.
+        """
+        amounts = self.costs.bytes(self._stages)
+        if amounts is None:
+            return None
+        return peaks(
+            self.schedule, self.timeline, amounts, bytes_of_weights(self.schedule, self.costs)
+        )
+
+    @property
+    def _stages(self) -> int:
+        return len(self.schedule.placement)

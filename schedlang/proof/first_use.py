@@ -1,0 +1,98 @@
+"""The first use of communicators: with torch on NCCL, a rank's host waits there until all ranks of
+it have come.
+"""
+
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.proof.waits import Edge, describe
+from schedlang.schedule.actions import is_transfer
+from schedlang.schedule.findings import Finding, diagnose, ranks_text
+from schedlang.schedule.schedule import Schedule
+
+#: A communicator: its ranks, and whether it is for batches. Two ranks that are all have one for
+#: each.
+Communicator = tuple[tuple[int, ...], bool]
+Uses = list[list[tuple[Communicator, int]]]
+
+
+def check_first_use(schedule: Schedule) -> None:
+    """CompileError if ranks wait for each other, or for one that never comes, when communicators
+    are made.
+
+    Hosts run ahead of the ops, so nothing but the order of first uses counts here.
+    """
+    uses = [_first_uses(schedule, rank) for rank in range(len(schedule.ranks))]
+    position = [0] * len(uses)
+    ready = list(range(len(uses)))
+    while ready:
+        communicator = _stands_at(uses, position, ready.pop())
+        if communicator and all(
+            _stands_at(uses, position, each) == communicator for each in communicator[0]
+        ):
+            for each in communicator[0]:
+                position[each] += 1
+            ready += communicator[0]
+    stuck = [rank for rank in range(len(uses)) if position[rank] < len(uses[rank])]
+    if stuck:
+        raise CompileError(diagnose(schedule, [_finding(schedule, uses, position, stuck[0])]))
+
+
+def _first_uses(schedule: Schedule, rank: int) -> list[tuple[Communicator, int]]:
+    """The communicators of a rank in the order of their first use, each with the action there."""
+    actions = schedule.ranks[rank]
+    everyone = tuple(range(len(schedule.ranks)))
+    found: dict[Communicator, int] = {}
+    for batch in actions.batches():
+        if is_transfer(actions.kind[batch.start]):
+            peer = schedule.peer(actions.kind[batch.start], actions.stage[batch.start])
+            assert peer is not None
+            pair = (min(rank, peer), max(rank, peer))
+            found.setdefault((everyone, True) if len(batch) > 1 else (pair, False), batch.start)
+    return list(found.items())
+
+
+def _stands_at(uses: Uses, position: list[int], rank: int) -> Communicator | None:
+    return uses[rank][position[rank]][0] if position[rank] < len(uses[rank]) else None
+
+
+def _finding(schedule: Schedule, uses: Uses, position: list[int], rank: int) -> Finding:
+    """From a rank that stands still, follow whom each waits for: to one that never comes, or that
+    came before.
+    """
+    edges: dict[int, Edge] = {}
+    while rank not in edges:
+        edges[rank], missing = _edge(uses, position, rank)
+        if edges[rank].until is None:
+            edges = {rank: edges[rank]}
+            message = (
+                f"rank {rank} waits at its first {edges[rank].what} for rank {missing}, "
+                "which never comes to one"
+            )
+            break
+        rank = missing
+    else:
+        edges = dict(list(edges.items())[list(edges).index(rank) :])
+        message = (
+            f"{ranks_text(sorted(edges))} wait for each other, each at the first use of a "
+            "communicator"
+        )
+    help = (
+        "let all ranks use all communicators once before the step, or open them with "
+        "`device_id` (nccl-eager)"
+    )
+    return Finding(
+        "first-use", message, rank, help=help, waits=describe(schedule, list(edges.values()))
+    )
+
+
+def _edge(uses: Uses, position: list[int], rank: int) -> tuple[Edge, int]:
+    """What a rank waits for, and a rank that has not come; one that never does, if there is one."""
+    communicator, index = uses[rank][position[rank]]
+    members, batched = communicator
+    missing = [each for each in members if _stands_at(uses, position, each) != communicator]
+    comes = {each: dict(uses[each]).get(communicator) for each in missing}
+    chosen = next((each for each in missing if comes[each] is None), missing[0])
+    later = comes[chosen]
+    what = "batch" if batched else f"transfer alone with rank {chosen}"
+    return Edge(
+        (rank, index), "first use", None if later is None else (chosen, later), what=what
+    ), chosen

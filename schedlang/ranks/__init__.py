@@ -1,0 +1,3 @@
+"""What one rank's order implies, without time: all that the runtime needs to know beside the
+plan.
+"""

@@ -1,0 +1,191 @@
+"""What a rank holds beside its weights, and which action lets go of it: from the rank's own order
+alone, without time.
+
+There are activations, what a forward keeps for its backward; and messages, what passes from stage
+to stage: from where it is made, or room is made for it, to its last use, or to where it is known to
+have been received. The runtime begins receives and waits for sends by the functions `begins` and
+`waits`, so what is claimed here is what it holds.
+"""
+
+from collections.abc import Iterable, Iterator
+from enum import Enum
+from itertools import accumulate, zip_longest
+
+from attrs import frozen
+
+from schedlang.ranks.receipts import receipts
+from schedlang.schedule.actions import is_send, is_transfer
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout
+from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.transports import BLOCKING, PORTABLE, timed
+
+#: Where messages have tags, a receive begins this many ops early, for as many more buffers.
+_EARLY = 2
+
+#: Where ranks may block, a send is waited for when this many others have followed, whatever is
+#: known of it.
+_WINDOW = 8
+
+#: The messages that an op uses, where it uses some.
+_USES: dict[int, Kind] = {
+    Kind.F: Kind.RECV_F,
+    Kind.R: Kind.RECV_F,
+    Kind.B: Kind.RECV_B,
+    Kind.I: Kind.RECV_B,
+    Kind.W: Kind.RECV_B,
+}
+
+#: The messages that an op makes.
+_MAKES: dict[int, Kind] = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B, Kind.I: Kind.SEND_B}
+
+_Action = tuple[int, int, int]
+
+# The moments of an action: it waits for what it needs, and what comes shows that a send was
+# received; it works.
+_BEGINS, _HAS_WAITED, _WORKS, _ENDS = range(4)
+
+
+class Holds(Enum):
+    """What a rank holds: an activation, a message that it receives or sends, or one between two of
+    its stages.
+    """
+
+    ACTIVATION, RECEIVED, SENT, INSIDE = range(4)
+
+
+@frozen
+class Lifetime:
+    """Something that a rank holds, from action `start` to action `stop`, by their indices.
+
+    An activation has the name of the op that made it, `0F3`, a message that of its transfer,
+    `0SEND_F3`; one inside the rank those of the op that makes it and of the last one that uses it,
+    `0F3>1F3`. A message that is received is there before the op `start` waits, all else from when
+    it works. One that is sent is let go when the op `stop` has waited, all else after it has
+    worked. `stop` may be the end, one past the last action.
+    """
+
+    what: Holds
+    name: str
+    start: int
+    stop: int
+
+    @property
+    def changes(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """When it is taken and when let go: action, moment of it, and by how much the rank then
+        holds more.
+        """
+        start = self.start, _BEGINS if self.what == Holds.RECEIVED else _WORKS, 1
+        return start, (self.stop, _HAS_WAITED if self.what == Holds.SENT else _ENDS, -1)
+
+
+def lifetimes(schedule: Schedule, rank: int) -> list[Lifetime]:
+    """All that a rank of a schedule with communication holds in a step beside weights, what it is
+    given and results.
+
+    An activation is held from `F` (`R`, `reload`) to its last use: the whole backward, the weight
+    half, or `offload`; one that `F` drops, while it runs. Copies count as over at once.
+    """
+    return [*_activations(schedule, rank), *_messages(schedule, rank)]
+
+
+def peak(lifetimes: Iterable[Lifetime]) -> int:
+    """The most of them that are held at once."""
+    changes = sorted(change for each in lifetimes for change in each.changes)
+    return max(accumulate(change for *_, change in changes), default=0)
+
+
+def peak_messages(schedule: Schedule) -> list[int]:
+    """For each rank, the most messages that it holds at once."""
+    return [peak(_messages(schedule, rank)) for rank in range(len(schedule.ranks))]
+
+
+def frees(schedule: Schedule, rank: int) -> str:
+    """The rank's actions in order, with what each lets go of: `0B3 free(0F3, 0RECV_B3)`, which ends
+    a line.
+    """
+    actions = schedule.ranks[rank]
+    freed = dict[int, list[str]]()
+    for each in lifetimes(schedule, rank):
+        freed.setdefault(each.stop, []).append(each.name)
+    text = ""
+    for batch in actions.batches():
+        names = [name for index in batch for name in freed.get(index, ())]
+        text += actions.batch_text(batch) + (f" free({', '.join(names)})\n" if names else " ")
+    last = freed.get(len(actions))
+    return text + f"end free({', '.join(last)})" if last else text.rstrip()
+
+
+def begins(schedule: Schedule, rank: int, early: bool) -> dict[int, int]:
+    """For each receive of a rank the action at which it begins, both by index: itself, or `early`
+    an op before it.
+    """
+    actions = schedule.ranks[rank]
+    ops = list[int]()
+    found = dict[int, int]()
+    for index, kind in enumerate(actions.kind):
+        if not is_transfer(kind):
+            ops.append(index)
+        elif not is_send(kind):
+            found[index] = [*ops[-_EARLY:], index][0] if early else index
+    return found
+
+
+def waits(schedule: Schedule, rank: int) -> dict[int, int]:
+    """For each send of a rank the action, both by index, at which it is waited for, or else the
+    end.
+
+    That is the op whose message shows it received; or the last send of a window, where ranks may
+    block.
+    """
+    received = receipts(schedule, rank)
+    if schedule.transport not in (PORTABLE, BLOCKING.name):
+        return received
+    sends = sorted(received)
+    closes = zip_longest(sends, sends[_WINDOW:], fillvalue=len(schedule.ranks[rank]))
+    return {send: min(received[send], last) for send, last in closes}
+
+
+def _activations(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
+    actions = schedule.ranks[rank]
+    made = dict[tuple[int, int], int]()
+    for index in range(len(actions)):
+        kind, stage, microbatch, *_ = actions.row(index)
+        if kind in (Kind.F, Kind.R, Kind.RELOAD):
+            made[stage, microbatch] = index
+        if kind in (Kind.B, Kind.W, Kind.OFFLOAD) or not schedule.keeps(kind, stage, microbatch):
+            start = made.pop((stage, microbatch))
+            yield Lifetime(Holds.ACTIVATION, actions.word(start), start, index)
+
+
+def _messages(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
+    actions = schedule.ranks[rank]
+    layout = schedule.layout
+    places = {actions.row(index)[:3]: index for index in range(len(actions))}
+    used = _last_uses(layout, places)
+    for receive, start in begins(schedule, rank, timed(schedule.transport).tags).items():
+        stop = used[actions.row(receive)[:3]]
+        yield Lifetime(Holds.RECEIVED, actions.word(receive), start, stop)
+    waited = waits(schedule, rank)
+    for (kind, stage, microbatch), start in places.items():
+        for number in layout.numbers(_MAKES[kind], stage) if kind in _MAKES else ():
+            send = places.get((_MAKES[kind], number, microbatch))
+            if send is not None:
+                yield Lifetime(Holds.SENT, actions.word(send), start, waited[send])
+                continue
+            following = used.get((*layout.counterpart(_MAKES[kind], number), microbatch))
+            if following is not None:
+                name = f"{actions.word(start)}>{actions.word(following)}"
+                yield Lifetime(Holds.INSIDE, name, start, following)
+
+
+def _last_uses(layout: Layout, places: dict[_Action, int]) -> dict[_Action, int]:
+    """The last op that uses each message, by its receive, which a message from the same rank does
+    not have.
+    """
+    return {
+        (_USES[kind], number, microbatch): index
+        for (kind, stage, microbatch), index in places.items()
+        if kind in _USES
+        for number in layout.numbers(_USES[kind], stage)
+    }

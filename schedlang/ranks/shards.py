@@ -1,0 +1,205 @@
+"""When a rank gathers the weights of stages that are sharded, as by FSDP2: from the rank's own
+order alone.
+
+The ops of a stage, all but its update and copies to the host, use its weights: W adds to gradients
+that lie beside them. At most `places` stages have theirs gathered at once.
+
+- UNSHARD gathers them before an op that does not find them. It begins an op early, and overlaps
+  with that one, where a place is free by then, or one other than that op's own can be given up.
+- RESHARD lets go of them after the last op that uses them before they change: before `U`, or at
+  the end of a step. And where all places are taken, of those whose next use is farthest away
+  (Belady 1966, "A study of replacement algorithms for a virtual-storage computer"): so no policy
+  gathers less often with as many places.
+- REDUCE_GRAD sums the gradients over the shards once per update, after the last op that adds to
+  them, B or W. Until then the rank holds all of them.
+
+Ops that run as one count one after the other. The words are those of torch's action tables. It
+takes n log n steps for n actions.
+"""
+
+from collections.abc import Container, Iterator, Mapping, Sequence
+from enum import Enum
+from heapq import heappop, heappush
+from itertools import accumulate
+
+from attrs import define, field, frozen
+
+from schedlang.diagnostics.diagnostic import counted
+from schedlang.schedule.actions import Actions, is_transfer
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.schedule import Schedule
+
+#: The ops that use the weights of their stage, and those that add to its gradients.
+_USES = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
+_ADDS = frozenset({Kind.B, Kind.W})
+
+
+class Does(Enum):
+    """What is done with the weights or the gradients of a stage."""
+
+    UNSHARD, RESHARD, REDUCE_GRAD = range(3)
+
+
+#: What is done, and with which stage.
+Step = tuple[Does, int]
+
+
+@frozen
+class Shards:
+    """What is done right before, and right after, actions of a rank, by their indices."""
+
+    before: dict[int, list[Step]] = field(factory=dict)
+    after: dict[int, list[Step]] = field(factory=dict)
+
+    def __iter__(self) -> Iterator[Step]:
+        """All, in order."""
+        for index in sorted(self.before.keys() | self.after.keys()):
+            yield from self.before.get(index, ())
+            yield from self.after.get(index, ())
+
+    def count(self, does: Does) -> int:
+        """How often something is done in a step."""
+        return sum(what == does for what, _ in self)
+
+    def total(self, sizes: Sequence[float]) -> float:
+        """All that is gathered in a step, where the weights of stage s are `sizes[s]`."""
+        return sum(sizes[stage] for what, stage in self if what == Does.UNSHARD)
+
+    def peak(self, sizes: Sequence[float] | None = None) -> float:
+        """The most that is gathered at once, in stages or by such sizes."""
+        sign = {Does.UNSHARD: 1, Does.RESHARD: -1, Does.REDUCE_GRAD: 0}
+        return max(
+            accumulate(sign[what] * (sizes[stage] if sizes else 1) for what, stage in self),
+            default=0,
+        )
+
+
+def shards(actions: Actions, stages: Container[int], places: int) -> Shards:
+    """When a rank gathers the weights of some stages, those that are sharded, with as many places,
+    at least one.
+    """
+    walk = _Walk(actions, places)
+    (following, whole) = _ahead(actions, stages)
+    for index, (kind, stage) in enumerate(zip(actions.kind, actions.stage, strict=True)):
+        if stage not in stages:
+            continue
+        if kind == Kind.U:
+            walk.updated[stage] = index
+        elif kind in _USES:
+            walk.use(index, stage, following.get(index))
+            if index in whole:
+                walk.found.after.setdefault(index, []).insert(0, (Does.REDUCE_GRAD, stage))
+    return walk.found
+
+
+def shards_text(schedule: Schedule, rank: int, places: int) -> str:
+    """The ops of a rank, with what is done in between if all its stages are sharded; a gather
+    begins a line.
+    """
+    actions = schedule.ranks[rank]
+    text = ""
+    found = shards(actions, schedule.stages_of(rank), places)
+    for index in range(len(actions)):
+        if not is_transfer(actions.kind[index]):
+            before, after = (
+                list(map(_word, each.get(index, ()))) for each in (found.before, found.after)
+            )
+            text += ("\n" if before and text else " ") + " ".join(
+                [*before, actions.word(index), *after]
+            )
+    return text.strip()
+
+
+def shards_figures(
+    schedule: Schedule, rank: int, places: int, sizes: Sequence[float] | None = None
+) -> str:
+    """What that costs in a step; with `sizes`, the bytes of each stage's weights, in bytes too."""
+    found = shards(schedule.ranks[rank], schedule.stages_of(rank), places)
+    gathers = found.count(Does.UNSHARD)
+    reductions = found.count(Does.REDUCE_GRAD)
+    most = f"at most {counted(int(found.peak()), 'stage')} at once"
+    if sizes is not None:
+        gathered = f"{counted(gathers, 'gather')} of {found.total(sizes):,.0f} bytes"
+        return (
+            f"{gathered}, {most}, {found.peak(sizes):,.0f} bytes, "
+            f"{counted(reductions, 'reduction')}"
+        )
+    return f"{counted(gathers, 'gather')}, {most}, {counted(reductions, 'reduction')}"
+
+
+def _word(step: Step) -> str:
+    does, stage = step
+    return f"{stage}{does.name}"
+
+
+@define
+class _Walk:
+    """Goes over the uses of a rank, with what is gathered by then."""
+
+    actions: Actions
+    places: int
+    found: Shards = field(factory=Shards)
+    gathered: set[int] = field(factory=set)
+    #: When each gathered stage is used next, the farthest first; behind these are uses that are
+    #: over.
+    ahead: list[tuple[int, int]] = field(factory=list)
+    #: The last update of a stage, and the last use of any; and how many places were taken during
+    #: that one.
+    updated: dict[int, int] = field(factory=dict)
+    last: int = -1
+    taken: int = 0
+
+    def use(self, index: int, stage: int, following: int | None) -> None:
+        """An op uses a stage's weights, and another one after it, or none does before they
+        change.
+        """
+        if stage not in self.gathered:
+            self.gather(index, stage)
+        self.last = index
+        self.taken = len(self.gathered)
+        if following is None:
+            self.gathered.remove(stage)
+            self.found.after.setdefault(index, []).append((Does.RESHARD, stage))
+        else:
+            heappush(self.ahead, (-following, stage))
+
+    def gather(self, index: int, stage: int) -> None:
+        """Gather for an op: before the use before it, where the weights are up to date and there is
+        a place by then.
+        """
+        begins = self.last if self.last > self.updated.get(stage, -1) else index
+        steps = [(Does.UNSHARD, stage)]
+        if len(self.gathered) == self.places:
+            _, farthest = heappop(self.ahead)
+            self.gathered.remove(farthest)
+            steps.insert(0, (Does.RESHARD, farthest))
+            if farthest == self.actions.stage[self.last]:
+                begins = index
+        elif self.taken == self.places:
+            begins = index
+        self.gathered.add(stage)
+        self.found.before.setdefault(begins, []).extend(steps)
+
+
+def _ahead(actions: Actions, stages: Container[int]) -> tuple[Mapping[int, int], Container[int]]:
+    """For each use the next one of the same weights; and the ops after which the gradients of an
+    update are whole.
+    """
+    following = dict[int, int]()
+    used = dict[int, int]()
+    whole = set[int]()
+    added = set[int]()
+    for index in reversed(range(len(actions))):
+        kind = actions.kind[index]
+        stage = actions.stage[index]
+        if kind == Kind.U:
+            used.pop(stage, None)
+            added.discard(stage)
+        elif kind in _USES and stage in stages:
+            if stage in used:
+                following[index] = used[stage]
+            used[stage] = index
+            if kind in _ADDS and stage not in added:
+                added.add(stage)
+                whole.add(index)
+    return following, whole

@@ -1,0 +1,1 @@
+"""Figures, idle times and pictures of an execution."""

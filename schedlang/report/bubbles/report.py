@@ -1,0 +1,228 @@
+"""What `schedc explain-bubble` says: the causes of idle time, the critical path, and what a faster
+op would give.
+"""
+
+from collections import Counter
+from typing import Any
+
+from attrs import frozen
+
+from schedlang.plan.plan import Plan
+from schedlang.proof.machine import simulate
+from schedlang.report.bubbles.attribution import CAUSES, Idle, bubbles
+from schedlang.report.bubbles.critical_path import Segment, critical_path
+from schedlang.report.bubbles.exposed import exposed
+from schedlang.report.bubbles.waits import Step, waits
+from schedlang.schedule.costs import Costs
+from schedlang.schedule.costs.model import DURATIONS
+from schedlang.schedule.kinds import Kind
+
+#: How much faster an op is made, and of how many ops on the critical path this is tried.
+_FACTOR = 0.9
+_TRIED = 5
+#: Of how many stages, links or kinds of op a table speaks at most.
+_SHOWN = 4
+
+
+@frozen
+class Faster:
+    """What it would give if an op took less time on a stage: the makespan then, by simulation."""
+
+    field: str
+    stage: int
+    duration: float
+    makespan: float
+
+
+@frozen
+class Explanation:
+    """Why an execution of a plan takes as long as it does."""
+
+    plan: Plan
+    makespan: float
+    idle: list[Idle]
+    exposed: float
+    path: list[Segment]
+    faster: list[Faster]
+
+    @property
+    def idle_time(self) -> float:
+        """The idle time of all ranks."""
+        return sum((each.length for each in self.idle), 0.0)
+
+
+def explain_bubble(plan: Plan, costs: Costs) -> Explanation:
+    """Simulate a plan with some costs, and say where its time goes."""
+    timeline = simulate(plan, costs).timeline
+    found = waits(plan, timeline, costs)
+    path = critical_path(found)
+    return Explanation(
+        plan,
+        timeline.makespan,
+        bubbles(found, costs),
+        exposed(found),
+        path,
+        _faster(plan, costs, path),
+    )
+
+
+def _faster(plan: Plan, costs: Costs, path: list[Segment]) -> list[Faster]:
+    """Of the ops that take most of the critical path, what it would give if each took less time."""
+    stages = len(plan.placement)
+    costs = costs.over(plan.costs)
+    durations = costs.every_duration(stages)
+    on_path: dict[tuple[str, int], float] = {}
+    for segment in path:
+        if segment.kind in ("op", "copy"):
+            rows = [plan.ranks[segment.step.rank].row(row) for row in segment.step.rows]
+            ops = [(DURATIONS[Kind(kind)], stage) for kind, stage, *_ in rows]
+            if len(ops) > 1 and "overlap" in durations:
+                ops = [("overlap", ops[0][1])]
+            for field, stage in ops:
+                on_path[field, stage] = on_path.get((field, stage), 0.0) + durations[field][stage]
+    found = []
+    for field, stage in sorted(on_path, key=lambda op: -on_path[op])[:_TRIED]:
+        makespan = simulate(plan, costs.faster(field, stage, stages, _FACTOR)).timeline.makespan
+        found.append(Faster(field, stage, durations[field][stage], makespan))
+    return found
+
+
+def explanation_json(found: Explanation) -> dict[str, Any]:
+    """The explanation for machines; times in the unit of the costs."""
+    plan = found.plan
+    return {
+        "schedule": plan.name,
+        "params": plan.params,
+        "makespan": found.makespan,
+        "idle": found.idle_time,
+        "exposed": found.exposed,
+        "causes": [
+            {"cause": cause, "about": list(subject), "time": time, "per_rank": per_rank}
+            for cause in CAUSES
+            for subject, time, per_rank in _by_subject(found, cause)
+        ],
+        "intervals": [
+            {
+                "rank": each.rank,
+                "start": each.start,
+                "end": each.end,
+                "cause": each.cause,
+                "about": list(each.subject),
+                "behind": _place(plan, each.behind),
+            }
+            for each in found.idle
+        ],
+        "critical_path": [
+            {"kind": each.kind, "start": each.start, "end": each.end, "at": _place(plan, each.step)}
+            for each in found.path
+        ],
+        "faster": [
+            {
+                "op": each.field,
+                "stage": each.stage,
+                "duration": each.duration,
+                "faster": each.duration * _FACTOR,
+                "makespan": each.makespan,
+            }
+            for each in found.faster
+        ],
+    }
+
+
+def _place(plan: Plan, step: Step) -> dict[str, Any]:
+    """A step for machines: its rank, its actions as in a plan, its line."""
+    words = plan.ranks[step.rank].batch_text(step.rows)
+    return {"rank": step.rank, "actions": words, "line": plan.where(step.rank, step.rows.start)}
+
+
+def _by_subject(found: Explanation, cause: str) -> list[tuple[tuple[int, ...], float, list[float]]]:
+    """For what a cause is about, the most first: the idle time of all ranks, and of each."""
+    per_rank: dict[tuple[int, ...], list[float]] = {}
+    for each in found.idle:
+        if each.cause == cause:
+            per_rank.setdefault(each.subject, [0.0] * len(found.plan.ranks))[each.rank] += (
+                each.length
+            )
+    return sorted(
+        ((about, sum(times), times) for about, times in per_rank.items()), key=lambda each: -each[1]
+    )
+
+
+def explanation_text(found: Explanation) -> str:
+    """The explanation for people: three tables, with what their rows mean."""
+    size = ", ".join(f"{name} = {value}" for name, value in found.plan.params.items())
+    head = f"{found.plan.name} ({size}): makespan {found.makespan:.10g}"
+    return "\n".join(
+        [head, "", *_causes_text(found), "", *_path_text(found), "", *_faster_text(found)]
+    )
+
+
+def _causes_text(found: Explanation) -> list[str]:
+    whole = found.makespan * len(found.plan.ranks)
+    lines = [f"idle time {found.idle_time:.10g} of {whole:.10g}, all ranks together, by its cause"]
+    for cause, meaning in CAUSES.items():
+        subjects = _by_subject(found, cause)
+        if subjects:
+            time = sum(time for _, time, _ in subjects)
+            lines.append(
+                f"  {time:>10.6g} {_share(time, found.idle_time):>6.1%}  {cause:<11} {meaning}"
+            )
+        shown = [each for each in subjects if each[0]][:_SHOWN]
+        lines += [
+            f"  {time:>10.6g} {'':6}  {'':11} {_about(subject)}" for subject, time, _ in shown
+        ]
+    return lines
+
+
+def _about(subject: tuple[int, ...]) -> str:
+    """The stage, or the ranks, that a cause is about."""
+    if len(subject) == 1:
+        return f"stage {subject[0]}"
+    return (
+        f"rank {subject[0]} to rank {subject[1]}"
+        if subject[0] != subject[1]
+        else f"rank {subject[0]}"
+    )
+
+
+def _share(time: float, whole: float) -> float:
+    return time / whole if whole else 0.0
+
+
+def _path_text(found: Explanation) -> list[str]:
+    """The critical path by source lines, and the waits on it."""
+    times: dict[str, float] = {}
+    counts: dict[str, Counter[str]] = {}
+    for segment in found.path:
+        rank = segment.step.rank
+        rows = segment.step.rows
+        runs = segment.kind in ("op", "copy")
+        place = found.plan.where(rank, rows.start) if runs else segment.kind
+        times[place] = times.get(place, 0.0) + segment.length
+        words = [f" {Kind(found.plan.ranks[rank].kind[row]).name}" for row in rows]
+        counts.setdefault(place, Counter()).update(
+            words if runs else [f" x rank {segment.sender} to {rank}"]
+        )
+    width = max(map(len, times))
+    lines = [
+        f"critical path {sum(times.values()):.10g}: from the first start to the last end without "
+        "a gap"
+    ]
+    for place, time in sorted(times.items(), key=lambda each: -each[1]):
+        what = ", ".join(f"{count}{word}" for word, count in counts[place].most_common(_SHOWN))
+        lines.append(
+            f"  {time:>10.6g} {_share(time, found.makespan):>6.1%}  {place:<{width}}  {what}"
+        )
+    return lines
+
+
+def _faster_text(found: Explanation) -> list[str]:
+    lines = [f"makespan with one op {1 - _FACTOR:.0%} faster, simulated with the same order of ops"]
+    for each in found.faster:
+        change = _share(each.makespan - found.makespan, found.makespan)
+        op = (
+            f"{each.field} on stage {each.stage}: {each.duration:.6g} -> "
+            f"{each.duration * _FACTOR:.6g}"
+        )
+        lines.append(f"  {each.makespan:>10.6g} {change:>+6.1%}  {op}")
+    return lines

@@ -1,0 +1,90 @@
+"""The gallery in one table: each program and its figures at its own defaults.
+
+`python -m schedlang.report.gallery` prints programs/README.md.
+"""
+
+from itertools import takewhile
+
+from schedlang import Costs, Kind, Source, compile, read_source, simulate
+from schedlang.files.package import GALLERY
+from schedlang.report.figures import figures
+
+_UNIT = {kind: durations[0] for kind, durations in Costs().durations(1).by_kind.items()}
+_TIMES = (
+    f"`F` and `R` take {_UNIT[Kind.F]:g}, a whole backward {_UNIT[Kind.B]:g}, its halves "
+    f"{_UNIT[Kind.I]:g} and "
+    f"{_UNIT[Kind.W]:g}, a transfer 0"
+)
+_HEAD = f"""\
+# The gallery
+
+Published schedules, each in a few lines. `make gallery` writes this page; `schedc simulate` gives
+the same figures.
+
+Times are in unit costs: on every stage, {_TIMES}; ops that overlap take as long as one after the
+other. So makespans and peaks compare between programs that cut the model into as many stages, and
+microbatches into as many slices; bubbles always compare.
+
+- **lines**: of the file, comments included
+- **ranks x microbatches**: the program's defaults, and its other parameters; the figures are for
+  these. A schedule without a flush is shown for a few updates, with the microbatches of all of
+  them
+- **makespan**: from the first start to the last end, over all ranks
+- **bubble over ideal**: idle time / working time, which includes recomputation
+- **bubble over makespan**: idle time / all time
+- **bubble of span**: idle share of the rank with the longest span, from its own first start to
+  its own last end
+- **peak activations**: held until the last use, one per stage and microbatch (or slice), on the
+  rank with the most
+- **weight versions**: kept of each weight, on the rank with the most
+"""
+
+_COLUMNS = (
+    "program",
+    "what",
+    "lines",
+    "ranks x microbatches",
+    "makespan",
+    "bubble over ideal",
+    "bubble over makespan",
+    "bubble of span",
+    "peak activations",
+    "weight versions",
+)
+
+
+def gallery() -> str:
+    """The page, in Markdown."""
+    rows = [_COLUMNS, ("---", "---", *["---:"] * (len(_COLUMNS) - 2))]
+    rows += [_row(path.name, read_source(path)) for path in sorted(GALLERY.glob("*.sched"))]
+    return "\n".join([_HEAD, *(f"| {' | '.join(row)} |" for row in rows), ""])
+
+
+def _row(file: str, source: Source) -> tuple[str, ...]:
+    plan = compile(source)
+    found = figures(plan, simulate(plan, ideal=True))
+    others = [
+        f"{name} {value}"
+        for name, value in plan.params.items()
+        if name not in ("ranks", "microbatches")
+    ]
+    return (
+        f"[{file.removesuffix('.sched')}]({file})",
+        _what(source.text),
+        str(source.text.count("\n")),
+        ", ".join([f"{found['ranks']} x {found['microbatches']}", *others]),
+        f"{found['makespan']:g}",
+        *(f"{found['bubble'][name]:.1%}" for name in ("over_ideal", "over_makespan", "span")),
+        str(max(found["peak_activations"])),
+        str(max(found["versions"])),
+    )
+
+
+def _what(text: str) -> str:
+    """The first clause of a program's comment: the schedule's name, and where it comes from."""
+    comment = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    return " ".join(line.removeprefix("# ") for line in comment).partition(": ")[0]
+
+
+if __name__ == "__main__":
+    print(gallery(), end="")

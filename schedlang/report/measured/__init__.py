@@ -1,0 +1,18 @@
+"""Prediction meets measurement: recorded runs of plans, what they cost, and how well a simulation
+foretells them.
+"""
+
+from schedlang.report.measured.comparison import Comparison, compare
+from schedlang.report.measured.report import comparison_json, comparison_text
+from schedlang.report.measured.run import Run, is_trace, read_run, run_of
+
+__all__ = [
+    "Comparison",
+    "Run",
+    "compare",
+    "comparison_json",
+    "comparison_text",
+    "is_trace",
+    "read_run",
+    "run_of",
+]

@@ -1,0 +1,96 @@
+"""How the visualizer's later version counts time, where it is not by what ops need: for `--compat`.
+
+It charges a transfer for every change of stage, also on one device, and between the halves of a
+backward; after an op whose result goes to another device, unless to ops that overlap, it starts no
+second one of the same stage and direction before the transfer is over; and its ideal time has a
+whole backward also where what ran are halves or overlaps.
+"""
+
+from itertools import pairwise
+
+from attrs import evolve
+
+from schedlang.passes.graph import Graph
+from schedlang.plan.plan import Plan
+from schedlang.schedule.costs import Costs
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.needs import MAKES, SENDS, Op, needs
+from schedlang.schedule.timeline import Bars, Timeline
+
+
+def quirky_timeline(plan: Plan, costs: Costs, gaps: bool = True) -> Timeline:
+    """When the visualizer lets each op of a plan run; before its commit 56a94ad, without the gaps
+    after transfers.
+
+    ValueError for a plan with copies to the host.
+    """
+    costs = costs.over(plan.costs)
+    graph = Graph(
+        evolve(plan, ranks=tuple(actions.compute() for actions in plan.ranks), costs=costs)
+    )
+    graph.needs = _needs(graph, costs.p2p or 0.0, gaps)
+    ends = graph.ends(graph.order)
+    durations = costs.durations(len(plan.placement))
+    ranks: list[Bars] = []
+    for order in graph.order:
+        bars = Bars()
+        for node in order:
+            start = begin = ends[node] - graph.time[node]
+            for row, after in zip(graph.ops[node], durations.ends(graph.ops[node]), strict=True):
+                bars.add(*row[:3], begin, start + after)
+                begin = start + after
+        ranks.append(bars)
+    return Timeline(tuple(ranks))
+
+
+def quirky_bubble_rate(plan: Plan, timeline: Timeline, costs: Costs) -> float:
+    """The bubble rate against forwards and whole backwards, which is below 0 where overlaps take
+    less.
+    """
+    durations = costs.over(plan.costs).durations(len(plan.placement))
+    work = sum(
+        (durations[Kind.F][stage] + durations[Kind.B][stage]) * plan.layout.units(stage)
+        for stage in range(len(plan.placement))
+    )
+    ideal = work / len(plan.ranks)
+    return (timeline.makespan - ideal) / ideal
+
+
+def _needs(graph: Graph, p2p: float, gaps: bool) -> list[list[tuple[int, float]]]:
+    """What each node of a graph waits for, with the time that passes from its end."""
+    makers: dict[Op, int] = {
+        (made, stage, unit): node
+        for node, ops in enumerate(graph.ops)
+        for kind, stage, unit, *_ in ops
+        for made in MAKES[kind]
+    }
+    found: list[list[tuple[int, float]]] = []
+    for node, ops in enumerate(graph.ops):
+        found.append([])
+        for kind, stage, unit, *_ in ops:
+            for need in needs(graph.schedule, kind, stage, unit):
+                charged = need[1] != stage or (
+                    kind == Kind.W and not graph.schedule.layout.is_last(stage)
+                )
+                found[node].append((makers[need], p2p * charged))
+        found[node] = [(maker, latency) for maker, latency in found[node] if maker != node]
+    for order in graph.order:
+        for earlier, later in pairwise(order):
+            if gaps and _keeps_apart(graph, makers, earlier, later):
+                found[later].append((earlier, p2p))
+    return found
+
+
+def _keeps_apart(graph: Graph, makers: dict[Op, int], earlier: int, later: int) -> bool:
+    """Whether a node starts only when the transfer of the one before it on its rank is over."""
+    if len(graph.ops[earlier]) > 1 or len(graph.ops[later]) > 1:
+        return False
+    (kind, stage, unit, *_) = graph.ops[earlier][0]
+    (other_kind, other_stage, *_) = graph.ops[later][0]
+    if stage != other_stage or (kind == Kind.F) != (other_kind == Kind.F):
+        return False
+    for made in MAKES[kind]:
+        if made in SENDS and graph.schedule.peer(SENDS[made], stage) is not None:
+            receiver = makers[made, stage + (1 if made == Kind.F else -1), unit]
+            return len(graph.ops[receiver]) == 1
+    return False

@@ -1,0 +1,53 @@
+"""Pictures of an execution: for the terminal, for papers, for a browser, for trace viewers.
+
+`lay_out` (schedlang/report/views/picture.py) says what stands where; each view draws that in its
+own way.
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from schedlang.files.writing import write_bytes
+from schedlang.plan.plan import Plan
+from schedlang.proof.execution import Execution
+from schedlang.report.views.html import page
+from schedlang.report.views.picture import Picture, lay_out
+from schedlang.report.views.png import png
+from schedlang.report.views.svg import svg
+from schedlang.report.views.trace import trace
+
+__all__ = ["Picture", "check_path", "lay_out", "write_pictures", "write_view"]
+
+#: What a view's file can end in, and what is then in it.
+_FORMATS: dict[str, Callable[[Sequence[Picture]], bytes]] = {
+    ".svg": lambda pictures: svg(pictures[0]).encode(),
+    ".png": lambda pictures: png(pictures[0]),
+    ".html": lambda pictures: page(pictures).encode(),
+    ".json": lambda pictures: trace(pictures[0]).encode(),
+}
+
+
+def write_view(plan: Plan, execution: Execution, path: str | Path) -> None:
+    """Write a view of a plan's execution, in the format of the path's ending.
+
+    `.svg` and `.png` for papers, `.html` a page to zoom and hover, `.json` a trace for Perfetto and
+    Chrome. ValueError for another ending; ImportError for a PNG without what draws it; CompileError
+    when the file cannot be written.
+    """
+    check_path(path, 1)
+    write_pictures([lay_out(plan, execution)], path)
+
+
+def check_path(path: str | Path, pictures: int) -> None:
+    """Raise ValueError if so many pictures cannot be written there."""
+    *endings, last = _FORMATS
+    if Path(path).suffix not in _FORMATS:
+        raise ValueError(f"`{path}` must end in {', '.join(endings)} or {last}")
+    if pictures > 1 and Path(path).suffix != ".html":
+        raise ValueError(f"two schedules stand side by side on a page, NAME.html, not in `{path}`")
+
+
+def write_pictures(pictures: Sequence[Picture], path: str | Path) -> None:
+    """Write one picture as `write_view` does, or several side by side on a page."""
+    check_path(path, len(pictures))
+    write_bytes(_FORMATS[Path(path).suffix](pictures), path)

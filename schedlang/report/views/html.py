@@ -1,0 +1,96 @@
+"""Pictures as one page without anything outside it: page.html with its style, its scripts and the
+data written in.
+
+The data are columns of numbers, one row per box, which the scripts draw on a canvas: page.js has
+what all schedules share, timeline.js draws one of them, overlays.js what lies over its boxes.
+"""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from schedlang.report.views import palette
+from schedlang.report.views.picture import Picture
+from schedlang.schedule.kinds import Kind
+
+_HERE = Path(__file__).parent
+
+
+def page(pictures: Sequence[Picture]) -> str:
+    """The page, with the schedules side by side on one axis of time."""
+    data = json.dumps([_data(picture) for picture in pictures], separators=(",", ":"))
+    return Template(_read("page.html")).substitute(
+        title=escape(" and ".join(picture.title for picture in pictures)),
+        style=_read("page.css"),
+        # No text in the data may end the element that holds it.
+        data=data.replace("</", "<\\/"),
+        script="".join(map(_read, ("timeline.js", "overlays.js", "page.js"))),
+    )
+
+
+def _read(name: str) -> str:
+    return (_HERE / name).read_text(encoding="utf-8")
+
+
+def _data(picture: Picture) -> dict[str, Any]:
+    """What timeline.js reads: see there."""
+    timeline = picture.timeline
+    layout = picture.layout
+    return {
+        "title": picture.title,
+        "figures": f"makespan {timeline.makespan:.10g}, {timeline.bubble_over_makespan:.1%} idle",
+        "idle": [f"{idle:.0%} idle" for idle in timeline.idle],
+        "slices": layout.slices,
+        "pipelines": [
+            [pipeline.name, pipeline.start, pipeline.stop] for pipeline in layout.pipelines
+        ],
+        "kinds": {int(kind): _kind(kind, picture.chunks) for kind in picture.kinds},
+        "versions": palette.VERSIONS if picture.has_versions else [],
+        "ops": [len(row) for row in picture.ops],
+        "copies": [len(row) for row in picture.copies] if picture.has_copies else [],
+        "boxes": _columns(picture),
+        "arrows": [list(ends) for ends in zip(*picture.arrows, strict=True)] or [[], []],
+        "memory": [
+            [[_number(time) for time, _ in steps], [_number(amount) for _, amount in steps]]
+            for steps in picture.memory
+        ],
+        "places": [[place.where, place.text] for place in picture.places],
+    }
+
+
+def _columns(picture: Picture) -> dict[str, list[Any]]:
+    boxes = picture.boxes
+    columns: dict[str, list[Any]] = {
+        "kind": [int(box.bar.kind) for box in boxes],
+        "stage": [box.bar.stage for box in boxes],
+        "chunk": [box.chunk for box in boxes],
+        "unit": [box.bar.microbatch for box in boxes],
+        "start": [_number(box.bar.start) for box in boxes],
+        "length": [_number(box.bar.end - box.bar.start) for box in boxes],
+        "place": [box.place for box in boxes],
+        "version": [box.version for box in boxes],
+        "overlap": [box.overlap for box in boxes],
+    }
+    # What is 0 for all is left out.
+    return {name: column for name, column in columns.items() if any(column)}
+
+
+def _kind(kind: Kind, chunks: int) -> dict[str, Any]:
+    fills = [palette.fill(kind, chunk, chunks) for chunk in range(chunks)]
+    return {
+        "letters": kind.name,
+        "name": palette.NAMES[kind],
+        "fills": fills,
+        "inks": [palette.ink(fill) for fill in fills],
+        "hatched": kind in palette.HATCHED,
+        "step": kind == Kind.U,
+    }
+
+
+def _number(value: float) -> float:
+    """As few digits as tell times apart on a screen."""
+    rounded = float(f"{value:.9g}")
+    return int(rounded) if rounded.is_integer() else rounded

@@ -1,0 +1,27 @@
+"""A picture as a PNG: the SVG, drawn by resvg."""
+
+from schedlang.report.views.picture import Picture
+from schedlang.report.views.svg import FONTS, svg
+
+#: Pixels of the image per pixel of the SVG: sharp on paper and on screens with small pixels.
+_ZOOM = 2.0
+_LETTER = (
+    f'<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20" font-family="{FONTS}">'
+    '<text y="15">{}</text></svg>'
+)
+
+
+def png(picture: Picture) -> bytes:
+    """The file; ImportError says what is missing: the library that draws, or a font to draw numbers
+    with.
+    """
+    try:
+        from resvg_py import svg_to_bytes
+    except ImportError:
+        raise ImportError("a PNG needs resvg: pip install 'schedlang[png]'") from None
+    # Without a font, resvg leaves out the text and says nothing.
+    if svg_to_bytes(_LETTER.format("0")) == svg_to_bytes(_LETTER.format("")):
+        raise ImportError(
+            f"a PNG needs a font of these on this machine: {FONTS}; Debian has fonts-dejavu-core"
+        )
+    return svg_to_bytes(svg(picture), zoom=_ZOOM)

@@ -1,0 +1,1 @@
+"""The one intermediate form: what runs where, in which order, and what it costs. Pure data."""

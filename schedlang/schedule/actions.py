@@ -1,0 +1,164 @@
+"""Actions: what a rank does, as columns of integers that read as words."""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from attrs import define, field
+
+from schedlang.schedule.kinds import Kind
+
+NO_MICROBATCH = -1
+#: What the text of ops that overlap ends with.
+OVERLAP = "OVERLAP_F_B"
+
+_NAMES: dict[int, str] = {kind: kind.name for kind in Kind}
+
+_OTHER_END: dict[int, tuple[Kind, int]] = {
+    Kind.SEND_F: (Kind.RECV_F, 1),
+    Kind.RECV_F: (Kind.SEND_F, -1),
+    Kind.SEND_B: (Kind.RECV_B, -1),
+    Kind.RECV_B: (Kind.SEND_B, 1),
+}
+
+
+def counterpart(kind: int, number: int, stages: int) -> tuple[Kind, int]:
+    """The other end of a transfer, where there are so many stages.
+
+    An activation goes from stage s to s + 1, a gradient from s to s - 1. Behind the numbers of the
+    stages are those of skips, which are the same at both ends (see `schedlang.schedule.layout`).
+    """
+    other, distance = _OTHER_END[kind]
+    return other, number + (distance if number < stages else 0)
+
+
+def is_transfer(kind: int) -> bool:
+    """Whether an action moves a tensor between ranks."""
+    return kind >= Kind.SEND_F
+
+
+def is_copy(kind: int) -> bool:
+    """Whether an action moves activations between a rank and its host, while the rank goes on."""
+    return kind in (Kind.OFFLOAD, Kind.RELOAD)
+
+
+def is_send(kind: int) -> bool:
+    """Whether an action sends a tensor."""
+    return kind in (Kind.SEND_F, Kind.SEND_B)
+
+
+def word(kind: int, stage: int, microbatch: int) -> str:
+    """An action in torch's spelling: `2SEND_F0`, `1B3`, `0U`."""
+    return f"{stage}{_NAMES[kind]}{'' if microbatch == NO_MICROBATCH else microbatch}"
+
+
+@define
+class Actions:
+    """What one rank does, in order, as columns of integers; row i of all columns is action i.
+
+    `stage` is, of a transfer by a skip, the number of the skip (see `schedlang.schedule.layout`).
+    `group` is 0 for an action issued alone; neighbours that share a number above 0 are issued as
+    one: a batch of transfers, or compute ops that overlap. `source` is the index of the action's
+    place in `Schedule.spans`.
+    """
+
+    kind: "array[int]" = field(factory=lambda: array("b"))
+    stage: "array[int]" = field(factory=lambda: array("i"))
+    microbatch: "array[int]" = field(factory=lambda: array("i"))
+    group: "array[int]" = field(factory=lambda: array("i"))
+    source: "array[int]" = field(factory=lambda: array("i"))
+
+    def add(self, kind: int, stage: int, microbatch: int, source: int, group: int = 0) -> None:
+        """Append one action."""
+        self.kind.append(kind)
+        self.stage.append(stage)
+        self.microbatch.append(microbatch)
+        self.source.append(source)
+        self.group.append(group)
+
+    def extend(
+        self,
+        kinds: Iterable[int],
+        stages: Iterable[int],
+        microbatches: Iterable[int],
+        sources: Iterable[int],
+        groups: Iterable[int],
+    ) -> None:
+        """Append actions, by their columns."""
+        self.kind.extend(kinds)
+        self.stage.extend(stages)
+        self.microbatch.extend(microbatches)
+        self.source.extend(sources)
+        self.group.extend(groups)
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def row(self, index: int) -> tuple[int, int, int, int, int]:
+        """Action `index` as `add` takes it."""
+        return (
+            self.kind[index],
+            self.stage[index],
+            self.microbatch[index],
+            self.source[index],
+            self.group[index],
+        )
+
+    def word(self, index: int) -> str:
+        """Action `index` in torch's spelling."""
+        return word(self.kind[index], self.stage[index], self.microbatch[index])
+
+    def batch(self, index: int) -> range:
+        """The actions issued together with action `index`: its group, or itself alone."""
+        group = self.group[index]
+        end = index + 1
+        if group:
+            while end < len(self) and self.group[end] == group:
+                end += 1
+        return range(index, end)
+
+    def batches(self) -> Iterator[range]:
+        """The actions in the order of issue."""
+        index = 0
+        while index < len(self):
+            batch = self.batch(index)
+            yield batch
+            index = batch.stop
+
+    def issued_as(self, batches: Iterable[Sequence[int]]) -> "Actions":
+        """Some of the actions, by their indices, in other batches or in another order.
+
+        Batches are numbered by their neighbours only, so that what repeats is numbered alike.
+        """
+        issued = Actions()
+        before = 0
+        for batch in filter(len, batches):
+            before = 0 if len(batch) == 1 else 2 if before == 1 else 1
+            for index in batch:
+                issued.add(*self.row(index)[:4], before)
+        return issued
+
+    def text(self) -> str:
+        """All actions in torch's spelling, separated by blanks.
+
+        A batch of transfers is `(0SEND_F4;0RECV_B1)`, ops that overlap are `(0F4;7B1)OVERLAP_F_B`.
+        """
+        return " ".join(map(self.batch_text, self.batches()))
+
+    def batch_text(self, batch: range) -> str:
+        """Actions that are issued together, as `text` has them."""
+        if len(batch) == 1:
+            return self.word(batch.start)
+        text = ";".join(map(self.word, batch))
+        return f"({text}){'' if is_transfer(self.kind[batch.start]) else OVERLAP}"
+
+    def compute(self) -> "Actions":
+        """The actions that are not transfers."""
+        return self.select(lambda kind: not is_transfer(kind))
+
+    def select(self, keeps: Callable[[int], bool]) -> "Actions":
+        """The actions of the kinds that `keeps` is true of; a batch of which some go is a batch of
+        the others.
+        """
+        return self.issued_as(
+            [index for index in batch if keeps(self.kind[index])] for batch in self.batches()
+        )

@@ -1,0 +1,21 @@
+"""What a schedule costs: how long ops and transfers take, and what ranks hold.
+
+Given by a program, by options of a command, in a file, or measured: all become `Costs`.
+"""
+
+from schedlang.schedule.costs.measured import measured_costs
+from schedlang.schedule.costs.model import NAMES, UNIT, Costs, Durations
+from schedlang.schedule.costs.reading import costs_of, make_costs, read_costs
+from schedlang.schedule.costs.transfers import Transfers
+
+__all__ = [
+    "NAMES",
+    "UNIT",
+    "Costs",
+    "Durations",
+    "Transfers",
+    "costs_of",
+    "make_costs",
+    "measured_costs",
+    "read_costs",
+]

@@ -1,0 +1,59 @@
+"""Costs from a measured run."""
+
+from collections.abc import Sequence
+from math import fsum
+from typing import Any
+
+from schedlang.schedule.actions import counterpart, is_send, is_transfer
+from schedlang.schedule.costs.model import DURATIONS, Costs
+from schedlang.schedule.costs.traces import Traced, ops_with_sends
+from schedlang.schedule.timeline import Bar
+
+
+def measured_costs(actions: Sequence[Traced]) -> Costs:
+    """The costs that the actions of a run show, in order of time and in its unit: means, since a
+    step is a sum.
+
+    A duration is that of a kind of op on a stage, with the sends that follow it (`ops_with_sends`);
+    a kind that did not run at all is left open, and where one ran on some stages only, its duration
+    on the others is 0. The time of a transfer is over all of them, see `latencies`.
+    """
+    durations: dict[tuple[int, int], list[float]] = {}
+    for _, bar in ops_with_sends(actions):
+        durations.setdefault((bar.kind, bar.stage), []).append(bar.end - bar.start)
+    stages = range(1 + max((stage for _, stage in durations), default=-1))
+    ran = {kind for kind, _ in durations}
+    found: dict[str, Any] = {
+        name: tuple(_mean(durations.get((kind, stage), [0.0])) for stage in stages)
+        for kind, name in DURATIONS.items()
+        if kind in ran
+    }
+    times = latencies(actions)
+    return Costs(**found, p2p=_mean(times) if times else None)
+
+
+def _mean(times: list[float]) -> float:
+    """To as many digits as differences of times have."""
+    return float(f"{fsum(times) / len(times):.9g}")
+
+
+def latencies(actions: Sequence[Traced]) -> list[float]:
+    """How long transfers took: from where a send had begun to the end of the wait for what it
+    sends, or 0.
+
+    Only those count whose receiver waited from before the send; others may have been there for
+    long. Every send has its receive, in each step of the run.
+    """
+    bars: dict[tuple[int, int, int], list[Bar]] = {}
+    stages = 1 + max((bar.stage for _, bar in actions if not is_transfer(bar.kind)), default=-1)
+    for _, bar in actions:
+        bars.setdefault((bar.kind, bar.stage, bar.microbatch), []).append(bar)
+    return [
+        max(received.end - sent.end, 0.0)
+        for (kind, number, microbatch), sends in bars.items()
+        if is_send(kind)
+        for sent, received in zip(
+            sends, bars.get((*counterpart(kind, number, stages), microbatch), ()), strict=False
+        )
+        if received.start <= sent.start <= received.end
+    ]

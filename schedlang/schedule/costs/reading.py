@@ -1,0 +1,92 @@
+"""Costs from what a user gives: lists by their names, a JSON or YAML file, or the trace of a
+measured run.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
+from schedlang.schedule.costs.measured import measured_costs
+from schedlang.schedule.costs.model import NAMES, SINGLE, Costs
+from schedlang.schedule.costs.traces import traced_actions
+
+#: The largest number that is taken: sums and products of such ones are still numbers.
+_MOST = 1e100
+
+
+def make_costs(lists: Mapping[str, Sequence[float]]) -> Costs:
+    """Costs from the user's lists, by their `NAMES`; ValueError for what cannot be one."""
+    given: dict[str, Any] = {}
+    for name, values in lists.items():
+        if name not in NAMES:
+            from difflib import get_close_matches
+
+            close = get_close_matches(str(name), NAMES, n=1)
+            raise ValueError(
+                f"there is no cost `{name}`{f', there is `{close[0]}`' if close else ''}"
+            )
+        if not values or not all(
+            (-_MOST if "memory" in name else 0) <= each <= _MOST for each in values
+        ):
+            raise ValueError(
+                f"`{name}` must be numbers from {-_MOST if 'memory' in name else 0:g} to {_MOST:g}"
+            )
+        given[NAMES[name]] = (
+            _single(name, values) if NAMES[name] in SINGLE else tuple(map(float, values))
+        )
+    return Costs(**given)
+
+
+def _single(name: str, values: Sequence[float]) -> float | int:
+    """The one number of a cost that is no list."""
+    value = values[0]
+    if len(values) > 1:
+        raise ValueError(f"`{name}` is one number")
+    if name.startswith("bandwidth") and value < 1 / _MOST:
+        raise ValueError(f"`{name}` is {value:g}, it must be more")
+    if name != "ranks_per_node":
+        return float(value)
+    if value < 1 or value != int(value):
+        raise ValueError(f"`{name}` is {value}, it must be a whole number from 1")
+    return int(value)
+
+
+def costs_of(document: Any) -> Costs:
+    """Costs from an object such as `{"forward_times": [1, 1.5], "p2p_time": 0.1}`; ValueError says
+    what is wrong.
+
+    An object with `traceEvents` is a trace in Chrome's format; of its actions, the mean durations
+    are taken.
+    """
+    if not isinstance(document, dict):
+        raise ValueError('it must be an object, such as {"forward_times": [1, 2]}')
+    if "traceEvents" in document:
+        return _traced_costs(document["traceEvents"])
+    lists = {
+        name: values if isinstance(values, list) else [values] for name, values in document.items()
+    }
+    for name, values in lists.items():
+        if not all(type(each) in (int, float) for each in values):
+            raise ValueError(f"`{name}` must be numbers")
+    return make_costs(lists)
+
+
+def _traced_costs(events: Any) -> Costs:
+    """The costs in the events of a trace."""
+    actions = traced_actions(events)
+    if not actions:
+        raise ValueError("the trace has no actions, such as an event `2F0` with a duration")
+    return measured_costs(actions)
+
+
+def read_costs(path: str | Path) -> Costs:
+    """Costs from a JSON or YAML file; CompileError says what is wrong with it."""
+    from schedlang.files.documents import read_document
+
+    try:
+        return costs_of(read_document(path))
+    except ValueError as error:
+        raise CompileError(
+            [Diagnostic("costs", f"costs in `{path}`: {error}", file=str(path))]
+        ) from None

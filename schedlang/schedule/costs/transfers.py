@@ -1,0 +1,33 @@
+"""How long a tensor takes from one rank to another."""
+
+from attrs import frozen
+
+from schedlang.schedule.kinds import Kind
+
+
+@frozen
+class Transfers:
+    """A transfer takes the latency of its link, and its bytes over the link's bandwidth.
+
+    Ranks `n * ranks_per_node` up to the next multiple are node n; without `ranks_per_node` all are
+    on one node. `latency` and `bandwidth` are those inside a node, then those between nodes.
+    `boundary_bytes[s]` is the size of what stage s hands on of one microbatch, or of one slice, to
+    each stage that takes it; the gradient that comes back is as large.
+    """
+
+    latency: tuple[float, float]
+    bandwidth: tuple[float, float]
+    boundary_bytes: tuple[float, ...]
+    ranks_per_node: int | None = None
+
+    def time(self, kind: int, earlier: int, sender: int, receiver: int) -> float:
+        """How long what an op of a kind makes takes from its rank to another; 0 on the same rank.
+
+        It is the output of the stage `earlier`, or the gradient of it. Gradients of weights take no
+        time to be added to those of replicas.
+        """
+        if sender == receiver or kind == Kind.W:
+            return 0.0
+        nodes = self.ranks_per_node
+        link = nodes is not None and sender // nodes != receiver // nodes
+        return self.latency[link] + self.boundary_bytes[earlier] / self.bandwidth[link]

@@ -1,0 +1,93 @@
+"""What the checks find in a schedule, and its way to the user: one mistake in a loop is one
+diagnostic.
+"""
+
+import re
+
+from attrs import frozen
+
+from schedlang.diagnostics.diagnostic import Diagnostic
+from schedlang.diagnostics.source import Label
+from schedlang.diagnostics.waits import Wait
+from schedlang.schedule.schedule import Schedule
+
+
+@frozen
+class Finding:
+    """Something wrong with one action of one rank; places are indices into the schedule's spans.
+
+    What is wrong with ranks that wait is said by their `waits`, in place of the label and the
+    related ones.
+    """
+
+    code: str
+    message: str
+    rank: int
+    place: int = 0
+    label: str = ""
+    related: tuple[tuple[int, str], ...] = ()
+    help: str | None = None
+    waits: tuple[Wait, ...] = ()
+
+
+def diagnose(schedule: Schedule, findings: list[Finding]) -> list[Diagnostic]:
+    """One diagnostic for each code and place, with the number of actions and the ranks that it
+    stands for.
+    """
+    groups: dict[tuple[str, int], list[Finding]] = {}
+    for finding in findings:
+        groups.setdefault((finding.code, finding.place), []).append(finding)
+    return [_diagnostic(schedule, group) for group in groups.values()]
+
+
+def _diagnostic(schedule: Schedule, group: list[Finding]) -> Diagnostic:
+    first = group[0]
+    places = ((first.place, first.label), *first.related)
+    labels = [
+        Label(schedule.spans[place], text) for place, text in places if place < len(schedule.spans)
+    ]
+    labels = [label for wait in first.waits for label in wait.labels()] or labels
+    notes = _skips(schedule, " ".join([first.message, *(label.text for label in labels)]))
+    if len(group) > 1:
+        notes = (
+            *notes,
+            f"and {len(group) - 1} more, on {ranks_text(sorted({each.rank for each in group}))}",
+        )
+    return Diagnostic(
+        first.code,
+        first.message,
+        tuple(labels),
+        schedule.source,
+        notes,
+        first.help,
+        schedule.source.path,
+        first.waits,
+    )
+
+
+def _skips(schedule: Schedule, text: str) -> tuple[str, ...]:
+    """What the numbers of skips are that a text has in its transfers, which look like those of
+    stages.
+    """
+    named = set(map(int, re.findall(r"`(\d+)(?:SEND|RECV)_", text)))
+    return tuple(
+        skip_text(schedule, number) for number in schedule.layout.skip_stages if number in named
+    )
+
+
+def skip_text(schedule: Schedule, number: int) -> str:
+    """What a skip's number stands for."""
+    earlier, later = schedule.layout.skip_stages[number]
+    return f"{number} is the skip from stage {earlier} to stage {later}"
+
+
+def ranks_text(ranks: list[int]) -> str:
+    """Sorted ranks as people write them: `rank 2`, `ranks 0-3, 6`."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], rank]
+        else:
+            runs.append([rank])
+    texts = ["-".join(map(str, run)) for run in runs]
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(texts)}"

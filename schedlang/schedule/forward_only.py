@@ -1,0 +1,25 @@
+"""Keep the forwards: the inference plan that stands in a training program."""
+
+from typing import TypeVar
+
+from attrs import evolve
+
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.schedule import Schedule
+
+S = TypeVar("S", bound=Schedule)
+
+#: The kinds of action that remain.
+FORWARD = {Kind.F, Kind.SEND_F, Kind.RECV_F}
+
+
+def forward_only(schedule: S) -> S:
+    """The schedule's forwards and their transfers, in each rank's order; slots are forgotten.
+
+    They need nothing but each other, so they run to the end wherever the whole schedule does.
+    """
+    return evolve(
+        schedule,
+        ranks=tuple(actions.select(FORWARD.__contains__) for actions in schedule.ranks),
+        slots=None,
+    )

@@ -1,0 +1,190 @@
+"""What runs where: stages on ranks, and the pipelines that the stages make."""
+
+from functools import cached_property
+
+from attrs import frozen
+
+from schedlang.schedule.actions import counterpart
+from schedlang.schedule.kinds import Kind
+
+#: The transfers of a stage with later ones; the others are with earlier ones.
+_WITH_LATER = (Kind.SEND_F, Kind.RECV_B)
+
+
+@frozen
+class Pipeline:
+    """One way of microbatches through the model: the stages `start` up to `stop`, in order.
+
+    Most schedules have one pipeline. Where there are more, the second one's stages are numbered on
+    from the first one's, and so on, and stage `start + i` of each is a replica of the same piece of
+    the model.
+    """
+
+    name: str
+    start: int
+    stop: int
+    microbatches: int
+
+
+def wrong_skip(earlier: int, later: int, stages: int) -> str | None:
+    """What is wrong with a skip among so many stages."""
+    if not 0 <= earlier < stages or not 0 <= later < stages:
+        return f"leads to no stage: there are stages 0 to {stages - 1}"
+    if later <= earlier:
+        return "does not lead forward"
+    return (
+        "leads to the next stage, which gets what that one makes anyway"
+        if later == earlier + 1
+        else None
+    )
+
+
+@frozen
+class Layout:
+    """What runs where: `placement[s]` is the rank that holds stage s; the pipelines have the stages
+    among them.
+
+    A microbatch may be cut into `slices`, which pass through the stages one by one: an action's
+    microbatch is then the number of the slice, counted through all microbatches of its pipeline.
+    The microbatches are those of all `updates` that the schedule shows, in order; the action `U` of
+    a stage has the number of its update for a microbatch. `links[r]` is the link to the host that
+    rank r's copies take, one after the other with those of ranks on the same link; without any,
+    each rank has its own.
+
+    What a stage makes goes to the next one, and by the `skips`, which are pairs of an earlier and a
+    later stage of the first pipeline, and their replicas in the others, further down the pipeline.
+    A transfer between neighbours has the number of its own stage. A skip has a number of its own,
+    at both ends, behind those of all stages.
+    """
+
+    placement: tuple[int, ...]
+    pipelines: tuple[Pipeline, ...]
+    slices: int = 1
+    updates: int = 1
+    links: tuple[int, ...] = ()
+    skips: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def microbatches(self) -> int:
+        """The microbatches of all pipelines."""
+        return sum(pipeline.microbatches for pipeline in self.pipelines)
+
+    @property
+    def pieces(self) -> int:
+        """Into how many stages the model is cut: those of one pipeline; the others' are replicas of
+        them.
+        """
+        return self.pipelines[0].stop
+
+    @cached_property
+    def pipeline_of(self) -> tuple[Pipeline, ...]:
+        """The pipeline of each stage."""
+        return tuple(
+            pipeline for pipeline in self.pipelines for _ in range(pipeline.start, pipeline.stop)
+        )
+
+    def units(self, stage: int) -> int:
+        """How many microbatches, or slices of microbatches, pass through a stage."""
+        return self.pipeline_of[stage].microbatches * self.slices
+
+    def update_of(self, stage: int, microbatch: int) -> int:
+        """The update that a microbatch, or a slice of one, adds its gradient to."""
+        return microbatch * self.updates // self.units(stage)
+
+    def is_first(self, stage: int) -> bool:
+        """Whether a stage takes the inputs."""
+        return self.pipeline_of[stage].start == stage
+
+    def is_last(self, stage: int) -> bool:
+        """Whether a stage makes the losses."""
+        return self.pipeline_of[stage].stop == stage + 1
+
+    def replicas(self, stage: int) -> list[int]:
+        """The stages of all pipelines that are the same piece of the model as a stage, and this
+        one.
+        """
+        piece = stage - self.pipeline_of[stage].start
+        return [pipeline.start + piece for pipeline in self.pipelines]
+
+    @cached_property
+    def skip_stages(self) -> dict[int, tuple[int, int]]:
+        """The earlier and the later stage of every skip, by its number: those of the first
+        pipeline, then the next.
+        """
+        pairs = ((each.start + a, each.start + b) for each in self.pipelines for a, b in self.skips)
+        return dict(enumerate(pairs, len(self.placement)))
+
+    @cached_property
+    def before(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage those whose outputs it takes: the one before, then those of skips."""
+        found = [
+            [] if self.is_first(stage) else [stage - 1] for stage in range(len(self.placement))
+        ]
+        for earlier, later in self.skip_stages.values():
+            found[later].append(earlier)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def after(self) -> tuple[tuple[int, ...], ...]:
+        """For each stage those that take its output: the one after, then those of skips."""
+        found = [[] if self.is_last(stage) else [stage + 1] for stage in range(len(self.placement))]
+        for earlier, later in self.skip_stages.values():
+            found[earlier].append(later)
+        return tuple(map(tuple, found))
+
+    @cached_property
+    def _skip_numbers(self) -> dict[tuple[int, int], int]:
+        return {stages: number for number, stages in self.skip_stages.items()}
+
+    def number(self, stage: int, other: int) -> int:
+        """The number of a stage's transfers with another one."""
+        return self._skip_numbers.get((min(stage, other), max(stage, other)), stage)
+
+    def numbers(self, kind: int, stage: int) -> list[int]:
+        """The numbers of a stage's transfers of a kind, if the other stages were on other ranks."""
+        others = self.after if kind in _WITH_LATER else self.before
+        return [self.number(stage, other) for other in others[stage]]
+
+    def ends(self, kind: int, number: int) -> tuple[int, int]:
+        """The stage of a transfer, and the one at its other end, which may be past the first or
+        last stage.
+        """
+        if number in self.skip_stages:
+            earlier, later = self.skip_stages[number]
+            return (earlier, later) if kind in _WITH_LATER else (later, earlier)
+        return number, number + (1 if kind in _WITH_LATER else -1)
+
+    def stage_of(self, kind: int, number: int) -> int:
+        """The stage of an action, whose number is that of a stage or, of a transfer, of a skip."""
+        return self.ends(kind, number)[0]
+
+    def counterpart(self, kind: int, number: int) -> tuple[Kind, int]:
+        """The other end of a transfer: its kind and number."""
+        return counterpart(kind, number, len(self.placement))
+
+    def peer(self, kind: int, number: int) -> int | None:
+        """The rank at the other end of a transfer.
+
+        None where there is none to reach: past the first or last stage, or a stage of the same
+        rank.
+        """
+        stage, other = self.ends(kind, number)
+        pipeline = self.pipeline_of[stage]
+        if (
+            not pipeline.start <= other < pipeline.stop
+            or self.placement[other] == self.placement[stage]
+        ):
+            return None
+        return self.placement[other]
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages that a rank holds, in order."""
+        return self._held.get(rank, [])[:]
+
+    @cached_property
+    def _held(self) -> dict[int, list[int]]:
+        """The stages of each rank that has any."""
+        found: dict[int, list[int]] = {}
+        for stage, rank in enumerate(self.placement):
+            found.setdefault(rank, []).append(stage)
+        return found

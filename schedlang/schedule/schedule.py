@@ -1,0 +1,199 @@
+"""A schedule: which rank holds which stage, and what each rank does, in order.
+
+The one intermediate form. A program expands to a schedule of compute ops; lowering adds sends and
+receives; a plan is a lowered schedule that passed the checks.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any
+
+from attrs import field, frozen
+
+from schedlang.diagnostics.source import Source, Span
+from schedlang.diagnostics.waits import Values
+from schedlang.schedule.actions import Actions
+from schedlang.schedule.costs import UNIT, Costs
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout
+from schedlang.schedule.transports import PORTABLE
+
+#: An op as a program recorded it: its place in the program, its stage, its microbatch.
+Recorded = tuple[int, int, int]
+#: The most actions of one schedule.
+MOST_STEPS = 20_000_000
+
+
+@frozen
+class Claim:
+    """What a program says of itself: a condition on figures, which `scope` must have when it is
+    evaluated.
+    """
+
+    holds: Callable[[], int]
+    reason: str | None
+    place: int
+    scope: dict[str, Any]
+    names: frozenset[str]
+
+
+@frozen
+class WeightRule:
+    """Which version of its weights a stage reads in the forward, and again in the backward.
+
+    `latest`: the newest, in both. `stash`: the newest in the forward, the same again in the
+    backward. `delay`: for update k, the weights as they were after k - `delay` updates, in both.
+    """
+
+    name: str = "latest"
+    delay: int = 0
+
+
+@frozen
+class Stream:
+    """The ops of a schedule without a flush, per rank: before the first update, and of one
+    update.
+    """
+
+    warmup: tuple[Actions, ...]
+    steady: tuple[Actions, ...]
+
+
+@frozen
+class Kernel:
+    """The rows `start` up to `stop` of a rank's actions, which repeat once per update."""
+
+    start: int
+    stop: int
+
+
+@frozen
+class Trial:
+    """A lowering that was tried: its makespan on the transport, or the code of what is wrong with
+    it there.
+    """
+
+    name: str
+    makespan: float | None = None
+    wrong: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.wrong if self.makespan is None else f'{self.makespan:.10g}'}"
+
+
+@frozen
+class Schedule:
+    """Per-rank actions with their layout and the program they come from.
+
+    `ranks[r]` is what rank r does. `spans[0]` is the schedule's name; `claims` are the program's,
+    checked by `compile`. `weights` has the rule of each stage, or none where all read the latest.
+    Ops that were drawn at time slots have them in `slots`, per rank and action, until the schedule
+    is squeezed. It is to run on a `transport`. `costs` are those that the program or its user gave;
+    passes minimise the `objective`, a property of a timeline.
+    """
+
+    name: str
+    params: dict[str, int]
+    layout: Layout
+    ranks: Sequence[Actions]
+    source: Source = field(repr=False)
+    spans: tuple[Span, ...] = field(repr=False)
+    weights: tuple[WeightRule, ...] = ()
+    slots: tuple[tuple[int, ...], ...] | None = None
+    stream: Stream | None = None
+    claims: tuple[Claim, ...] = field(default=(), eq=False, repr=False)
+    costs: Costs = UNIT
+    transport: str = PORTABLE
+    objective: str = "makespan"
+    #: Of a program: the loop variables at some of its ops, each time that one is recorded; it is
+    #: run again for them.
+    recall: Callable[[frozenset[Recorded]], dict[Recorded, list[Values]]] | None = field(
+        default=None, eq=False, repr=False
+    )
+
+    @property
+    def placement(self) -> tuple[int, ...]:
+        """The rank of each stage."""
+        return self.layout.placement
+
+    @property
+    def microbatches(self) -> int:
+        """The microbatches of all pipelines."""
+        return self.layout.microbatches
+
+    def weights_of(self, stage: int) -> WeightRule:
+        """The rule by which a stage reads its weights."""
+        return self.weights[stage] if self.weights else WeightRule()
+
+    def version_read(self, stage: int, microbatch: int, done: int) -> int:
+        """The version of its weights that a stage's forward reads once so many updates of the stage
+        are done.
+        """
+        rule = self.weights_of(stage)
+        return (
+            max(self.layout.update_of(stage, microbatch) - rule.delay, 0)
+            if rule.name == "delay"
+            else done
+        )
+
+    @cached_property
+    def recomputed(self) -> frozenset[tuple[int, int]]:
+        """The stages and microbatches whose forward is run again before their backward."""
+        return self._with(Kind.R)
+
+    @cached_property
+    def offloaded(self) -> frozenset[tuple[int, int]]:
+        """The stages and microbatches whose activations are on the host between forward and
+        backward.
+        """
+        return self._with(Kind.OFFLOAD)
+
+    def _with(self, wanted: Kind) -> frozenset[tuple[int, int]]:
+        """The stages and microbatches that have an action of a kind."""
+        return frozenset(
+            (stage, microbatch)
+            for actions in self.ranks
+            if wanted in actions.kind
+            for kind, stage, microbatch in zip(
+                actions.kind, actions.stage, actions.microbatch, strict=True
+            )
+            if kind == wanted
+        )
+
+    def microbatches_with(self, wanted: Kind, stage: int) -> set[int]:
+        """The microbatches for which a stage has an action of a kind."""
+        actions = self.ranks[self.placement[stage]]
+        rows = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+        return {
+            microbatch for kind, holder, microbatch in rows if kind == wanted and holder == stage
+        }
+
+    @cached_property
+    def is_forward_only(self) -> bool:
+        """Whether there is no backward at all: inference."""
+        return not any({Kind.B, Kind.I, Kind.W} & set(actions.kind) for actions in self.ranks)
+
+    @cached_property
+    def has_updates(self) -> bool:
+        """Whether there are optimizer steps."""
+        return any(Kind.U in set(actions.kind) for actions in self.ranks)
+
+    def keeps(self, kind: int, stage: int, microbatch: int) -> bool:
+        """Whether what an op adds to the memory stays after it: not if there is no backward, or a
+        recomputation.
+        """
+        return kind != Kind.F or not (
+            self.is_forward_only or (stage, microbatch) in self.recomputed
+        )
+
+    def peer(self, kind: int, number: int) -> int | None:
+        """See `Layout.peer`."""
+        return self.layout.peer(kind, number)
+
+    def stages_of(self, rank: int) -> list[int]:
+        """The stages that a rank holds, in order."""
+        return self.layout.stages_of(rank)
+
+    def where(self, rank: int, index: int) -> str:
+        """The program line that action `index` of a rank came from, as `file:line`."""
+        return self.source.where(self.spans[self.ranks[rank].source[index]].start)

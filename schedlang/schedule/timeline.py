@@ -1,0 +1,146 @@
+"""When each action runs on each rank: predicted by the machine, or measured by the runtime."""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from operator import sub
+from typing import NamedTuple, overload
+
+from attrs import define, field, frozen
+
+from schedlang.schedule.actions import word
+
+
+class Bar(NamedTuple):
+    """One compute action, or one copy to or from the host, in time."""
+
+    kind: int
+    stage: int
+    microbatch: int
+    start: float
+    end: float
+
+    def __str__(self) -> str:
+        return word(*self[:3])
+
+
+@define
+class Bars(Sequence[Bar]):
+    """Bars in order of time, as columns: item i of all columns is bar i."""
+
+    kind: "array[int]" = field(factory=lambda: array("b"))
+    stage: "array[int]" = field(factory=lambda: array("i"))
+    microbatch: "array[int]" = field(factory=lambda: array("i"))
+    start: "array[float]" = field(factory=lambda: array("d"))
+    end: "array[float]" = field(factory=lambda: array("d"))
+
+    @classmethod
+    def of(cls, bars: Iterable[Bar]) -> "Bars":
+        """The columns of some bars."""
+        found = cls()
+        for bar in bars:
+            found.add(*bar)
+        return found
+
+    def add(self, kind: int, stage: int, microbatch: int, start: float, end: float) -> None:
+        """Append one bar."""
+        self.kind.append(kind)
+        self.stage.append(stage)
+        self.microbatch.append(microbatch)
+        self.start.append(start)
+        self.end.append(end)
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @overload
+    def __getitem__(self, index: int) -> Bar: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[Bar]: ...
+
+    def __getitem__(self, index: int | slice) -> Bar | list[Bar]:
+        columns = self.kind, self.stage, self.microbatch, self.start, self.end
+        if isinstance(index, slice):
+            return list(map(Bar._make, zip(*(column[index] for column in columns), strict=True)))
+        return Bar._make([column[index] for column in columns])
+
+    def __iter__(self) -> Iterator[Bar]:
+        return map(
+            Bar._make,
+            zip(self.kind, self.stage, self.microbatch, self.start, self.end, strict=True),
+        )
+
+    @property
+    def busy(self) -> float:
+        """The time that they take."""
+        return sum(map(sub, self.end, self.start), 0.0)
+
+
+@frozen
+class Timeline:
+    """The compute actions of every rank in order of time, in the unit of the costs or in seconds;
+    and its copies.
+
+    Idle time is counted three ways in the field; each property below says which it is.
+    """
+
+    ranks: tuple[Bars, ...]
+    copies: tuple[Bars, ...] = ()
+
+    @cached_property
+    def makespan(self) -> float:
+        """From the first start on any rank to the last end on any rank."""
+        bars = [bars for bars in self.ranks if bars]
+        return max((max(each.end) for each in bars), default=0.0) - min(
+            (min(each.start) for each in bars), default=0.0
+        )
+
+    @cached_property
+    def busy(self) -> list[float]:
+        """For each rank, the time spent in actions."""
+        return [bars.busy for bars in self.ranks]
+
+    @property
+    def copying(self) -> list[float]:
+        """For each rank, the time that its copies to and from the host take, beside its actions."""
+        return [copies.busy for copies in self.copies]
+
+    @cached_property
+    def spans(self) -> list[float]:
+        """For each rank, the time from its own first start to its own last end."""
+        return [bars.end[-1] - bars.start[0] if bars else 0.0 for bars in self.ranks]
+
+    @property
+    def span(self) -> float:
+        """The longest time from a rank's own first start to its own last end."""
+        return max(self.spans)
+
+    @property
+    def idle(self) -> list[float]:
+        """For each rank, the share of the makespan that it does not work."""
+        makespan = self.makespan
+        return [1 - busy / makespan if makespan else 0.0 for busy in self.busy]
+
+    @property
+    def bubble_over_ideal(self) -> float:
+        """Idle time over working time, both summed over the ranks: (P-1)/M for 1F1B."""
+        work = sum(self.busy)
+        return (len(self.ranks) * self.makespan - work) / work if work else 0.0
+
+    @property
+    def bubble_over_makespan(self) -> float:
+        """Idle time over all time: (P-1)/(M+P-1) for 1F1B."""
+        return sum(self.idle) / len(self.idle)
+
+    @property
+    def bubble_of_span(self) -> float:
+        """Idle share within the largest rank span: what the zero-bubble papers call the bubble
+        rate.
+
+        Each rank's time runs from its own first start to its own last end, so idle time before the
+        first and after the last op is not counted (Qi et al., Zero Bubble Pipeline Parallelism,
+        section 5.3).
+        """
+        span, busy = max(zip(self.spans, self.busy, strict=True))
+        return (span - busy) / span if span else 0.0

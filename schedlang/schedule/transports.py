@@ -1,0 +1,84 @@
+"""What a transport does with sends and receives: the rules by which a plan is proved; see
+docs/transports.md.
+"""
+
+from math import inf
+
+from attrs import frozen
+
+
+@frozen
+class Transport:
+    """The rules of a transport; a batch is transfers that are issued as one.
+
+    If it `blocks`, a rank waits at each batch until it is complete; if not, at the op that needs
+    what a receive brings. Batches in one `lane` of a rank go one after the other: all of the
+    rank's, or those with one other rank, or each is on its own. If batches are `apart`, those of
+    several transfers have a lane and a communicator of their own. A send is complete once
+    `capacity` allows its message to wait for the receive. With `tags`, messages meet by what they
+    carry, not in the order of their sends. If `atomic`, batches that exchange messages complete
+    together. If its communicators have a `first_use`, the first batch on each waits until all its
+    ranks come to theirs.
+    """
+
+    name: str
+    blocks: bool = False
+    lane: str = "rank"
+    apart: bool = False
+    capacity: float = 0
+    tags: bool = False
+    atomic: bool = False
+    first_use: bool = False
+
+    @property
+    def travels_ahead(self) -> bool:
+        """Whether a message is on its way from its send, and not only from when both sides are
+        there.
+
+        Its way is into a buffer; or, with tags, into a receive, which a rank can post before the
+        step.
+        """
+        return self.capacity > 0 or self.tags
+
+
+BLOCKING = Transport("blocking", blocks=True)
+GLOO = Transport("gloo", lane="none", tags=True)
+NCCL = Transport("nccl", lane="pair", apart=True, first_use=True)
+NCCL_EAGER = Transport("nccl-eager")
+ATOMIC = Transport("blocking with atomic batches", blocks=True, atomic=True)
+#: `nccl` once its communicators are there.
+WARM_NCCL = Transport("nccl", lane="pair", apart=True)
+
+_BY_NAME = {each.name: (each,) for each in (BLOCKING, GLOO, NCCL, NCCL_EAGER)}
+
+#: What a plan is proved for unless its user says otherwise: all of the others.
+PORTABLE = "portable"
+#: The transport that a portable plan is timed on.
+TIMED = GLOO
+#: The transports of `schedc check --transport all`.
+NAMES = (PORTABLE, *_BY_NAME, "buffered", "buffered:1")
+
+
+def timed(name: str) -> Transport:
+    """The rules by which a plan for a transport is timed; ValueError for an unknown name."""
+    return TIMED if name == PORTABLE else transports(name)[0]
+
+
+def transports(name: str, batches: bool = True) -> tuple[Transport, ...]:
+    """The rules that a plan for a transport must satisfy, each set for itself; ValueError for an
+    unknown name.
+
+    `portable` asks for the strictest ones, which allow only what all the others allow: ranks that
+    block; and for a plan with batches, that these are atomic, and go over communicators of their
+    own as on `nccl`.
+    """
+    if name == PORTABLE:
+        return (ATOMIC, WARM_NCCL) if batches else (BLOCKING,)
+    if name == "buffered":
+        return (Transport(name, blocks=True, capacity=inf),)
+    kind, _, capacity = name.partition(":")
+    if kind == "buffered" and capacity.isdecimal() and 0 < int(capacity) < 10**9:
+        return (Transport(name, blocks=True, capacity=int(capacity)),)
+    if name not in _BY_NAME:
+        raise ValueError(f"there is no transport `{name}`: it is {', '.join(NAMES)} or buffered:k")
+    return _BY_NAME[name]
