@@ -10,9 +10,6 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
-PROGRAMS = TESTS.parent / "programs"
-
 
 def blocks(text: str) -> range:
     first, _, end = text.partition("..")

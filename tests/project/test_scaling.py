@@ -1,0 +1,76 @@
+"""Compiling takes time linear in the actions: executed lines are counted at two sizes, so that no
+clock decides.
+"""
+
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from schedlang import read_source
+from schedlang.compiler import compile_tree
+from schedlang.language.imports import load
+from schedlang.language.syntax import Schedule
+from schedlang.proof import columnwise
+from tests.support.paths import PROGRAMS
+
+#: How many more lines an action may take at the larger size.
+MORE = 1.02
+
+
+def lines_per_action(source: Any, tree: Schedule, ranks: int, microbatches: int) -> float:
+    """The lines of Python, and rounds of comprehensions, for each action of the plan and of its
+    text.
+    """
+    lines = 0
+
+    def count(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal lines
+        lines += 1
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        plan = compile_tree(source, tree, {"ranks": ranks, "microbatches": microbatches})
+        plan.to_json()
+    finally:
+        sys.settrace(before)
+    return lines / sum(map(len, plan.ranks))
+
+
+PLAIN = [
+    "1f1b",
+    "chimera",
+    "dualpipe",
+    "gpipe",
+    "interleaved_1f1b",
+    "pipe_offload",
+    "seq1f1b",
+    "wpipe",
+    "zb_h1",
+]
+#: With passes that look for a better order.
+SEARCHED = ["1f1b_v", "v_half", "v_zb", "zb_1p"]
+
+
+def test_by_columns_lines_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left of the work on each action is the program itself, its text, and two walks over
+    numbers.
+    """
+    loaded = load(read_source(PROGRAMS / "interleaved_1f1b.sched"))
+    each = {}
+    for large in (10**9, 0):
+        monkeypatch.setattr(columnwise, "LARGE", large)
+        each[large] = [lines_per_action(*loaded, 4, microbatches) for microbatches in (64, 256)]
+    assert each[0][1] < each[0][0] < each[10**9][0] / 4
+
+
+@pytest.mark.parametrize("name", PLAIN + SEARCHED)
+def test_lines_per_action(name: str) -> None:
+    """In microbatches and in ranks."""
+    loaded = load(read_source(PROGRAMS / f"{name}.sched"))
+    small = lines_per_action(*loaded, 4, 16)
+    assert lines_per_action(*loaded, 4, 64) < MORE * small
+    assert lines_per_action(*loaded, 12, 24) < MORE * small
