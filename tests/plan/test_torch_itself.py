@@ -3,30 +3,25 @@ read and proved.
 """
 
 import itertools
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from schedlang import CompileError, compile, read_source
+pytest.importorskip("torch", reason="these are torch's tables", exc_type=ImportError)
+import torch
+import torch.distributed as dist
+from torch.distributed.pipelining import PipelineStage, schedules
+
+from schedlang import compile, read_source
 from schedlang.plan.torch_tables import export_table, plan_of, read_table
-from tests.plan.test_torch_tables import EXPORTABLE, SIZES, computes, program, texts
-from tests.support.paths import CASES, PROGRAMS, TESTS
+from tests.plan.test_torch_tables import DEFERRED, EXPORTABLE, SIZES, computes, program, texts
+from tests.support.paths import PROGRAMS
+from tests.support.ranks import Run
 
 MARKERS = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
 FORMS = {"torch-csv": "compute_comms", "torch-csv-compute": "compute_only"}
-
-
-@pytest.fixture(scope="module")
-def torch_schedules() -> SimpleNamespace:
-    pytest.importorskip("torch", reason="these are torch's tables", exc_type=ImportError)
-    from torch.distributed.pipelining import schedules
-
-    return schedules
+WIDTH = 4
 
 
 def stages(ranks: int, number: int, local: int) -> list[SimpleNamespace]:
@@ -40,16 +35,14 @@ def stages(ranks: int, number: int, local: int) -> list[SimpleNamespace]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", EXPORTABLE)
-def test_torch_reads_what_we_write(
-    torch_schedules: SimpleNamespace, name: str, form: str, tmp_path: Path
-) -> None:
+def test_torch_reads_what_we_write(name: str, form: str, tmp_path: Path) -> None:
     """It writes the very same file again, knows where the stages are, and finds that the table runs
     to its end.
     """
     for ranks, microbatches in SIZES:
         plan = program(name, ranks, microbatches)
         (tmp_path / "table.csv").write_text(export_table(plan, form), newline="")
-        runtime = torch_schedules._PipelineScheduleRuntime(
+        runtime = schedules._PipelineScheduleRuntime(
             stages(ranks, len(plan.placement), 1), microbatches
         )
         runtime._load_csv(str(tmp_path / "table.csv"), format=FORMS[form])
@@ -65,9 +58,7 @@ def test_torch_reads_what_we_write(
             rank: [each for each in row if each.microbatch_index is not None]
             for rank, row in singles.items()
         }
-        torch_schedules._simulate_comms_compute(
-            moves, plan.placement.__getitem__, len(plan.placement)
-        )
+        schedules._simulate_comms_compute(moves, plan.placement.__getitem__, len(plan.placement))
 
 
 CLASSES = {
@@ -80,13 +71,11 @@ CLASSES = {
 
 
 @pytest.mark.parametrize("name", CLASSES)
-def test_schedules_of_torch_prove(
-    torch_schedules: SimpleNamespace, name: str, tmp_path: Path
-) -> None:
+def test_schedules_of_torch_prove(name: str, tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
     for local, ranks, rounds in itertools.product(CLASSES[name], (1, 2, 3, 4), (1, 2, 3)):
         microbatches = ranks * rounds * (2 if name == "ScheduleDualPipeV" else 1)
-        schedule = getattr(torch_schedules, name)(stages(ranks, local * ranks, local), microbatches)
+        schedule = getattr(schedules, name)(stages(ranks, local * ranks, local), microbatches)
         rows = [
             " ".join(str(action) for action in row if action)
             for row in schedule.pipeline_order.values()
@@ -103,46 +92,71 @@ def test_schedules_of_torch_prove(
         assert plan.microbatches == microbatches
 
 
-def test_interleaved_zero_bubble_is_that_of_torch(torch_schedules: SimpleNamespace) -> None:
+def test_interleaved_zero_bubble_is_that_of_torch() -> None:
     """Op for op."""
     source = read_source(PROGRAMS / "interleaved_zb.sched")
     for chunks, ranks, rounds in itertools.product((1, 2, 3), (1, 2, 3, 4), (1, 2, 3)):
         of = stages(ranks, chunks * ranks, chunks)
-        theirs = torch_schedules.ScheduleInterleavedZeroBubble(of, ranks * rounds).pipeline_order
+        theirs = schedules.ScheduleInterleavedZeroBubble(of, ranks * rounds).pipeline_order
         plan = compile(source, {"ranks": ranks, "microbatches": ranks * rounds, "chunks": chunks})
         assert computes(plan) == [
             " ".join(str(action) for action in row if action) for row in theirs.values()
         ]
 
 
-#: What torch 2.13 writes for `defer_pp_recv=True`: named by schedule, ranks and microbatches.
-DEFERRED = sorted((CASES / "torch_deferred").glob("*.csv"))
-
-
 @pytest.mark.parametrize("path", DEFERRED, ids=lambda path: path.stem)
-def test_deferred_receives_of_torch_train_wrong(path: Path) -> None:
-    """It puts them in another order than the sends: seen to give wrong gradients, without an error."""
-    with pytest.raises(CompileError) as caught:
-        plan_of(read_table(read_source(path)))
-    assert caught.value.diagnostics[0].code in ("deadlock", "mismatched-transfer")
-
-
-@pytest.mark.parametrize("path", DEFERRED, ids=lambda path: path.stem)
-def test_torch_still_defers_receives_so(
-    torch_schedules: SimpleNamespace, path: Path, tmp_path: Path
-) -> None:
+def test_torch_still_defers_receives_so(path: Path, tmp_path: Path) -> None:
     name, ranks, microbatches = path.stem.split("_")
-    schedule = getattr(torch_schedules, name)(
+    schedule = getattr(schedules, name)(
         stages(int(ranks), 2 * int(ranks), 2), int(microbatches), defer_pp_recv=True
     )
     schedule._dump_csv(str(tmp_path / "table.csv"))
     assert (tmp_path / "table.csv").read_bytes() == path.read_bytes()
 
 
+def model(stages: int) -> list[torch.nn.Module]:
+    torch.manual_seed(0)
+    return [
+        torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()).double()
+        for _ in range(stages)
+    ]
+
+
+def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return ((output - target) ** 2).mean()
+
+
+def gradient_error(file: Path, form: str, placement: list[int], microbatches: int) -> float:
+    """Train one step with a table in torch's own pipelining, and in one process: the largest
+    difference of a gradient on this rank, relative to the largest gradient.
+    """
+    rank = dist.get_rank()
+    alone = model(len(placement))
+    parts = model(len(placement))
+    count = len(placement)
+    inputs, targets = torch.randn(2, 2 * microbatches, WIDTH, dtype=torch.double)
+    loss(torch.nn.Sequential(*alone)(inputs), targets).backward()
+    mine = [stage for stage, holder in enumerate(placement) if holder == rank]
+    stages = [PipelineStage(parts[stage], stage, count, torch.device("cpu")) for stage in mine]
+    runtime = schedules._PipelineScheduleRuntime(stages, microbatches, loss_fn=loss)
+    runtime._load_csv(str(file), format=form)
+    runtime.step(*([inputs] if 0 in mine else []), target=targets if count - 1 in mine else None)
+    pairs = [
+        (p.grad, q.grad)
+        for s in mine
+        for p, q in zip(parts[s].parameters(), alone[s].parameters(), strict=True)
+    ]
+    return max(float((mine - right).abs().max() / right.abs().max()) for mine, right in pairs)
+
+
+def gradient_errors(cases: dict[str, tuple[Path, str, list[int], int]]) -> dict[str, float]:
+    return {name: gradient_error(*case) for name, case in cases.items()}
+
+
 @pytest.mark.processes
-def test_torch_trains_with_our_tables(torch_schedules: SimpleNamespace, tmp_path: Path) -> None:
+def test_torch_trains_with_our_tables(run_ranks: Run, tmp_path: Path) -> None:
     """On two processes of torch's own runtime, the gradients of one."""
-    cases = []
+    cases = {}
     for (name, microbatches), form in itertools.product(
         [
             ("1f1b", 3),
@@ -155,28 +169,10 @@ def test_torch_trains_with_our_tables(torch_schedules: SimpleNamespace, tmp_path
         FORMS,
     ):
         plan = program(name, 2, microbatches)
-        cases.append([f"{name}.{form}", FORMS[form], plan.placement, microbatches])
-        (tmp_path / f"{name}.{form}").write_text(export_table(plan, form), newline="")
-    (tmp_path / "tables.json").write_text(json.dumps(cases))
-    workers = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                str(TESTS / "support" / "torch_tables_worker.py"),
-                str(tmp_path),
-                str(rank),
-            ],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]
-    try:
-        assert [worker.wait(60) for worker in workers] == [0, 0]
-    finally:
-        for worker in workers:
-            worker.kill()
-    for rank in range(2):
-        found = json.loads((tmp_path / f"found{rank}.json").read_text())
-        assert len(found) == len(cases)
-        for case, difference in found.items():
-            assert difference < 1e-12, case
+        file = tmp_path / f"{name}.{form}"
+        file.write_text(export_table(plan, form), newline="")
+        cases[file.name] = file, FORMS[form], plan.placement, microbatches
+    for found in run_ranks(gradient_errors, 2, cases).results():
+        assert found.keys() == cases.keys()
+        for case, error in found.items():
+            assert error < 1e-12, case

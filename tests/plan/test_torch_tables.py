@@ -11,7 +11,7 @@ from schedlang import CompileError, Plan, Source, compile, read_plan, read_sourc
 from schedlang.cli.main import main
 from schedlang.lowering import lower
 from schedlang.plan.torch_tables import export_table, plan_of, read_table
-from tests.support.paths import PROGRAMS
+from tests.support.paths import CASES, PROGRAMS
 from tests.support.strategies import oracle, schedules
 
 #: What torch's tables have no word for.
@@ -338,3 +338,15 @@ def test_commands(
     assert captured.err.endswith("30 errors, the first 20 are shown; see: schedc explain table\n")
     assert main(["import", "absent.csv"]) == 1
     assert main(["export", one_f_one_b, "--to", "torch-csv", "-o", "absent/table.csv"]) == 1
+
+
+#: What torch 2.13 writes for `defer_pp_recv=True`: named by schedule, ranks and microbatches.
+DEFERRED = sorted((CASES / "torch_deferred").glob("*.csv"))
+
+
+@pytest.mark.parametrize("path", DEFERRED, ids=lambda path: path.stem)
+def test_deferred_receives_of_torch_train_wrong(path: Path) -> None:
+    """It puts them in another order than the sends: seen to give wrong gradients, without an error."""
+    with pytest.raises(CompileError) as caught:
+        plan_of(read_table(read_source(path)))
+    assert caught.value.diagnostics[0].code in ("deadlock", "mismatched-transfer")

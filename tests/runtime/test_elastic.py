@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from schedlang import compile, read_source
-from tests.support.launches import ENVIRONMENT, LIMIT, children, until, worker_of
 from tests.support.paths import PROGRAMS
+from tests.support.processes import ENVIRONMENT, LIMIT, children, until, worker_of
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 import torch

@@ -1,145 +1,127 @@
-"""Models of users: how they are cut into stages, their files, and that they train as in one
-process.
-"""
+"""Models of users: how they are cut into stages, and that these train as in one process."""
 
 import copy
-import os
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
-from schedlang import compile, read_source
-from schedlang.plan.plan import Plan
-from tests.support.launches import Outcome, Run, fixtures
-from tests.support.paths import DOCS, PROGRAMS
-
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from schedlang.runtime import PipelineError, load_model, load_optimizers, measure, split
+from schedlang.runtime import Pipeline, PipelineError, measure, split
+from tests.support.cut_models import LENGTH, ROWS, VOCABULARY, alone, gradients, loss_of, sequence
+from tests.support.models import difference, program
+from tests.support.ranks import Run
 
 pytestmark = pytest.mark.processes
 
-worker, run = fixtures("model_worker.py")
+
+def sequences() -> dict[str, tuple[bool, float]]:
+    """A Sequential under schedules of all kinds of placement: whether gradients are to the bit, and
+    how far at most.
+    """
+    inputs, targets = torch.randn(
+        2, 8 * ROWS, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    found = {}
+    for name in ("1f1b", "interleaved_1f1b", "zb_v", "dualpipe"):
+        plan = program(name, ranks=4, microbatches=8)
+        reference = sequence()
+        alone(reference, nn.functional.mse_loss, inputs, targets)
+        stages = split(sequence(), plan)
+        Pipeline(plan, stages, nn.functional.mse_loss).step(inputs, targets)
+        pairs = list(gradients(stages, reference))
+        found[name] = [
+            all(torch.equal(*each) for each in pairs),
+            max(difference(*each) for each in pairs),
+        ]
+    return found
 
 
-def test_a_sequential_is_cut_for_every_placement(run: Run) -> None:
+def test_a_sequential_is_cut_for_every_placement(run_ranks: Run) -> None:
     """To the bit, but where the gradients of two pipelines are summed."""
-    for found in run("sequences", 4).found():
+    for found in run_ranks(sequences, 4).results():
         for name, (equal, worst) in found.items():
             assert equal or name == "dualpipe"
             assert worst < 1e-12
 
 
-def test_stages_that_are_not_neighbours(run: Run) -> None:
+class Encode(nn.Module):
+    """Changes what an encoder has so far; the first one embeds, and keeps that for the last stage
+    of the decoder.
+    """
+
+    def __init__(self, is_first: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 16, dtype=torch.float64) if is_first else None
+        self.layer = nn.Linear(16, 16, dtype=torch.float64)
+
+    def forward(self, passed: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.embed is not None:
+            start = self.embed(passed.pop("source"))
+            passed = passed | {"memory": start, "skip": start}
+        return passed | {"memory": passed["memory"] + self.layer(passed["memory"]).tanh()}
+
+
+class Decode(nn.Module):
+    """Looks at all of what the encoder made; the first one embeds its own tokens."""
+
+    def __init__(self, is_first: bool) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 16, dtype=torch.float64) if is_first else None
+        self.look = nn.MultiheadAttention(16, 2, batch_first=True, dtype=torch.float64)
+
+    def forward(self, passed: dict[str, Tensor]) -> dict[str, Tensor]:
+        if self.embed is not None:
+            passed = passed | {"x": self.embed(passed.pop("tokens"))}
+        x = passed["x"]
+        memory = passed["memory"]
+        return passed | {"x": x + self.look(x, memory, memory, need_weights=False)[0]}
+
+
+class Scores(nn.Module):
+    """The end of the decoder, which also has what the encoder began with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(32, VOCABULARY, dtype=torch.float64)
+
+    def forward(self, passed: dict[str, Tensor]) -> Tensor:
+        return self.scores(torch.cat([passed["x"], passed["skip"]], -1))
+
+
+def encoder_decoder() -> dict[str, float]:
+    """An encoder and a decoder, and an edge from first to last: how far gradients are from those of
+    one process.
+    """
+    generator = torch.Generator().manual_seed(1)
+    source, given, targets = torch.randint(VOCABULARY, (3, 8 * ROWS, LENGTH), generator=generator)
+    inputs = {"source": source, "tokens": given}
+    found = {}
+    for name in ("1f1b", "interleaved_1f1b", "zb_v", "dualpipe"):
+        torch.manual_seed(0)
+        firsts = (True, False, False, False)
+        model = nn.Sequential(*map(Encode, firsts), *map(Decode, firsts), Scores())
+        reference = copy.deepcopy(model)
+        plan = program(name, ranks=4, microbatches=8)
+        for part in range(8):
+            mine = {key: value.chunk(8)[part] for key, value in inputs.items()}
+            (loss_of(reference(mine), targets.chunk(8)[part]) / 8).backward()
+        stages = split(model, plan)
+        Pipeline(plan, stages, loss_of).step(inputs, targets)
+        found[name] = max(difference(*each) for each in gradients(stages, reference))
+    return found
+
+
+def test_stages_that_are_not_neighbours(run_ranks: Run) -> None:
     """All stages of a decoder need what the encoder made, and the last one what the first began
     with.
     """
-    for found in run("encoder_decoder", 4).found():
+    for found in run_ranks(encoder_decoder, 4).results():
         assert len(found) == 4
         assert max(found.values()) < 1e-12
-
-
-def test_a_llama_of_transformers_trains_in_slices(run: Run) -> None:
-    """Each rank loads its own slice alone; of two pipelines it has two."""
-    shares = {"zb_v": 0, "dualpipe": 0}
-    for found in run("llamas", 4).found():
-        for name, (equal, worst, share) in found.items():
-            assert equal or name == "dualpipe"
-            assert worst < 1e-5
-            assert share < (0.35 if name == "zb_v" else 0.6)
-            shares[name] += share
-    assert shares == {"zb_v": pytest.approx(1), "dualpipe": pytest.approx(2)}
-
-
-def test_the_models_that_the_page_names_are_cut_as_they_are(run: Run) -> None:
-    (found,) = run("families", 1).found()
-    assert set(found.values()) == {True}
-    page = (DOCS / "models.md").read_text(encoding="utf-8")
-    assert [name for name in found if name not in page] == []
-
-
-def test_the_program_of_the_page_works(run: Run) -> None:
-    assert run("page", 2).found() == [True, True]
-
-
-def test_tied_weights_are_found_and_stay_tied(run: Run) -> None:
-    """Wherever their stages are; also from a file in which they have one name."""
-    for found in run("tied_llamas", 4).found():
-        assert list(found) == ["zb_v", "dualpipe", "1f1b", "end"]
-        # AdamW divides by gradients, of which some are little more than rounding.
-        assert found.pop("end") < 1e-2
-        assert max(found.values()) < 1e-5
-
-
-def test_replicas_of_a_pipeline_save_one_model(run: Run) -> None:
-    assert max(run("mesh", 4).found()) < 1e-12
-
-
-def test_a_run_goes_on_under_another_schedule_and_number_of_ranks(run: Run, tmp_path: Path) -> None:
-    """20 steps with AdamW, to the bit: losses, and the weights as `from_pretrained` reads them in
-    the end.
-    """
-    (first,) = filter(None, run("first_half", 4).found())
-    (tmp_path / "port").unlink()
-    ours, others = run("second_half", 2).found()
-    losses, expected, same = others
-    assert first + losses == expected
-    assert len(expected) == 20
-    assert expected[-1] < expected[0] - 0.1
-    assert same
-    assert ours[0] == []
-
-
-def test_a_pipeline_that_updates_saves_its_newest_weights(run: Run) -> None:
-    """Of 14 weights, themselves and what AdamW keeps of each."""
-    found = run("updated", 2).found()
-    assert sum(count for count, _ in found) == 14 * 6
-    assert [same for _, same in found] == [True, True]
-
-
-def test_a_model_is_saved_whole_or_not_at_all(run: Run, tmp_path: Path) -> None:
-    """A rank dies; the next attempt, in the same place, is not harmed by what is left of the first."""
-    outcome = run("dies_while_saving", 2)
-    assert outcome.codes == [1, -9]
-    assert re.search(
-        r"rank 1 has not written its part of the model within 2 s$", outcome.logs[0], re.M
-    )
-    assert not (tmp_path / "saved").exists()
-    assert (tmp_path / "saved.new").exists()
-    (tmp_path / "port").unlink()
-    (tmp_path / "again").write_text("")
-    assert run("dies_while_saving", 2).found() == [3, 3]
-    assert not (tmp_path / "saved.new").exists()
-
-
-@pytest.mark.parametrize(
-    ("scenario", "message"),
-    [
-        (
-            "names_twice",
-            r"two stages have a weight `0\.weight`: save_model is for stages of one model, by `split`",
-        ),
-        (
-            "apart",
-            r"`\S+00002-of-00002\.safetensors` is not there for rank 0: all ranks must share the folder",
-        ),
-        ("nowhere", r"the model `\S+/file/saved` cannot be written: (Not a directory|File exists)"),
-        (
-            "still_empty",
-            r"the stages are on the meta device: give them their weights first, by `load_model`",
-        ),
-    ],
-)
-def test_what_cannot_be_saved_or_run_is_one_error(run: Run, scenario: str, message: str) -> None:
-    outcome: Outcome = run(scenario, 2)
-    assert outcome.codes == [1, 1], outcome.logs
-    for log in outcome.logs:
-        assert re.search(rf"rank \d failed: {message}$", log, re.M), outcome.logs
 
 
 WITH_GLUE = "all that is done to it must be done in blocks"
@@ -164,11 +146,7 @@ class Model(nn.Module):
         return x
 
 
-def plan_of(program: str, **params: int) -> Plan:
-    return compile(read_source(PROGRAMS / f"{program}.sched"), params)
-
-
-PLAN = plan_of("1f1b", ranks=2)
+PLAN = program("1f1b", ranks=2)
 
 
 def first_forward(model: nn.Module) -> None:
@@ -258,7 +236,7 @@ def test_each_stage_has_its_own_copy_of_a_tied_weight() -> None:
     """Also where both are on one rank, or two optimizers would have the same weight."""
     model = Model()
     model.layers[3].weight = tied = model.layers[0].weight
-    stages = split(model, plan_of("zb_v", ranks=2), ["layers"], rank=0)
+    stages = split(model, program("zb_v", ranks=2), ["layers"], rank=0)
     assert stages.tied == [{0: "layers.0.weight", 3: "layers.3.weight"}]
     first, last = (
         dict(stages[stage].named_parameters())[name] for stage, name in stages.tied[0].items()
@@ -275,7 +253,7 @@ def test_what_is_shared_and_slices_are_not_cut() -> None:
     ):
         split(nn.Sequential(nn.Linear(4, 4), activation, nn.Linear(4, 4), activation), PLAN, rank=0)
     with pytest.raises(PipelineError, match="the plan has slices"):
-        split(Model(), plan_of("terapipe"), ["layers"], rank=0)
+        split(Model(), program("terapipe"), ["layers"], rank=0)
 
 
 def test_a_measure_finds_the_slow_blocks_and_leaves_the_model_alone() -> None:
@@ -295,50 +273,3 @@ def test_a_measure_finds_the_slow_blocks_and_leaves_the_model_alone() -> None:
         assert costs[1] == costs[3] > 2 * costs[0] == 2 * costs[2]
     assert all(torch.equal(each, before[name]) for name, each in full.state_dict().items())
     assert all(each.grad is None for each in full.parameters())
-
-
-def model_in(folder: Path) -> dict[int, nn.Module]:
-    """A model, and a file of it."""
-    stages = {0: Model()}
-    save_file(stages[0].state_dict(), folder / "model.safetensors")
-    return stages
-
-
-def test_files_that_are_of_no_use(tmp_path: Path) -> None:
-    stages = model_in(tmp_path)
-    assert load_model(tmp_path, stages) == 0
-    with pytest.raises(
-        PipelineError,
-        match=r"`\S+/optimizer.safetensors.index.json` cannot be read: No such file or d",
-    ):
-        load_optimizers(tmp_path, stages, [])
-    with pytest.raises(PipelineError, match=r"`\S+` has no `0\.weight`"):
-        load_model(tmp_path, {0: nn.Sequential(nn.Linear(4, 4))})
-    other = Model()
-    other.layers[2] = nn.Linear(4, 5)
-    with pytest.raises(
-        PipelineError, match=r"`layers\.2\.weight` is \[4, 4\] in `\S+`, here \[5, 4\]"
-    ):
-        load_model(tmp_path, {0: other})
-    file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:100])
-    with pytest.raises(PipelineError, match=r"cannot be read: .*header"):
-        load_model(tmp_path, stages)
-
-
-def test_weights_do_not_live_in_their_file(tmp_path: Path) -> None:
-    whole = model_in(tmp_path)[0].state_dict()
-    with torch.device("meta"):
-        model = Model()
-    load_model(tmp_path, {0: model})
-    os.truncate(tmp_path / "model.safetensors", 100)
-    assert all(torch.equal(each, whole[name]) for name, each in model.state_dict().items())
-
-
-def test_a_buffer_in_no_file_is_not_left_empty(tmp_path: Path) -> None:
-    model_in(tmp_path)
-    with torch.device("meta"):
-        model = Model()
-        model.register_buffer("positions", torch.arange(4), persistent=False)
-    with pytest.raises(PipelineError, match="`positions` is on the meta device and in no file"):
-        load_model(tmp_path, {0: model})

@@ -19,8 +19,8 @@ import pytest
 from attrs import frozen
 
 from schedlang import Source, compile, write_plan
-from tests.support.launches import ENVIRONMENT
 from tests.support.paths import PROGRAMS
+from tests.support.processes import ENVIRONMENT
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 pytestmark = pytest.mark.processes

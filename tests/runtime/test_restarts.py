@@ -9,16 +9,24 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
 import pytest
 
 from schedlang import Source, compile, write_plan
-from tests.support.launches import ENVIRONMENT, LIMIT, Run, children, fixtures, until, worker_of
 from tests.support.paths import PROGRAMS
+from tests.support.processes import ENVIRONMENT, LIMIT, children, until, worker_of
+from tests.support.ranks import Run
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+import torch.distributed as dist
+from torch import nn
+
+from schedlang.runtime import Pipeline
+from tests.support.models import WIDTH, pipeline, program
+
 pytestmark = pytest.mark.processes
 
 TORCHRUN = [
@@ -153,35 +161,82 @@ def test_the_trainer_resumes_under_torchrun(tmp_path: Path) -> None:
     assert (figures["steps"], figures["loss_error"], figures["gradient_error"]) == (12, 0, 0)
 
 
-worker, run = fixtures("fault_worker.py")
+def checkpointed(schedule: str = "1f1b", width: int = WIDTH) -> Pipeline:
+    plan = program(schedule, ranks=2, microbatches=4)
+    return pipeline(plan, [nn.Linear(WIDTH, width) for _ in range(2)])
 
 
-def test_the_newest_checkpoint_that_all_ranks_have_is_resumed(run: Run) -> None:
+def partial_checkpoint(kept: Path) -> list[int]:
+    """Both ranks have steps 1 and 2, rank 0 also step 3, which rank 1 has begun to write, and rank
+    1 alone has 4.
+    """
+    rank = dist.get_rank()
+    ours = checkpointed()
+    empty = ours.resume(kept)
+    dist.barrier()
+    for step in (1, 2, 3 + rank):
+        ours.save(kept, step)
+    if rank == 1:
+        file = kept / "step-4-rank-1.pt"
+        file.with_name("step-3-rank-1.new").write_bytes(file.read_bytes()[:100])
+    return [empty, ours.resume(kept)]
+
+
+def test_the_newest_checkpoint_that_all_ranks_have_is_resumed(
+    run_ranks: Run, tmp_path: Path
+) -> None:
     """Not what only one has, nor what is half written; in an empty folder, none."""
-    assert run("partial_checkpoint", 2).found() == [[0, 2], [0, 2]]
+    assert run_ranks(partial_checkpoint, 2, tmp_path / "kept").results() == [[0, 2], [0, 2]]
+
+
+def checkpoint_of_another_plan(kept: Path) -> None:
+    checkpointed().save(kept, 2)
+    checkpointed("gpipe").resume(kept)
+
+
+def damaged_checkpoint(kept: Path) -> None:
+    checkpointed().save(kept, 2)
+    if dist.get_rank() == 1:
+        file = kept / "step-2-rank-1.pt"
+        file.write_bytes(file.read_bytes()[:100])
+    checkpointed().resume(kept)
+
+
+def checkpoint_of_another_model(kept: Path) -> None:
+    checkpointed().save(kept, 2)
+    checkpointed(width=WIDTH + 1).resume(kept)
+
+
+def nowhere_to_write(kept: Path) -> None:
+    if dist.get_rank() == 0:
+        kept.write_text("")
+    dist.barrier()
+    checkpointed().save(kept, 2)
 
 
 @pytest.mark.parametrize(
-    ("scenario", "message"),
+    ("resume", "message"),
     [
         (
-            "checkpoint_of_another_plan",
+            checkpoint_of_another_plan,
             r"the checkpoint `\S+-rank-\d\.pt` is of `one_f_one_b` with ranks = 2, microbatches = 4, not of `gpipe` with "
             r"ranks = 2, microbatches = 4: resume with its own plan, or in another folder",
         ),
-        ("damaged_checkpoint", r"the checkpoint `\S+/step-2-rank-1\.pt` cannot be read: .*"),
+        (damaged_checkpoint, r"the checkpoint `\S+/step-2-rank-1\.pt` cannot be read: .*"),
         (
-            "checkpoint_of_another_model",
+            checkpoint_of_another_model,
             r"the checkpoint does not fit stage \d: Error\(s\) in loading state_dict .*",
         ),
         (
-            "nowhere_to_write",
+            nowhere_to_write,
             r"the checkpoint `\S+` cannot be written: (Not a directory|File exists)",
         ),
     ],
 )
-def test_a_checkpoint_of_no_use_is_one_error(run: Run, scenario: str, message: str) -> None:
-    outcome = run(scenario, 2)
+def test_a_checkpoint_of_no_use_is_one_error(
+    run_ranks: Run, tmp_path: Path, resume: Callable[[Path], None], message: str
+) -> None:
+    outcome = run_ranks(resume, 2, tmp_path / "kept")
     assert outcome.codes == [1, 1], outcome.logs
     for log in outcome.logs:
         assert re.search(rf"(stopped|Error): rank \d failed: {message}$", log, re.M), outcome.logs

@@ -1,10 +1,7 @@
 """`python -m schedlang.runtime`, and a user's own script, under torchrun."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,23 +11,11 @@ from schedlang.cli.main import main
 from schedlang.report.measured import compare as compare_run
 from schedlang.report.measured import read_run
 from schedlang.schedule.costs import read_costs
-from tests.support.paths import PROGRAMS, ROOT
-
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-LIMIT = 100
+from tests.support.paths import PROGRAMS
+from tests.support.processes import python, torchrun
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 pytestmark = pytest.mark.processes
-
-
-def torchrun(ranks: int, *command: object) -> subprocess.CompletedProcess[str]:
-    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    return python(*launch, *command)
-
-
-def python(*command: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, *map(str, command)]
-    return subprocess.run(line, capture_output=True, text=True, timeout=LIMIT, env=ENVIRONMENT)
 
 
 def exit_codes(stderr: str) -> list[str]:
