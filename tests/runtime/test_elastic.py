@@ -20,6 +20,7 @@ import torch
 
 from schedlang.runtime.example.gpt import build_gpt, cut_gpt
 from schedlang.runtime.example.task import Task
+from tests.support.training import Train
 
 pytestmark = pytest.mark.processes
 
@@ -324,11 +325,10 @@ def test_older_versions_of_weights_are_for_their_own_plan(tmp_path: Path) -> Non
     )
 
 
-def test_a_program_that_is_not_for_this_number_is_said_once() -> None:
-    done = run(torchrun(3), PROGRAMS / "dualpipe.sched")
-    assert done.returncode == 1
+def test_a_program_that_is_not_for_this_number_is_said_once(train: Train) -> None:
+    done = train(3, PROGRAMS / "dualpipe.sched")
+    assert done.codes == [1, 1, 1]
     assert done.stderr.count("error[require]") == 1, done.stderr
-    assert re.findall(r"exitcode  : (-?\d+)", done.stderr) == ["1", "1", "1"]
 
 
 @pytest.mark.parametrize(
@@ -338,20 +338,20 @@ def test_a_program_that_is_not_for_this_number_is_said_once() -> None:
         ("rnks=1", None),
     ],
 )
-def test_parameters_of_the_program(parameter: str, message: str | None) -> None:
-    done = run(RUNTIME, IN_TIME, "-p", parameter)
-    assert done.returncode == 1
+def test_parameters_of_the_program(train: Train, parameter: str, message: str | None) -> None:
+    done = train(0, IN_TIME, "-p", parameter)
+    assert done.codes == [1]
     assert (
         done.stderr == message if message else done.stderr.startswith("error[unknown-parameter]")
     ), done.stderr
 
 
-def test_a_program_that_does_not_come_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_program_that_does_not_come_is_not_waited_for(train: Train, tmp_path: Path) -> None:
     """Rank 0 reads from a pipe to which nobody writes."""
     program = tmp_path / "pipe.sched"
     os.mkfifo(program)
-    done = run(torchrun(2), program, "--timeout", 3)
-    assert done.returncode == 1
+    done = train(2, program, "--timeout", 3)
+    assert done.codes == [-signal.SIGTERM, 1]
     assert re.search(
         r"^rank 1 lost another rank at the start: Timed out waiting 3000ms", done.stderr, re.M
     )

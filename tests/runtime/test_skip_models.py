@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.support.paths import DOCS, PROGRAMS
-from tests.support.processes import python
 from tests.support.ranks import Run
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
@@ -38,6 +37,7 @@ from tests.support.skip_models import (
     UNet,
     in_order,
 )
+from tests.support.training import Train
 
 pytestmark = pytest.mark.processes
 
@@ -312,15 +312,15 @@ def test_replicas_and_sharded_stages_with_skips(run_ranks: Run) -> None:
         assert max(found) < 1e-12
 
 
-def test_skips_of_a_schedule_without_a_flush(tmp_path: Path) -> None:
+def test_skips_of_a_schedule_without_a_flush(train: Train, tmp_path: Path) -> None:
     """With older versions of the weights, as in one process."""
     text = (PROGRAMS / "pipedream_2bw.sched").read_text()
     late = tmp_path / "late.sched"
     line = "param microbatches = 4"
     late.write_text(text.replace(line, f"{line} skip s in 0 .. 2 from s to s + 2"))
     assert late.read_text() != text
-    done = python("-m", "schedlang", "run", late, "--steps", 3, "--check")
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = train(4, late, "--steps", 3, "--check")
+    assert done.codes == [0] * 4, done.stdout + done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["loss_error"] < 1e-6
     assert figures["gradient_error"] < 1e-5

@@ -15,6 +15,8 @@ from tests.support.paths import PROGRAMS
 from tests.support.processes import python, torchrun
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+from tests.support.training import Train
+
 pytestmark = pytest.mark.processes
 
 
@@ -30,22 +32,30 @@ def plan_file(folder: Path, name: str, **params: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("name", "ranks", "stages"), [("interleaved_1f1b", 4, 8), ("zb_h1", 2, 2)])
-def test_training_is_that_of_one_process(
-    tmp_path: Path, name: str, ranks: int, stages: int
-) -> None:
-    plan = plan_file(tmp_path, name, ranks=ranks, microbatches=4)
-    done = torchrun(ranks, "-m", "schedlang.runtime", plan, "--steps", 4, "--check")
+def test_training_is_that_of_one_process(train: Train, tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, "interleaved_1f1b", ranks=4, microbatches=4)
+    done = train(4, plan, "--steps", 4, "--check")
+    assert done.codes == [0] * 4, done.stderr
+    check_training(done.stdout, "interleaved_1f1b", 4, 8)
+
+
+def test_schedc_run_is_a_training_under_torchrun() -> None:
+    sizes = ["-p", "ranks=2", "-p", "microbatches=4"]
+    options = ["--steps", "4", "--check"]
+    done = python("-m", "schedlang", "run", PROGRAMS / "zb_h1.sched", *sizes, *options)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    check_training(done.stdout, "zb_h1", 2, 2)
+
+
+def check_training(out: str, name: str, ranks: int, stages: int) -> None:
+    """What 4 steps print: a loss that goes down, and figures."""
+    lines = out.splitlines()
     assert re.fullmatch(
         rf"{name} \(ranks {ranks}, stages {stages}, microbatches 4\) trains a GPT .*", lines[0]
     )
     losses = [
         float(loss)
-        for loss in re.findall(
-            r"^step +\d+  loss (\d\.\d{4}) .* tokens/s$", done.stdout, re.MULTILINE
-        )
+        for loss in re.findall(r"^step +\d+  loss (\d\.\d{4}) .* tokens/s$", out, re.MULTILINE)
     ]
     assert len(losses) == 4
     assert losses[-1] < losses[0] - 0.5
@@ -62,12 +72,12 @@ def test_training_is_that_of_one_process(
 
 @pytest.mark.parametrize(("name", "exact"), [("pipedream_2bw", True), ("dualpipe", False)])
 def test_training_with_late_gradients_and_with_replicas(
-    tmp_path: Path, name: str, exact: bool
+    train: Train, tmp_path: Path, name: str, exact: bool
 ) -> None:
     plan = plan_file(tmp_path, name, ranks=2, microbatches=4)
     trace = tmp_path / "trace.json"
-    done = torchrun(2, "-m", "schedlang.runtime", plan, "--steps", 3, "--check", "--trace", trace)
-    assert done.returncode == 0, done.stderr
+    done = train(2, plan, "--steps", 3, "--check", "--trace", trace)
+    assert done.codes == [0, 0], done.stderr
     run = read_run(trace)
     check_trace(run.plan, json.loads(trace.read_text())["traceEvents"])
     assert run.plan.layout.updates * len(run.steps) == (3 if exact else 2)
@@ -96,38 +106,30 @@ def check_trace(plan: Plan, events: list[dict]) -> None:
     assert ends["1RECV_F0"] > sends["0SEND_F0"]
 
 
-def test_a_plan_for_inference_is_not_trained(tmp_path: Path) -> None:
-    done = python(
-        "-m", "schedlang.runtime", plan_file(tmp_path, "forward_only", ranks=1, microbatches=2)
-    )
-    assert (done.returncode, done.stderr) == (1, "the plan has no backward\n")
+def test_a_plan_for_inference_is_not_trained(train: Train, tmp_path: Path) -> None:
+    done = train(0, plan_file(tmp_path, "forward_only", ranks=1, microbatches=2))
+    assert (done.codes, done.stderr) == ([1], "the plan has no backward\n")
 
 
 def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
-    done = python(
-        "-m",
-        "schedlang.runtime",
-        plan_file(tmp_path, "gpipe", ranks=1, microbatches=2),
-        "--steps",
-        1,
-    )
+    plan = plan_file(tmp_path, "gpipe", ranks=1, microbatches=2)
+    done = python("-m", "schedlang.runtime", plan, "--steps", 1)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert "gradient_error" not in figures
     assert figures["measured_idle"][0] < 0.5
 
 
-def test_a_wrong_number_of_processes(tmp_path: Path) -> None:
+def test_a_wrong_number_of_processes(train: Train, tmp_path: Path) -> None:
     plan = plan_file(tmp_path, "1f1b", ranks=4, microbatches=4)
     message = f"the plan needs 4 processes, {{}} started: torchrun --nproc-per-node 4 -m schedlang.runtime {plan}\n"
-    done = python("-m", "schedlang.runtime", plan)
-    assert (done.returncode, done.stderr) == (1, message.format("1 was"))
-    done = torchrun(2, "-m", "schedlang.runtime", plan)
-    assert done.stderr.count(message.format("2 were")) == 1
-    assert exit_codes(done.stderr) == ["1", "1"]
+    done = train(0, plan)
+    assert (done.codes, done.stderr) == ([1], message.format("1 was"))
+    done = train(2, plan)
+    assert (done.codes, done.stderr) == ([1, 1], message.format("2 were"))
 
 
-def test_replicas(tmp_path: Path) -> None:
+def test_replicas(train: Train, tmp_path: Path) -> None:
     """Losses are means over replicas; the trace is of the first one; and what they train is what
     one pipeline does.
     """
@@ -136,8 +138,8 @@ def test_replicas(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     options = ["--checkpoint", kept, "--check", "--steps"]
     half = ["-p", "microbatches=4", "--replicas", 2]
-    done = torchrun(4, "-m", "schedlang.runtime", program, *half, *options, 3, "--trace", trace)
-    assert done.returncode == 0, done.stderr
+    done = train(4, program, *half, *options, 3, "--trace", trace)
+    assert done.codes == [0] * 4, done.stderr
     assert done.stdout.startswith(
         "zb_v (ranks 2, stages 4, microbatches 4, replicas 2) trains a GPT of "
     )
@@ -148,8 +150,8 @@ def test_replicas(tmp_path: Path) -> None:
     assert figures["gradient_error"] <= 1e-5
     assert len(figures["measured_idle"]) == 2
     check_trace(read_run(trace).plan, json.loads(trace.read_text())["traceEvents"])
-    done = python("-m", "schedlang.runtime", program, "-p", "microbatches=8", *options, 5)
-    assert done.returncode == 0, done.stderr
+    done = train(0, program, "-p", "microbatches=8", *options, 5)
+    assert done.codes == [0], done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["steps"] == 5
     assert figures["loss_error"] <= 1e-5
@@ -174,17 +176,16 @@ def test_replicas(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_number_of_replicas(
-    tmp_path: Path, ranks: int | None, replicas: int, message: str
+    train: Train, tmp_path: Path, ranks: int | None, replicas: int, message: str
 ) -> None:
     plan = plan_file(tmp_path, "1f1b", ranks=ranks) if ranks else PROGRAMS / "1f1b.sched"
-    done = torchrun(2, "-m", "schedlang.runtime", plan, "--replicas", replicas)
-    assert done.stderr.startswith(message.format(plan=plan) + "\n"), done.stderr
-    assert exit_codes(done.stderr) == ["1", "1"]
+    done = train(2, plan, "--replicas", replicas)
+    assert (done.codes, done.stderr) == ([1, 1], message.format(plan=plan) + "\n")
 
 
-def test_a_plan_that_cannot_be_read(tmp_path: Path) -> None:
-    done = python("-m", "schedlang.runtime", tmp_path / "none.json")
-    assert done.returncode == 1
+def test_a_plan_that_cannot_be_read(train: Train, tmp_path: Path) -> None:
+    done = train(0, tmp_path / "none.json")
+    assert done.codes == [1]
     assert done.stderr.startswith("error[unreadable]: cannot read ")
     assert "Traceback" not in done.stderr
 

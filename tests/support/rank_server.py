@@ -1,8 +1,9 @@
 """The process from which ranks are forked: it imports torch and each test module once.
 
 `ranks.py` starts it with the number of a file descriptor, by which it is asked for runs: a function
-with its arguments, a number of ranks, a folder for what comes of them, and limits in seconds. A rank
-prints to `<rank>.log`, and what its function returns is in `<rank>.result`.
+with its arguments, a number of ranks, whether they join a process group, a folder for what comes of
+them, and limits in seconds. A rank prints to `<rank>.log`, and what its function returns is in
+`<rank>.result`.
 
 The server itself never computes anything, nor does it open a connection, so that it has no threads
 that a fork would lose.
@@ -14,8 +15,8 @@ import pickle
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -26,63 +27,41 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 
+from tests.support.forks import fork, print_to, read, write
 
-def rank_main(function: Callable[[], object], rank: int, ranks: int, folder: Path) -> None:
+
+def rank_main(
+    function: Callable[[], object], rank: int, ranks: int, joins: bool, folder: Path
+) -> None:
     """One rank: joins the others, calls the function and leaves what it returned."""
-    log = os.open(folder / f"{rank}.log", os.O_WRONLY | os.O_CREAT)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    dist.init_process_group(
-        "gloo", store=join_store(rank, ranks, folder / "port"), rank=rank, world_size=ranks
-    )
-    dist.barrier()
+    print_to(folder / f"{rank}.log", 1, 2)
+    if joins:
+        store = join_store(rank, ranks, folder / "port")
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+        dist.barrier()
     (folder / f"{rank}.started").touch()
-    result = pickle.dumps(function())
-    write(folder / f"{rank}.result", result)
-    # Nobody leaves while another one still needs it, or waits in vain for some other reason than
-    # its own.
-    dist.barrier()
-    dist.destroy_process_group()
+    write(folder / f"{rank}.result", pickle.dumps(function()))
+    if joins:
+        # Nobody leaves while another one still needs it, or waits in vain for some other reason
+        # than its own.
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 def join_store(rank: int, ranks: int, port: Path) -> dist.TCPStore:
-    """The store of the process group, which rank 0 has, as under torchrun."""
+    """The store of the process group, which rank 0 has."""
     if rank == 0:
         store = dist.TCPStore("127.0.0.1", 0, ranks, is_master=True, wait_for_workers=False)
         write(port, str(store.port).encode())
         return store
-    while not port.exists():
-        time.sleep(0.005)
-    return dist.TCPStore("127.0.0.1", int(port.read_text()), ranks, is_master=False)
-
-
-def write(path: Path, content: bytes) -> None:
-    """At once: the file is there with all of its content, or not at all."""
-    new = path.with_name(f"{path.name}.new")
-    new.write_bytes(content)
-    new.rename(path)
-
-
-def fork(function: Callable[[], object], rank: int, ranks: int, folder: Path) -> int:
-    """The process of a rank."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    try:
-        rank_main(function, rank, ranks, folder)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    return dist.TCPStore("127.0.0.1", int(read(port).decode()), ranks, is_master=False)
 
 
 def run(
     connection: Connection,
     function: Callable[[], object],
     ranks: int,
+    joins: bool,
     folder: Path,
     limit: float,
     seconds: float | None,
@@ -90,7 +69,12 @@ def run(
     """How long the ranks took, and how each of them ended: None where it had to be ended."""
     begin = time.monotonic()
     end = begin + limit
-    children = [fork(function, rank, ranks, folder) for rank in range(ranks)]
+    children = [
+        fork(partial(rank_main, function, rank, ranks, joins, folder)) for rank in range(ranks)
+    ]
+    for child in children:
+        # With all processes that it starts itself.
+        os.setpgid(child, child)
     codes: dict[int, int | None] = {}
     while len(codes) < ranks:
         if seconds is not None and len(list(folder.glob("*.started"))) == ranks:
@@ -100,7 +84,7 @@ def run(
         if connection.poll(0.005) or time.monotonic() > end:
             for child in children:
                 if child not in codes:
-                    os.kill(child, signal.SIGKILL)
+                    os.killpg(child, signal.SIGKILL)
                     os.waitpid(child, 0)
                     codes[child] = None
         for child in children:

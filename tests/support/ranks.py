@@ -79,14 +79,15 @@ class RankServer:
         function: Callable[..., object],
         ranks: int,
         *arguments: object,
+        joins: bool = True,
         seconds: float | None = None,
     ) -> Outcome:
         """Call a function with these arguments on so many ranks.
 
-        The ranks have the seconds from when all of them have started.
+        They join a process group, or not; they have the seconds from when all have started.
         """
         call = partial(function, *arguments)
-        self.connection.send_bytes(pickle.dumps((call, ranks, folder, LIMIT, seconds)))
+        self.connection.send_bytes(pickle.dumps((call, ranks, joins, folder, LIMIT, seconds)))
         took, codes = self.connection.recv()
         logs = [(folder / f"{rank}.log").read_text() for rank in range(ranks)]
         return Outcome(took, codes, logs, folder)
@@ -101,11 +102,9 @@ def runner(server: RankServer, folder: Path) -> Run:
     """What runs functions for one test; each run has a folder of its own."""
     numbers = count()
 
-    def run(
-        function: Callable[..., object], ranks: int, *given: object, **limits: float
-    ) -> Outcome:
+    def run(function: Callable[..., object], ranks: int, *given: object, **how: Any) -> Outcome:
         own = folder / f"run{next(numbers)}"
         own.mkdir()
-        return server.run(own, function, ranks, *given, **limits)
+        return server.run(own, function, ranks, *given, **how)
 
     return run
