@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from attrs import frozen
 
 from tests.support.paths import GALLERY
 from tests.support.ranks import Run
@@ -36,6 +37,7 @@ from tests.support.models import (
     pipeline,
     program,
     replicated,
+    shared_out,
     update_batches,
     version_plan,
 )
@@ -72,43 +74,71 @@ SLICES = """schedule slices {
 """
 
 
-def compare(plan: Plan, dtype: torch.dtype = torch.float64, **options: float) -> list[float]:
+@frozen
+class Reference:
+    """What one process makes of the batches that a plan is given."""
+
+    #: Of each step, by microbatch.
+    losses: list[list[torch.Tensor]]
+    #: By microbatch, of each step, where microbatches have slices.
+    outputs: list[list[torch.Tensor]]
+    #: Of each stage, added up over the steps.
+    gradients: list[list[torch.Tensor | None]]
+
+
+def steps_of(plan: Plan) -> int:
+    return 1 if plan.is_forward_only else 2
+
+
+def in_one_process(
+    plan: Plan, dtype: torch.dtype = torch.float64, loss_scale: float | None = None
+) -> Reference:
+    model = one_model(plan.layout, dtype)
+    scale = loss_scale or 1 / plan.microbatches
+    losses = []
+    outputs = []
+    for step in range(steps_of(plan)):
+        found = [alone(model, x) for x in batch(plan, step, dtype)[0].chunk(plan.microbatches)]
+        targets = batch(plan, step, dtype)[1].chunk(plan.microbatches)
+        each = [nn.functional.mse_loss(x, y) for x, y in zip(found, targets, strict=True)]
+        for loss in each:
+            (loss * scale).backward()
+        losses.append([loss.detach() for loss in each])
+        outputs.append([x.detach() for x in found] if plan.layout.slices > 1 else [])
+    gradients = [[weight.grad for weight in stage.parameters()] for stage in model]
+    return Reference(losses, outputs, gradients)
+
+
+def compare(
+    plan: Plan, expected: Reference, dtype: torch.dtype = torch.float64, **options: float
+) -> list[float]:
     """The largest differences of losses and of gradients, of the stages on this rank.
 
     Two steps, whose gradients add up, with an evaluation between them, which leaves them alone.
     """
     model = replicated(plan, dtype)
-    reference = one_model(plan.layout, dtype)
-    scale = options.get("loss_scale", 1 / plan.microbatches)
     ours = pipeline(plan, model, **options)
     worst = [0.0, 0.0]
-    for step in range(1 if plan.is_forward_only else 2):
+    for step in range(steps_of(plan)):
         inputs, targets = batch(plan, step, dtype)
-        expected = []
-        for x, y in zip(
-            inputs.chunk(plan.microbatches), targets.chunk(plan.microbatches), strict=True
-        ):
-            loss = nn.functional.mse_loss(alone(reference, x), y)
-            (loss * scale).backward()
-            expected.append(loss.detach())
         if plan.layout.slices > 1:
             # Put together again.
-            for output, x in zip(
-                ours.evaluate(inputs) or [], inputs.chunk(plan.microbatches), strict=False
-            ):
-                worst[0] = max(worst[0], difference(output, alone(reference, x)))
+            outputs = ours.evaluate(inputs) or []
+            for output, right in zip(outputs, expected.outputs[step], strict=False):
+                worst[0] = max(worst[0], difference(output, right))
         evaluated = ours.evaluate(inputs, targets)
         found = [evaluated and torch.stack(evaluated)]
         if not plan.is_forward_only:
             found.append(ours.step(inputs, targets))
         for losses in found:
-            worst[0] = max(worst[0], loss_difference(plan, losses, expected, dist.get_rank()))
+            right = expected.losses[step]
+            worst[0] = max(worst[0], loss_difference(plan, losses, right, dist.get_rank()))
     for stage in [] if plan.is_forward_only else plan.stages_of(dist.get_rank()):
-        other_stage = reference[stage % len(reference)]
-        for weight, other in zip(model[stage].parameters(), other_stage.parameters(), strict=True):
+        right = expected.gradients[stage % len(expected.gradients)]
+        for weight, gradient in zip(model[stage].parameters(), right, strict=True):
             assert weight.grad is not None
-            assert other.grad is not None
-            worst[1] = max(worst[1], difference(weight.grad, other.grad))
+            assert gradient is not None
+            worst[1] = max(worst[1], difference(weight.grad, gradient))
     return worst
 
 
@@ -133,7 +163,8 @@ def all_plans(ranks: int) -> dict[str, Plan]:
 
 def compare_all(plans: dict[str, Plan]) -> dict[str, list[float]]:
     """Two accumulating steps of each plan, against one process."""
-    return {name: compare(plan) for name, plan in plans.items()}
+    expected = shared_out(in_one_process, plans)
+    return {name: compare(plan, expected[name]) for name, plan in plans.items()}
 
 
 #: What has optimizer steps: it has a test of its own.
@@ -165,13 +196,14 @@ def test_losses_and_gradients_are_those_of_one_process(run_ranks: Run, ranks: in
 
 def scaled() -> list[float]:
     """The sum of the losses, instead of the mean."""
-    return compare(program("1f1b", ranks=2, microbatches=3), loss_scale=1.0)
+    plan = program("1f1b", ranks=2, microbatches=3)
+    return compare(plan, in_one_process(plan, loss_scale=1.0), loss_scale=1.0)
 
 
 def bfloat16() -> list[float]:
     """The type of the activations is the modules' own."""
     plan = program("zb_h1", ranks=2, microbatches=3)
-    return compare(plan, torch.bfloat16)
+    return compare(plan, in_one_process(plan, torch.bfloat16), torch.bfloat16)
 
 
 def updates() -> list[float]:
@@ -221,28 +253,39 @@ LATE = [
 ]
 
 
-def versions(folder: Path) -> dict[str, list[bool]]:
+def late_plans(ranks: int) -> dict[str, tuple[Plan, list[int], str]]:
+    """For some schedules and optimizers, the plan, and the delay of each stage's weights."""
+    cases = LATE if ranks == 2 else LATE[len(OPTIMIZERS) - 1 :]
+    return {
+        f"{name} {optimizer}": (version_plan(name, ranks), DELAYS[name](ranks), optimizer)
+        for name, optimizer in cases
+    }
+
+
+def one_process_later(case: tuple[Plan, list[int], str]) -> list[list[nn.Module]]:
+    """The stages of one process whose gradients are as late, later by one update, and in time."""
+    plan, delays, optimizer = case
+    others = delays, [each + 1 for each in delays], [0 for _ in delays]
+    return [delayed(plan, each, optimizer, 2 * plan.layout.updates) for each in others]
+
+
+def versions(cases: dict[str, tuple[Plan, list[int], str]], folder: Path) -> dict[str, list[bool]]:
     """Weights after two steps of some updates each, against one process with late gradients.
 
-    For every schedule and optimizer: whether they are the same to the bit, without and with a
-    checkpoint between the steps; and whether they differ from those of gradients that are one
-    update later, and of gradients in time.
+    For every case: whether they are the same to the bit, without and with a checkpoint between the
+    steps; and whether they differ from those of gradients that are one update later, and of
+    gradients in time.
     """
     rank = dist.get_rank()
-    ranks = dist.get_world_size()
     found = {}
-    for name, optimizer in LATE if ranks == 2 else LATE[len(OPTIMIZERS) - 1 :]:
-        plan = version_plan(name, ranks)
-        delays = DELAYS[name](ranks)
+    expected = shared_out(one_process_later, cases)
+    for name, (plan, delays, optimizer) in cases.items():
         mine = plan.stages_of(rank)
-        updates = 2 * plan.layout.updates
         assert 1 + max(delays[stage] for stage in mine) == follow_weights(plan).held[rank]
         uncut = two_steps(plan, delays, optimizer)
         resumed = two_steps(plan, delays, optimizer, folder)
-        right = delayed(plan, delays, optimizer, updates)
-        later = delayed(plan, [each + 1 for each in delays], optimizer, updates)
-        in_time = delayed(plan, [0 for _ in delays], optimizer, updates)
-        found[f"{name} {optimizer}"] = [
+        right, later, in_time = expected[name]
+        found[name] = [
             same(uncut, right, mine),
             same(resumed, right, mine),
             not same(uncut, later, mine),
@@ -315,7 +358,7 @@ def test_late_gradients_are_those_of_one_process(
     """To the bit: with and without a checkpoint, and not those of other delays; with as many
     versions as claimed.
     """
-    for rank in run_ranks(versions, ranks, tmp_path).results():
+    for rank in run_ranks(versions, ranks, late_plans(ranks), tmp_path).results():
         assert len(rank) == (8 if ranks == 2 else 5)
         assert {name: found for name, found in rank.items() if found != [True] * 4} == {}
 
@@ -361,7 +404,8 @@ def crossed() -> list[float]:
     with suppress(CompileError):
         compile(Source("crossed.sched", CROSSED))
         raise AssertionError("the plan is portable")
-    return compare(compile(Source("crossed.sched", CROSSED), transport="gloo"))
+    plan = compile(Source("crossed.sched", CROSSED), transport="gloo")
+    return compare(plan, in_one_process(plan))
 
 
 def test_a_plan_for_gloo_alone_runs_on_gloo(run_ranks: Run) -> None:

@@ -4,6 +4,8 @@ import copy
 import os
 import signal
 import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,6 +19,8 @@ from tests.support.paths import PROGRAMS
 from tests.support.ranks import LIMIT
 from tests.support.skip_models import Skipping, in_order
 
+T = TypeVar("T")
+V = TypeVar("V")
 WIDTH = 8
 ROWS = 3
 
@@ -63,7 +67,7 @@ def modules(
     skips: tuple[tuple[int, int], ...] = (),
 ) -> list[nn.Module]:
     """All stages of a small model, the same on every rank."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     if sliced:
         return [Summed(dtype) for _ in range(stages)]
     found = [nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=dtype), nn.Tanh()) for _ in range(stages)]
@@ -156,7 +160,7 @@ def version_plan(name: str, ranks: int) -> Plan:
 
 def normed(stages: int) -> list[nn.Module]:
     """Stages with a layer of every kind whose backward reads its weights."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)
     return [
         nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), nn.Tanh())
         for _ in range(stages)
@@ -170,25 +174,65 @@ def update_batches(plan: Plan, updates: range) -> list[tuple[torch.Tensor, torch
     return [tuple(torch.randn(2, rows, WIDTH, generator=each)) for each in generators]
 
 
-def delayed(plan: Plan, delays: list[int], optimizer: str, updates: int) -> list[nn.Module]:
-    """What one process makes of gradients that are so late: all versions of all stages are kept as
-    modules.
-    """
-    masters = normed(len(delays))
-    versions = [[copy.deepcopy(each)] for each in masters]
-    optimizers = [OPTIMIZERS[optimizer](list(each.parameters())) for each in masters]
-    per_update = plan.microbatches // plan.layout.updates
-    for update, (inputs, targets) in enumerate(update_batches(plan, range(updates))):
-        read = [each[max(update - delay, 0)] for each, delay in zip(versions, delays, strict=True)]
-        for x, y in zip(inputs.chunk(per_update), targets.chunk(per_update), strict=True):
-            (nn.functional.mse_loss(nn.Sequential(*read)(x), y) / per_update).backward()
-        for master, old, each, kept in zip(masters, read, optimizers, versions, strict=True):
-            for weight, other in zip(master.parameters(), old.parameters(), strict=True):
-                weight.grad = other.grad
-                other.grad = None
+class Versions:
+    """The weights of stages after each update of one process, and stages that read older ones."""
+
+    def __init__(self, stages: list[nn.Module]) -> None:
+        self.stages = stages
+        self._readers = [copy.deepcopy(each) for each in stages]
+        self._kept: list[list[list[torch.Tensor]]] = []
+        self._keep()
+
+    def _keep(self) -> None:
+        self._kept.append(
+            [[weight.detach().clone() for weight in each.parameters()] for each in self.stages]
+        )
+
+    def read(self, delays: list[int]) -> nn.Sequential:
+        """The stages with their weights of so many updates before."""
+        newest = len(self._kept) - 1
+        for stage, (reader, delay) in enumerate(zip(self._readers, delays, strict=True)):
+            kept = self._kept[max(newest - delay, 0)][stage]
+            for weight, old in zip(reader.parameters(), kept, strict=True):
+                weight.data.copy_(old)
+        return nn.Sequential(*self._readers)
+
+    def update(self, *optimizers: torch.optim.Optimizer) -> None:
+        """Make an update with the gradients of the stages that were read."""
+        self.take_gradients()
+        for each in optimizers:
             each.step()
-            kept.append(copy.deepcopy(master))
-    return masters
+        self._keep()
+
+    def take_gradients(self) -> None:
+        """Give the stages the gradients of those that were read."""
+        for stage, reader in zip(self.stages, self._readers, strict=True):
+            for weight, other in zip(stage.parameters(), reader.parameters(), strict=True):
+                if other.grad is not None:
+                    weight.grad = other.grad
+                    other.grad = None
+
+
+def delayed(plan: Plan, delays: list[int], optimizer: str, updates: int) -> list[nn.Module]:
+    """What one process makes of gradients that are so late."""
+    stages = normed(len(delays))
+    versions = Versions(stages)
+    optimizers = [OPTIMIZERS[optimizer](list(each.parameters())) for each in stages]
+    per_update = plan.microbatches // plan.layout.updates
+    for inputs, targets in update_batches(plan, range(updates)):
+        read = versions.read(delays)
+        for x, y in zip(inputs.chunk(per_update), targets.chunk(per_update), strict=True):
+            (nn.functional.mse_loss(read(x), y) / per_update).backward()
+        versions.update(*optimizers)
+    return stages
+
+
+def shared_out(function: Callable[[T], V], cases: Mapping[str, T]) -> dict[str, V]:
+    """What a function makes of each case, for all ranks: each computes a part of them."""
+    mine = list(cases.items())[dist.get_rank() :: dist.get_world_size()]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, {name: function(case) for name, case in mine})
+    return {name: value for each in found for name, value in each.items()}
 
 
 # What goes wrong.
