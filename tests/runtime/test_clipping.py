@@ -1,10 +1,10 @@
 """Training that is clipped by the norm of all gradients, on real processes: that of one process."""
 
-import copy
 import math
 from itertools import product
 
 import pytest
+from attrs import frozen
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 import torch.distributed as dist
@@ -27,11 +27,13 @@ from tests.support.models import (
     DELAYS,
     ROWS,
     UPDATES,
+    Versions,
     batch,
     difference,
     modules,
     program,
     replicated,
+    shared_out,
     version_plan,
 )
 from tests.support.ranks import Run
@@ -94,13 +96,17 @@ def test_clipped_training_is_that_of_one_process(run_ranks: Run) -> None:
             assert weight < 1e-12, name
 
 
-def clipped_updates_of_plans() -> dict[str, list[float]]:
-    """For each schedule that updates: the largest differences, from one process, of a norm and of a
-    weight.
+@frozen
+class LateUpdates:
+    """A plan that updates, with the delay of each stage's weights, and so many replicas of it."""
 
-    After 40 updates; on 4 ranks, and on 2 with replicas, and whether these are the same.
-    """
-    of = mesh("dp", "pp")
+    plan: Plan
+    delays: list[int]
+    replicas: int
+
+
+def plans_with_updates() -> dict[str, LateUpdates]:
+    """On 4 ranks, and on 2 with replicas."""
     found = {}
     updates = Source("updates.sched", UPDATES)
     for name, ranks in product(
@@ -111,19 +117,31 @@ def clipped_updates_of_plans() -> dict[str, list[float]]:
         )
         delays = DELAYS[name](ranks) if name in DELAYS else [0] * len(plan.placement)
         plan = plan.for_updates(20) if plan.kernels else plan
-        found[f"{name} {ranks}"] = clipped_late(plan, delays, of if ranks == PIPE else None)
+        found[f"{name} {ranks}"] = LateUpdates(plan, delays, 2 if ranks == PIPE else 1)
     return found
 
 
-def clipped_late(plan: Plan, delays: list[int], of: DeviceMesh | None) -> list[float]:
+def clipped_updates_of_plans(cases: dict[str, LateUpdates]) -> dict[str, list[float]]:
+    """For each case: the largest differences, from one process, of a norm and of a weight after 40
+    updates, and whether replicas are the same.
+    """
+    of = mesh("dp", "pp")
+    expected = shared_out(clipped_in_one_process, cases)
+    return {
+        name: clipped_late(case.plan, of if case.replicas == 2 else None, *expected[name])
+        for name, case in cases.items()
+    }
+
+
+def clipped_late(
+    plan: Plan,
+    of: DeviceMesh | None,
+    limit: float,
+    expected: list[float],
+    reference: list[nn.Module],
+) -> list[float]:
     (replica, rank) = place(of) if of else (0, dist.get_rank())
-    replicas = 2 if of else 1
-    begin = [each.double() for each in modules(len(plan.placement))]
-    expected, _ = late_norms(plan, begin, delays, replicas, math.inf)
-    limit = sorted(expected)[20]
-    expected, reference = late_norms(plan, begin, delays, replicas, limit)
-    assert min(expected) < limit < max(expected)
-    model = copy.deepcopy(begin)
+    model = doubles(plan)
     mine = {stage: model[stage] for stage in plan.stages_of(rank)}
     optimizers = {stage: momentum(model[stage]) for stage in mine}
     ours = Pipeline(
@@ -141,46 +159,51 @@ def clipped_late(plan: Plan, delays: list[int], of: DeviceMesh | None) -> list[f
     return [worst, max(difference(*pair) for pair in pairs), same]
 
 
-def late_norms(
-    plan: Plan, begin: list[nn.Module], delays: list[int], replicas: int, limit: float
-) -> tuple[list[float], list[nn.Module]]:
-    """The norms of 40 updates in one process whose gradients are so late, and the weights that come
-    of it.
+def doubles(plan: Plan) -> list[nn.Module]:
+    return [each.double() for each in modules(len(plan.placement))]
+
+
+def clipped_in_one_process(case: LateUpdates) -> tuple[float, list[float], list[nn.Module]]:
+    """A limit that clips about half of 40 updates, their norms, and the stages after them."""
+    norms, _ = late_norms(case, math.inf)
+    limit = sorted(norms)[20]
+    norms, stages = late_norms(case, limit)
+    assert min(norms) < limit < max(norms)
+    return limit, norms, stages
+
+
+def late_norms(case: LateUpdates, limit: float) -> tuple[list[float], list[nn.Module]]:
+    """The norms of 40 updates in one process whose gradients are so late, and the stages after
+    them.
     """
-    model = copy.deepcopy(begin)
+    plan = case.plan
+    stages = doubles(plan)
+    versions = Versions(stages)
+    whole = nn.ModuleList(stages)
+    optimizer = momentum(whole)
     per_update = plan.microbatches // plan.layout.updates
     norms = []
-    versions = [[copy.deepcopy(each)] for each in model]
-    optimizer = momentum(nn.ModuleList(model))
     for step in range(40 // plan.layout.updates):
-        all = [
+        batches = [
             [part.split(ROWS * per_update) for part in batch(plan, 10 * step + each)]
-            for each in range(replicas)
+            for each in range(case.replicas)
         ]
         for update in range(plan.layout.updates):
-            read = [
-                each[max(len(norms) - delay, 0)]
-                for each, delay in zip(versions, delays, strict=True)
-            ]
-            for inputs, targets in all:
-                loss = nn.functional.mse_loss(nn.Sequential(*read)(inputs[update]), targets[update])
-                (loss / replicas).backward()
-            for master, old in zip(model, read, strict=True):
-                for weight, other in zip(master.parameters(), old.parameters(), strict=True):
-                    weight.grad = other.grad
-                    other.grad = None
-            norms.append(float(nn.utils.clip_grad_norm_(nn.ModuleList(model).parameters(), limit)))
-            optimizer.step()
-            for master, kept in zip(model, versions, strict=True):
-                kept.append(copy.deepcopy(master))
-    return norms, model
+            read = versions.read(case.delays)
+            for inputs, targets in batches:
+                loss = nn.functional.mse_loss(read(inputs[update]), targets[update])
+                (loss / case.replicas).backward()
+            versions.take_gradients()
+            norms.append(float(nn.utils.clip_grad_norm_(whole.parameters(), limit)))
+            versions.update(optimizer)
+    return norms, stages
 
 
 def test_updates_clipped_by_the_norm_of_all_stages_are_those_of_one_process(run_ranks: Run) -> None:
     """40 updates, of which some are clipped; on 4 ranks, and with replicas, of which all have the
     same, to the bit.
     """
-    for found in run_ranks(clipped_updates_of_plans, 4).results():
+    for found in run_ranks(clipped_updates_of_plans, 4, plans_with_updates()).results():
         assert len(found) == 10
         for name, (norm, weight, same) in found.items():
             assert norm < 1e-12, name

@@ -34,6 +34,7 @@ from tests.support.models import (
     ROWS,
     WIDTH,
     Does,
+    Versions,
     alone,
     batch,
     difference,
@@ -200,7 +201,7 @@ def updates() -> dict[str, list[float]]:
 
 def late_updates(plan: Plan, model: list[nn.Module], delays: list[int], limit: float) -> None:
     """What one process makes of both replicas' batches, with gradients that are so late."""
-    versions = [[copy.deepcopy(each)] for each in model]
+    versions = Versions(model)
     optimizers = [momentum(each, limit) for each in model]
     per_update = plan.microbatches // plan.layout.updates
     for step in range(2):
@@ -209,19 +210,11 @@ def late_updates(plan: Plan, model: list[nn.Module], delays: list[int], limit: f
             for replica in range(2)
         ]
         for update in range(plan.layout.updates):
-            number = step * plan.layout.updates + update
-            read = [
-                each[max(number - delay, 0)] for each, delay in zip(versions, delays, strict=True)
-            ]
+            read = versions.read(delays)
             for inputs, targets in both:
-                loss = nn.functional.mse_loss(nn.Sequential(*read)(inputs[update]), targets[update])
+                loss = nn.functional.mse_loss(read(inputs[update]), targets[update])
                 (loss / 2).backward()
-            for master, old, optimizer, kept in zip(model, read, optimizers, versions, strict=True):
-                for weight, other in zip(master.parameters(), old.parameters(), strict=True):
-                    weight.grad = other.grad
-                    other.grad = None
-                optimizer.step()
-                kept.append(copy.deepcopy(master))
+            versions.update(*optimizers)
 
 
 def test_updates_of_replicas_are_those_of_one_process(run_ranks: Run) -> None:

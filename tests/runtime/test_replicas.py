@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from tests.support.models import (
     difference,
     normed,
     program,
+    shared_out,
     update_batches,
 )
 from tests.support.ranks import Run
@@ -134,7 +136,30 @@ class Replicas:
         return max(difference(*weight) for each in weights for weight in each)
 
 
-def updates() -> dict[str, list[float]]:
+Case = tuple[Plan, list[int], str]
+
+
+def cases() -> dict[str, Case]:
+    """Plans of some updates, with the delay of each stage's weights, and an optimizer."""
+    found = {}
+    optimizers = cycle(["momentum", "adamw"])
+    for (name, (make, delays)), optimizer in zip(PLANS.items(), optimizers, strict=False):
+        plan = make()
+        found[name] = plan.for_updates(10) if plan.kernels else plan, delays, optimizer
+    return found
+
+
+def in_one_process(case: Case) -> list[list[nn.Module]]:
+    """The stages after two steps of one process whose gradients are as late, and later by one
+    update.
+    """
+    plan, delays, optimizer = case
+    updates = 2 * plan.layout.updates
+    others = delays, [each + 1 for each in delays]
+    return [delayed(plan, each, optimizer, updates) for each in others]
+
+
+def updates(cases: dict[str, Case]) -> dict[str, list[float]]:
     """Weights after 20 updates or more in two steps, with a checkpoint between, against one
     process.
 
@@ -142,16 +167,9 @@ def updates() -> dict[str, list[float]]:
     """
     torch.set_default_dtype(torch.float64)
     found = {}
-    for (name, (make, delays)), optimizer in zip(
-        PLANS.items(), ["momentum", "adamw"] * len(PLANS), strict=False
-    ):
-        plan = make()
-        plan = plan.for_updates(10) if plan.kernels else plan
+    expected = shared_out(in_one_process, cases)
+    for name, (plan, _, optimizer) in cases.items():
         count = plan.layout.updates
-        references = [
-            delayed(plan, each, optimizer, 2 * count)
-            for each in (delays, [each + 1 for each in delays])
-        ]
         for shares in (True, False):
             ours = Replicas(plan, optimizer, shares)
             ours.step(range(count))
@@ -159,7 +177,7 @@ def updates() -> dict[str, list[float]]:
             ours = Replicas(plan, optimizer, shares)
             ours.load(states)
             ours.step(range(count, 2 * count))
-            found[f"{name} {shares}"] = [ours.worst(each) for each in references]
+            found[f"{name} {shares}"] = [ours.worst(each) for each in expected[name]]
     return found
 
 
@@ -167,7 +185,7 @@ def test_weights_are_those_of_one_process(run_ranks: Run) -> None:
     """And not those of gradients that are one update later. Replicas on one rank are one module, or
     two.
     """
-    for found in run_ranks(updates, 4).results():
+    for found in run_ranks(updates, 4, cases()).results():
         assert len(found) == 10
         for name, (right, later) in found.items():
             assert right < 1e-12, name
