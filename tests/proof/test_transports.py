@@ -25,7 +25,7 @@ from tests.support.damage import (
     random_plan,
     replicated_plan,
 )
-from tests.support.explorer import is_right
+from tests.support.explorer import right_on
 from tests.support.paths import CASES, DIAGNOSTICS, GALLERY, PROGRAMS
 from tests.support.strategies import make_schedule
 
@@ -76,8 +76,7 @@ def test_verdicts_are_those_of_every_interleaving(
     disagreements = []
     for plan in damaged_plans(KINDS[kind], PROGRAMS_OF_A_BLOCK, random.Random(f"{kind} {block}")):
         tally[f"{kind} programs"] += 1
-        for transport in [*TRANSPORTS, "portable"]:
-            right = is_right(plan, transport)
+        for transport, right in right_on(plan, [*TRANSPORTS, "portable"]).items():
             tally[f"{transport} {'right' if right else 'wrong'}"] += 1
             if verdict(plan, transport) != right:
                 tally[f"{transport} disagreements"] += 1

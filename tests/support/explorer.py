@@ -11,8 +11,8 @@ leaves; so it is no step of its own.
 """
 
 from collections import defaultdict
-from collections.abc import Hashable, Iterator
-from functools import reduce
+from collections.abc import Hashable, Iterable, Iterator
+from functools import cache, reduce
 from itertools import chain
 from operator import or_
 
@@ -35,13 +35,23 @@ class Mixed(Exception):
 
 def is_right(schedule: Schedule, transport: str) -> bool:
     """Whether every execution of a plan reaches its end, with every op and message in its place."""
+    return right_on(schedule, [transport])[transport]
+
+
+def right_on(schedule: Schedule, transports: Iterable[str]) -> dict[str, bool]:
+    """Whether a plan is right, for each of some transports."""
     if not is_in_order(schedule):
-        return False
-    if transport == "portable":
-        return all(_Explorer(schedule, part).all_end() for part in PORTABLE)
-    if transport == "nccl" and not all_meet_at_first_uses(schedule):
-        return False
-    return _Explorer(schedule, transport).all_end()
+        return dict.fromkeys(transports, False)
+    ends = cache(lambda transport: _Explorer(schedule, transport).all_end())
+    found = {}
+    for transport in transports:
+        if transport == "portable":
+            found[transport] = all(map(ends, PORTABLE))
+        elif transport == "nccl":
+            found[transport] = all_meet_at_first_uses(schedule) and ends("nccl-warm")
+        else:
+            found[transport] = ends(transport)
+    return found
 
 
 @frozen
