@@ -350,7 +350,9 @@ def crashes_between() -> None:
     ours.step(*batch(plan, 1))
 
 
-@pytest.mark.parametrize(("body", "code"), [(partial(fails, kill), -9), (crashes_between, 1)])
+@pytest.mark.parametrize(
+    ("body", "code"), [(partial(fails, kill), -9), (crashes_between, 1)], ids=["killed", "crashed"]
+)
 def test_a_rank_that_dies_is_named_by_the_others(
     run_ranks: Run, body: Callable[[], None], code: int
 ) -> None:

@@ -34,6 +34,8 @@ def rank_main(
     function: Callable[[], object], rank: int, ranks: int, joins: bool, folder: Path
 ) -> None:
     """One rank: joins the others, calls the function and leaves what it returned."""
+    # So that it can be ended with all processes that it starts itself.
+    os.setpgid(0, 0)
     print_to(folder / f"{rank}.log", 1, 2)
     if joins:
         store = join_store(rank, ranks, folder / "port")
@@ -72,9 +74,6 @@ def run(
     children = [
         fork(partial(rank_main, function, rank, ranks, joins, folder)) for rank in range(ranks)
     ]
-    for child in children:
-        # With all processes that it starts itself.
-        os.setpgid(child, child)
     codes: dict[int, int | None] = {}
     while len(codes) < ranks:
         if seconds is not None and len(list(folder.glob("*.started"))) == ranks:
