@@ -53,8 +53,10 @@ def check(schedule: Schedule, costs: Costs) -> None:
         covered = sorted([*pieces, *((bar.start, bar.end) for bar in bars)])
         ends = [0.0, *(end for _, end in covered)]
         assert [start for start, _ in covered] + [makespan] == pytest.approx(ends, abs=1e-6)
+    # Of ops that overlap, all run until the last one ends.
+    steps = [step for each in waits(schedule, execution.timeline, Costs()).ranks for step in each]
     for each in idle:
-        assert is_true(schedule, execution, each), each
+        assert is_true(schedule, execution, steps, each), each
     communication = sum(each.length for each in idle if each.cause in ("transfer", "transport"))
     assert exposed(waits(schedule, execution.timeline, costs)) == pytest.approx(
         communication, abs=1e-6 * makespan
@@ -65,14 +67,12 @@ def check(schedule: Schedule, costs: Costs) -> None:
     )
 
 
-def is_true(schedule: Schedule, execution: Execution, idle: Idle) -> bool:
+def is_true(schedule: Schedule, execution: Execution, steps: list[Step], idle: Idle) -> bool:
     """Whether a cause's definition holds of some idle time, as far as it can be seen from outside."""
     middle = (idle.start + idle.end) / 2
     ranks = execution.timeline.ranks
     before = [bar for bar in ranks[idle.rank] if bar.end <= middle]
     after = [bar for bar in ranks[idle.rank] if bar.start >= middle]
-    # Of ops that overlap, all run until the last one ends.
-    steps = [step for steps in waits(schedule, execution.timeline, Costs()).ranks for step in steps]
     running = [step for step in steps if step.start <= middle <= step.end]
     runs = {schedule.ranks[step.rank].stage[row] for step in running for row in step.rows}
     has_forward = any(bar.kind == Kind.F for bar in after)
