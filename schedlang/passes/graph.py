@@ -32,6 +32,8 @@ class Graph:
     schedule: Schedule
     ops: list[list[Row]] = field(factory=list)
     rank: list[int] = field(factory=list)
+    #: The kind of all ops of a node; None where they are of several.
+    kind: list[int | None] = field(factory=list)
     time: list[float] = field(factory=list)
     #: What a node adds to the memory of its rank: at most while it runs, and once it has.
     rise: list[float] = field(factory=list)
@@ -66,6 +68,8 @@ class Graph:
                     self.order[-1].append(len(self.ops))
                     self.ops.append(ops)
                     self.rank.append(rank)
+                    kinds = {op[0] for op in ops}
+                    self.kind.append(kinds.pop() if len(kinds) == 1 else None)
         self.price()
         self.connect()
 
@@ -109,17 +113,13 @@ class Graph:
                 if self.ops[node][0][0] == Kind.W:
                     self.weights.setdefault(maker, []).append(node)
 
-    def is_all(self, node: int, kind: Kind) -> bool:
-        """Whether all ops of a node are of a kind."""
-        return all(op[0] == kind for op in self.ops[node])
-
     def runs_like(self, other: "Graph") -> bool:
         """Whether the same ops take the same time in both, and their results as long to arrive."""
         return self.time == other.time and self.needs == other.needs
 
     def without_weights(self) -> Orders:
         """The schedule's order without its weight gradients."""
-        return [[node for node in order if not self.is_all(node, Kind.W)] for order in self.order]
+        return [[node for node in order if self.kind[node] != Kind.W] for order in self.order]
 
     def ends(self, orders: Orders) -> list[float]:
         """When each node ends if ranks follow some orders; nothing where these cannot run."""
