@@ -11,7 +11,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from schedlang.cli.given import UsageError, compiled, costs_given, load, load_priced
+from schedlang.cli.given import UsageError, costs_given, load, load_priced
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, counted, render
 
 #: The most sizes that one `schedc check --for` looks at.
@@ -21,12 +21,13 @@ MOST_SIZES = 1_000_000
 def compile_program(options: argparse.Namespace) -> int:
     """Prove a program and write its plan."""
     from schedlang import read_source
+    from schedlang.advice.compiling import compile_with_advice
 
     source = read_source(options.file)
     if source.is_plan:
         raise UsageError(f"`{options.file}` is a plan, which `schedc check` proves again")
     choices = {"forward_only": options.forward_only, "transport": options.transport}
-    plan = compiled(source, dict(options.params), **choices)
+    plan = compile_with_advice(source, dict(options.params), **choices)
     status = _write(plan, options.output, options.format)
     if options.verbose:
         from schedlang.report.figures import lowering_text

@@ -5,8 +5,6 @@ from typing import Any
 
 from attrs import evolve
 
-from schedlang.diagnostics.diagnostic import CompileError
-
 
 class UsageError(Exception):
     """The options do not go together."""
@@ -15,40 +13,15 @@ class UsageError(Exception):
 def load(options: argparse.Namespace, file: str | None = None, **choices: Any) -> Any:
     """The plan in the file, or the plan of the program in it, with some choices of `compile`."""
     from schedlang import read_plan, read_source
+    from schedlang.advice.compiling import compile_with_advice
 
     file = file or options.file
     source = read_source(file)
     if not source.is_plan:
-        return compiled(source, dict(options.params), **choices)
+        return compile_with_advice(source, dict(options.params), **choices)
     if options.params:
         raise UsageError(f"-p sets parameters of a program, `{file}` is a plan")
     return read_plan(file)
-
-
-def compiled(source: Any, params: dict[str, int], costs: Any = None, **choices: Any) -> Any:
-    """The plan of a program; CompileError with advice, which is for the program's own costs."""
-    from schedlang.compiler import compile_tree
-    from schedlang.files.cache import kept
-    from schedlang.language.imports import load
-    from schedlang.schedule.costs import UNIT
-
-    try:
-        whole, tree = load(source)
-        key = (
-            whole.path,
-            whole.text,
-            whole.imports,
-            sorted(params.items()),
-            costs,
-            sorted(choices.items()),
-        )
-        return kept(key, lambda: compile_tree(whole, tree, params, costs or UNIT, **choices))
-    except CompileError as error:
-        if costs:
-            raise
-        from schedlang.advice.advice import advise
-
-        raise advise(error, source, params, **choices) from None
 
 
 def load_priced(options: argparse.Namespace, file: str | None = None) -> tuple[Any, Any]:
