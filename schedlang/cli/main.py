@@ -39,10 +39,21 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+class _Version(argparse.Action):
+    """`--version`: print it and exit. It is looked up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from schedlang import __version__
+
+        print(f"schedc {__version__}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="schedc", description="Compile pipeline-parallel training schedules."
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
     _proving(parsers)
     _looking(parsers)
