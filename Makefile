@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo example test test-browser explore faults nodes fuzz mutation gallery pictures
-.PHONY: bench bench-runtime bench-walk bench-prediction
+.PHONY: architecture bench bench-runtime bench-walk bench-prediction
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -86,6 +86,10 @@ bench-prediction: .venv/installed
 # The table of the programs and their figures; a test holds it current.
 gallery: .venv/installed
 	$(BIN)/python -m schedlang.report.gallery > programs/README.md
+
+# The drawing of the packages in docs/architecture.md, from the imports; a test holds it current.
+architecture: .venv/installed
+	$(BIN)/python tests/architecture_page.py
 
 # The pictures in the README; a test holds them current.
 pictures: .venv/installed

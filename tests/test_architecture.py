@@ -3,13 +3,18 @@ here is what they leave open.
 """
 
 import ast
+import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+from architecture_page import drawing, floors, imports_of, package_graph
+
 ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 CONTRACTS = PROJECT["tool"]["importlinter"]["contracts"]
 
@@ -97,3 +102,18 @@ def test_the_compiler_loads_no_torch() -> None:
     loaded = set(run.stdout.split())
     assert "schedlang.compiler" in loaded
     assert not loaded & {"torch", "schedlang.runtime"}
+
+
+def test_the_drawing_of_the_packages_is_current() -> None:
+    graph = package_graph()
+    imports = imports_of(graph)
+    assert len(imports) <= 20
+    assert floors(imports)[0] == ["cli", "runtime.example"]
+    (drawn,) = re.findall(r"^```mermaid\n(.*?)^```", PAGE, re.M | re.S)
+    assert drawing(graph) == drawn, "run `make architecture`"
+    assert set(re.findall(r"^\| `([\w.]+)` \|", PAGE, re.M)) == set(imports)
+
+
+def test_a_circle_of_packages_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"a circle among \['a', 'b'\]"):
+        floors({"a": {"b"}, "b": {"a", "c"}, "c": set()})
