@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+# What the example at the end of a command's help is about.
 _EXAMPLE = "programs/1f1b.sched"
 _TABLE = "table.csv"
+#: What `--ideal` means, for two commands.
 _IDEAL = "no transfer waits for another: only latency counts"
 
 
@@ -19,12 +21,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     parser = _parser()
     options = parser.parse_args(argv)
-    from schedlang.cli.given import UsageError
+    # Behind this line, so that `--help` does not pay for it.
+    from schedlang.cli.inputs import UsageError
     from schedlang.diagnostics.diagnostic import CompileError, render
 
+    # Each command names its function, as `commands.simulate`.
     module, _, function = options.run.rpartition(".")
     try:
-        return getattr(import_module(f"schedlang.cli.{module}"), function)(options)  # type: ignore[no-any-return]
+        code: int = getattr(import_module(f"schedlang.cli.{module}"), function)(options)
+        return code
     except CompileError as error:
         print(render(error.diagnostics, getattr(options, "format", "text")), file=sys.stderr)
         return 1
@@ -60,57 +65,8 @@ def _parser() -> argparse.ArgumentParser:
     _exchanging(parsers)
     _pipeline(parsers)
 
-    run = _command(
-        parsers,
-        "run",
-        "commands.run",
-        "train a small GPT with a schedule on this machine",
-        "--steps 5 --check",
-    )
-    run.add_argument("--steps", type=count, metavar="N", help="how many updates")
-    run.add_argument(
-        "--check", action="store_true", help="compare with the same training in one process"
-    )
-    run.add_argument(
-        "--replicas",
-        type=count,
-        default=1,
-        metavar="N",
-        help="train so many replicas of the plan, each with batches of its own (default: 1)",
-    )
-    run.add_argument(
-        "--trace",
-        metavar="FILE",
-        help="write what the last steps did and when: for `schedc view`, "
-        "`schedc compare` and ui.perfetto.dev",
-    )
-
-    run.add_argument(
-        "--checkpoint",
-        metavar="DIR",
-        help="resume from the newest checkpoint in a folder, and write more there",
-    )
-    run.add_argument(
-        "--every",
-        type=count,
-        metavar="N",
-        help="how many updates from one checkpoint to the next (default: 10)",
-    )
-
-    help = "say what error codes mean, and how such programs are put right"
-    explain = parsers.add_parser(
-        "explain",
-        help=help,
-        description=f"{help[0].upper()}{help[1:]}.",
-        epilog="example: schedc explain deadlock",
-    )
-    explain.add_argument(
-        "codes",
-        metavar="CODE",
-        nargs="*",
-        help="what stands in `error[…]`; without, all are listed",
-    )
-    explain.set_defaults(run="commands.explain")
+    _running(parsers)
+    _explaining(parsers)
     return parser
 
 
@@ -357,6 +313,64 @@ def _pipeline(parsers: Any) -> None:
     tool.set_defaults(run="pipeline.pipeline")
 
 
+def _running(parsers: Any) -> None:
+    """The command that trains."""
+    run = _command(
+        parsers,
+        "run",
+        "commands.run",
+        "train a small GPT with a schedule on this machine",
+        "--steps 5 --check",
+    )
+    run.add_argument("--steps", type=count, metavar="N", help="how many updates")
+    run.add_argument(
+        "--check", action="store_true", help="compare with the same training in one process"
+    )
+    run.add_argument(
+        "--replicas",
+        type=count,
+        default=1,
+        metavar="N",
+        help="train so many replicas of the plan, each with batches of its own (default: 1)",
+    )
+    run.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="write what the last steps did and when: for `schedc view`, "
+        "`schedc compare` and ui.perfetto.dev",
+    )
+    run.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        help="resume from the newest checkpoint in a folder, and write more there",
+    )
+    run.add_argument(
+        "--every",
+        type=count,
+        metavar="N",
+        help="how many updates from one checkpoint to the next (default: 10)",
+    )
+
+
+def _explaining(parsers: Any) -> None:
+    """The command that prints the pages of error codes."""
+    help = "say what error codes mean, and how such programs are put right"
+    explain = parsers.add_parser(
+        "explain",
+        help=help,
+        description=f"{help[0].upper()}{help[1:]}.",
+        epilog="example: schedc explain deadlock",
+    )
+    explain.add_argument(
+        "codes",
+        metavar="CODE",
+        nargs="*",
+        help="what stands in `error[…]`; without, all are listed",
+    )
+    explain.set_defaults(run="commands.explain")
+
+
+#: The ops that have a duration among the options, and what they are called in a help text.
 _OPS = {
     "forward": "F",
     "backward": "a whole B",
@@ -446,14 +460,14 @@ def _range(text: str) -> tuple[str, range]:
     name, _, values = text.partition("=")
     start, _, stop = values.partition("..")
     try:
-        found = range(int(start), int(stop) + 1)
+        sizes = range(int(start), int(stop) + 1)
     except ValueError:
-        found = range(0)
-    if not name or not found:
+        sizes = range(0)
+    if not name or not sizes:
         raise argparse.ArgumentTypeError(f"`{text}` is not NAME=A..B with whole numbers")
     from schedlang.cli.commands import MOST_SIZES
 
-    # Also because Python counts no longer ranges.
-    if found[-1] - found[0] >= MOST_SIZES:
+    # `len` would fail for the longest ranges.
+    if sizes[-1] - sizes[0] >= MOST_SIZES:
         raise argparse.ArgumentTypeError(f"`{text}` is more than {MOST_SIZES:,} sizes")
-    return name, found
+    return name, sizes
