@@ -1,4 +1,4 @@
-"""Compiling for a person: from the cache where it is known already, with advice where it fails."""
+"""Compiling for a person: from the cache if it was compiled before, with advice if it fails."""
 
 from collections.abc import Mapping
 from typing import Any
