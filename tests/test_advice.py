@@ -39,9 +39,7 @@ def advice(
         compile(source, params, transport=transport)
     except CompileError as error:
         advised = advise(error, source, params, transport=transport)
-        return next(
-            (to_json(each) for each in advised.diagnostics if each.code in WAITS), None
-        )
+        return next((to_json(each) for each in advised.diagnostics if each.code in WAITS), None)
     return None
 
 

@@ -28,8 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Each command names its function, as `commands.simulate`.
     module, _, function = options.run.rpartition(".")
     try:
-        code: int = getattr(import_module(f"schedlang.cli.{module}"), function)(options)
-        return code
+        command = getattr(import_module(f"schedlang.cli.{module}"), function)
+        exit_code: int = command(options)
+        return exit_code
     except CompileError as error:
         print(render(error.diagnostics, getattr(options, "format", "text")), file=sys.stderr)
         return 1
