@@ -106,14 +106,15 @@ class Plan(Schedule):
         }
 
     def _lines(self) -> tuple[list[str], list[str]]:
-        """The fields with a line for each rank, `actions` and `sources`."""
+        """The fields `actions` and `sources`."""
         sources = [actions.source for actions in self.ranks]
         if is_large(self):
-            from schedlang.proof.columnwise import text
+            from schedlang.proof.columnwise.text import numbers_text, texts
 
-            return text.texts(self.ranks), text.numbers_text(sources)
-        texts = [actions.text() for actions in self.ranks]
-        return texts, [" ".join(map(str, numbers)) for numbers in sources]
+            return texts(self.ranks), numbers_text(sources)
+        return [actions.text() for actions in self.ranks], [
+            " ".join(map(str, each)) for each in sources
+        ]
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
