@@ -170,7 +170,6 @@ class _BoxMaker:
             bar=bar,
             label=self.label(bar),
             chunk=self.chunks[bar.stage],
-            # What reads no weights, as a copy, reads version 0.
             version=self.versions.get((bar.stage, bar.microbatch), 0),
             overlap=actions.group[index],
             line=self.line_number(actions.source[index]),
