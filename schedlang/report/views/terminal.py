@@ -101,7 +101,7 @@ class _Frame:
 
 def _rows(timeline: Timeline) -> list[_Row]:
     """The rows of the ranks."""
-    rows = []
+    rows: list[_Row] = []
     for rank, (bars, idle) in enumerate(zip(timeline.ranks, timeline.idle, strict=True)):
         rows.append((f"rank {rank} ", bars, f" {idle:4.0%} idle"))
     return rows
