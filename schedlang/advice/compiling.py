@@ -22,6 +22,7 @@ def compile_with_advice(
     """
     try:
         whole, tree = load(source)
+        # All that decides about the plan; the path is in its messages.
         key = (
             whole.path,
             whole.text,

@@ -46,6 +46,7 @@ def import_table(options: argparse.Namespace) -> int:
     from schedlang.plan.torch_tables import plan_of, read_table
 
     table = read_table(read_source(options.file))
+    # The same checks as for a program: a table may come from anywhere.
     plan = plan_of(table, options.transport)
     if table.has_communication and not table.reduces_gradients:
         warning = (
@@ -150,6 +151,7 @@ def _check_sizes(options: argparse.Namespace, source: Any) -> int:
     sizes = prod(map(len, ranges.values()))
     if sizes > MOST_SIZES:
         raise UsageError(f"--for asks for {sizes:,} sizes, at most {MOST_SIZES:,} are looked at")
+    # Proved as they are counted, the smallest size first.
     instances = check_range(source, dict(options.params), ranges, options.transport)
     print(count_sizes(instances, sizes))
     return 0
@@ -167,6 +169,7 @@ def simulate(options: argparse.Namespace) -> int:
 
     plan, costs = load_with_costs(options)
     execution = execute(plan, costs, options.ideal)
+    # What the transport adds is shown as what is beyond the ideal.
     ideal = execution if options.ideal else execute(plan, costs, ideal=True)
     makespan = ideal.timeline.makespan
     if options.json:
@@ -289,6 +292,7 @@ def _run_until_end(command: list[str], environment: dict[str, str]) -> int:
 
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, pass_on) for number in signals}
+    # Whoever calls this from Python gets their own handlers back.
     try:
         return process.wait()
     finally:

@@ -26,6 +26,7 @@ def compare(options: argparse.Namespace) -> int:
     from schedlang.report.compare import compare, comparison_json, comparison_text
     from schedlang.report.measured import is_trace
 
+    # With a trace among the files, a schedule is compared with a run of it.
     traces = [file for file in options.files if is_trace(read_source(file).text)]
     if traces:
         return _compare_with_run(options, traces)
@@ -62,6 +63,7 @@ def _compare_with_run(options: argparse.Namespace, traces: list[str]) -> int:
         comparison = compare(plan, run, read_cost_options(options))
     except ValueError as error:
         raise UsageError(str(error)) from None
+    # Only now is it known that the run is one of this plan.
     if options.write_costs:
         write_document(run.costs.to_json(), options.write_costs)
     if options.json:

@@ -35,8 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(render(error.diagnostics, getattr(options, "format", "text")), file=sys.stderr)
         return 1
     except UsageError as error:
+        # This prints the usage and exits with 2.
         parser.error(str(error))
     except KeyboardInterrupt:
+        # What shells report for a command that Ctrl-C has ended.
         return 130
     except BrokenPipeError:
         # The reader of our output has seen enough; Python would complain again when it closes
@@ -61,11 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    # In the order of `schedc --help`: first what most people need first.
     _proving(parsers)
     _looking(parsers)
     _exchanging(parsers)
     _pipeline(parsers)
-
     _running(parsers)
     _explaining(parsers)
     return parser
@@ -131,6 +133,7 @@ def _looking(parsers: Any) -> None:
     """The commands that show what a plan does."""
     show = _command(parsers, "show", "show.show", "print what each rank does", "--compute")
     show.add_argument("--ranks", action="store_true", help="only the actions, one line per rank")
+    # Each is another way to print the actions, so only one can be asked for.
     what = show.add_mutually_exclusive_group()
     what.add_argument("--compute", action="store_true", help="without sends and receives")
     what.add_argument(
@@ -215,6 +218,7 @@ def _execution(command: argparse.ArgumentParser) -> None:
 
 def _costs(parser: argparse.ArgumentParser) -> None:
     """The options for costs."""
+    # The most frequent ones; a file can have more.
     for name, ops in _OPS.items():
         parser.add_argument(
             f"--{name}-times",
@@ -356,6 +360,7 @@ def _running(parsers: Any) -> None:
 def _explaining(parsers: Any) -> None:
     """The command that prints the pages of error codes."""
     help = "say what error codes mean, and how such programs are put right"
+    # It is the one command that takes neither a program nor a plan.
     explain = parsers.add_parser(
         "explain",
         help=help,
@@ -405,6 +410,7 @@ def _command(parsers: Any, name: str, run: str, help: str, example: str) -> argp
         )
     else:
         command.add_argument("file", metavar="FILE", help=what.get(name, "a program or a plan"))
+    # A table has no parameters.
     if name != "import":
         command.add_argument(
             "-p",
@@ -432,12 +438,14 @@ def param(text: str) -> tuple[str, int]:
 
 def count(text: str) -> int:
     """A whole number from 1, for argparse."""
+    # Neither a sign nor a point is decimal.
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"`{text}` is not a whole number from 1")
     return int(text)
 
 
 def _setting(text: str) -> str:
+    # The value is YAML, and read with the file that it overrides.
     if "=" not in text:
         raise argparse.ArgumentTypeError(f"`{text}` is not KEY=VALUE")
     return text
@@ -454,6 +462,7 @@ def _transport(text: str) -> str:
 
 
 def _transports(text: str) -> str:
+    # Only `check` takes all: a plan is proved for one.
     return text if text == "all" else _transport(text)
 
 

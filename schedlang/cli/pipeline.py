@@ -41,6 +41,7 @@ def pipeline(options: argparse.Namespace) -> int:
     )
     if options.table:
         print(table(plan, execution.timeline))
+    # The tool draws unless it is told not to.
     if not options.no_visualization:
         _draw(plan, execution, settings.output or "pipeline_1f1b.png")
     print(f"Bubble rate: {rate:.4f}")
@@ -57,6 +58,7 @@ def _draw(plan: Any, execution: Any, path: str) -> None:
     except ValueError as error:
         raise UsageError(str(error)) from None
     except ImportError as error:
+        # The figure is worth printing without the picture.
         print(f"warning: {error}", file=sys.stderr)
 
 

@@ -19,6 +19,7 @@ def show(options: argparse.Namespace) -> int:
         # One line for each rank, for scripts.
         print("\n".join(text.replace("\n", " ") for text in texts))
         return 0
+    # The head of each rank says what its gathers cost.
     figures = _gather_figures(plan, options)
     params = ", ".join(f"{name} = {value}" for name, value in plan.params.items())
     print(f"{plan.name} ({params}), from {plan.source.path}, proved for transport {plan.transport}")

@@ -58,6 +58,7 @@ def count_sizes(instances: Iterator[Instance], total: int) -> str:
     for instance in instances:
         if instance.diagnostics:
             size = ", ".join(f"{name} = {value}" for name, value in instance.params.items())
+            # Sizes come in order, so this is the smallest, where the mistake is easiest to see.
             first, *others = instance.diagnostics
             note = f"the smallest size where this is so: {size}"
             raise CompileError([first.with_note(note), *others])

@@ -64,6 +64,7 @@ def render(diagnostics: list[Diagnostic], format: str) -> str:
     if format == "json":
         document = {"diagnostics": [to_json(diagnostic) for diagnostic in diagnostics]}
         return json.dumps(document, indent=1)
+    # GitHub reads one command a line, so nothing else may be printed.
     if format == "github":
         return "\n".join(map(to_github, diagnostics))
     shown = diagnostics[:_MOST]
@@ -115,6 +116,7 @@ def _places(diagnostic: Diagnostic, source: Source, margin: int) -> list[str]:
     for label in diagnostic.labels:
         by_file.setdefault(source.file(label.span.start), []).append(label)
     lines: list[str] = []
+    # As compilers of other languages draw it: an arrow for the first file, colons for the others.
     arrow = "-->"
     for (path, _), labels in by_file.items():
         line, column = source.position(labels[0].span.start)
@@ -137,6 +139,7 @@ def _excerpts(
     lines: list[str] = []
     previous = None
     for number in sorted(by_line):
+        # Dots for the lines that are left out.
         if previous is not None and number > previous + 1:
             lines.append("...")
         lines += _excerpt(diagnostic, source, number, by_line[number], margin)

@@ -28,6 +28,7 @@ REASONS = {
         "{who} waits here, at its first {what}, {at}",
         "until rank {rank} comes here, to its own, {until}",
     ),
+    # Nothing of the other rank belongs to it, so there is only one line to say.
     "never matched": ("{who} waits here, at {at}", ""),
 }
 
@@ -51,6 +52,7 @@ class Stand:
 
     def to_json(self, source: Source) -> dict[str, Any]:
         """The action for programs; an action that the compiler has put in has no position."""
+        # Without a span, all three are null, so that every program that reads this finds the keys.
         file = None
         line = None
         column = None

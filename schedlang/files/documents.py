@@ -35,6 +35,7 @@ def read_document(path: str | Path) -> Any:
         if _is_yaml(path):
             return read_value(text)
         return json.loads(text)
+    # Both readers call themselves for each list in a list.
     except RecursionError:
         raise ValueError("it is nested too deep") from None
 

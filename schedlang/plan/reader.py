@@ -45,6 +45,7 @@ def open_plan(path: str | Path) -> Plan:
     The actions of a rank are read when somebody asks for them. CompileError, now or then, for a
     file that is not as `write_plan` wrote it.
     """
+    # Not proved again: that would take every rank the time of all ranks.
     head, begin = _decoded(path, lambda: decode_head(Path(path)))
     reader = _Reader(path, head)
     return reader.plan(lambda ranks, spans: reader.parts(ranks, spans, begin))
@@ -102,6 +103,7 @@ class _Reader:
         params = self.field("params", dict)
         if not all(isinstance(value, int) for value in params.values()):
             self.wrong("`params` must be whole numbers")
+        # The actions come last: they are read by the number of spans.
         spans = self.spans(len(source.text))
         actions = read(ranks, len(spans))
         return Plan(
@@ -151,6 +153,7 @@ class _Reader:
 
     def costs(self, stages: int) -> Costs:
         """The field `costs`, which may be empty."""
+        # Two checks: of the numbers by themselves, and of how many there are.
         costs = self.check(lambda: costs_of(self.document.get("costs")), "costs")
         self.check(lambda: costs.check(stages), "costs")
         return costs
@@ -196,6 +199,7 @@ class _Reader:
                 self.wrong(
                     "`weights` must be rules: a `name` (latest, stash, delay) and a `delay` from 0"
                 )
+        # A plan without rules trains with the newest weights, as most do.
         if rules and len(rules) != stages:
             self.wrong(f"`weights` must have a rule for each of the {stages} stages")
         return tuple(WeightRule(rule["name"], rule["delay"]) for rule in rules)
@@ -268,6 +272,7 @@ class _Reader:
 
     def rank(self, spans: int, rank: int, text: str, sources: str) -> Actions:
         """The actions of one rank, from its two lines."""
+        # Actions name their place in the program by an index of `spans`.
         indices = self.check(lambda: list(map(int, sources.split())), f"sources of rank {rank}")
         if indices and not 0 <= min(indices) <= max(indices) < spans:
             self.wrong(f"sources of rank {rank}: not an index of `spans`")

@@ -45,6 +45,7 @@ def compare(files: Iterable[str], params: Mapping[str, int], costs: Costs) -> li
     ValueError for a parameter that no program has, and for costs of another number of stages;
     CompileError for what is wrong with a program, but not where it refuses the size itself.
     """
+    # All files are read before any is compiled: a misspelt name should not take a minute to find.
     sources = {file: read_source(file) for file in files}
     # The parameters of each file; a plan has none that could be set.
     names: dict[str, set[str]] = {}
@@ -160,6 +161,7 @@ def comparison_json(entries: list[Entry]) -> list[dict[str, Any]]:
     """The table for programs: `figures` as `schedc simulate --json` has them, or `refusal`."""
     rows: list[dict[str, Any]] = []
     for entry in entries:
+        # Every row has one of the two.
         if entry.figures:
             rows.append({"file": entry.file, "figures": entry.figures})
         else:

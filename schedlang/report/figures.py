@@ -74,6 +74,7 @@ def figures_text(plan: Plan, execution: Execution, ideal: float, costs: Costs = 
             "waits"
         )
         rows.append(("beyond the ideal", _number(timeline.makespan - ideal), meaning))
+    # The field has three definitions of a bubble, so all are printed, each with what it means.
     over_ideal = f"{timeline.bubble_over_ideal:.2%}"
     over_makespan = f"{timeline.bubble_over_makespan:.2%}"
     of_span = f"{timeline.bubble_of_span:.2%}"
@@ -88,6 +89,7 @@ def figures_text(plan: Plan, execution: Execution, ideal: float, costs: Costs = 
     if execution.peak_bytes is not None:
         peaks = " ".join(f"{peak:,.0f}" for peak in execution.peak_bytes)
         rows.append(("peak bytes", peaks, "per rank, of activations and weights"))
+    # How much of the chain each kind of op is.
     terms = [f"{what} {_number(time)}" for what, time in document["critical_path"].items()]
     path = f"{' + '.join(terms)}: the chain of ops and waits that is the makespan"
     rows.append(("critical path", "", path))
@@ -131,6 +133,7 @@ def lowering_text(plan: Plan) -> str:
     if ideal:
         line += f" (+{makespan / ideal - 1:.1%})"
     lines = [line]
+    # With one trial there was nothing to choose.
     if len(plan.trials) > 1:
         lines.append(f"tried: {', '.join(map(str, plan.trials))}")
     return "\n".join(lines)

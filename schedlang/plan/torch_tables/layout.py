@@ -41,6 +41,7 @@ def find_layout(source: Source, spans: list[Span], ranks: list[Actions]) -> Layo
     wrong += _gap(source, spans, "microbatch", microbatch_cells)
     if wrong:
         raise CompileError(wrong)
+    # There is no gap, so the stages are 0, 1, 2, ...
     placement = tuple(holders[stage] for stage in range(len(holders)))
     pipeline = Pipeline("", 0, len(placement), len(microbatch_cells))
     return Layout(placement, (pipeline,))

@@ -71,6 +71,7 @@ def _ops(schedule: Schedule, stage: int) -> list[int]:
 
 def _check_reductions(schedule: Schedule, stage: int, markers: list[Marker]) -> Iterator[Finding]:
     """What is wrong, if a stage's gradients are not reduced once, after its last backward."""
+    # A stage in a table has at least one op: that is how it is known.
     last = _ops(schedule, stage)[-1]
     rank = schedule.placement[stage]
     if not markers:
@@ -80,6 +81,7 @@ def _check_reductions(schedule: Schedule, stage: int, markers: list[Marker]) -> 
         return
     first, *others = markers
     for marker in others:
+        # Twice would scale the gradients twice.
         related = (first.cell, "first here")
         message = f"{marker} comes twice"
         yield Finding("reduce-grad", message, rank, marker.cell, related=(related,))

@@ -130,10 +130,12 @@ def _strip(text: str, start: int) -> tuple[str, Span]:
 def read_table(source: Source) -> Table:
     """The table in a text; CompileError with every cell that is a mistake."""
     table = Table(source)
+    # Not Python's `csv`: a message needs to know where a cell is.
     start = 0
     for line in source.text.removesuffix("\n").split("\n"):
         table.row(line, start)
         start += len(line) + 1
+    # In a table of the other form, a blank is a time step in which the rank idles.
     if table.has_communication and table.blanks:
         table.mistake("a blank cell: only tables without communication have these", table.blanks[0])
     if table.wrong:
@@ -149,6 +151,7 @@ def plan_of(table: Table, transport: str = PORTABLE) -> Plan:
         schedule = evolve(_schedule(table), transport=transport)
         check_structure(schedule)
         check_markers(schedule, table.markers)
+        # As torch does when it loads such a table.
         if not table.has_communication:
             schedule = lower(schedule)
         execution = prove(schedule)

@@ -82,6 +82,7 @@ def compare(plan: Plan, run: Run, costs: Costs = UNIT) -> Comparison:
     updates = run.plan.layout.updates
     if plan.kernels and updates > plan.layout.updates:
         plan = plan.for_updates(updates)
+    # Names and parameters may differ: what counts is what the ranks do.
     if _ops(plan) != _ops(run.plan):
         raise ValueError(
             f"the run is of {_title(run.plan)}, {_title(plan)} has other ops; -p sets parameters"

@@ -44,6 +44,7 @@ def _steps(comparison: Comparison) -> list[str]:
     """How long a step takes."""
     predicted = _milliseconds(comparison.predicted.makespan)
     measured = _milliseconds(comparison.step)
+    # A median without its range would look more certain than it is.
     times = [step.makespan for step in comparison.run.steps]
     shortest = _milliseconds(min(times))
     longest = _milliseconds(max(times))
@@ -81,6 +82,7 @@ def _ranks(comparison: Comparison) -> list[str]:
 def _ops(comparison: Comparison) -> list[str]:
     """How long ops took, by kind and stage."""
     rows = [["op", "stage", "mean, ms", "to the other stages", "spread of the middle half"]]
+    # By kind, so that stages can be compared.
     for duration in comparison.durations:
         rows.append(
             [

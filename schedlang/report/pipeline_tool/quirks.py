@@ -36,6 +36,7 @@ def quirky_timeline(plan: Plan, costs: Costs, gaps: bool = True) -> Timeline:
     for order in graph.order:
         bars = Bars()
         for node in order:
+            # Ops that overlap are one node; each is drawn behind the one before.
             start = begin = ends[node] - graph.time[node]
             for row, after in zip(graph.ops[node], durations.ends(graph.ops[node]), strict=True):
                 bars.add(*row[:3], begin, start + after)

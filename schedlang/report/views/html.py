@@ -83,6 +83,7 @@ def _columns(picture: Picture) -> dict[str, list[Any]]:
 
 def _kind(kind: Kind, chunks: int) -> dict[str, Any]:
     """How boxes of a kind look, and what they are called."""
+    # For each chunk the colour of a box, and that of what is written on it.
     fills = [palette.fill(kind, chunk, chunks) for chunk in range(chunks)]
     return {
         "letters": kind.name,

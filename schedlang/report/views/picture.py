@@ -186,6 +186,7 @@ class _BoxMaker:
 
     def line_number(self, span: int) -> int:
         """The number of the line that a span starts in; many spans are in one line."""
+        # A program has few spans and a plan many actions.
         if span not in self.line_numbers:
             source = self.plan.source
             start = self.plan.spans[span].start
