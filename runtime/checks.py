@@ -13,9 +13,9 @@ from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
 from schedlang.ranks.norms import why_not
 from schedlang.runtime.gradients.copies import Tied
-from schedlang.runtime.ranks import PIPELINE, Ranks
 from schedlang.runtime.stage.sharded import sharded
 from schedlang.runtime.stage.stage import LossFn
+from schedlang.runtime.transport.ranks import PIPELINE, Ranks
 from schedlang.runtime.watch.watchdog import PipelineError, Watchdog
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.transports import NCCL, NCCL_EAGER, PORTABLE

@@ -32,7 +32,6 @@ from schedlang.runtime.gradients.clipping import UpdateClip, total_norm
 from schedlang.runtime.gradients.copies import Tied, check_copies, find_copies
 from schedlang.runtime.gradients.sums import Sums, replica_sums
 from schedlang.runtime.gradients.updates import replica_updates
-from schedlang.runtime.ranks import ranks_of
 from schedlang.runtime.saving.checkpoint import VERSIONS, RandomState, Stateful, resume, write
 from schedlang.runtime.saving.model_files import write_model
 from schedlang.runtime.stage.stage import LossFn
@@ -40,6 +39,7 @@ from schedlang.runtime.stage.values import Value, join
 from schedlang.runtime.stages import connect
 from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.precision import rounding_to
+from schedlang.runtime.transport.ranks import ranks_of
 from schedlang.runtime.transport.wire import Wire, warm_up
 from schedlang.runtime.watch.watchdog import BETWEEN, PipelineError, Watchdog
 from schedlang.schedule.actions import is_transfer, word

@@ -8,11 +8,11 @@ from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.checks import device_of
-from schedlang.runtime.ranks import Ranks
 from schedlang.runtime.stage.skips import Skip, SkippingStage, SlicedSkippingStage
 from schedlang.runtime.stage.slices import SlicedStage
 from schedlang.runtime.stage.stage import LossFn, Stage
 from schedlang.runtime.stage.weights import Weights, delays
+from schedlang.runtime.transport.ranks import Ranks
 from schedlang.runtime.watch.watchdog import PipelineError
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout

@@ -15,7 +15,7 @@ from schedlang.runtime.example.gpt import next_byte_loss
 from schedlang.runtime.example.progress import Progress
 from schedlang.runtime.example.task import Task
 from schedlang.runtime.pipeline import Pipeline
-from schedlang.runtime.ranks import PIPELINE
+from schedlang.runtime.transport.ranks import PIPELINE
 from schedlang.runtime.watch.trace import clock_offset
 from schedlang.schedule.timeline import Bar
 

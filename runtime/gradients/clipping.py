@@ -17,8 +17,8 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.gradients.copies import Copies
-from schedlang.runtime.ranks import Ranks
 from schedlang.runtime.stage.stage import Stage
+from schedlang.runtime.transport.ranks import Ranks
 from schedlang.runtime.transport.wire import InFlight, Wire
 from schedlang.schedule.kinds import Kind
 

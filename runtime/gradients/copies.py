@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
-from schedlang.runtime.ranks import Ranks
+from schedlang.runtime.transport.ranks import Ranks
 from schedlang.runtime.watch.watchdog import PipelineError, Watchdog
 
 #: For each weight that is tied, its names by stage.

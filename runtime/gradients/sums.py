@@ -15,8 +15,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from schedlang.runtime.gradients.copies import Copies
-from schedlang.runtime.ranks import Ranks, Replicas
 from schedlang.runtime.stage.stage import Stage
+from schedlang.runtime.transport.ranks import Ranks, Replicas
 from schedlang.runtime.transport.wire import InFlight, Wire
 
 

@@ -13,8 +13,8 @@ import torch.distributed as dist
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.gradients.sums import ReplicaSum
-from schedlang.runtime.ranks import Ranks, Replicas
 from schedlang.runtime.stage.stage import Stage
+from schedlang.runtime.transport.ranks import Ranks, Replicas
 from schedlang.runtime.transport.wire import Wire
 from schedlang.runtime.watch.watchdog import PipelineError
 from schedlang.schedule.kinds import Kind

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.ranks import Ranks, Replicas
+from schedlang.runtime.transport.ranks import Ranks, Replicas
 from schedlang.runtime.watch.watchdog import GRACE, LostRank, Watchdog
 from schedlang.schedule.actions import is_transfer
 

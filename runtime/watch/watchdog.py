@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.ranks import Ranks
+from schedlang.runtime.transport.ranks import Ranks
 from schedlang.runtime.watch.signals import SignalBell
 from schedlang.runtime.watch.standings import Standing, Standings
 from schedlang.runtime.watch.store import (
