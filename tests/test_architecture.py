@@ -109,7 +109,7 @@ def test_the_drawing_of_the_packages_is_current() -> None:
     imports = imports_of(graph)
     assert len(imports) <= 20
     # No arrow goes upward, or `floors` would have found a circle.
-    assert floors(imports)[0] == ["cli", "runtime.example"]
+    assert "runtime.example" in floors(imports)[0]
     (drawn,) = re.findall(r"^```mermaid\n(.*?)^```", PAGE, re.M | re.S)
     assert drawing(graph) == drawn, "run `make architecture`"
     assert set(re.findall(r"^\| `([\w.]+)` \|", PAGE, re.M)) == set(imports)
