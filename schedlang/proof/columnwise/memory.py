@@ -1,17 +1,16 @@
 """The most that ranks hold; see `schedlang.proof.memory`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from schedlang.proof.columnwise.times import Floats
+from schedlang.proof.memory import Amounts
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.timeline import Bars, Timeline
 
 
-def peaks(
-    timeline: Timeline, amounts: Mapping[int, Sequence[float]], first: Sequence[float]
-) -> tuple[float, ...] | None:
+def peaks(timeline: Timeline, amounts: Amounts, first: Sequence[float]) -> tuple[float, ...] | None:
     """The most that each rank holds, where all ops stay; None if some take no time: their order
     says too little.
     """
