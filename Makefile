@@ -89,7 +89,7 @@ gallery: .venv/installed
 
 # The drawing of the packages in docs/architecture.md, from the imports; a test holds it current.
 architecture: .venv/installed
-	$(BIN)/python tests/architecture_page.py
+	$(BIN)/python tests/support/architecture_page.py
 
 # The pictures in the README; a test holds them current.
 pictures: .venv/installed
