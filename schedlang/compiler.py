@@ -15,7 +15,9 @@ from schedlang.diagnostics.source import Source
 from schedlang.language import syntax
 from schedlang.language.claims import check_claims
 from schedlang.language.expand import expand
+from schedlang.language.forms import old_forms
 from schedlang.language.imports import load
+from schedlang.language.variables import with_variables
 from schedlang.lowering.choice import choose_lowering
 from schedlang.plan.plan import Plan
 from schedlang.proof.lints import lint
@@ -59,11 +61,14 @@ def compile_tree(
 ) -> Plan:
     """`compile` of a program that is loaded already."""
     transports(transport)
-    schedule = evolve(_ops(source, tree, params, costs, forward_only), transport=transport)
-    choice = choose_lowering(schedule, costs)
-    execution = prove(choice.schedule)
+    try:
+        schedule = evolve(_ops(source, tree, params, costs, forward_only), transport=transport)
+        choice = choose_lowering(schedule, costs)
+        execution = prove(choice.schedule)
+    except CompileError as error:
+        raise CompileError(with_variables(error.diagnostics, tree, params)) from None
     check_claims(choice.schedule, execution, costs)
-    parts = asdict(evolve(choice.schedule, claims=(), recall=None), recurse=False)
+    parts = asdict(evolve(choice.schedule, claims=()), recurse=False)
     idle = execution.timeline.bubble_over_makespan
     return Plan(
         **parts, kernels=choice.kernels, idle=idle, lowering=choice.name, trials=choice.trials
@@ -89,8 +94,16 @@ def check_program(
     source: Source, params: Mapping[str, int], names: Iterable[str]
 ) -> dict[str, list[Diagnostic]]:
     """`check_schedule` of a program; CompileError for what is wrong on all transports."""
-    schedule = _ops(*load(source), params, UNIT, False)
-    return check_schedule(choose_lowering(schedule, UNIT).schedule, names)
+    loaded, tree = load(source)
+    try:
+        schedule = choose_lowering(_ops(loaded, tree, params, UNIT, False), UNIT).schedule
+    except CompileError as error:
+        raise CompileError(with_variables(error.diagnostics, tree, params)) from None
+    old = old_forms(loaded, tree)
+    return {
+        name: with_variables(diagnostics, tree, params) + old
+        for name, diagnostics in check_schedule(schedule, names).items()
+    }
 
 
 def check_schedule(schedule: Schedule, names: Iterable[str]) -> dict[str, list[Diagnostic]]:

@@ -14,7 +14,7 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.repair import Repair
 from schedlang.diagnostics.source import Source
 from schedlang.language import syntax
-from schedlang.language.declarations import Declarations
+from schedlang.language.expand import parameters
 from schedlang.language.expressions import Number
 from schedlang.language.imports import load
 from schedlang.schedule.transports import PORTABLE
@@ -35,7 +35,7 @@ def advise(
     if first is None:
         return error
     loaded, tree = load(source)
-    asked = _Asked(source, loaded, tree, _all_params(tree, params), forward_only, transport)
+    asked = _Asked(source, loaded, tree, parameters(tree, params), forward_only, transport)
     return CompileError(
         [asked.advise(each) if each is first else each for each in error.diagnostics]
     )
@@ -105,12 +105,3 @@ class _Asked:
 
 def _literal(node: syntax.Node | None) -> int | None:
     return node.value if isinstance(node, Number) else None
-
-
-def _all_params(tree: syntax.Schedule, given: Mapping[str, int]) -> dict[str, int]:
-    """The parameters of a program that compiles, with their defaults."""
-    declared = Declarations(given)
-    for item in tree.items:
-        if isinstance(item, syntax.Param | syntax.Let | syntax.Fn):
-            declared.item(item)
-    return declared.params

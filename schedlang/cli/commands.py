@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,15 @@ MOST_SIZES = 1_000_000
 def compile_program(options: argparse.Namespace) -> int:
     """Prove a program and write its plan."""
     from schedlang import read_source
+    from schedlang.language.forms import old_forms
+    from schedlang.language.imports import load as load_program
 
     source = read_source(options.file)
     if source.is_plan:
         raise UsageError(f"`{options.file}` is a plan, which `schedc check` proves again")
     choices = {"forward_only": options.forward_only, "transport": options.transport}
     plan = compiled(source, dict(options.params), **choices)
-    status = _write(plan, options.output, options.format)
+    status = _write(plan, options.output, options.format, old_forms(*load_program(source)))
     if options.verbose:
         from schedlang.report.figures import lowering_text
 
@@ -66,7 +69,9 @@ def export(options: argparse.Namespace) -> int:
     return 0
 
 
-def _write(plan: Any, output: str | None, format: str = "text") -> int:
+def _write(
+    plan: Any, output: str | None, format: str = "text", warnings: Sequence[Diagnostic] = ()
+) -> int:
     """Write a plan, if to a file, and say in a line what it is, and what to beware of."""
     from schedlang import write_plan
     from schedlang.lowering import OWN
@@ -85,11 +90,9 @@ def _write(plan: Any, output: str | None, format: str = "text") -> int:
     print(f"{plan.name}: {', '.join(facts)}; no deadlock; {plan.idle:.1%} idle at {costs}")
     if output:
         print(f"wrote {output}")
-    if plan.lowering in (
-        OWN,
-        "",
-    ):  # what the compiler placed, it proved from the first use of each communicator on
-        _warn(lint(plan), format)
+    # What the compiler placed, it proved from the first use of each communicator on.
+    own = plan.lowering in (OWN, "")
+    _warn([*warnings, *(lint(plan) if own else [])], format)
     return 0
 
 

@@ -20,6 +20,8 @@ def load(source: Source) -> tuple[Source, syntax.Schedule]:
     stays as it is. CompileError for a file that is not there, or not a list of items.
     """
     tree = parse(source)
+    if not any(isinstance(item, syntax.Import) for item in tree.items):
+        return source, tree
     loading = _Loading(source, {Path(source.path).resolve()})
     items = loading.splice(tree.items, Path(source.path).parent)
     return loading.source, evolve(tree, items=tuple(items))

@@ -15,6 +15,7 @@ _OP_ARGS = {
     "F": (1, 2),
     "B": (1, 2),
     "BW": (1, 2),
+    "I": (1, 2),
     "W": (0, 2),
     "R": (1, 2),
     "U": (0, 1),
@@ -22,9 +23,10 @@ _OP_ARGS = {
     "reload": (1, 2),
 }
 
-#: What an `objective` can be, as a figure of a timeline; a flush ends with the last op of all
-#: ranks.
-OBJECTIVES = {"flush": "makespan", "span": "span"}
+#: What an `objective` can be: figures of a timeline.
+OBJECTIVES = {"makespan": "makespan", "span": "span"}
+#: Old names of these.
+OLD_OBJECTIVES = {"flush": "makespan"}
 
 #: What an `assert` can speak of: figures of the schedule at its costs, see
 #: `schedlang.language.claims`. `peak` and `versions` are of a rank, or without one the highest of
@@ -166,7 +168,9 @@ class _Checker(Scopes):
                 arguments = 2 if number else 1
                 self.declare(name, scope, arity=(arguments, arguments))
             case syntax.Rank(name, body):
+                self.in_rank = True
                 self.block(body.statements, self.inner(scope, name))
+                self.in_rank = False
             case syntax.Repeated(microbatches, interval, rows):
                 self.expression(interval, scope)
                 inner = self.inner(scope, *microbatches)
@@ -201,11 +205,9 @@ class _Checker(Scopes):
                 inner = self.inner(scope, name)
                 self.expression(earlier, inner)
                 self.expression(later, inner)
-            case syntax.Objective(name) if name.text not in OBJECTIVES:
-                help = (
-                    nearest(name.text, OBJECTIVES)
-                    or f"it is {' or '.join(f'`{each}`' for each in OBJECTIVES)}"
-                )
+            case syntax.Objective(name) if name.text not in OBJECTIVES | OLD_OBJECTIVES:
+                known = " or ".join(f"`{objective}`" for objective in OBJECTIVES)
+                help = nearest(name.text, OBJECTIVES) or f"it is {known}"
                 self.report(
                     "unknown-name", f"no objective `{name.text}`", Label(name.span), help=help
                 )

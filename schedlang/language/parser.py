@@ -14,9 +14,9 @@ from schedlang.files.package import GRAMMAR
 from schedlang.language import expressions, syntax
 
 _NODES = {
-    name.lower(): each
-    for name, each in (vars(syntax) | vars(expressions)).items()
-    if isinstance(each, type)
+    name.lower(): node
+    for name, node in (vars(syntax) | vars(expressions)).items()
+    if isinstance(node, type)
 }
 # The operators, by the name of their grammar rule.
 _BINARY = {
@@ -51,6 +51,7 @@ _WORDS = frozenset(
         "EVERY",
         "FILL",
         "FROM",
+        "I",
         "IMPORT",
         "LATEST",
         "LINK",
@@ -143,6 +144,8 @@ class _Builder(Transformer[Token, Any]):
             return expressions.Binary(_BINARY[rule], *children, span=span)
         if rule in _UNARY:
             return expressions.Unary(_UNARY[rule], *children, span=span)
+        if rule == "own_stage":
+            return expressions.OwnStage(*children, span=span)
         if rule == "op":
             kind, args = children
             return syntax.Op(kind, args or (), span=span)

@@ -44,6 +44,8 @@ class Scopes:
 
     source: Source
     found: list[Diagnostic] = field(factory=list)
+    #: Whether what is checked stands in a `rank`.
+    in_rank: bool = False
     #: Functions of the blocks entered so far, also those declared below the place of a call.
     functions: set[str] = field(factory=set)
 
@@ -104,6 +106,9 @@ class Scopes:
             case expressions.Next():
                 message = "`next` stands only for the microbatch of an op, as in `F(s, next)`"
                 self.report("next", message, Label(node.span))
+            case expressions.OwnStage() if not self.in_rank:
+                message = "`stage(…)` is a stage of a rank's own: it stands only within `rank`"
+                self.report("unknown-name", message, Label(node.span))
         for child in children(node):
             self.expression(child, scope)
 

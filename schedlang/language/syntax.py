@@ -168,9 +168,12 @@ class Fill(Node):
 
 @frozen
 class Recompute(Node):
-    """`recompute s in range`: run forwards of these stages again before their backwards."""
+    """`recompute range`: run forwards of these stages again before their backwards.
 
-    name: Name
+    An old form, `recompute s in range`, has a name that nothing uses.
+    """
+
+    name: Name | None
     range: Range
 
 
@@ -277,7 +280,7 @@ class If(Node):
 
 @frozen
 class Op(Node):
-    """A compute op, `F(s, m)`; kind is one of F B W BW R U."""
+    """A compute op, `F(s, m)`; kind is one of F B I W BW R U offload reload."""
 
     kind: str
     args: tuple[Node, ...]
