@@ -121,7 +121,7 @@ def test_at_once_as_one_by_one() -> None:
         for rank in range(2):
             calls: list[int | None] = []
             declared.begin(rank, layout)
-            declared.names["program"](rank, calls.extend, declared.held)
+            declared.names["program"](rank, calls.extend, *declared.stages_of_rank())
             one_by_one = OneByOne(layout, declared.sites, layout.stages_of(rank))
             wrong = ""
             for index in range(0, len(calls), 3):

@@ -115,7 +115,7 @@ class _Judge:
 @lru_cache(64)
 def _compiled(site: Itself[ClaimSite], node: Itself[syntax.Node]) -> CodeType:
     """Python that binds an expression of a claim as a function `value`, after those it calls."""
-    codegen = Codegen()
+    codegen = Codegen(notes_variables=True)
     functions = [line for function in site.it.functions for line in codegen.statement(function)]
     text = [*functions, f"def value(): return {codegen.expression(node.it)}"]
     return compile("\n".join(text), "<claim>", "exec")

@@ -64,8 +64,8 @@ class Itself(Generic[T]):
 def generate(tree: syntax.Schedule, positive: frozenset[str], notes_variables: bool) -> Code:
     """The Python of a program, where some of its parameters are known to be 1 or more.
 
-    Where it `notes_variables`, it tells the values of all names before each statement of the
-    order; so it runs slower, and is for messages.
+    Where it `notes_variables`, it tells the values of all names before each statement of the order,
+    and where a rank has no chunk of a number. It runs slower, and is for messages.
     """
     return _generate(Itself(tree), positive, notes_variables)
 
@@ -154,7 +154,10 @@ class Codegen:
             case expressions.Next():
                 return "None"
             case expressions.OwnStage(number):
-                return f"own_stage({self.expression(number)}, {self.place(node)})"
+                place = self.place(node)
+                if self.notes_variables:
+                    return f"own_stage({self.expression(number)}, {place})"
+                return f"chunks[{self.expression(number)}]"
             case expressions.Call(name, args):
                 called = name.text if name.text in BUILTINS else variable(name.text)
                 if name.text in BUILTINS and len(args) == 1 and name.text != "abs":
@@ -288,14 +291,15 @@ class Codegen:
         """A Python function `program`: of a rank's number, or of a block's microbatches.
 
         It adds an op to the list of calls with `op`: the place, the stage, the microbatch, and the
-        slice and the slot where there are any. A rank holds the stages in `held`.
+        slice and the slot where there are any. A rank holds the stages in `held`, as `chunks` by
+        their numbers.
         """
         self._items = len(self._scope.values)
         self.order = self.place(order)
         if isinstance(order, syntax.Repeated):
             return self.building_block(order)
         self._scope.values.append(order.name.text)
-        head = f"def program({variable(order.name.text)}, op, held):"
+        head = f"def program({variable(order.name.text)}, op, held, chunks):"
         return [head, *self.block(order.body.statements)]
 
     def block(self, statements: tuple[syntax.Node, ...], *loops: str) -> list[str]:

@@ -385,6 +385,10 @@ class Declarations:
         self.rank = rank
         self.held = tuple(layout.stages_of(rank))
 
+    def stages_of_rank(self) -> tuple[tuple[int, ...], dict[int, int]]:
+        """The stages of the rank that the order runs for: all, and by the numbers of its chunks."""
+        return self.held, dict(enumerate(self.held))
+
     def repeats(self, layout: Layout) -> list[Repeat]:
         """The repeats of a building block until all microbatches have passed."""
         assert isinstance(self.order, syntax.Repeated)

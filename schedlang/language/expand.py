@@ -155,28 +155,28 @@ class _Expansion:
             steps = declared.steps
             claims = len(declared.claims)
             calls: Calls = []
-            end: Fault | None = None
+            is_cut = False
             declared.begin(rank, layout)
             try:
-                declared.names["program"](rank, calls.extend, declared.held)
-            except Fault as fault:
-                end = fault
+                declared.names["program"](rank, calls.extend, *declared.stages_of_rank())
+            except (Fault, KeyError):
+                is_cut = True
             order = record(rank, layout, declared.sites, calls)
-            if order.fault or end:
+            if order.fault or is_cut:
                 declared.steps = steps
                 del declared.claims[claims:]
-                self.meet(rank, order.fault, end, len(order.places))
+                self.meet(rank, order.fault, len(order.places))
             else:
                 ranks.append(order.actions())
         if self.faults:
             raise CompileError(self.diagnostics())
         return tuple(ranks)
 
-    def meet(self, rank: int, fault: Fault | None, end: Fault | None, index: int) -> None:
+    def meet(self, rank: int, fault: Fault | None, index: int) -> None:
         """Keep the first fault of a rank: that of a call, or else the one that ended its run."""
         traced = trace(self.declared, rank)
         values = traced.values[index] if fault else traced.now
-        first = fault or end
+        first = fault or traced.fault
         assert first is not None
         self.faults.append(Met(first, rank, values_text(values)))
 

@@ -111,17 +111,23 @@ class Order:
         sites = self.sites
         if not sites.counted:
             return
-        families = map(sites.families.__getitem__, self.places)
-        pairs = list(zip(families, self.stages, strict=True))
         if sites.is_mixed:
-            numbers = list(self._first_free(pairs))
+            numbers = list(self._first_free())
             has_too_many = True
         else:
-            counters = {pair: count() for pair in set(pairs)}
-            numbers = list(map(next, map(counters.__getitem__, pairs)))
+            # Of each op, how many times it has been called before on its stage.
+            stages = [*self.held, None]
+            families = set(sites.families.values())
+            before = {of: {stage: count().__next__ for stage in stages} for of in families}
+            counters = {place: before[of] for place, of in sites.families.items()}
+            numbers = [
+                counters[place][stage]()
+                for place, stage in zip(self.places, self.stages, strict=True)
+            ]
             has_too_many = any(
-                family != "W" and next(counter) > self.layout.units(stage)
-                for (family, stage), counter in counters.items()
+                before[of][stage]() > self.layout.units(stage)
+                for stage in self.held
+                for of in families - {"W"}
             )
         if len(sites.counted) + len(sites.owing) < len(sites.ops):
             numbers = [
@@ -132,8 +138,10 @@ class Order:
         if has_too_many:
             self._check_counted()
 
-    def _first_free(self, pairs: Iterable[tuple[str, int]]) -> Iterator[int]:
+    def _first_free(self) -> Iterator[int]:
         """For each call the first microbatch that is not done, where some are named."""
+        families = map(self.sites.families.__getitem__, self.places)
+        pairs = zip(families, self.stages, strict=True)
         taken: dict[tuple[str, int], set[int]] = defaultdict(set)
         first: dict[tuple[str, int], int] = defaultdict(int)
         for pair, microbatch in zip(pairs, self.microbatches, strict=True):

@@ -23,6 +23,7 @@ class Trace:
     calls: list[Any] = field(factory=list)
     values: list[Mapping[str, int]] = field(factory=list)
     now: Mapping[str, int] = field(factory=dict)
+    fault: Fault | None = None
 
     def see(self, values: Mapping[str, int]) -> None:
         """Note the values at the statement that comes next."""
@@ -35,8 +36,8 @@ class Trace:
 
 
 def trace(declared: Declarations, *arguments: int) -> Trace:
-    """Run the order of a program once more, for a rank or for a block's microbatches; a fault ends
-    it where it did before.
+    """Run the order of a program once more, for a rank or for a block's microbatches, up to a fault
+    if it has one.
     """
     traced = Trace()
     names = {**declared.names, "see": traced.see, "claim": lambda *_: None}
@@ -45,9 +46,9 @@ def trace(declared: Declarations, *arguments: int) -> Trace:
         names["program"](*arguments, traced.op)
         return traced
     try:
-        names["program"](*arguments, traced.op, declared.held)
-    except Fault:
-        return traced
+        names["program"](*arguments, traced.op, *declared.stages_of_rank())
+    except Fault as fault:
+        traced.fault = fault
     return traced
 
 

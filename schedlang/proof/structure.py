@@ -154,7 +154,7 @@ class _Places:
 
 def _split_help(kind: int) -> str | None:
     if kind == Kind.W:
-        return "a `W` completes a `B`; a whole backward, `BW`, needs none"
+        return "a `W` completes an `I`; a whole backward needs none"
     return None
 
 
