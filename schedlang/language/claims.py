@@ -109,7 +109,8 @@ class _Judge:
                 case expressions.Binary(operator, left, right) if operator in _COMPARISONS:
                     text = self.source.text[node.span.start : node.span.end]
                     sides = f"{self.value(left):.10g} {operator} {self.value(right):.10g}"
-                    yield f"`{' '.join(text.split())}` is {sides}"
+                    text = " ".join(text.split())
+                    yield f"`{text}`" if text == sides else f"`{text}` is {sides}"
 
 
 @lru_cache(64)

@@ -227,7 +227,7 @@ class Codegen:
             case syntax.Let() | syntax.Require() | syntax.Assert():
                 return self.statement(item)
             case syntax.Stage():
-                return [f"stages({self.stages(item)}, v_microbatches)"]
+                return [f"stages({self.stages(item)})"]
             case syntax.Pipeline():
                 return [self.pipeline(item)]
             case syntax.Rank() | syntax.Repeated() | syntax.Objective():

@@ -200,7 +200,6 @@ class Declarations:
         rank_of: RankOf,
         place: int,
         rank_place: int,
-        microbatches: None,
     ) -> None:
         """Lay out the stages of a schedule that has one pipeline, which runs all microbatches."""
         share = self.size("microbatches", place)

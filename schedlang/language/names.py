@@ -229,6 +229,9 @@ class _Checker(Scopes):
                     Label(placed.op.span),
                     help=help,
                 )
+            elif any(isinstance(arg, expressions.Next) for arg in placed.op.args):
+                message = "an op of a block names its microbatch: `next` is for what ranks do"
+                self.report("next", message, Label(placed.op.span))
             elif len(placed.op.args) < (3 if self.has_slices else 2):
                 form = "(s, m, k)" if self.has_slices else "(s, m)"
                 help = f"write `{placed.op.kind}{form} at …`"
