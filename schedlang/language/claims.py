@@ -12,9 +12,9 @@ from schedlang.diagnostics.source import Source
 from schedlang.language import expressions, syntax
 from schedlang.language.arithmetic import multiply, quotient, rest
 from schedlang.language.codegen import Codegen, Itself, variable
-from schedlang.language.declarations import stage_functions
 from schedlang.language.faults import Fault
 from schedlang.language.sites import ClaimSite
+from schedlang.language.stages import stage_functions
 from schedlang.proof.execution import Execution
 from schedlang.ranks.weights import Versions, follow_weights
 from schedlang.schedule.costs import UNIT, Costs
@@ -70,11 +70,11 @@ def _names(schedule: Schedule, figures: "_Figures", claim: Claim) -> dict[str, A
     }
 
 
-def _own_stage(held: Sequence[int], number: int, place: int) -> int:
+def _own_stage(held: Sequence[int], number: int, location: int) -> int:
     """The stage that a rank holds as its chunk of a number."""
     if 0 <= number < len(held):
         return held[number]
-    raise Fault("no-such-stage", f"`stage({number})`, the rank holds {len(held)}", place)
+    raise Fault("no-such-stage", f"`stage({number})`, the rank holds {len(held)}", location)
 
 
 @frozen
@@ -134,11 +134,11 @@ def _check(schedule: Schedule, claim: Claim, figures: "_Figures") -> Finding | N
         sides = "; ".join(judge.comparisons())
         message = f"{said}: {sides}" if sides else said
         message += "" if claim.rank is None else f", on rank {claim.rank}"
-        return Finding("assert", message, rank, claim.place, help=figures.text)
+        return Finding("assert", message, rank, claim.location, help=figures.text)
     except Fault as fault:
-        return Finding(fault.code, fault.message, rank, claim.place, help=fault.help)
+        return Finding(fault.code, fault.message, rank, claim.location, help=fault.help)
     except (RecursionError, MemoryError, SyntaxError):
-        return Finding("nesting", "the claim is nested too deeply", rank, claim.place)
+        return Finding("nesting", "the claim is nested too deeply", rank, claim.location)
 
 
 class _Figures:

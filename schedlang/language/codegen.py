@@ -1,8 +1,8 @@
 """Syntax tree → Python, so that a program runs as fast as Python, not as a walk over its tree.
 
-The Python of a program is made once and serves all sizes. Names become `v_name`. What the text
-calls besides is what `schedlang.language.declarations` gives it; what can go wrong while it runs
-has the place in the program as its last argument, an index into `spans`.
+The Python of a program is made once and serves all sizes. Names become `v_name`; everything else
+that it calls is a method or function of `schedlang.language.declarations`. Calls that can fail say
+where they stand in the program with their last argument, a location: an index into its spans.
 """
 
 from __future__ import annotations
@@ -34,10 +34,7 @@ def variable(name: str) -> str:
 
 @frozen
 class Code:
-    """A program as Python: the items before its order, and the order as a function `program`.
-
-    `spans` are the places that the text refers to.
-    """
+    """A program as Python: the items before its order, and the order as a function `program`."""
 
     items: CodeType
     program: CodeType
@@ -49,7 +46,10 @@ T = TypeVar("T")
 
 
 class Itself(Generic[T]):
-    """Something as the key of a cache: trees that are equal can stand at other places of a text."""
+    """Makes a cache ask for the same object, not for an equal one.
+
+    Trees compare without their spans, but Python for one refers to its own spans.
+    """
 
     def __init__(self, it: T) -> None:
         self.it = it
@@ -77,7 +77,7 @@ def _generate(
 ) -> Code:
     tree = key.it
     codegen = Codegen(positive=positive)
-    codegen.place(tree.name)  # the first place stands for the schedule as a whole
+    codegen.location(tree.name)  # the first location stands for the schedule as a whole
     items = "\n".join(line for item in tree.items for line in codegen.item(item))
     order = next(item for item in tree.items if isinstance(item, syntax.Rank | syntax.Repeated))
     codegen.notes_variables = notes_variables
@@ -102,7 +102,7 @@ def _generate(
 
 @define
 class _Scope:
-    """The names that are known at a place of the program."""
+    """The names that are known at one point of the program."""
 
     #: Values, and of those the variables of loops.
     values: list[str] = field(factory=list)
@@ -118,8 +118,8 @@ class _Scope:
 class Codegen:
     """Generates Python for one program.
 
-    `spans` collects the places that the text refers to, `sites` the places of its ops, `claims`
-    those of its claims. The parameters in `positive` are 1 or more: dividing by them is safe.
+    Meanwhile `spans` collects what locations refer to, `sites` the ops and `claims` the claims.
+    Parameters in `positive` are taken to be 1 or more, so that dividing by them is safe.
     """
 
     positive: frozenset[str] = frozenset()
@@ -137,8 +137,8 @@ class Codegen:
     _items: int = 0
     _part: str = ""
 
-    def place(self, node: syntax.Node) -> int:
-        """The index in `spans` of a node's place."""
+    def location(self, node: syntax.Node) -> int:
+        """The index in `spans` of a node's span."""
         self.spans.append(node.span)
         return len(self.spans) - 1
 
@@ -154,9 +154,9 @@ class Codegen:
             case expressions.Next():
                 return "None"
             case expressions.OwnStage(number):
-                place = self.place(node)
+                location = self.location(node)
                 if self.notes_variables:
-                    return f"own_stage({self.expression(number)}, {place})"
+                    return f"own_stage({self.expression(number)}, {location})"
                 return f"chunks[{self.expression(number)}]"
             case expressions.Call(name, args):
                 called = name.text if name.text in BUILTINS else variable(name.text)
@@ -181,9 +181,9 @@ class Codegen:
         operands = self.expression(left), self.expression(right)
         literal = isinstance(right, expressions.Number) and right.value > 0
         if operator in _CHECKED and not literal:
-            place = self.place(node)
+            location = self.location(node)
             if not 0 < self.bound(right) <= LARGEST:
-                return f"{_CHECKED[operator]}({', '.join(operands)}, {place})"
+                return f"{_CHECKED[operator]}({', '.join(operands)}, {location})"
         if operator in ("and", "or"):
             return f"bool({operands[0]} {operator} {operands[1]})"
         return f"({operands[0]} {_PYTHON.get(operator, operator)} {operands[1]})"
@@ -218,7 +218,9 @@ class Codegen:
             case syntax.Param(name, default):
                 self.has_slices |= name.text == "slices"
                 value = f"lambda: {self.expression(default)}" if default else "None"
-                line = f"{variable(name.text)} = param({name.text!r}, {value}, {self.place(item)})"
+                line = (
+                    f"{variable(name.text)} = param({name.text!r}, {value}, {self.location(item)})"
+                )
                 self._scope.values.append(name.text)
                 return [line]
             case syntax.Fn():
@@ -237,13 +239,15 @@ class Codegen:
     def stages(self, item: syntax.Stage) -> str:
         """How many stages there are and which rank holds each, as arguments."""
         rank = self.function(item.name, item.rank)
-        return f"{self.bounds(item.range)}, {rank}, {self.place(item)}, {self.place(item.rank)}"
+        return (
+            f"{self.bounds(item.range)}, {rank}, {self.location(item)}, {self.location(item.rank)}"
+        )
 
     def pipeline(self, item: syntax.Pipeline) -> str:
         """The line of one pipeline, or of several that differ by a number."""
         name = item.name.text
         self.pipelines.add(name)
-        share = self.place(item.microbatches)
+        share = self.location(item.microbatches)
         if item.number is None:
             microbatches = self.expression(item.microbatches)
             arguments = f"{self.stages(item.stage)}, {microbatches}"
@@ -253,7 +257,7 @@ class Codegen:
         arguments = f"{self.stages(item.stage)}, {self.expression(item.microbatches)}"
         return (
             f"{variable(name)} = pipelines({name!r}, {share}, {self.bounds(item.range)}, "
-            f"{self.place(item.range)}, lambda {number}: ({arguments}))"
+            f"{self.location(item.range)}, lambda {number}: ({arguments}))"
         )
 
     def setting(self, item: syntax.Node) -> str:
@@ -261,28 +265,28 @@ class Codegen:
         match item:
             case syntax.Weights(rule, stages):
                 updates = self.expression(rule.updates) if rule.updates else "0"
-                on = f"{self.bounds(stages)}, {self.place(stages)}" if stages else "0, None, 0"
-                return f"weights({rule.name!r}, {updates}, {on}, {self.place(item)})"
+                on = f"{self.bounds(stages)}, {self.location(stages)}" if stages else "0, None, 0"
+                return f"weights({rule.name!r}, {updates}, {on}, {self.location(item)})"
             case syntax.Skip(name, range, earlier, later):
                 ends = self.function(name, earlier, later)
-                return f"skip({self.bounds(range)}, {ends}, {self.place(item)})"
+                return f"skip({self.bounds(range)}, {ends}, {self.location(item)})"
             case syntax.Link(name, number):
-                return f"link({self.function(name, number)}, {self.place(item)})"
+                return f"link({self.function(name, number)}, {self.location(item)})"
             case syntax.Cost(word, stage, value):
                 table = "memory" if isinstance(item, syntax.Memory) else "cost"
-                places = f"{self.place(item)}, {self.place(value)}"
+                locations = f"{self.location(item)}, {self.location(value)}"
                 return (
                     f"price({table!r}, {word!r}, {self.function(stage, value)}, "
-                    f"{stage is not None}, {places})"
+                    f"{stage is not None}, {locations})"
                 )
             case syntax.Pass(name):
-                return f"change({name!r}, {self.place(item)})"
+                return f"change({name!r}, {self.location(item)})"
             case syntax.Fill(limit):
                 arguments = f", {self.expression(limit)}" if limit else ""
-                return f"change('fill', {self.place(item)}{arguments})"
+                return f"change('fill', {self.location(item)}{arguments})"
             case syntax.Recompute(_, range):
-                arguments = f"{self.bounds(range)}, {self.place(range)}"
-                return f"change('recompute', {self.place(item)}, {arguments})"
+                arguments = f"{self.bounds(range)}, {self.location(range)}"
+                return f"change('recompute', {self.location(item)}, {arguments})"
         raise TypeError(f"not an item: {item}")
 
     # The order
@@ -290,12 +294,11 @@ class Codegen:
     def program(self, order: syntax.Rank | syntax.Repeated) -> list[str]:
         """A Python function `program`: of a rank's number, or of a block's microbatches.
 
-        It adds an op to the list of calls with `op`: the place, the stage, the microbatch, and the
-        slice and the slot where there are any. A rank holds the stages in `held`, as `chunks` by
-        their numbers.
+        It calls `op` with a location, a stage and a microbatch, and then a slice and a slot where
+        there are any. `held` are the stages of the rank, `chunks` the same by their numbers.
         """
         self._items = len(self._scope.values)
-        self.order = self.place(order)
+        self.order = self.location(order)
         if isinstance(order, syntax.Repeated):
             return self.building_block(order)
         self._scope.values.append(order.name.text)
@@ -337,13 +340,13 @@ class Codegen:
                 return [line]
             case syntax.Require(condition, reason):
                 holds = self.expression(condition)
-                return [f"require({holds}, {reason!r}, {self.place(condition)})"]
+                return [f"require({holds}, {reason!r}, {self.location(condition)})"]
             case syntax.For(name, range, body):
-                arguments = f"{self.bounds(range)}, {_weight(body)}, {self.place(range)}"
+                arguments = f"{self.bounds(range)}, {_weight(body)}, {self.location(range)}"
                 loop = f"for {variable(name.text)} in count({arguments}):"
                 return [loop, *self.block(body.statements, name.text)]
             case syntax.Repeat(count, body):
-                arguments = f"{self.expression(count)}, {_weight(body)}, {self.place(count)}"
+                arguments = f"{self.expression(count)}, {_weight(body)}, {self.location(count)}"
                 return [f"for _ in repeat({arguments}):", *self.block(body.statements)]
             case syntax.If():
                 return self.branches(node)
@@ -355,8 +358,8 @@ class Codegen:
                 before = len(self.sites)
                 lines = [line for part in parts for line in self.told(part)]
                 batch = list(self.sites)[before:]
-                for place in batch:
-                    self.sites[place] = evolve(self.sites[place], batch=batch[0])
+                for location in batch:
+                    self.sites[location] = evolve(self.sites[location], batch=batch[0])
                 return lines
             case syntax.Op(kind, args):
                 return [self.op(kind, args, node)]
@@ -366,9 +369,9 @@ class Codegen:
 
     def part(self, node: syntax.Part) -> list[str]:
         """The lines of `warmup` or `steady`, of which a rank has one each."""
-        place = self.place(node)
+        location = self.location(node)
         if node.name in self.parts:
-            return [f"repeated_part({node.name!r}, {place})"]
+            return [f"repeated_part({node.name!r}, {location})"]
         self.parts.append(node.name)
         self._part = node.name
         lines = self.block(node.body.statements)
@@ -387,7 +390,7 @@ class Codegen:
 
     def op(self, word: str, args: tuple[syntax.Node, ...], node: syntax.Node) -> str:
         """The line that adds an op to the calls."""
-        place = self.place(node)
+        location = self.location(node)
         values = [self.expression(arg) for arg in args]
         slices = 1 if self.has_slices else 0
         if word == "U":
@@ -398,7 +401,7 @@ class Codegen:
             bare = not values
             values = values or ["None"] * (1 + slices)
             values = ["None"] * (2 + slices - len(values)) + values
-        self.sites[place] = CallSite(
+        self.sites[location] = CallSite(
             word,
             names_stage=values[0] != "None",
             is_next=values[1] == "None",
@@ -406,12 +409,12 @@ class Codegen:
             part=self._part,
             loops=tuple(self._scope.loops),
         )
-        call = f"op(({place}, {', '.join(values)}))"
+        call = f"op(({location}, {', '.join(values)}))"
         return f"for s in held: {call}" if word == "U" and bare else call
 
     def claim(self, node: syntax.Assert) -> str:
         """The line that keeps a claim with the values of the names that it speaks of."""
-        place = self.place(node.condition)
+        location = self.location(node.condition)
         values: list[str] = []
         functions: dict[str, syntax.Fn] = {}
         figures: set[str] = set()
@@ -427,27 +430,27 @@ class Codegen:
                 elif name not in self.pipelines and name not in BUILTINS:
                     figures.add(name)
         order = [name for name in self._scope.functions if name in functions]
-        self.claims[place] = ClaimSite(
+        self.claims[location] = ClaimSite(
             node.condition,
             node.reason,
             tuple(functions[name] for name in order),
             frozenset(figures),
         )
         shown = ", ".join(f"{name!r}: {variable(name)}" for name in dict.fromkeys(values))
-        return f"claim({place}, {{{shown}}})"
+        return f"claim({location}, {{{shown}}})"
 
     def building_block(self, block: syntax.Repeated) -> list[str]:
         """A Python function of a block's microbatches that adds its ops, and one that gives the
         slots from one repeat to the next.
         """
-        self.interval = self.place(block.interval)
+        self.interval = self.location(block.interval)
         lines = [f"def interval(): return {self.expression(block.interval)}"]
         microbatches = [name.text for name in block.microbatches]
         lines.append(f"def program({', '.join(map(variable, microbatches))}, op):")
         self._scope.values += microbatches
         self._scope.loops += microbatches
         for row in block.rows:
-            arguments = f"{self.bounds(row.range)}, {len(row.ops)}, {self.place(row.range)}"
+            arguments = f"{self.bounds(row.range)}, {len(row.ops)}, {self.location(row.range)}"
             lines.append(f" for {variable(row.name.text)} in count({arguments}):")
             lines += self.row(row)
         return [*lines, " pass"]

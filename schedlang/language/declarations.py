@@ -4,7 +4,7 @@ links. The Python of a program calls what is here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -14,9 +14,10 @@ from schedlang.diagnostics.diagnostic import counted
 from schedlang.diagnostics.source import Span
 from schedlang.language import syntax
 from schedlang.language.arithmetic import multiply, quotient, require, rest
-from schedlang.language.codegen import LARGEST_PARAMETER, Code, generate, variable
+from schedlang.language.codegen import LARGEST_PARAMETER, Code, generate
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
+from schedlang.language.stages import NumberedStages, Stages, stage_range
 from schedlang.schedule.layout import Layout, Pipeline, wrong_skip
 from schedlang.schedule.schedule import MOST_STEPS, Claim, WeightRule
 
@@ -33,31 +34,6 @@ class _NotPositive(Exception):
 
 
 @frozen
-class Stages:
-    """The stages of a pipeline by their numbers in it: their numbers in the schedule."""
-
-    first: int
-    count: int
-
-    def __call__(self, stage: int) -> int:
-        """The number of a stage of this pipeline in the schedule."""
-        # Past the pipeline's own stages there are none, not those of the next pipeline.
-        return self.first + stage if 0 <= stage < self.count else -1
-
-
-@frozen
-class NumberedStages:
-    """The stages of pipelines that differ by a number."""
-
-    pipelines: tuple[Stages, ...]
-
-    def __call__(self, number: int, stage: int) -> int:
-        """The number of a stage of one of the pipelines in the schedule."""
-        # Past the last pipeline there are no stages.
-        return self.pipelines[number](stage) if 0 <= number < len(self.pipelines) else -1
-
-
-@frozen
 class Price:
     """A cost that the program gives: of an op by its word, for all stages or for each."""
 
@@ -65,8 +41,8 @@ class Price:
     is_memory: bool
     of: Callable[..., int]
     is_per_stage: bool
-    place: int
-    value_place: int
+    location: int
+    value_location: int
 
 
 @frozen
@@ -74,7 +50,7 @@ class Change:
     """A pass of the program, by its name, and the values that it is given."""
 
     name: str
-    place: int
+    location: int
     values: tuple[int, ...]
 
 
@@ -85,8 +61,8 @@ class _Weights:
     rule: WeightRule
     start: int
     stop: int | None
-    range_place: int
-    place: int
+    range_location: int
+    location: int
 
 
 @frozen
@@ -96,7 +72,7 @@ class _Skips:
     start: int
     stop: int
     ends: Callable[[int], tuple[int, int]]
-    place: int
+    location: int
 
 
 @frozen
@@ -129,7 +105,7 @@ class Declarations:
     _weights: list[_Weights] = field(factory=list)
     _links: tuple[int, ...] = ()
     _skips: list[_Skips] = field(factory=list)
-    #: The place where the last pipeline says how many microbatches it runs.
+    #: The location where the last pipeline says how many microbatches it runs.
     _share: int = 0
 
     def __attrs_post_init__(self) -> None:
@@ -157,7 +133,7 @@ class Declarations:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """The places of the program that faults refer to."""
+        """The locations in the program that faults refer to."""
         return self.python.spans
 
     @property
@@ -170,7 +146,7 @@ class Declarations:
         exec(self.python.items, self.names)
         exec(self.python.program, self.names)
 
-    def param(self, name: str, default: Callable[[], int] | None, place: int) -> int:
+    def param(self, name: str, default: Callable[[], int] | None, location: int) -> int:
         """A parameter's value: the one given, or its default."""
         if name in self.given:
             value = self.given[name]
@@ -178,19 +154,19 @@ class Declarations:
             assert default is not None
             value = default()
         if name in _SIZES and value < 1:
-            raise Fault("parameter", f"`{name}` is {value}, it must be 1 or more", place)
+            raise Fault("parameter", f"`{name}` is {value}, it must be 1 or more", location)
         if abs(value) > LARGEST_PARAMETER:
-            raise Fault("parameter", f"`{name}` is {value}, it must be within ±10^9", place)
+            raise Fault("parameter", f"`{name}` is {value}, it must be within ±10^9", location)
         self.params[name] = int(value)
         if value < 1 and name in self.positive:
             raise _NotPositive
         return int(value)
 
-    def size(self, name: str, place: int) -> int:
+    def size(self, name: str, location: int) -> int:
         """How many ranks or microbatches there are, for a line that needs to know it."""
         if name not in self.params:
             help = f"move `param {name}` above this line"
-            raise Fault("missing-part", f"`param {name}` stands below this line", place, help)
+            raise Fault("missing-part", f"`param {name}` stands below this line", location, help)
         return self.params[name]
 
     def only_pipeline(
@@ -198,12 +174,12 @@ class Declarations:
         start: int,
         stop: int,
         rank_of: RankOf,
-        place: int,
-        rank_place: int,
+        location: int,
+        rank_location: int,
     ) -> None:
         """Lay out the stages of a schedule that has one pipeline, which runs all microbatches."""
-        share = self.size("microbatches", place)
-        self._lay_out("", start, stop, rank_of, place, rank_place, share)
+        share = self.size("microbatches", location)
+        self._lay_out("", start, stop, rank_of, location, rank_location, share)
 
     def pipeline(self, name: str, share: int, *stages: Any) -> Stages:
         """Lay out one of several pipelines, with a name of its own."""
@@ -216,19 +192,21 @@ class Declarations:
         share: int,
         start: int,
         stop: int,
-        place: int,
+        location: int,
         stages_of: Callable[[int], tuple[Any, ...]],
     ) -> NumberedStages:
         """Lay out pipelines that differ by a number, which counts from 0."""
         if start != 0 or stop < 1:
             raise Fault(
-                "pipelines", f"the pipelines are {start} .. {stop}, they must start from 0", place
+                "pipelines",
+                f"the pipelines are {start} .. {stop}, they must start from 0",
+                location,
             )
         self._share = share
         return NumberedStages(
             tuple(
                 self._lay_out(f"{name}({number})", *stages_of(number))
-                for number in self.count(0, stop, 1, place)
+                for number in self.count(0, stop, 1, location)
             )
         )
 
@@ -238,42 +216,42 @@ class Declarations:
         start: int,
         stop: int,
         rank_of: RankOf,
-        place: int,
-        rank_place: int,
+        location: int,
+        rank_location: int,
         microbatches: int,
     ) -> Stages:
         """Lay out the stages of a pipeline."""
-        self._check_pipeline(name, start, stop, microbatches, place)
-        ranks = self.size("ranks", place)
+        self._check_pipeline(name, start, stop, microbatches, location)
+        ranks = self.size("ranks", location)
         first = len(self.placement)
-        for stage in self.count(start, stop, 1, place):
+        for stage in self.count(start, stop, 1, location):
             rank = int(rank_of(stage))
             if not 0 <= rank < ranks:
                 message = f"stage {stage} is on rank {rank}, there are ranks 0 to {ranks - 1}"
-                raise Fault("no-such-rank", message, rank_place)
+                raise Fault("no-such-rank", message, rank_location)
             self.placement.append(rank)
         self.pipelines.append(Pipeline(name, first, first + stop, microbatches))
         return Stages(first, stop)
 
     def _check_pipeline(
-        self, name: str, start: int, stop: int, microbatches: int, place: int
+        self, name: str, start: int, stop: int, microbatches: int, location: int
     ) -> None:
         """A fault for stages that do not count from 0, or are not those of the other pipelines."""
         if start != 0 or stop < 1:
             raise Fault(
-                "placement", f"the stages are {start} .. {stop}, they must start from 0", place
+                "placement", f"the stages are {start} .. {stop}, they must start from 0", location
             )
         if self.pipelines and not (name and self.pipelines[0].name):
             raise Fault(
                 "repeated-part",
                 "a schedule has one `stage` line, or pipelines with one each",
-                place,
+                location,
             )
         if microbatches < 1:
             raise Fault(
                 "pipelines",
                 f"the pipeline runs {microbatches} microbatches, it must run 1 or more",
-                place,
+                location,
             )
         if self.pipelines and stop != self.pipelines[0].stop:
             message = (
@@ -281,15 +259,21 @@ class Declarations:
                 f"{self.pipelines[0].stop}"
             )
             raise Fault(
-                "pipelines", message, place, "pipelines are replicas of one model: cut all alike"
+                "pipelines", message, location, "pipelines are replicas of one model: cut all alike"
             )
 
     def weights(
-        self, name: str, updates: int, start: int, stop: int | None, range_place: int, place: int
+        self,
+        name: str,
+        updates: int,
+        start: int,
+        stop: int | None,
+        range_location: int,
+        location: int,
     ) -> None:
         """Keep a line about weights until it is known how many stages there are."""
         rule = WeightRule(name, updates)
-        self._weights.append(_Weights(rule, start, stop, range_place, place))
+        self._weights.append(_Weights(rule, start, stop, range_location, location))
 
     def weight_rules(self, layout: Layout) -> tuple[WeightRule, ...]:
         """The rule of every stage; a later line overrides an earlier one."""
@@ -297,36 +281,36 @@ class Declarations:
         for line in self._weights:
             if line.rule.delay < 0:
                 message = f"weights delayed by {line.rule.delay} updates, it must be 0 or more"
-                raise Fault("weight-version", message, line.place)
+                raise Fault("weight-version", message, line.location)
             stop = len(rules) if line.stop is None else line.stop
-            for stage in stage_range(line.start, stop, len(rules), line.range_place):
+            for stage in stage_range(line.start, stop, len(rules), line.range_location):
                 rules[stage] = line.rule
         return tuple(rules)
 
     def skip(
-        self, start: int, stop: int, ends: Callable[[int], tuple[int, int]], place: int
+        self, start: int, stop: int, ends: Callable[[int], tuple[int, int]], location: int
     ) -> None:
         """Keep a line about skips until it is known how many stages there are."""
-        self._skips.append(_Skips(start, stop, ends, place))
+        self._skips.append(_Skips(start, stop, ends, location))
 
     def skips(self) -> tuple[tuple[int, int], ...]:
         """The earlier and the later stage of every skip, as all pipelines have them."""
         skips: dict[tuple[int, int], None] = {}
         stages = self.pipelines[0].stop
         for line in self._skips:
-            for number in self.count(line.start, line.stop, 1, line.place):
+            for number in self.count(line.start, line.stop, 1, line.location):
                 earlier, later = map(int, line.ends(number))
                 is_there = (earlier, later) in skips
                 wrong = "is there already" if is_there else wrong_skip(earlier, later, stages)
                 if wrong:
                     message = f"the skip from stage {earlier} to stage {later} {wrong}"
-                    raise Fault("skip", message, line.place)
+                    raise Fault("skip", message, line.location)
                 skips[earlier, later] = None
         return tuple(skips)
 
-    def link(self, number_of: Callable[[int], int], place: int) -> None:
+    def link(self, number_of: Callable[[int], int], location: int) -> None:
         """Say which link to the host each rank's copies take."""
-        ranks = self.count(0, self.size("ranks", place), 1, place)
+        ranks = self.count(0, self.size("ranks", location), 1, location)
         self._links = tuple(map(int, map(number_of, ranks)))
 
     def price(
@@ -335,15 +319,17 @@ class Declarations:
         word: str,
         of: Callable[..., int],
         is_per_stage: bool,
-        place: int,
-        value_place: int,
+        location: int,
+        value_location: int,
     ) -> None:
         """Keep a cost or an amount of memory until it is known how many stages there are."""
-        self.prices.append(Price(word, table == "memory", of, is_per_stage, place, value_place))
+        self.prices.append(
+            Price(word, table == "memory", of, is_per_stage, location, value_location)
+        )
 
-    def change(self, name: str, place: int, *values: int) -> None:
+    def change(self, name: str, location: int, *values: int) -> None:
         """Keep a pass until the order is there."""
-        self.changes.append(Change(name, place, values))
+        self.changes.append(Change(name, location, values))
 
     def layout(self) -> Layout:
         """What the items have laid out; by default, one stage on each rank."""
@@ -392,35 +378,35 @@ class Declarations:
         """The repeats of a building block until all microbatches have passed."""
         assert isinstance(self.order, syntax.Repeated)
         interval = self.names["interval"]()
-        place = self.sites.interval
+        location = self.sites.interval
         if interval < 1:
             raise Fault(
-                "block", f"the block repeats every {interval} slots, it must be 1 or more", place
+                "block", f"the block repeats every {interval} slots, it must be 1 or more", location
             )
         together = len(self.order.microbatches)
         microbatches = max(pipeline.microbatches for pipeline in layout.pipelines)
         return [
             Repeat(range(repeat * together, (repeat + 1) * together), repeat * interval)
-            for repeat in self.count(0, -(-microbatches // together), 1, place)
+            for repeat in self.count(0, -(-microbatches // together), 1, location)
         ]
 
-    def claim(self, place: int, values: dict[str, int]) -> None:
+    def claim(self, location: int, values: dict[str, int]) -> None:
         """Keep a claim for when the figures that it speaks of are known."""
-        self.claims.append(Claim(self.sites.claims[place], place, self.rank, values))
+        self.claims.append(Claim(self.sites.claims[location], location, self.rank, values))
 
-    def own_stage(self, number: int, place: int) -> int:
+    def own_stage(self, number: int, location: int) -> int:
         """The stage that a rank holds as its chunk of a number."""
         if 0 <= number < len(self.held):
             return self.held[number]
         holds = counted(len(self.held), "stage")
         message = f"`stage({number})` on rank {self.rank}, which holds {holds}"
-        raise Fault("no-such-stage", message, place)
+        raise Fault("no-such-stage", message, location)
 
-    def repeated_part(self, name: str, place: int) -> None:
+    def repeated_part(self, name: str, location: int) -> None:
         """A rank has one `warmup` and one `steady`."""
-        raise Fault("repeated-part", f"a rank has one `{name}`", place)
+        raise Fault("repeated-part", f"a rank has one `{name}`", location)
 
-    def count(self, start: int, stop: int, weight: int, place: int) -> range:
+    def count(self, start: int, stop: int, weight: int, location: int) -> range:
         """A loop's range, if it stays within the limit of steps."""
         rounds = max(stop - start, 0)
         self.steps -= rounds * weight
@@ -428,15 +414,15 @@ class Declarations:
             raise Fault(
                 "too-many-ops",
                 f"the program has more than {MOST_STEPS:,} loop rounds and ops",
-                place,
+                location,
             )
         return range(start, stop)
 
-    def repeat(self, rounds: int, weight: int, place: int) -> range:
+    def repeat(self, rounds: int, weight: int, location: int) -> range:
         """The range of a `repeat`."""
         if rounds < 0:
-            raise Fault("negative-repeat", f"`repeat` {rounds} times", place)
-        return self.count(0, rounds, weight, place)
+            raise Fault("negative-repeat", f"`repeat` {rounds} times", location)
+        return self.count(0, rounds, weight, location)
 
 
 def declare(tree: syntax.Schedule, given: Mapping[str, int]) -> Declarations:
@@ -460,25 +446,3 @@ class Unfinished(Exception):
         super().__init__(fault, declared)
         self.fault = fault
         self.declared = declared
-
-
-def stage_functions(pipelines: Sequence[Pipeline]) -> dict[str, Stages | NumberedStages]:
-    """The functions that give the stages of pipelines, by their names in the program's Python."""
-    named: dict[str, Stages | NumberedStages] = {}
-    numbered: dict[str, list[Stages]] = {}
-    for pipeline in pipelines:
-        name, _, number = pipeline.name.partition("(")
-        stages = Stages(pipeline.start, pipeline.stop - pipeline.start)
-        if number:
-            numbered.setdefault(variable(name), []).append(stages)
-        else:
-            named[variable(name)] = stages
-    return named | {name: NumberedStages(tuple(each)) for name, each in numbered.items()}
-
-
-def stage_range(start: int, stop: int, count: int, place: int) -> range:
-    """A range of stages, of which there are so many."""
-    if not 0 <= start <= stop <= count:
-        message = f"the stages {start} .. {stop}, there are stages 0 .. {count}"
-        raise Fault("no-such-stage", message, place)
-    return range(start, stop)

@@ -18,13 +18,13 @@ from schedlang.language.declarations import (
     Declarations,
     Unfinished,
     declare,
-    stage_range,
 )
 from schedlang.language.faults import Fault, Met, values_text
 from schedlang.language.names import check_names
 from schedlang.language.pricing import program_costs, program_objective
 from schedlang.language.record import Calls, Drawing, draw, make_stream, record
 from schedlang.language.scopes import nearest
+from schedlang.language.stages import stage_range
 from schedlang.language.variables import trace
 from schedlang.passes import fill_weights, fill_within, recompute, reorder, squeeze
 from schedlang.schedule.actions import Actions
@@ -51,9 +51,9 @@ def expand(
     try:
         return _expand(source, tree, params, costs)
     except (RecursionError, MemoryError, SyntaxError):
-        place = Label(tree.name.span)
+        location = Label(tree.name.span)
         raise CompileError(
-            [Diagnostic("nesting", "the program is nested too deeply", (place,), source)]
+            [Diagnostic("nesting", "the program is nested too deeply", (location,), source)]
         ) from None
 
 
@@ -165,7 +165,7 @@ class _Expansion:
             if order.fault or is_cut:
                 declared.steps = steps
                 del declared.claims[claims:]
-                self.meet(rank, order.fault, len(order.places))
+                self.meet(rank, order.fault, len(order.locations))
             else:
                 ranks.append(order.actions())
         if self.faults:
@@ -203,7 +203,7 @@ class _Expansion:
         """The faults of all ranks; one mistake met on several ranks is one diagnostic."""
         groups: dict[tuple[str, int], list[Met]] = {}
         for met in self.faults:
-            groups.setdefault((met.fault.code, met.fault.place), []).append(met)
+            groups.setdefault((met.fault.code, met.fault.location), []).append(met)
         return [_diagnostic(self.source, self.declared, group) for group in groups.values()]
 
 
@@ -214,7 +214,7 @@ def _diagnostic(source: Source, declared: Declarations, group: list[Met]) -> Dia
     if len(group) > 1:
         others = [met.rank for met in group[1:] if met.rank is not None]
         notes.append(f"and on {ranks_text(others)}")
-    label = Label(declared.spans[fault.place])
+    label = Label(declared.spans[fault.location])
     return Diagnostic(fault.code, fault.message, (label,), source, tuple(notes), fault.help)
 
 
@@ -222,26 +222,28 @@ def _changed(schedule: Schedule, change: Change) -> Schedule:
     """The schedule after a pass."""
     if schedule.stream:
         message = "a pass changes the order of one update: `steady` has none"
-        raise Fault("pass", message, change.place)
+        raise Fault("pass", message, change.location)
     try:
         match change.name, change.values:
             case "squeeze", _:
                 return squeeze(schedule)
             case "reorder", _:
                 return reorder(schedule)
-            case "recompute", (start, stop, place):
-                return recompute(schedule, stage_range(start, stop, len(schedule.placement), place))
+            case "recompute", (start, stop, location):
+                return recompute(
+                    schedule, stage_range(start, stop, len(schedule.placement), location)
+                )
             case "fill", (limit,):
-                return _filled_within(schedule, limit, change.place)
+                return _filled_within(schedule, limit, change.location)
         return fill_weights(schedule)
     except ValueError as error:
-        raise Fault("pass", f"the ops cannot be moved: {error}", change.place) from None
+        raise Fault("pass", f"the ops cannot be moved: {error}", change.location) from None
 
 
-def _filled_within(schedule: Schedule, limit: int, place: int) -> Schedule:
+def _filled_within(schedule: Schedule, limit: int, location: int) -> Schedule:
     """The schedule with its weight gradients filled in, where there is an order for the limit."""
     filled = fill_within(schedule, limit)
     if filled is None:
         help = "give it more, or write an order that holds less"
-        raise Fault("memory", f"no order was found that holds at most {limit}", place, help)
+        raise Fault("memory", f"no order was found that holds at most {limit}", location, help)
     return filled

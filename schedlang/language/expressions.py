@@ -102,8 +102,8 @@ def children(node: Node) -> tuple[Node, ...]:
 
 def calls(node: Node) -> list[Call]:
     """The calls anywhere in an expression."""
-    found = [node] if isinstance(node, Call) else []
-    return found + [call for child in children(node) for call in calls(child)]
+    own = [node] if isinstance(node, Call) else []
+    return own + [call for child in children(node) for call in calls(child)]
 
 
 def references(node: Node) -> set[str]:

@@ -10,13 +10,13 @@ from schedlang.language.scopes import LARGEST
 
 
 class Fault(Exception):
-    """A mistake met while a program runs; `place` is an index into the program's spans."""
+    """A mistake met while a program runs; `location` is an index into the program's spans."""
 
-    def __init__(self, code: str, message: str, place: int, help: str | None = None) -> None:
+    def __init__(self, code: str, message: str, location: int, help: str | None = None) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
-        self.place = place
+        self.location = location
         self.help = help
 
 

@@ -34,8 +34,8 @@ def old_forms(source: Source, tree: syntax.Schedule) -> list[Diagnostic]:
     """A warning for each old word of a program, which names the new one."""
     warnings: list[Diagnostic] = []
 
-    def warn(message: str, places: Iterable[syntax.Node], help: str) -> None:
-        labels = [Label(node.span) for node in places]
+    def warn(message: str, locations: Iterable[syntax.Node], help: str) -> None:
+        labels = [Label(node.span) for node in locations]
         if labels:
             more = counted(len(labels) - 1, "more place")
             notes = (f"and in {more}",) if len(labels) > 1 else ()

@@ -44,7 +44,8 @@ class _Loading:
     def imported(self, item: syntax.Import, folder: Path) -> list[syntax.Node]:
         """The items of the file that an import names."""
         path = next(
-            (each / item.file for each in (folder, GALLERY) if (each / item.file).is_file()), None
+            (where / item.file for where in (folder, GALLERY) if (where / item.file).is_file()),
+            None,
         )
         if path is None:
             help = f"it is looked for in `{folder}`, then in the gallery"

@@ -48,7 +48,7 @@ def check_names(source: Source, tree: syntax.Schedule) -> list[Diagnostic]:
     checker = _Checker(source)
     checker.required_parts(tree)
     checker.block(tree.items, {})
-    return checker.found
+    return checker.diagnostics
 
 
 @define
@@ -98,7 +98,7 @@ class _Checker(Scopes):
 
     def block(self, statements: tuple[syntax.Node, ...], scope: dict[str, Declared]) -> None:
         """Check statements that share a scope; a name is known from its declaration on."""
-        functions = {each.name.text: each for each in statements if isinstance(each, syntax.Fn)}
+        functions = {node.name.text: node for node in statements if isinstance(node, syntax.Fn)}
         self.functions |= functions.keys()
         for statement in statements:
             self.statement(statement, scope, functions)
@@ -266,7 +266,7 @@ class _Checker(Scopes):
                 Label(node.span),
                 help=f"write {form}",
             )
-        for place, arg in enumerate(args):
-            allowed = place == len(args) - 1 and word != "U" and not self.has_slices
+        for location, arg in enumerate(args):
+            allowed = location == len(args) - 1 and word != "U" and not self.has_slices
             if not (isinstance(arg, expressions.Next) and allowed):
                 self.expression(arg, scope)

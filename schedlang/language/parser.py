@@ -86,9 +86,9 @@ def _parse(source: Source, rule: str, start: int) -> Any:
     except UnexpectedInput as error:
         raise CompileError([_syntax_error(source, error, start)]) from None
     except RecursionError:
-        place = Label(Span(start, start))
+        location = Label(Span(start, start))
         raise CompileError(
-            [Diagnostic("nesting", "the program is nested too deeply", (place,), source)]
+            [Diagnostic("nesting", "the program is nested too deeply", (location,), source)]
         ) from None
 
 
@@ -109,8 +109,8 @@ def _cache_file() -> str | None:
     """Where the built grammar is kept: it takes longer to build than most programs take to
     compile.
     """
-    place = folder()
-    return None if place is None else str(place / "grammar")
+    location = folder()
+    return None if location is None else str(location / "grammar")
 
 
 class _Builder(Transformer[Token, Any]):
@@ -123,8 +123,8 @@ class _Builder(Transformer[Token, Any]):
         self._start = start
 
     def __default__(self, rule: Token, children: list[Any], meta: Meta) -> Any:
-        place = (0, 0) if meta.empty else (meta.start_pos, meta.end_pos)
-        span = Span(self._start + place[0], self._start + place[1])
+        location = (0, 0) if meta.empty else (meta.start_pos, meta.end_pos)
+        span = Span(self._start + location[0], self._start + location[1])
         if rule in (
             "items",
             "names",
@@ -196,4 +196,4 @@ def _expected(error: UnexpectedInput) -> str:
 
 
 def _literal(terminal: str) -> str:
-    return next(each.pattern.value for each in _parser().terminals if each.name == terminal)
+    return next(known.pattern.value for known in _parser().terminals if known.name == terminal)

@@ -43,10 +43,10 @@ def program_costs(prices: Iterable[Price], stages: int, sites: Sites) -> Costs:
             same = not is_half and price.word in ("B", "BW")
             help = "where `B` is a whole backward, `B` and `BW` are one" if same else None
             message = f"`{'memory' if price.is_memory else 'cost'} {price.word}` is given already"
-            raise Fault("repeated-part", message, price.place, help)
+            raise Fault("repeated-part", message, price.location, help)
         if min(values) < 0 and not price.is_memory:
             message = f"a duration of {min(values)}, it must be 0 or more"
-            raise Fault("negative-cost", message, price.value_place)
+            raise Fault("negative-cost", message, price.value_location)
         costs[name] = float(values[0]) if name == "p2p" else tuple(map(float, values))
     return Costs(**costs)
 

@@ -1,8 +1,9 @@
-"""The calls of a program that has run, turned into actions: all calls of a rank at once.
+"""The calls of a program that has run → the actions of its ranks, all calls of a rank at once.
 
-A program adds to one list, for each op that it comes to, the op's place in the program, its stage
-and its microbatch; None stands for what it leaves open. What is wrong with a call is told of the
-first one, and ends the rank's order there.
+Wherever the program comes to an op, it appends to one list where the op is written (an index into
+the program's spans), its stage and its microbatch; None stands for what the program leaves open.
+Here each column is completed and checked as a whole. A rank's order ends before its first wrong
+call, whatever is wrong with it.
 """
 
 from array import array
@@ -26,110 +27,114 @@ Calls = list[int | None]
 
 @define
 class Order:
-    """The calls of one rank as columns, while what they leave open is found out.
+    """The calls of one rank, as columns, while what they leave open is filled in.
 
-    Once one is found to be wrong, that is the `fault`, and only the calls before it remain.
+    `held` are the stages of the rank. Once a call turns out to be wrong, only the calls before it
+    remain, and `fault` says what is wrong; so the last fault to be set is that of the first wrong
+    call.
     """
 
     rank: int
     layout: Layout
     sites: Sites
     held: tuple[int, ...]
-    places: list[int]
+    locations: list[int]
     stages: list[int]
     microbatches: list[int]
     fault: Fault | None = None
 
-    def end_with(self, index: int, fault: Fault) -> None:
-        """Keep what is wrong with a call; only those before it count from here on."""
+    def end_before(self, index: int, fault: Fault) -> None:
+        """Drop a wrong call and those after it."""
         self.fault = fault
-        del self.places[index:]
+        del self.locations[index:]
         del self.stages[index:]
         del self.microbatches[index:]
 
     def word(self, index: int) -> str:
         """The word of a call's op."""
-        return self.sites.ops[self.places[index]].word
+        return self.sites.ops[self.locations[index]].word
 
-    def first(self, places: frozenset[int]) -> int | None:
-        """The first call from one of some places."""
-        return next((index for index, place in enumerate(self.places) if place in places), None)
+    def first(self, locations: frozenset[int]) -> int | None:
+        """The first call that is written at one of some locations."""
+        return next(
+            (index for index, location in enumerate(self.locations) if location in locations), None
+        )
 
     def name_microbatches(self) -> None:
-        """In a stream, an op names its microbatch."""
+        """Check that the ops of a stream name their microbatch."""
         if self.sites.unnumbered and (index := self.first(self.sites.unnumbered)) is not None:
-            site = self.sites.ops[self.places[index]]
+            site = self.sites.ops[self.locations[index]]
             message = (
                 f"`{site.word}` does not name its microbatch: in `{site.part}` it is counted "
                 "from the update's first"
             )
             help = f"write `{site.word}(m)`, or `{site.word}(s, m)`"
-            fault = Fault("which-microbatch", message, self.places[index], help)
-            self.end_with(index, fault)
+            fault = Fault("which-microbatch", message, self.locations[index], help)
+            self.end_before(index, fault)
 
     def name_stages(self) -> None:
-        """Find the stage of each op: the one it names, or the only one of the rank."""
-        if self.sites.nameless:
+        """Fill in the stage of ops that mean the only one of their rank, and check the others."""
+        if self.sites.on_only_stage:
             if len(self.held) == 1:
                 self.stages = [self.held[0] if stage is None else stage for stage in self.stages]
-            elif (index := self.first(self.sites.nameless)) is not None:
+            elif (index := self.first(self.sites.on_only_stage)) is not None:
                 held = ", ".join(map(str, self.held)) or "none"
                 op = self.word(index)
                 message = f"`{op}` does not say which stage: rank {self.rank} holds {held}"
                 help = f"write `{op}(s, m)`"
-                self.end_with(index, Fault("which-stage", message, self.places[index], help))
+                self.end_before(index, Fault("which-stage", message, self.locations[index], help))
         wrong = set(self.stages).difference(self.held, [None])
         if wrong:
             index = next(index for index, stage in enumerate(self.stages) if stage in wrong)
             op = self.word(index)
-            place = self.places[index]
-            fault = wrong_stage(self.layout, self.rank, op, self.stages[index], place)
-            self.end_with(index, fault)
+            location = self.locations[index]
+            fault = wrong_stage(self.layout, self.rank, op, self.stages[index], location)
+            self.end_before(index, fault)
 
     def count_slices(self, slices: Sequence[int | None]) -> None:
-        """Number the slices of all microbatches in one row."""
+        """Check the slices, and number them through all microbatches."""
         most = self.layout.slices
         index = next(
             (
                 index
-                for index, number in enumerate(slices[: len(self.places)])
+                for index, number in enumerate(slices[: len(self.locations)])
                 if number is not None and not 0 <= number < most
             ),
             None,
         )
         if index is not None:
             op = self.word(index)
-            fault = wrong_slice(self.layout, op, slices[index] or 0, self.places[index])
-            self.end_with(index, fault)
+            fault = wrong_slice(self.layout, op, slices[index] or 0, self.locations[index])
+            self.end_before(index, fault)
         self.microbatches = [
             microbatch if number is None else microbatch * most + number
             for microbatch, number in zip(self.microbatches, slices, strict=False)
         ]
 
     def count_next(self) -> None:
-        """Give each `next` the first microbatch that its op has not done yet on its stage."""
+        """Fill in each `next`: the first microbatch that the op has not been called with before."""
         sites = self.sites
-        if not sites.counted:
+        if not sites.takes_next:
             return
         if sites.is_mixed:
             numbers = list(self._first_free())
             has_too_many = True
         else:
-            # Of each op, how many times it has been called before on its stage.
+            # That is how many calls of the op on this stage came before.
             stages = [*self.held, None]
-            families = set(sites.families.values())
-            before = {of: {stage: count().__next__ for stage in stages} for of in families}
-            counters = {place: before[of] for place, of in sites.families.items()}
+            counted_as = set(sites.counted_as.values())
+            before = {of: {stage: count().__next__ for stage in stages} for of in counted_as}
+            counters = {location: before[of] for location, of in sites.counted_as.items()}
             numbers = [
-                counters[place][stage]()
-                for place, stage in zip(self.places, self.stages, strict=True)
+                counters[location][stage]()
+                for location, stage in zip(self.locations, self.stages, strict=True)
             ]
             has_too_many = any(
                 before[of][stage]() > self.layout.units(stage)
                 for stage in self.held
-                for of in families - {"W"}
+                for of in counted_as - {"W"}
             )
-        if len(sites.counted) + len(sites.owing) < len(sites.ops):
+        if len(sites.takes_next) + len(sites.takes_oldest) < len(sites.ops):
             numbers = [
                 number if microbatch is None else microbatch
                 for microbatch, number in zip(self.microbatches, numbers, strict=True)
@@ -139,9 +144,9 @@ class Order:
             self._check_counted()
 
     def _first_free(self) -> Iterator[int]:
-        """For each call the first microbatch that is not done, where some are named."""
-        families = map(self.sites.families.__getitem__, self.places)
-        pairs = zip(families, self.stages, strict=True)
+        """The microbatch of each call, where some name theirs and some have `next`."""
+        counted_as = map(self.sites.counted_as.__getitem__, self.locations)
+        pairs = zip(counted_as, self.stages, strict=True)
         taken: dict[tuple[str, int], set[int]] = defaultdict(set)
         first: dict[tuple[str, int], int] = defaultdict(int)
         for pair, microbatch in zip(pairs, self.microbatches, strict=True):
@@ -154,51 +159,52 @@ class Order:
             yield number
 
     def _check_counted(self) -> None:
-        """A `next` is a fault where all microbatches of the stage are done."""
-        for index, place in enumerate(self.places):
+        """Check that no `next` comes when all microbatches of its stage are done."""
+        for index, location in enumerate(self.locations):
             number = self.microbatches[index]
             stage = self.stages[index]
-            if place in self.sites.counted and number >= self.layout.units(stage):
+            if location in self.sites.takes_next and number >= self.layout.units(stage):
                 message = (
                     f"`{self.word(index)}` of the next microbatch of stage {stage}, "
                     f"all {number} are done"
                 )
-                self.end_with(index, Fault("nothing-next", message, place))
+                self.end_before(index, Fault("nothing-next", message, location))
                 return
 
     def _least_units(self) -> int:
+        """The fewest microbatches, or slices, that any stage of the rank has."""
         return min(map(self.layout.units, self.held), default=0)
 
     def find_owed(self) -> None:
-        """Give each `W` that leaves it open the weight gradient that has waited longest."""
-        if not self.sites.owing:
+        """Fill in each `W` that takes the oldest weight gradient its rank, or its stage, owes."""
+        if not self.sites.takes_oldest:
             return
-        owing = self.sites.owing
+        takes_oldest = self.sites.takes_oldest
         kinds = self.sites.kinds
         halves = self.sites.halves
         owed: dict[int, OrderedDict[int, int]] = {stage: OrderedDict() for stage in self.held}
-        waiting = [index for index, place in enumerate(self.places) if place in halves]
+        waiting = [index for index, location in enumerate(self.locations) if location in halves]
         for index in waiting:
-            place = self.places[index]
+            location = self.locations[index]
             stage = self.stages[index]
-            if kinds[place] == Kind.I:
+            if kinds[location] == Kind.I:
                 owed[stage].setdefault(self.microbatches[index], index)
                 continue
-            if place not in owing:
+            if location not in takes_oldest:
                 owed[stage].pop(self.microbatches[index], None)
                 continue
-            named = self.held if self.sites.ops[place].is_bare else (stage,)
+            named = self.held if self.sites.ops[location].is_bare else (stage,)
             oldest = [(next(iter(owed[one].values())), one) for one in named if owed[one]]
             if not oldest:
-                of = "" if self.sites.ops[place].is_bare else f" of stage {stage}"
+                of = "" if self.sites.ops[location].is_bare else f" of stage {stage}"
                 message = f"`W`, but no weight gradient{of} is owed here"
-                self.end_with(index, Fault("nothing-next", message, place))
+                self.end_before(index, Fault("nothing-next", message, location))
                 return
             self.stages[index] = min(oldest)[1]
             self.microbatches[index] = owed[self.stages[index]].popitem(last=False)[0]
 
     def check_microbatches(self) -> None:
-        """Microbatches are those of their stage's pipeline; in a stream they run on."""
+        """Check that a stage's microbatches are those of its pipeline; in a stream they run on."""
         microbatches = self.microbatches
         if not microbatches:
             return
@@ -206,66 +212,65 @@ class Order:
             return
         streamed = self.sites.streamed
         units = {stage: self.layout.units(stage) for stage in self.held}
-        for index, place in enumerate(self.places):
+        for index, location in enumerate(self.locations):
             microbatch = microbatches[index]
-            too_many = microbatch >= units[self.stages[index]] and place not in streamed
+            too_many = microbatch >= units[self.stages[index]] and location not in streamed
             if microbatch < 0 or too_many:
                 op = self.word(index)
-                fault = wrong_microbatch(self.layout, op, self.stages[index], microbatch, place)
-                self.end_with(index, fault)
+                fault = wrong_microbatch(self.layout, op, self.stages[index], microbatch, location)
+                self.end_before(index, fault)
                 return
 
     def check_copies(self) -> None:
-        """A copy to the host is issued alone."""
-        copies = self.sites.batched_copies
+        """Check that copies to the host are issued alone."""
+        copies = self.sites.copies_in_batch
         if copies and (index := self.first(copies)) is not None:
             op = self.word(index)
             message = f"`{op}` goes on beside what follows by itself: it stands alone"
-            self.end_with(index, Fault("overlap", message, self.places[index]))
+            self.end_before(index, Fault("overlap", message, self.locations[index]))
 
     def actions(self) -> Actions:
-        """The columns of the actions, in one list."""
+        """The actions of the calls."""
         if self.sites.updates:
             updates = self.sites.updates
             self.microbatches = [
-                NO_MICROBATCH if place in updates else microbatch
-                for place, microbatch in zip(self.places, self.microbatches, strict=True)
+                NO_MICROBATCH if location in updates else microbatch
+                for location, microbatch in zip(self.locations, self.microbatches, strict=True)
             ]
         return Actions(
-            array("b", bytes(map(self.sites.kinds.__getitem__, self.places))),
+            array("b", bytes(map(self.sites.kinds.__getitem__, self.locations))),
             array("i", self.stages),
             array("i", self.microbatches),
             self._groups(),
-            array("i", self.places),
+            array("i", self.locations),
         )
 
     def _groups(self) -> "array[int]":
         """The group of each action: those that are issued together have a number of their own."""
         batches = self.sites.batches
         if not batches:
-            return array("i", bytes(array("i").itemsize * len(self.places)))
-        firsts = {place for place, first in batches.items() if place == first}
-        begins: Iterable[bool] = map(firsts.__contains__, self.places)
-        if any(self.sites.ops[place].word == "U" for place in firsts):
+            return array("i", bytes(array("i").itemsize * len(self.locations)))
+        firsts = {location for location, first in batches.items() if location == first}
+        begins: Iterable[bool] = map(firsts.__contains__, self.locations)
+        if any(self.sites.ops[location].word == "U" for location in firsts):
             # A bare `U` is one call for each stage of its rank.
             begins = [
-                place in firsts and (not self.sites.ops[place].is_bare or stage == self.held[0])
-                for place, stage in zip(self.places, self.stages, strict=True)
+                location in firsts
+                and (not self.sites.ops[location].is_bare or stage == self.held[0])
+                for location, stage in zip(self.locations, self.stages, strict=True)
             ]
         numbers = accumulate(begins)
         return array(
             "i",
             [
-                number if place in batches else 0
-                for place, number in zip(self.places, numbers, strict=True)
+                number if location in batches else 0
+                for location, number in zip(self.locations, numbers, strict=True)
             ],
         )
 
 
 def record(rank: int, layout: Layout, sites: Sites, calls: Calls) -> Order:
-    """The order of a rank from the calls of its program, with what is wrong with the first wrong
-    call.
-    """
+    """The order of a rank from the calls of its program, up to the first wrong one."""
     columns = [calls[column :: sites.width] for column in range(sites.width)]
     held = tuple(layout.stages_of(rank))
     order = Order(rank, layout, sites, held, *columns[:3])  # type: ignore[arg-type]
@@ -280,28 +285,28 @@ def record(rank: int, layout: Layout, sites: Sites, calls: Calls) -> Order:
     return order
 
 
-def wrong_stage(layout: Layout, rank: int, op: str, stage: int, place: int) -> Fault:
+def wrong_stage(layout: Layout, rank: int, op: str, stage: int, location: int) -> Fault:
     """What is wrong with an op of a stage that its rank does not hold."""
     last = len(layout.placement) - 1
     if not 0 <= stage <= last:
         message = f"`{op}` of stage {stage}, there are stages 0 to {last}"
-        return Fault("no-such-stage", message, place)
+        return Fault("no-such-stage", message, location)
     holder = layout.placement[stage]
     message = f"`{op}` of stage {stage} on rank {rank}, it is on rank {holder}"
-    return Fault("not-on-this-rank", message, place)
+    return Fault("not-on-this-rank", message, location)
 
 
-def wrong_slice(layout: Layout, op: str, number: int, place: int) -> Fault:
+def wrong_slice(layout: Layout, op: str, number: int, location: int) -> Fault:
     """What is wrong with an op of a slice that no microbatch has."""
     message = f"`{op}` of slice {number}, there are slices 0 to {layout.slices - 1}"
-    return Fault("no-such-slice", message, place)
+    return Fault("no-such-slice", message, location)
 
 
-def wrong_microbatch(layout: Layout, op: str, stage: int, number: int, place: int) -> Fault:
+def wrong_microbatch(layout: Layout, op: str, stage: int, number: int, location: int) -> Fault:
     """What is wrong with an op of a microbatch that its stage does not have."""
     last = layout.units(stage) // layout.slices - 1
     message = f"`{op}` of microbatch {number // layout.slices}, there are microbatches 0 to {last}"
-    return Fault("no-such-microbatch", message, place)
+    return Fault("no-such-microbatch", message, location)
 
 
 def make_stream(sites: Sites, orders: Sequence[Actions]) -> Stream | None:
@@ -311,10 +316,10 @@ def make_stream(sites: Sites, orders: Sequence[Actions]) -> Stream | None:
     if "steady" not in sites.parts:
         raise Fault("missing-part", "rank 0 has no `steady`, which other ranks have", 0)
     for actions in orders:
-        for index, place in enumerate(actions.source):
-            if not sites.ops[place].part:
+        for index, location in enumerate(actions.source):
+            if not sites.ops[location].part:
                 message = f"`{actions.word(index)}` stands outside of `warmup` and `steady`"
-                raise Fault("steady", message, place)
+                raise Fault("steady", message, location)
     return Stream(_of_part(sites, orders, "warmup"), _of_part(sites, orders, "steady"))
 
 
@@ -323,7 +328,9 @@ def _of_part(sites: Sites, orders: Sequence[Actions], part: str) -> tuple[Action
     chosen = []
     for actions in orders:
         rows = [
-            index for index, place in enumerate(actions.source) if sites.ops[place].part == part
+            index
+            for index, location in enumerate(actions.source)
+            if sites.ops[location].part == part
         ]
         columns = actions.kind, actions.stage, actions.microbatch, actions.group, actions.source
         picked = [array(column.typecode, map(column.__getitem__, rows)) for column in columns]
@@ -350,15 +357,15 @@ class Drawing:
         """The actions in the order of their slots; two in one slot are a fault."""
         actions = Actions()
         free = 0
-        for slot, kind, stage, microbatch, place, _ in self.rows:
+        for slot, kind, stage, microbatch, location, _ in self.rows:
             if slot < free:
                 message = (
                     f"`{actions.word(len(actions) - 1)}` and `{word(kind, stage, microbatch)}` "
                     f"collide on rank {self.rank} in slot {slot}"
                 )
-                raise Fault("collision", message, place)
+                raise Fault("collision", message, location)
             free = slot + WIDTH[kind]
-            actions.add(kind, stage, microbatch, place)
+            actions.add(kind, stage, microbatch, location)
         return actions
 
 
@@ -372,20 +379,20 @@ def draw(
     """
     width = sites.width + 1
     for index in range(0, len(calls), width):
-        place, stage, microbatch, *slices, slot = calls[index : index + width]
-        op = sites.ops[place].word
+        location, stage, microbatch, *slices, slot = calls[index : index + width]
+        op = sites.ops[location].word
         if slot < 0:
-            raise Fault("block", f"`{op}` at slot {slot}, a block's slots count from 0", place)
+            raise Fault("block", f"`{op}` at slot {slot}, a block's slots count from 0", location)
         if not 0 <= stage < len(layout.placement):
-            raise wrong_stage(layout, 0, op, stage, place)
+            raise wrong_stage(layout, 0, op, stage, location)
         if microbatch >= layout.pipeline_of[stage].microbatches:
             continue
         for number in slices:
             if not 0 <= number < layout.slices:
-                raise wrong_slice(layout, op, number, place)
+                raise wrong_slice(layout, op, number, location)
             microbatch = microbatch * layout.slices + number
         if microbatch < 0:
-            raise wrong_microbatch(layout, op, stage, microbatch, place)
+            raise wrong_microbatch(layout, op, stage, microbatch, location)
         drawing = drawings[layout.placement[stage]]
-        kind = sites.kinds[place]
-        drawing.rows.append((slot + offset, kind, int(stage), int(microbatch), place, index))
+        kind = sites.kinds[location]
+        drawing.rows.append((slot + offset, kind, int(stage), int(microbatch), location, index))

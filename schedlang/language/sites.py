@@ -1,4 +1,7 @@
-"""What is known of a program's ops and claims before it runs, by where they stand in its text."""
+"""What is known of a program's ops and claims before it runs.
+
+They are told apart by their locations: indices into the program's spans.
+"""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -29,11 +32,11 @@ _BACKWARDS = ("B", "BW", "I")
 
 @frozen
 class CallSite:
-    """A place in a program where an op is written.
+    """An op as it is written in the program.
 
-    It may name its stage; where it `is_next`, it does not name its microbatch; and where it
-    `is_bare`, nothing at all. `part` is `warmup` or `steady`. `batch` is the place of the first of
-    the ops that are issued together with it, or 0. `loops` are the variables of the loops around.
+    `is_next`: it does not name its microbatch. `is_bare`: it has no arguments at all. `part` is the
+    `warmup` or `steady` that it stands in. `loops` are the variables of the loops around it. Ops
+    that are issued together have the location of the first of them as their `batch`.
     """
 
     word: str
@@ -47,7 +50,7 @@ class CallSite:
 
 @frozen
 class ClaimSite:
-    """A place in a program where something is claimed of `figures`, with the functions it calls."""
+    """An `assert` as it is written in the program: what figures it is about, what it calls."""
 
     condition: syntax.Node
     reason: str | None
@@ -68,82 +71,85 @@ class Sites:
     has_slices: bool
     splits_backward: bool
     writes_halves: bool
-    #: The places of the `rank` or `block`, and of a block's interval.
+    #: Where the `rank` or `block` stands, and a block's interval.
     order: int
     interval: int
 
     @cached_property
     def width(self) -> int:
-        """How many numbers the program gives of a call: place, stage, microbatch, slice."""
+        """How many numbers a call has: location, stage, microbatch, and with slices the slice."""
         return 4 if self.has_slices else 3
 
     @cached_property
     def kinds(self) -> dict[int, Kind]:
-        """The kind of the op at each place."""
+        """The kind of the op at each location."""
         kinds = _KINDS
         if self.splits_backward and not self.writes_halves:
             kinds = _KINDS | {"B": Kind.I}
-        return {place: kinds[site.word] for place, site in self.ops.items()}
+        return {location: kinds[site.word] for location, site in self.ops.items()}
 
     @cached_property
-    def families(self) -> dict[int, str]:
-        """What `next` counts together at each place: a backward is one thing however written."""
+    def counted_as(self) -> dict[int, str]:
+        """The word under which `next` counts each op: backwards are counted together."""
         return {
-            place: "B" if site.word in _BACKWARDS else site.word for place, site in self.ops.items()
+            location: "B" if site.word in _BACKWARDS else site.word
+            for location, site in self.ops.items()
         }
 
     @cached_property
-    def nameless(self) -> frozenset[int]:
-        """The places of ops that mean the only stage of their rank."""
+    def on_only_stage(self) -> frozenset[int]:
+        """Ops that name no stage: they are of the only one that their rank holds."""
         return self._where(lambda site: not site.names_stage and not site.is_bare)
 
     @cached_property
-    def owing(self) -> frozenset[int]:
-        """The places of weight gradients that are the oldest ones owed."""
+    def takes_oldest(self) -> frozenset[int]:
+        """Each `W` that takes the oldest weight gradient owed."""
         return self._where(lambda site: site.word == "W" and site.is_next)
 
     @cached_property
     def halves(self) -> frozenset[int]:
-        """The places of halves of backwards."""
-        return frozenset(place for place, kind in self.kinds.items() if kind in (Kind.I, Kind.W))
+        """Halves of backwards."""
+        return frozenset(
+            location for location, kind in self.kinds.items() if kind in (Kind.I, Kind.W)
+        )
 
     @cached_property
-    def counted(self) -> frozenset[int]:
-        """The places of ops whose microbatch is the next one that their rank has not done yet."""
+    def takes_next(self) -> frozenset[int]:
+        """Ops with `next` for their microbatch."""
         return self._where(lambda site: site.is_next and site.word not in ("W", "U"))
 
     @cached_property
     def is_mixed(self) -> bool:
-        """Whether some ops take the next microbatch after others that name theirs."""
-        families = self.families
-        counted = {families[place] for place in self.counted}
-        named = {families[place] for place in self.ops.keys() - self.counted}
+        """Whether `next` also counts ops that name their microbatch."""
+        counted_as = self.counted_as
+        counted = {counted_as[location] for location in self.takes_next}
+        named = {counted_as[location] for location in self.ops.keys() - self.takes_next}
         return bool(counted & named)
 
     @cached_property
     def unnumbered(self) -> frozenset[int]:
-        """The places of ops in a stream that do not name their microbatch, as they must."""
+        """Ops of a stream that do not name their microbatch, as they must."""
         return self._where(lambda site: bool(site.part) and site.is_next and " " not in site.word)
 
     @cached_property
-    def batched_copies(self) -> frozenset[int]:
-        """The places of copies to the host that are issued together with others, as they cannot."""
+    def copies_in_batch(self) -> frozenset[int]:
+        """Copies to the host within an `overlap`, where they cannot be."""
         return self._where(lambda site: site.batch > 0 and site.word in ("offload", "reload"))
 
     @cached_property
     def batches(self) -> dict[int, int]:
-        """For the place of each op that is issued together with others, that of the first one."""
-        return {place: site.batch for place, site in self.ops.items() if site.batch}
+        """Ops that are issued together with others, each with the first of these."""
+        return {location: site.batch for location, site in self.ops.items() if site.batch}
 
     @cached_property
     def updates(self) -> frozenset[int]:
-        """The places of optimizer steps outside of a stream, which are of no microbatch."""
+        """Optimizer steps outside of a stream, which are of no microbatch."""
         return self._where(lambda site: site.word == "U" and not site.part)
 
     @cached_property
     def streamed(self) -> frozenset[int]:
-        """The places of ops whose microbatches run on into later updates."""
+        """Ops of a stream, whose microbatches run on into later updates."""
         return self._where(lambda site: bool(site.part))
 
     def _where(self, holds: Callable[[CallSite], bool]) -> frozenset[int]:
-        return frozenset(place for place, site in self.ops.items() if holds(site))
+        return frozenset(location for location, site in self.ops.items() if holds(site))

@@ -15,8 +15,8 @@ from schedlang.language.expressions import Node as Node
 def walk(node: Node) -> Iterator[Node]:
     """A node and all within it; what stands around others comes first."""
     yield node
-    for each in fields(type(node)):
-        value = getattr(node, each.name)
+    for attribute in fields(type(node)):
+        value = getattr(node, attribute.name)
         for child in value if isinstance(value, tuple) else (value,):
             if isinstance(child, Node):
                 yield from walk(child)

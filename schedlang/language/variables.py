@@ -62,7 +62,7 @@ def _values_of_ranks(
         declared.begin(rank, layout)
         traced = trace(declared, rank)
         order = record(rank, layout, declared.sites, traced.calls)
-        rows = zip(order.places, order.stages, order.microbatches, strict=True)
+        rows = zip(order.locations, order.stages, order.microbatches, strict=True)
         for op, values in zip(rows, traced.values, strict=False):
             if op in wanted:
                 noted.setdefault(op, []).append(_loops(declared, op, values))
@@ -80,10 +80,10 @@ def _values_of_block(
         traced = trace(declared, *repeat.microbatches)
         drawings = [Drawing(rank) for rank in range(declared.params["ranks"])]
         draw(drawings, layout, declared.sites, traced.calls, repeat.offset)
-        for _, _, stage, microbatch, place, index in (
+        for _, _, stage, microbatch, location, index in (
             row for drawing in drawings for row in drawing.rows
         ):
-            op = place, stage, microbatch
+            op = location, stage, microbatch
             if op in wanted:
                 values = traced.values[index // width]
                 noted.setdefault(op, []).append(_loops(declared, op, values))
@@ -122,6 +122,8 @@ def with_variables(
         return evolve(wait, at=filled(wait.at), until=wait.until and filled(wait.until))
 
     return [
-        each.with_waits(tuple(map(waiting, each.waits))) if each.waits else each
-        for each in diagnostics
+        diagnostic.with_waits(tuple(map(waiting, diagnostic.waits)))
+        if diagnostic.waits
+        else diagnostic
+        for diagnostic in diagnostics
     ]

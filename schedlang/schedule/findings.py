@@ -48,10 +48,8 @@ def _diagnostic(schedule: Schedule, group: list[Finding]) -> Diagnostic:
     labels = [label for wait in first.waits for label in wait.labels()] or labels
     notes = _skips(schedule, first)
     if len(group) > 1:
-        notes = (
-            *notes,
-            f"and {len(group) - 1} more, on {ranks_text(sorted({each.rank for each in group}))}",
-        )
+        ranks = ranks_text(sorted({finding.rank for finding in group}))
+        notes = (*notes, f"and {len(group) - 1} more, on {ranks}")
     return Diagnostic(
         first.code,
         first.message,

@@ -30,7 +30,7 @@ class Claim:
     """
 
     statement: Any
-    place: int
+    location: int
     rank: int | None
     values: Mapping[str, int]
 
