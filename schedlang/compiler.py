@@ -15,7 +15,9 @@ from schedlang.diagnostics.source import Source
 from schedlang.language import syntax
 from schedlang.language.claims import check_claims
 from schedlang.language.expand import expand
+from schedlang.language.forms import old_forms
 from schedlang.language.imports import load
+from schedlang.language.variables import with_variables
 from schedlang.lowering.choice import choose_lowering
 from schedlang.plan.plan import Plan
 from schedlang.proof.lints import lint
@@ -62,12 +64,16 @@ def compile_tree(
     """`compile` for a program that was loaded before, with its imports and its syntax tree."""
     # An unknown one is refused before any work is done.
     transports(transport)
-    ops = _schedule_of_ops(source, tree, params, costs, forward_only)
-    choice = choose_lowering(evolve(ops, transport=transport), costs)
-    execution = prove(choice.schedule)
+    try:
+        ops = _schedule_of_ops(source, tree, params, costs, forward_only)
+        choice = choose_lowering(evolve(ops, transport=transport), costs)
+        execution = prove(choice.schedule)
+    except CompileError as error:
+        # Only now somebody wants to know the loop variables.
+        raise CompileError(with_variables(error.diagnostics, tree, params)) from None
     check_claims(choice.schedule, execution, costs)
-    # Claims and loop variables are functions of the program; a plan is data.
-    fields = asdict(evolve(choice.schedule, claims=(), recall=None), recurse=False)
+    # Claims are functions of the program; a plan is data.
+    fields = asdict(evolve(choice.schedule, claims=()), recurse=False)
     return Plan(
         **fields,
         kernels=choice.kernels,
@@ -103,8 +109,16 @@ def check_program(
     CompileError for what is wrong whatever the transport.
     """
     whole, tree = load(source)
-    schedule = _schedule_of_ops(whole, tree, params, UNIT, False)
-    return check_schedule(choose_lowering(schedule, UNIT).schedule, names)
+    try:
+        ops = _schedule_of_ops(whole, tree, params, UNIT, False)
+        schedule = choose_lowering(ops, UNIT).schedule
+    except CompileError as error:
+        raise CompileError(with_variables(error.diagnostics, tree, params)) from None
+    old = old_forms(whole, tree)
+    verdicts = check_schedule(schedule, names)
+    for name, diagnostics in verdicts.items():
+        verdicts[name] = with_variables(diagnostics, tree, params) + old
+    return verdicts
 
 
 def check_schedule(schedule: Schedule, names: Iterable[str]) -> dict[str, list[Diagnostic]]:

@@ -12,7 +12,7 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.repair import Repair
 from schedlang.diagnostics.source import Source
 from schedlang.language import syntax
-from schedlang.language.declarations import Declarations
+from schedlang.language.expand import parameters
 from schedlang.language.expressions import Number
 from schedlang.language.imports import load
 from schedlang.schedule.transports import PORTABLE
@@ -36,7 +36,7 @@ def advise(
     for index, diagnostic in enumerate(diagnostics):
         if diagnostic.code in WAITS:
             whole, tree = load(source)
-            all_params = _all_params(tree, params)
+            all_params = parameters(tree, params)
             adviser = _Adviser(source, whole, tree, all_params, forward_only, transport)
             diagnostics[index] = adviser.advise(diagnostic)
             break
@@ -113,14 +113,3 @@ class _Adviser:
 def _literal(node: syntax.Node | None) -> int | None:
     """The value of an expression that is a number as it stands."""
     return node.value if isinstance(node, Number) else None
-
-
-def _all_params(tree: syntax.Schedule, params: Mapping[str, int]) -> dict[str, int]:
-    """All parameters of a program that compiles: those in `params`, and the defaults of the
-    others.
-    """
-    declared = Declarations(params)
-    for item in tree.items:
-        if isinstance(item, syntax.Param | syntax.Let | syntax.Fn):
-            declared.item(item)
-    return declared.params

@@ -7,6 +7,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ def compile_program(options: argparse.Namespace) -> int:
     """Prove a program and write its plan."""
     from schedlang import read_source
     from schedlang.advice.compiling import compile_with_advice
+    from schedlang.language.forms import old_forms
+    from schedlang.language.imports import load as load_program
 
     source = read_source(options.file)
     if source.is_plan:
@@ -32,7 +35,8 @@ def compile_program(options: argparse.Namespace) -> int:
         forward_only=options.forward_only,
         transport=options.transport,
     )
-    _report(plan, options.output, options.format)
+    warnings = old_forms(*load_program(source))
+    _report(plan, options.output, options.format, warnings)
     if options.verbose:
         from schedlang.report.figures import lowering_text
 
@@ -72,7 +76,9 @@ def export(options: argparse.Namespace) -> int:
     return 0
 
 
-def _report(plan: Any, output: str | None, format: str = "text") -> None:
+def _report(
+    plan: Any, output: str | None, format: str = "text", warnings: Sequence[Diagnostic] = ()
+) -> None:
     """Write a plan, if to a file; print in one line what it is, and warnings."""
     from schedlang import write_plan
     from schedlang.lowering import OWN
@@ -92,8 +98,8 @@ def _report(plan: Any, output: str | None, format: str = "text") -> None:
         print(f"wrote {output}")
     # Transfers that the compiler has placed are proved from the first use of each communicator
     # on, so only those of a program, or of a table, are worth a warning.
-    if plan.lowering in (OWN, ""):
-        _warn(lint(plan), format)
+    own_warnings = lint(plan) if plan.lowering in (OWN, "") else []
+    _warn([*warnings, *own_warnings], format)
 
 
 def check(options: argparse.Namespace) -> int:

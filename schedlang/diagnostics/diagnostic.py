@@ -45,6 +45,11 @@ class Diagnostic:
         """The diagnostic with one more note."""
         return evolve(self, notes=(*self.notes, note))
 
+    def with_waits(self, waits: tuple[Wait, ...]) -> "Diagnostic":
+        """The diagnostic with more to say of the ranks that wait, in its labels as well."""
+        labels = tuple(label for wait in waits for label in wait.labels())
+        return evolve(self, waits=waits, labels=labels or self.labels)
+
 
 class CompileError(Exception):
     """All that is wrong with a program or a plan; `diagnostics` is never empty."""

@@ -8,6 +8,8 @@ from schedlang.diagnostics.source import Label, Source, Span
 
 #: Loop variables and their values, the outermost loop first.
 Values = tuple[tuple[str, int], ...]
+#: An op as a program recorded it: its place in the program, its stage, its microbatch.
+Recorded = tuple[int, int, int]
 
 #: Why a rank waits, and how a message says what it waits for. `{at}` and `{until}` are actions.
 REASONS = {
@@ -37,12 +39,18 @@ REASONS = {
 class Stand:
     """Where a rank stands: an action, the span of the program that it comes from, if there is one,
     and the loop variables there.
+
+    `number` is that of its stage or skip. It is one of the ops `recorded` by the program, of which
+    the rank has `earlier` ones before it; by these its loop variables are looked up.
     """
 
     rank: int
     action: str
     span: Span | None
-    variables: Values
+    number: int
+    recorded: tuple[Recorded, ...]
+    earlier: int
+    variables: Values = ()
 
     def __str__(self) -> str:
         values = [f"{name} = {value}" for name, value in self.variables]
@@ -83,6 +91,10 @@ class Wait:
     until: Stand | None
     who: str
     what: str
+
+    def numbers(self) -> list[int]:
+        """The numbers of the stages or skips whose actions are named."""
+        return [stand.number for stand in (self.at, self.until) if stand is not None]
 
     def labels(self) -> list[Label]:
         """What a message says at the two actions, where these are in the program."""

@@ -250,14 +250,14 @@ class _Machine:
         slot = self.slot(stage, microbatch)
         if self.schedule.placement[stage] == rank or kind == Kind.W:
             if not self.state[slot] & _MADE[kind]:
-                self.too_early(rank, index, word(kind, stage, microbatch))
+                self.too_early(rank, index, (kind, stage, microbatch))
             return self.ends[kind][slot]
         user = self.schedule.ranks[rank].stage[index]
         receive, number, _ = receive_of(self.schedule, need, user)
         there = self.slot(number, microbatch)
         if not self.state[there] & _ARRIVED[receive]:
             help = "a program that writes any `send` or `recv` must write all of them"
-            self.too_early(rank, index, word(receive, number, microbatch), help)
+            self.too_early(rank, index, (receive, number, microbatch), help)
         if self.ideal:
             latency = self.transfers.time(
                 kind, min(stage, user), self.schedule.placement[stage], rank
@@ -276,7 +276,7 @@ class _Machine:
                 if not self.transport.blocks:
                     self.posted[kind, number, microbatch] = index
             elif not self.state[self.slot(stage, microbatch)] & _MADE[_SENT_OF[kind]]:
-                self.too_early(rank, index, word(_SENT_OF[kind], stage, microbatch))
+                self.too_early(rank, index, (_SENT_OF[kind], stage, microbatch))
             elif self.state[slot] & _SENT[kind]:
                 self.find("repeated-send", f"`{actions.word(index)}` is sent twice", rank, index)
             if is_send(kind):
@@ -303,13 +303,20 @@ class _Machine:
         if rank != poster and (self.transport.blocks or self.awaited.get(rank) in batch):
             heappush(self.ready, (self.clock[rank], rank))
 
-    def too_early(self, rank: int, index: int, need: str, help: str | None = None) -> None:
+    def too_early(
+        self, rank: int, index: int, need: tuple[int, int, int], help: str | None = None
+    ) -> None:
         """Report an action that runs before what it needs."""
-        message = f"`{self.schedule.ranks[rank].word(index)}` on rank {rank} runs before `{need}`"
-        self.find("order", message, rank, index, help=help)
+        early = self.schedule.ranks[rank].word(index)
+        message = f"`{early}` on rank {rank} runs before `{word(*need)}`"
+        self.find("order", message, rank, index, need[1], help=help)
 
-    def find(self, code: str, message: str, rank: int, index: int, help: str | None = None) -> None:
-        """Report what is wrong with an action."""
+    def find(
+        self, code: str, message: str, rank: int, index: int, *others: int, help: str | None = None
+    ) -> None:
+        """Report what is wrong with an action; the message names `others` by their numbers too."""
+        actions = self.schedule.ranks[rank]
+        numbers = (actions.stage[index], *others)
         self.findings.append(
-            Finding(code, message, rank, self.schedule.ranks[rank].source[index], help=help)
+            Finding(code, message, rank, actions.source[index], help=help, numbers=numbers)
         )

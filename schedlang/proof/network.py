@@ -149,6 +149,7 @@ class Network:
                     message,
                     rank,
                     actions.source[index],
+                    numbers=(actions.stage[index],),
                 )
             )
             self._met(place, flight.start)
@@ -250,6 +251,7 @@ class Network:
                 receiver.source[at],
                 related=related,
                 help=help,
+                numbers=(receiver.stage[at], actions.stage[index]),
             )
         )
 

@@ -85,16 +85,14 @@ class Standstill:
                 "one is issued in a batch and one alone, which take different ways: issue both "
                 "alike"
             )
-        waits = (wait,) if wait else ()
         return Finding(
             "unmatched-send" if sent else "unmatched-receive",
             message,
             place[0],
             self.source(place),
-            "",
-            (),
-            help,
-            waits,
+            help=help,
+            waits=(wait,) if wait else (),
+            numbers=(self.schedule.ranks[place[0]].stage[place[1]], wanted[1]),
         )
 
     def stands_there(self, place: Place) -> bool:

@@ -68,7 +68,8 @@ def _unknown(schedule: Schedule, rank: int) -> list[Finding]:
 
     def find(code: str, index: int, wrong: str) -> None:
         message = f"`{actions.word(index)}` on rank {rank}: {wrong}"
-        findings.append(Finding(code, message, rank, actions.source[index]))
+        place = actions.source[index]
+        findings.append(Finding(code, message, rank, place, numbers=(actions.stage[index],)))
 
     for index, (kind, number, microbatch) in enumerate(
         zip(actions.kind, actions.stage, actions.microbatch, strict=True)
@@ -153,7 +154,7 @@ class _Places:
 
 def _split_help(kind: int) -> str | None:
     if kind == Kind.W:
-        return "a `W` completes a `B`; a whole backward, `BW`, needs none"
+        return "a `W` completes an `I`; a whole backward needs none"
     return None
 
 
@@ -236,7 +237,7 @@ def _missing_op(
     if lacking > 1:
         message += f", nor that of {counted(lacking - 1, 'other microbatch')}"
     help = (
-        "every `B` of a schedule with `W` needs its `W`; write `BW` for a whole backward"
+        "every half for the inputs needs its `W`; write `BW` for a whole backward"
         if kind == Kind.W
         else None
     )
