@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from schedlang.cli.given import compiled
+from schedlang.advice.compiling import compile_with_advice
 from schedlang.files.reading import read_source
 from schedlang.plan.plan import Plan
 from schedlang.plan.reader import open_plan, read_plan
@@ -48,8 +48,7 @@ def _of_program(path: Path, params: Mapping[str, int], replicas: int) -> Plan | 
             f"{replicas} replicas need a multiple of {replicas} processes, not "
             f"{dist.get_world_size()}"
         )
-    plan: Plan = compiled(source, {"ranks": ranks, **params})
-    return plan
+    return compile_with_advice(source, {"ranks": ranks, **params})
 
 
 def _fitting(plan: Plan, path: Path, replicas: int) -> Plan:

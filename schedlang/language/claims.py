@@ -1,24 +1,32 @@
 """What a program claims of its schedule with `assert`, held against the figures of an execution."""
 
-from collections.abc import Sequence
-from functools import cached_property, partial
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
+from types import CodeType
 from typing import Any
 
+from attrs import frozen
+
 from schedlang.diagnostics.diagnostic import CompileError
-from schedlang.language.codegen import variable
+from schedlang.diagnostics.source import Source
+from schedlang.language import expressions, syntax
+from schedlang.language.arithmetic import multiply, quotient, rest
+from schedlang.language.codegen import Codegen, Itself, variable
 from schedlang.language.faults import Fault
+from schedlang.language.sites import ClaimSite
+from schedlang.language.stages import stage_functions
 from schedlang.proof.execution import Execution
 from schedlang.ranks.weights import Versions, follow_weights
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.findings import Finding, diagnose
-from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.schedule import Claim, Schedule
 
 _TIMES = frozenset(["makespan", "work", "bubble", "span", "span_bubble"])
 _AMOUNTS = frozenset(["peak"])
 #: The figures in the order in which they are told: of the whole schedule, and of each rank.
 _OF_ALL = ("makespan", "work", "bubble", "span", "span_bubble", "staleness")
 _OF_RANKS = ("peak", "versions")
-_FIGURES = frozenset(_OF_ALL + _OF_RANKS)
+_COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 
 
 def check_claims(schedule: Schedule, execution: Execution, given: Costs = UNIT) -> None:
@@ -38,24 +46,99 @@ def check_claims(schedule: Schedule, execution: Execution, given: Costs = UNIT) 
     others = (_TIMES if given.gives_times else frozenset()) | (
         _AMOUNTS if given.gives_memory else frozenset()
     )
-    findings: dict[int, Finding] = {}
-    for claim in schedule.claims:
-        if claim.names & others:
-            continue
-        claim.scope.update((variable(name), figures.of(name)) for name in _FIGURES & claim.names)
-        try:
-            if claim.holds():
-                continue
-            message = (
-                f"the schedule claims: {claim.reason}" if claim.reason else "a claim does not hold"
-            )
-            finding = Finding("assert", message, 0, claim.place, help=figures.text())
-        except Fault as fault:
-            finding = Finding(fault.code, fault.message, 0, claim.place, help=fault.help)
-        # A claim in a rank block is made once per rank, and told once.
-        findings.setdefault(claim.place, finding)
+    findings = [
+        finding
+        for claim in schedule.claims
+        if not claim.statement.figures & others
+        if (finding := _check(schedule, claim, figures))
+    ]
     if findings:
-        raise CompileError(diagnose(schedule, list(findings.values())))
+        raise CompileError(diagnose(schedule, findings))
+
+
+def _names(schedule: Schedule, figures: "_Figures", claim: Claim) -> dict[str, Any]:
+    """What the names in a claim are, its figures included."""
+    held = schedule.stages_of(claim.rank) if claim.rank is not None else []
+    return {
+        "divide_quotient": quotient,
+        "divide_rest": rest,
+        "multiply": multiply,
+        "own_stage": partial(_own_stage, held),
+        **stage_functions(schedule.layout.pipelines),
+        **{variable(name): value for name, value in claim.values.items()},
+        **{variable(name): figures.of(name) for name in claim.statement.figures},
+    }
+
+
+def _own_stage(held: Sequence[int], number: int, location: int) -> int:
+    """The stage that a rank holds as its chunk of a number."""
+    if 0 <= number < len(held):
+        return held[number]
+    raise Fault("no-such-stage", f"`stage({number})`, the rank holds {len(held)}", location)
+
+
+@frozen
+class _Judge:
+    """Evaluates one claim: its site in the program, the text there, and the values of its names."""
+
+    site: ClaimSite
+    source: Source
+    names: Mapping[str, Any]
+
+    def holds(self) -> bool:
+        """Whether the claim holds."""
+        return bool(self.value(self.site.condition))
+
+    def value(self, node: syntax.Node) -> Any:
+        """The value of an expression in the claim."""
+        names = dict(self.names)
+        exec(_compiled(Itself(self.site), Itself(node)), names)
+        return names["value"]()
+
+    def comparisons(self) -> Iterator[str]:
+        """The comparisons that make the claim fail, with the values of their two sides."""
+        waiting: list[syntax.Node] = [self.site.condition]
+        while waiting:
+            node = waiting.pop(0)
+            match node:
+                case expressions.Binary("or", left, right):
+                    waiting[:0] = [left, right]
+                case expressions.Binary("and", left, right):
+                    # What stands behind one that fails was never asked.
+                    waiting[:0] = [right if self.value(left) else left]
+                case expressions.Binary(operator, left, right) if operator in _COMPARISONS:
+                    text = self.source.text[node.span.start : node.span.end]
+                    sides = f"{self.value(left):.10g} {operator} {self.value(right):.10g}"
+                    text = " ".join(text.split())
+                    yield f"`{text}`" if text == sides else f"`{text}` is {sides}"
+
+
+@lru_cache(64)
+def _compiled(site: Itself[ClaimSite], node: Itself[syntax.Node]) -> CodeType:
+    """Python that binds an expression of a claim as a function `value`, after those it calls."""
+    codegen = Codegen(notes_variables=True)
+    functions = [line for function in site.it.functions for line in codegen.statement(function)]
+    text = [*functions, f"def value(): return {codegen.expression(node.it)}"]
+    return compile("\n".join(text), "<claim>", "exec")
+
+
+def _check(schedule: Schedule, claim: Claim, figures: "_Figures") -> Finding | None:
+    """What is wrong with a claim, if anything is."""
+    site: ClaimSite = claim.statement
+    rank = claim.rank or 0
+    judge = _Judge(site, schedule.source, _names(schedule, figures, claim))
+    try:
+        if judge.holds():
+            return None
+        said = f"the schedule claims: {site.reason}" if site.reason else "a claim does not hold"
+        sides = "; ".join(judge.comparisons())
+        message = f"{said}: {sides}" if sides else said
+        message += "" if claim.rank is None else f", on rank {claim.rank}"
+        return Finding("assert", message, rank, claim.location, help=figures.text)
+    except Fault as fault:
+        return Finding(fault.code, fault.message, rank, claim.location, help=fault.help)
+    except (RecursionError, MemoryError, SyntaxError):
+        return Finding("nesting", "the claim is nested too deeply", rank, claim.location)
 
 
 class _Figures:
@@ -72,13 +155,13 @@ class _Figures:
         value = getattr(self, name)
         return partial(_of_rank, name, value) if name in _OF_RANKS else value
 
+    @cached_property
     def text(self) -> str:
         """All of them."""
         texts = [f"{name} {getattr(self, name):.10g}" for name in _OF_ALL]
-        texts += [
-            f"{name} per rank {' '.join(f'{each:.10g}' for each in getattr(self, name))}"
-            for name in _OF_RANKS
-        ]
+        for name in _OF_RANKS:
+            values = " ".join(f"{value:.10g}" for value in getattr(self, name))
+            texts.append(f"{name} per rank {values}")
         return f"the figures are {', '.join(texts)}"
 
     @cached_property

@@ -1,19 +1,30 @@
-"""Syntax tree → Python text, so that a program runs as fast as Python, not as a walk over its tree.
+"""Syntax tree → Python, so that a program runs as fast as Python, not as a walk over its tree.
 
-Names become `v_name`, and those of parameters their values. What can go wrong while a program runs
-calls a function that knows its place in the program: the last argument of each such call is an
-index into `spans`.
+The Python of a program is made once and serves all sizes. Names become `v_name`; everything else
+that it calls is a method or function of `schedlang.language.declarations`. Calls that can fail say
+where they stand in the program with their last argument, a location: an index into its spans.
 """
 
-from attrs import define, field
+from __future__ import annotations
+
+from functools import lru_cache
+from types import CodeType
+from typing import Generic, TypeVar
+
+from attrs import define, evolve, field, frozen
 
 from schedlang.diagnostics.source import Span
 from schedlang.language import expressions, syntax
+from schedlang.language.expressions import references
+from schedlang.language.forms import splits_backward, writes_halves
 from schedlang.language.scopes import BUILTINS, LARGEST
+from schedlang.language.sites import CallSite, ClaimSite, Sites
 
 _PYTHON = {"/": "//"}
 #: The functions of operations that can fail.
 _CHECKED = {"/": "divide_quotient", "%": "divide_rest", "*": "multiply"}
+#: No parameter is larger than this.
+LARGEST_PARAMETER = 10**9
 
 
 def variable(name: str) -> str:
@@ -21,29 +32,117 @@ def variable(name: str) -> str:
     return f"v_{name}"
 
 
-@define
-class Codegen:
-    """Generates Python for parts of one program.
+@frozen
+class Code:
+    """A program as Python: the items before its order, and the order as a function `program`."""
 
-    `spans` collects the places that the text refers to, `words` the words of its ops; `params` are
-    those bound so far. A program `is_plain` if it has compute ops only. `ops` are the places of its
-    ops, `arities` how many arguments they have, those of bare ops apart, which are `bare` while the
-    program runs. `overlaps` has for each place of an op that overlaps with others that of the first
-    of them.
+    items: CodeType
+    program: CodeType
+    spans: tuple[Span, ...]
+    sites: Sites
+
+
+T = TypeVar("T")
+
+
+class Itself(Generic[T]):
+    """Makes a cache ask for the same object, not for an equal one.
+
+    Trees compare without their spans, but Python for one refers to its own spans.
     """
 
-    spans: list[Span] = field(factory=list)
-    words: set[str] = field(factory=set)
-    params: dict[str, int] = field(factory=dict)
-    is_plain: bool = True
-    arities: set[int] = field(factory=set)
-    overlaps: dict[int, int] = field(factory=dict)
-    ops: list[int] = field(factory=list)
+    def __init__(self, it: T) -> None:
+        self.it = it
 
-    def place(self, node: syntax.Node) -> int:
-        """The index in `spans` of a node's place."""
+    def __hash__(self) -> int:
+        return id(self.it)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and other.it is self.it
+
+
+def generate(tree: syntax.Schedule, positive: frozenset[str], notes_variables: bool) -> Code:
+    """The Python of a program, where some of its parameters are known to be 1 or more.
+
+    Where it `notes_variables`, it tells the values of all names before each statement of the order,
+    and where a rank has no chunk of a number. It runs slower, and is for messages.
+    """
+    return _generate(Itself(tree), positive, notes_variables)
+
+
+# Whoever looks for a size or a parameter compiles one program many times.
+@lru_cache(16)
+def _generate(
+    key: Itself[syntax.Schedule], positive: frozenset[str], notes_variables: bool
+) -> Code:
+    tree = key.it
+    codegen = Codegen(positive=positive)
+    codegen.location(tree.name)  # the first location stands for the schedule as a whole
+    items = "\n".join(line for item in tree.items for line in codegen.item(item))
+    order = next(item for item in tree.items if isinstance(item, syntax.Rank | syntax.Repeated))
+    codegen.notes_variables = notes_variables
+    program = "\n".join(codegen.program(order))
+    sites = Sites(
+        codegen.sites,
+        codegen.claims,
+        frozenset(codegen.parts),
+        codegen.has_slices,
+        splits_backward(tree),
+        writes_halves(tree),
+        codegen.order,
+        codegen.interval,
+    )
+    return Code(
+        compile(items, "<schedule>", "exec"),
+        compile(program, "<schedule>", "exec"),
+        tuple(codegen.spans),
+        sites,
+    )
+
+
+@define
+class _Scope:
+    """The names that are known at one point of the program."""
+
+    #: Values, and of those the variables of loops.
+    values: list[str] = field(factory=list)
+    loops: list[str] = field(factory=list)
+    functions: dict[str, syntax.Fn] = field(factory=dict)
+
+    def copy(self) -> _Scope:
+        """The same names, for a block that may have more of its own."""
+        return _Scope(self.values[:], self.loops[:], dict(self.functions))
+
+
+@define
+class Codegen:
+    """Generates Python for one program.
+
+    Meanwhile `spans` collects what locations refer to, `sites` the ops and `claims` the claims.
+    Parameters in `positive` are taken to be 1 or more, so that dividing by them is safe.
+    """
+
+    positive: frozenset[str] = frozenset()
+    notes_variables: bool = False
+    spans: list[Span] = field(factory=list)
+    sites: dict[int, CallSite] = field(factory=dict)
+    claims: dict[int, ClaimSite] = field(factory=dict)
+    parts: list[str] = field(factory=list)
+    pipelines: set[str] = field(factory=set)
+    has_slices: bool = False
+    order: int = 0
+    interval: int = 0
+    _scope: _Scope = field(factory=_Scope)
+    #: How many of the values in scope the items before the order have.
+    _items: int = 0
+    _part: str = ""
+
+    def location(self, node: syntax.Node) -> int:
+        """The index in `spans` of a node's span."""
         self.spans.append(node.span)
         return len(self.spans) - 1
+
+    # Expressions
 
     def expression(self, node: syntax.Node) -> str:
         """A Python expression; truth values are Python's, which count as 0 and 1."""
@@ -51,16 +150,21 @@ class Codegen:
             case expressions.Number(value):
                 return str(value)
             case expressions.Reference(name):
-                return f"({self.params[name]})" if name in self.params else variable(name)
+                return variable(name)
             case expressions.Next():
                 return "None"
+            case expressions.OwnStage(number):
+                location = self.location(node)
+                if self.notes_variables:
+                    return f"own_stage({self.expression(number)}, {location})"
+                return f"chunks[{self.expression(number)}]"
             case expressions.Call(name, args):
                 called = name.text if name.text in BUILTINS else variable(name.text)
                 if name.text in BUILTINS and len(args) == 1 and name.text != "abs":
                     return self.expression(args[0])
                 return f"{called}({', '.join(map(self.expression, args))})"
             case expressions.Conditional(condition, value, other):
-                parts = [self.expression(each) for each in (value, condition, other)]
+                parts = [self.expression(part) for part in (value, condition, other)]
                 return "({} if {} else {})".format(*parts)
             case expressions.Unary(operator, operand):
                 return f"({operator} {self.expression(operand)})"
@@ -71,117 +175,208 @@ class Codegen:
     def binary(
         self, node: syntax.Node, operator: str, left: syntax.Node, right: syntax.Node
     ) -> str:
-        """An operation; division looks at its divisor and multiplication at its size, unless a
-        known number is safe.
+        """An operation; division looks at its divisor and multiplication at its size, unless what
+        is known of the right operand makes it safe.
         """
         operands = self.expression(left), self.expression(right)
         literal = isinstance(right, expressions.Number) and right.value > 0
         if operator in _CHECKED and not literal:
-            place = self.place(node)
-            if not 0 < self.constant(right) <= LARGEST:
-                return f"{_CHECKED[operator]}({', '.join(operands)}, {place})"
+            location = self.location(node)
+            if not 0 < self.bound(right) <= LARGEST:
+                return f"{_CHECKED[operator]}({', '.join(operands)}, {location})"
         if operator in ("and", "or"):
             return f"bool({operands[0]} {operator} {operands[1]})"
         return f"({operands[0]} {_PYTHON.get(operator, operator)} {operands[1]})"
 
-    def constant(self, node: syntax.Node) -> int:
-        """The value of an expression of numbers and parameters; 0 of any other."""
+    def bound(self, node: syntax.Node) -> int:
+        """What an expression that is 1 or more is at most; 0 for one that may be less."""
         match node:
             case expressions.Number(value):
                 return value
             case expressions.Reference(name):
-                return self.params.get(name, 0)
+                return LARGEST_PARAMETER if name in self.positive else 0
             case expressions.Binary("*", left, right):
-                return self.constant(left) * self.constant(right)
+                return self.bound(left) * self.bound(right)
         return 0
 
-    def program(self, order: syntax.Rank | syntax.Repeated) -> str:
-        """A Python function `program`: of a rank's number, that records its ops; or of a block's
-        microbatches.
-        """
-        if isinstance(order, syntax.Repeated):
-            return self.building_block(order)
-        return "\n".join(
-            [f"def program({variable(order.name.text)}):", *self.block(order.body.statements)]
+    def function(self, parameter: syntax.Name | None, *values: syntax.Node) -> str:
+        """One expression, or a tuple of some, as a function of a name."""
+        name = variable(parameter.text) if parameter else ""
+        texts = [self.expression(value) for value in values]
+        result = texts[0] if len(texts) == 1 else f"({', '.join(texts)})"
+        return f"lambda {name}: {result}"
+
+    def bounds(self, range: syntax.Range) -> str:
+        """The two ends of a range, as two arguments."""
+        return f"{self.expression(range.start)}, {self.expression(range.stop)}"
+
+    # What stands before the order
+
+    def item(self, item: syntax.Node) -> list[str]:
+        """The lines of an item of the schedule; the order of its ranks has none here."""
+        match item:
+            case syntax.Param(name, default):
+                self.has_slices |= name.text == "slices"
+                value = f"lambda: {self.expression(default)}" if default else "None"
+                line = (
+                    f"{variable(name.text)} = param({name.text!r}, {value}, {self.location(item)})"
+                )
+                self._scope.values.append(name.text)
+                return [line]
+            case syntax.Fn():
+                # What it calls and refers to stays the same; ranks mostly ask for the same values.
+                return ["@remembered", *self.statement(item)]
+            case syntax.Let() | syntax.Require() | syntax.Assert():
+                return self.statement(item)
+            case syntax.Stage():
+                return [f"stages({self.stages(item)})"]
+            case syntax.Pipeline():
+                return [self.pipeline(item)]
+            case syntax.Rank() | syntax.Repeated() | syntax.Objective():
+                return []
+        return [self.setting(item)]
+
+    def stages(self, item: syntax.Stage) -> str:
+        """How many stages there are and which rank holds each, as arguments."""
+        rank = self.function(item.name, item.rank)
+        return (
+            f"{self.bounds(item.range)}, {rank}, {self.location(item)}, {self.location(item.rank)}"
         )
 
-    def block(self, statements: tuple[syntax.Node, ...]) -> list[str]:
-        """The indented lines of a block."""
-        lines = [line for statement in statements for line in self.statement(statement)]
+    def pipeline(self, item: syntax.Pipeline) -> str:
+        """The line of one pipeline, or of several that differ by a number."""
+        name = item.name.text
+        self.pipelines.add(name)
+        share = self.location(item.microbatches)
+        if item.number is None:
+            microbatches = self.expression(item.microbatches)
+            arguments = f"{self.stages(item.stage)}, {microbatches}"
+            return f"{variable(name)} = pipeline({name!r}, {share}, {arguments})"
+        assert item.range
+        number = variable(item.number.text)
+        arguments = f"{self.stages(item.stage)}, {self.expression(item.microbatches)}"
+        return (
+            f"{variable(name)} = pipelines({name!r}, {share}, {self.bounds(item.range)}, "
+            f"{self.location(item.range)}, lambda {number}: ({arguments}))"
+        )
+
+    def setting(self, item: syntax.Node) -> str:
+        """The line of an item that says how the schedule is to be taken."""
+        match item:
+            case syntax.Weights(rule, stages):
+                updates = self.expression(rule.updates) if rule.updates else "0"
+                on = f"{self.bounds(stages)}, {self.location(stages)}" if stages else "0, None, 0"
+                return f"weights({rule.name!r}, {updates}, {on}, {self.location(item)})"
+            case syntax.Skip(name, range, earlier, later):
+                ends = self.function(name, earlier, later)
+                return f"skip({self.bounds(range)}, {ends}, {self.location(item)})"
+            case syntax.Link(name, number):
+                return f"link({self.function(name, number)}, {self.location(item)})"
+            case syntax.Cost(word, stage, value):
+                table = "memory" if isinstance(item, syntax.Memory) else "cost"
+                locations = f"{self.location(item)}, {self.location(value)}"
+                return (
+                    f"price({table!r}, {word!r}, {self.function(stage, value)}, "
+                    f"{stage is not None}, {locations})"
+                )
+            case syntax.Pass(name):
+                return f"change({name!r}, {self.location(item)})"
+            case syntax.Fill(limit):
+                arguments = f", {self.expression(limit)}" if limit else ""
+                return f"change('fill', {self.location(item)}{arguments})"
+            case syntax.Recompute(_, range):
+                arguments = f"{self.bounds(range)}, {self.location(range)}"
+                return f"change('recompute', {self.location(item)}, {arguments})"
+        raise TypeError(f"not an item: {item}")
+
+    # The order
+
+    def program(self, order: syntax.Rank | syntax.Repeated) -> list[str]:
+        """A Python function `program`: of a rank's number, or of a block's microbatches.
+
+        It calls `op` with a location, a stage and a microbatch, and then a slice and a slot where
+        there are any. `held` are the stages of the rank, `chunks` the same by their numbers.
+        """
+        self._items = len(self._scope.values)
+        self.order = self.location(order)
+        if isinstance(order, syntax.Repeated):
+            return self.building_block(order)
+        self._scope.values.append(order.name.text)
+        head = f"def program({variable(order.name.text)}, op, held, chunks):"
+        return [head, *self.block(order.body.statements)]
+
+    def block(self, statements: tuple[syntax.Node, ...], *loops: str) -> list[str]:
+        """The indented lines of a block, within loops over some names."""
+        outside = self._scope
+        self._scope = outside.copy()
+        self._scope.values += loops
+        self._scope.loops += loops
+        lines = [line for statement in statements for line in self.told(statement)]
+        self._scope = outside
         return [f" {line}" for line in lines or ["pass"]]
+
+    def told(self, statement: syntax.Node) -> list[str]:
+        """The lines of one statement of the order, and before them what its names are."""
+        line = [self.see()] if self.notes_variables else []
+        return line + self.statement(statement)
+
+    def see(self) -> str:
+        """The line that tells the values of all names that the order has brought into scope."""
+        names = self._scope.values[self._items :]
+        values = ", ".join(f"{name!r}: {variable(name)}" for name in names)
+        return f"see({{{values}}})"
 
     def statement(self, node: syntax.Node) -> list[str]:
         """The lines of one statement."""
         match node:
             case syntax.Let(name, value):
-                return [f"{variable(name.text)} = {self.expression(value)}"]
+                line = f"{variable(name.text)} = {self.expression(value)}"
+                self._scope.values.append(name.text)
+                return [line]
             case syntax.Fn(name, params, body):
-                names = ", ".join(variable(each.text) for each in params)
-                return [f"def {variable(name.text)}({names}): return {self.expression(body)}"]
+                names = ", ".join(variable(param.text) for param in params)
+                line = f"def {variable(name.text)}({names}): return {self.expression(body)}"
+                self._scope.functions[name.text] = node
+                return [line]
             case syntax.Require(condition, reason):
-                return [
-                    f"require({self.expression(condition)}, {reason!r}, {self.place(condition)})"
-                ]
+                holds = self.expression(condition)
+                return [f"require({holds}, {reason!r}, {self.location(condition)})"]
             case syntax.For(name, range, body):
-                bounds = f"{self.expression(range.start)}, {self.expression(range.stop)}"
-                loop = (
-                    f"for {variable(name.text)} in count({bounds}, {_weight(body)}, "
-                    f"{self.place(range)}):"
-                )
-                return [loop, *self.block(body.statements)]
+                arguments = f"{self.bounds(range)}, {_weight(body)}, {self.location(range)}"
+                loop = f"for {variable(name.text)} in count({arguments}):"
+                return [loop, *self.block(body.statements, name.text)]
             case syntax.Repeat(count, body):
-                loop = (
-                    f"for _ in repeat({self.expression(count)}, {_weight(body)}, "
-                    f"{self.place(count)}):"
-                )
-                return [loop, *self.block(body.statements)]
+                arguments = f"{self.expression(count)}, {_weight(body)}, {self.location(count)}"
+                return [f"for _ in repeat({arguments}):", *self.block(body.statements)]
             case syntax.If():
                 return self.branches(node)
-            case syntax.Assert(condition, reason):
-                used = sorted(expressions.references(condition))
-                return [
-                    f"claim(lambda: {self.expression(condition)}, {reason!r}, "
-                    f"{self.place(condition)}, {used})"
-                ]
-            case syntax.Part(name, body):
-                self.is_plain = False
-                return [
-                    f"if begin_part({name!r}, {self.place(node)}):",
-                    *self.block(body.statements),
-                    "end_part()",
-                ]
+            case syntax.Assert():
+                return [self.claim(node)]
+            case syntax.Part():
+                return self.part(node)
             case syntax.Exchange(parts) | syntax.Overlap(parts):
-                before = len(self.ops)
-                lines = [line for each in parts for line in self.statement(each)]
-                self.overlaps |= {place: self.ops[before] for place in self.ops[before:]}
-                return ["begin_batch()", *lines, "end_batch()"]
+                before = len(self.sites)
+                lines = [line for part in parts for line in self.told(part)]
+                batch = list(self.sites)[before:]
+                for location in batch:
+                    self.sites[location] = evolve(self.sites[location], batch=batch[0])
+                return lines
             case syntax.Op(kind, args):
-                self.is_plain &= kind != "U"
-                return [self.op("op", kind, args, node)]
+                return [self.op(kind, args, node)]
             case syntax.Transfer(direction, passed, args):
-                self.is_plain = False
-                return [self.op("transfer", f"{direction} {passed}", args, node)]
+                return [self.op(f"{direction} {passed}", args, node)]
         raise TypeError(f"not a statement: {node}")
 
-    def building_block(self, block: syntax.Repeated) -> str:
-        """A Python function of a block's microbatches that places its ops."""
-        lines = []
-        for row in block.rows:
-            bounds = f"{self.expression(row.range.start)}, {self.expression(row.range.stop)}"
-            weight = len(row.ops)
-            lines.append(
-                f" for {variable(row.name.text)} in count({bounds}, {weight}, "
-                f"{self.place(row.range)}):"
-            )
-            for placed in row.ops:
-                self.words.add(placed.op.kind)
-                args = "".join(f"{self.expression(arg)}, " for arg in placed.op.args)
-                slot = self.expression(placed.slot)
-                lines.append(
-                    f"  place({placed.op.kind!r}, ({args}), {slot}, {self.place(placed.op)})"
-                )
-        parameters = ", ".join(variable(each.text) for each in block.microbatches)
-        return "\n".join([f"def program({parameters}):", *lines, " pass"])
+    def part(self, node: syntax.Part) -> list[str]:
+        """The lines of `warmup` or `steady`, of which a rank has one each."""
+        location = self.location(node)
+        if node.name in self.parts:
+            return [f"repeated_part({node.name!r}, {location})"]
+        self.parts.append(node.name)
+        self._part = node.name
+        lines = self.block(node.body.statements)
+        self._part = ""
+        return ["if True:", *lines]
 
     def branches(self, node: syntax.If) -> list[str]:
         """An `if` with its `else if`s; these do not nest in Python either."""
@@ -193,15 +388,87 @@ class Codegen:
             lines += ["else:", *self.block(node.otherwise.statements)]
         return lines
 
-    def op(self, function: str, word: str, args: tuple[syntax.Node, ...], node: syntax.Node) -> str:
-        """A call that records an op: its word, its place, and its arguments, as one tuple."""
-        place = self.place(node)
-        self.words.add(word)
-        self.ops.append(place)
-        if args:
-            self.arities.add(len(args))
-        values = "".join(f", {self.expression(arg)}" for arg in args) if args else ", *bare"
-        return f"{function}(({word!r}, {place}{values}))"
+    def op(self, word: str, args: tuple[syntax.Node, ...], node: syntax.Node) -> str:
+        """The line that adds an op to the calls."""
+        location = self.location(node)
+        values = [self.expression(arg) for arg in args]
+        slices = 1 if self.has_slices else 0
+        if word == "U":
+            stage = values[0] if values else "s"
+            bare = not values
+            values = [stage, "0", *["0"] * slices]
+        else:
+            bare = not values
+            values = values or ["None"] * (1 + slices)
+            values = ["None"] * (2 + slices - len(values)) + values
+        self.sites[location] = CallSite(
+            word,
+            names_stage=values[0] != "None",
+            is_next=values[1] == "None",
+            is_bare=bare,
+            part=self._part,
+            loops=tuple(self._scope.loops),
+        )
+        call = f"op(({location}, {', '.join(values)}))"
+        return f"for s in held: {call}" if word == "U" and bare else call
+
+    def claim(self, node: syntax.Assert) -> str:
+        """The line that keeps a claim with the values of the names that it speaks of."""
+        location = self.location(node.condition)
+        values: list[str] = []
+        functions: dict[str, syntax.Fn] = {}
+        figures: set[str] = set()
+        waiting: list[tuple[syntax.Node, set[str]]] = [(node.condition, set())]
+        while waiting:
+            expression, parameters = waiting.pop()
+            for name in sorted(references(expression) - parameters - functions.keys()):
+                if name in self._scope.functions:
+                    function = functions[name] = self._scope.functions[name]
+                    waiting.append((function.body, {param.text for param in function.params}))
+                elif name in self._scope.values:
+                    values.append(name)
+                elif name not in self.pipelines and name not in BUILTINS:
+                    figures.add(name)
+        order = [name for name in self._scope.functions if name in functions]
+        self.claims[location] = ClaimSite(
+            node.condition,
+            node.reason,
+            tuple(functions[name] for name in order),
+            frozenset(figures),
+        )
+        shown = ", ".join(f"{name!r}: {variable(name)}" for name in dict.fromkeys(values))
+        return f"claim({location}, {{{shown}}})"
+
+    def building_block(self, block: syntax.Repeated) -> list[str]:
+        """A Python function of a block's microbatches that adds its ops, and one that gives the
+        slots from one repeat to the next.
+        """
+        self.interval = self.location(block.interval)
+        lines = [f"def interval(): return {self.expression(block.interval)}"]
+        microbatches = [name.text for name in block.microbatches]
+        lines.append(f"def program({', '.join(map(variable, microbatches))}, op):")
+        self._scope.values += microbatches
+        self._scope.loops += microbatches
+        for row in block.rows:
+            arguments = f"{self.bounds(row.range)}, {len(row.ops)}, {self.location(row.range)}"
+            lines.append(f" for {variable(row.name.text)} in count({arguments}):")
+            lines += self.row(row)
+        return [*lines, " pass"]
+
+    def row(self, row: syntax.Row) -> list[str]:
+        """The lines of the ops of some stages in a building block."""
+        outside = self._scope
+        self._scope = outside.copy()
+        self._scope.values.append(row.name.text)
+        self._scope.loops.append(row.name.text)
+        lines = ["  pass"]
+        for placed in row.ops:
+            if self.notes_variables:
+                lines.append(f"  {self.see()}")
+            call = self.op(placed.op.kind, placed.op.args, placed.op)
+            lines.append(f"  {call[:-2]}, {self.expression(placed.slot)}))")
+        self._scope = outside
+        return lines
 
 
 def _weight(body: syntax.Node) -> int:

@@ -1,5 +1,5 @@
 """What a program says before its order: its parameters, values and functions, stages, weights and
-links.
+links. The Python of a program calls what is here.
 """
 
 from __future__ import annotations
@@ -8,37 +8,105 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from attrs import define, field
+from attrs import define, field, frozen
 
 from schedlang.diagnostics.diagnostic import counted
+from schedlang.diagnostics.source import Span
 from schedlang.language import syntax
 from schedlang.language.arithmetic import multiply, quotient, require, rest
-from schedlang.language.codegen import Codegen, variable
+from schedlang.language.codegen import LARGEST_PARAMETER, Code, generate
 from schedlang.language.faults import Fault
+from schedlang.language.sites import Sites
+from schedlang.language.stages import NumberedStages, Stages, stage_range
 from schedlang.schedule.layout import Layout, Pipeline, wrong_skip
 from schedlang.schedule.schedule import MOST_STEPS, Claim, WeightRule
 
 #: How many values of each function are remembered.
 _REMEMBERED = 1 << 16
+#: The parameters of how many there are of something.
+_SIZES = ("ranks", "microbatches", "slices")
+
+RankOf = Callable[[int], int]
+
+
+class _NotPositive(Exception):
+    """A parameter is not 1 or more, as the text of the program took it to be."""
+
+
+@frozen
+class Price:
+    """A cost that the program gives: of an op by its word, for all stages or for each."""
+
+    word: str
+    is_memory: bool
+    of: Callable[..., int]
+    is_per_stage: bool
+    location: int
+    value_location: int
+
+
+@frozen
+class Change:
+    """A pass of the program, by its name, and the values that it is given."""
+
+    name: str
+    location: int
+    values: tuple[int, ...]
+
+
+@frozen
+class _Weights:
+    """A line about the weights of some stages, `start` up to `stop`, or of all."""
+
+    rule: WeightRule
+    start: int
+    stop: int | None
+    range_location: int
+    location: int
+
+
+@frozen
+class _Skips:
+    """A line about skips: a function of each number from `start` up to `stop` gives their ends."""
+
+    start: int
+    stop: int
+    ends: Callable[[int], tuple[int, int]]
+    location: int
+
+
+@frozen
+class Repeat:
+    """One repeat of a building block: its microbatches, and where its slots count from."""
+
+    microbatches: range
+    offset: int
 
 
 @define
 class Declarations:
     """One run of a program: the names it has bound so far, what it has laid out, the steps left."""
 
+    tree: syntax.Schedule
     given: Mapping[str, int]
+    positive: frozenset[str]
+    python: Code
     params: dict[str, int] = field(factory=dict)
-    codegen: Codegen = field(factory=Codegen)
     names: dict[str, Any] = field(factory=dict)
     placement: list[int] = field(factory=list)
     pipelines: list[Pipeline] = field(factory=list)
     claims: list[Claim] = field(factory=list)
-    rules: list[syntax.Weights] = field(factory=list)
-    links: tuple[int, ...] = ()
-    skips: list[syntax.Skip] = field(factory=list)
+    prices: list[Price] = field(factory=list)
+    changes: list[Change] = field(factory=list)
     steps: int = MOST_STEPS
-    #: The place where the last pipeline says how many microbatches it runs.
-    share: int = 0
+    #: The rank that the order runs for, and its stages.
+    rank: int | None = None
+    held: tuple[int, ...] = ()
+    _weights: list[_Weights] = field(factory=list)
+    _links: tuple[int, ...] = ()
+    _skips: list[_Skips] = field(factory=list)
+    #: The location where the last pipeline says how many microbatches it runs.
+    _share: int = 0
 
     def __attrs_post_init__(self) -> None:
         self.names |= {
@@ -46,114 +114,144 @@ class Declarations:
             "divide_rest": rest,
             "multiply": multiply,
             "require": require,
+            "remembered": lru_cache(_REMEMBERED),
             "count": self.count,
             "repeat": self.repeat,
             "claim": self.claim,
+            "own_stage": self.own_stage,
+            "repeated_part": self.repeated_part,
+            "param": self.param,
+            "stages": self.only_pipeline,
+            "pipeline": self.pipeline,
+            "pipelines": self.numbered_pipelines,
+            "weights": self.weights,
+            "skip": self.skip,
+            "link": self.link,
+            "price": self.price,
+            "change": self.change,
         }
 
-    def item(self, item: syntax.Node) -> None:
-        """Bind a parameter, a value or a function, check a requirement, or lay out stages."""
-        match item:
-            case syntax.Param():
-                self.param(item)
-            case syntax.Stage():
-                self.pipeline("", item, self.params["microbatches"])
-            case syntax.Pipeline(name, None, _, microbatches, stage):
-                self.share = self.codegen.place(microbatches)
-                self.names[variable(name.text)] = self.pipeline(
-                    name.text, stage, self.evaluate(microbatches)
-                )
-            case syntax.Pipeline():
-                self.alike_pipelines(item)
-            case syntax.Weights():
-                self.rules.append(item)
-            case syntax.Skip():
-                self.skips.append(item)
-            case syntax.Link(name, number):
-                ranks = self.count(0, self.params["ranks"], 1, self.codegen.place(item))
-                self.links = tuple(map(int, map(self.function(name, number), ranks)))
-            case syntax.Fn(name):
-                exec("\n".join(self.codegen.statement(item)), self.names)
-                # What it calls and refers to stays the same; ranks mostly ask for the same values.
-                self.names[variable(name.text)] = lru_cache(_REMEMBERED)(
-                    self.names[variable(name.text)]
-                )
-            case _:
-                exec("\n".join(self.codegen.statement(item)), self.names)
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """The locations in the program that faults refer to."""
+        return self.python.spans
 
-    def param(self, item: syntax.Param) -> None:
-        """Bind a parameter to the value given, or its default."""
-        name = item.name.text
-        value = self.given[name] if name in self.given else self.evaluate(item.default)
-        if name in ("ranks", "microbatches", "slices") and value < 1:
-            raise Fault(
-                "parameter", f"`{name}` is {value}, it must be 1 or more", self.codegen.place(item)
-            )
-        if abs(value) > 10**9:
-            raise Fault(
-                "parameter",
-                f"`{name}` is {value}, it must be within ±10^9",
-                self.codegen.place(item),
-            )
-        self.params[name] = self.codegen.params[name] = self.names[variable(name)] = int(value)
+    @property
+    def sites(self) -> Sites:
+        """The ops and claims of the program."""
+        return self.python.sites
 
-    def evaluate(self, node: syntax.Node | None) -> int:
-        """The value of an expression."""
-        assert node is not None
-        return eval(self.codegen.expression(node), self.names)  # type: ignore[no-any-return]
+    def run_items(self) -> None:
+        """Run what stands before the order, and bind the order as a function."""
+        exec(self.python.items, self.names)
+        exec(self.python.program, self.names)
 
-    def function(self, parameter: syntax.Name | None, body: syntax.Node) -> Callable[..., int]:
-        """An expression as a function of a name."""
-        name = variable(parameter.text) if parameter else ""
-        return eval(f"lambda {name}: {self.codegen.expression(body)}", self.names)  # type: ignore[no-any-return]
+    def param(self, name: str, default: Callable[[], int] | None, location: int) -> int:
+        """A parameter's value: the one given, or its default."""
+        if name in self.given:
+            value = self.given[name]
+        else:
+            assert default is not None
+            value = default()
+        if name in _SIZES and value < 1:
+            raise Fault("parameter", f"`{name}` is {value}, it must be 1 or more", location)
+        if abs(value) > LARGEST_PARAMETER:
+            raise Fault("parameter", f"`{name}` is {value}, it must be within ±10^9", location)
+        self.params[name] = int(value)
+        if value < 1 and name in self.positive:
+            raise _NotPositive
+        return int(value)
 
-    def alike_pipelines(self, item: syntax.Pipeline) -> None:
-        """Lay out pipelines with numbers from 0."""
-        assert item.number
-        assert item.range
-        place = self.codegen.place(item.range)
-        number = variable(item.number.text)
-        start = self.evaluate(item.range.start)
-        stop = self.evaluate(item.range.stop)
+    def size(self, name: str, location: int) -> int:
+        """How many ranks or microbatches there are, for a line that needs to know it."""
+        if name not in self.params:
+            help = f"move `param {name}` above this line"
+            raise Fault("missing-part", f"`param {name}` stands below this line", location, help)
+        return self.params[name]
+
+    def only_pipeline(
+        self,
+        start: int,
+        stop: int,
+        rank_of: RankOf,
+        location: int,
+        rank_location: int,
+    ) -> None:
+        """Lay out the stages of a schedule that has one pipeline, which runs all microbatches."""
+        share = self.size("microbatches", location)
+        self._lay_out("", start, stop, rank_of, location, rank_location, share)
+
+    def pipeline(self, name: str, share: int, *stages: Any) -> Stages:
+        """Lay out one of several pipelines, with a name of its own."""
+        self._share = share
+        return self._lay_out(name, *stages)
+
+    def numbered_pipelines(
+        self,
+        name: str,
+        share: int,
+        start: int,
+        stop: int,
+        location: int,
+        stages_of: Callable[[int], tuple[Any, ...]],
+    ) -> NumberedStages:
+        """Lay out pipelines that differ by a number, which counts from 0."""
         if start != 0 or stop < 1:
             raise Fault(
-                "pipelines", f"the pipelines are {start} .. {stop}, they must start from 0", place
+                "pipelines",
+                f"the pipelines are {start} .. {stop}, they must start from 0",
+                location,
             )
-        self.share = self.codegen.place(item.microbatches)
-        stages: list[Callable[[int], int]] = []
-        for each in self.count(0, stop, 1, place):
-            self.names[number] = each
-            stages.append(
-                self.pipeline(
-                    f"{item.name.text}({each})", item.stage, self.evaluate(item.microbatches)
-                )
+        self._share = share
+        return NumberedStages(
+            tuple(
+                self._lay_out(f"{name}({number})", *stages_of(number))
+                for number in self.count(0, stop, 1, location)
             )
-        del self.names[number]
-        # Past the last pipeline there are no stages.
-        self.names[variable(item.name.text)] = lambda i, stage: (
-            stages[i](stage) if 0 <= i < stop else -1
         )
 
-    def pipeline(self, name: str, item: syntax.Stage, microbatches: int) -> Callable[[int], int]:
-        """Lay out the stages of a pipeline; the function that gives their numbers."""
-        start = self.evaluate(item.range.start)
-        stop = self.evaluate(item.range.stop)
-        place = self.codegen.place(item)
+    def _lay_out(
+        self,
+        name: str,
+        start: int,
+        stop: int,
+        rank_of: RankOf,
+        location: int,
+        rank_location: int,
+        microbatches: int,
+    ) -> Stages:
+        """Lay out the stages of a pipeline."""
+        self._check_pipeline(name, start, stop, microbatches, location)
+        ranks = self.size("ranks", location)
+        first = len(self.placement)
+        for stage in self.count(start, stop, 1, location):
+            rank = int(rank_of(stage))
+            if not 0 <= rank < ranks:
+                message = f"stage {stage} is on rank {rank}, there are ranks 0 to {ranks - 1}"
+                raise Fault("no-such-rank", message, rank_location)
+            self.placement.append(rank)
+        self.pipelines.append(Pipeline(name, first, first + stop, microbatches))
+        return Stages(first, stop)
+
+    def _check_pipeline(
+        self, name: str, start: int, stop: int, microbatches: int, location: int
+    ) -> None:
+        """A fault for stages that do not count from 0, or are not those of the other pipelines."""
         if start != 0 or stop < 1:
             raise Fault(
-                "placement", f"the stages are {start} .. {stop}, they must start from 0", place
+                "placement", f"the stages are {start} .. {stop}, they must start from 0", location
             )
         if self.pipelines and not (name and self.pipelines[0].name):
             raise Fault(
                 "repeated-part",
                 "a schedule has one `stage` line, or pipelines with one each",
-                place,
+                location,
             )
         if microbatches < 1:
             raise Fault(
                 "pipelines",
                 f"the pipeline runs {microbatches} microbatches, it must run 1 or more",
-                place,
+                location,
             )
         if self.pipelines and stop != self.pipelines[0].stop:
             message = (
@@ -161,23 +259,77 @@ class Declarations:
                 f"{self.pipelines[0].stop}"
             )
             raise Fault(
-                "pipelines", message, place, "pipelines are replicas of one model: cut all alike"
+                "pipelines", message, location, "pipelines are replicas of one model: cut all alike"
             )
-        stages = self.count(start, stop, 1, place)
-        rank_of = self.function(item.name, item.rank)
-        first = len(self.placement)
-        for stage in stages:
-            rank = int(rank_of(stage))
-            if not 0 <= rank < self.params["ranks"]:
-                message = (
-                    f"stage {stage} is on rank {rank}, there are ranks 0 to "
-                    f"{self.params['ranks'] - 1}"
-                )
-                raise Fault("no-such-rank", message, self.codegen.place(item.rank))
-            self.placement.append(rank)
-        self.pipelines.append(Pipeline(name, first, first + stop, microbatches))
-        # Past the pipeline's own stages there are none, not those of the next pipeline.
-        return lambda stage: first + stage if 0 <= stage < stop else -1
+
+    def weights(
+        self,
+        name: str,
+        updates: int,
+        start: int,
+        stop: int | None,
+        range_location: int,
+        location: int,
+    ) -> None:
+        """Keep a line about weights until it is known how many stages there are."""
+        rule = WeightRule(name, updates)
+        self._weights.append(_Weights(rule, start, stop, range_location, location))
+
+    def weight_rules(self, layout: Layout) -> tuple[WeightRule, ...]:
+        """The rule of every stage; a later line overrides an earlier one."""
+        rules = [WeightRule()] * len(layout.placement) if self._weights else []
+        for line in self._weights:
+            if line.rule.delay < 0:
+                message = f"weights delayed by {line.rule.delay} updates, it must be 0 or more"
+                raise Fault("weight-version", message, line.location)
+            stop = len(rules) if line.stop is None else line.stop
+            for stage in stage_range(line.start, stop, len(rules), line.range_location):
+                rules[stage] = line.rule
+        return tuple(rules)
+
+    def skip(
+        self, start: int, stop: int, ends: Callable[[int], tuple[int, int]], location: int
+    ) -> None:
+        """Keep a line about skips until it is known how many stages there are."""
+        self._skips.append(_Skips(start, stop, ends, location))
+
+    def skips(self) -> tuple[tuple[int, int], ...]:
+        """The earlier and the later stage of every skip, as all pipelines have them."""
+        skips: dict[tuple[int, int], None] = {}
+        stages = self.pipelines[0].stop
+        for line in self._skips:
+            for number in self.count(line.start, line.stop, 1, line.location):
+                earlier, later = map(int, line.ends(number))
+                is_there = (earlier, later) in skips
+                wrong = "is there already" if is_there else wrong_skip(earlier, later, stages)
+                if wrong:
+                    message = f"the skip from stage {earlier} to stage {later} {wrong}"
+                    raise Fault("skip", message, line.location)
+                skips[earlier, later] = None
+        return tuple(skips)
+
+    def link(self, number_of: Callable[[int], int], location: int) -> None:
+        """Say which link to the host each rank's copies take."""
+        ranks = self.count(0, self.size("ranks", location), 1, location)
+        self._links = tuple(map(int, map(number_of, ranks)))
+
+    def price(
+        self,
+        table: str,
+        word: str,
+        of: Callable[..., int],
+        is_per_stage: bool,
+        location: int,
+        value_location: int,
+    ) -> None:
+        """Keep a cost or an amount of memory until it is known how many stages there are."""
+        self.prices.append(
+            Price(word, table == "memory", of, is_per_stage, location, value_location)
+        )
+
+    def change(self, name: str, location: int, *values: int) -> None:
+        """Keep a pass until the order is there."""
+        self.changes.append(Change(name, location, values))
 
     def layout(self) -> Layout:
         """What the items have laid out; by default, one stage on each rank."""
@@ -186,70 +338,75 @@ class Declarations:
         if not self.pipelines:
             self.placement = list(self.count(0, ranks, 1, 0))
             self.pipelines = [Pipeline("", 0, ranks, microbatches)]
-        slices = self.params.get("slices", 1)
         layout = Layout(
             tuple(self.placement),
             tuple(self.pipelines),
-            slices,
-            links=self.links,
-            skips=self._skips(),
+            self.params.get("slices", 1),
+            links=self._links,
+            skips=self.skips(),
         )
         if layout.microbatches != microbatches:
             message = (
                 f"the pipelines run {layout.microbatches} microbatches, `microbatches` is "
                 f"{microbatches}"
             )
-            raise Fault("pipelines", message, self.share)
+            raise Fault("pipelines", message, self._share)
         return layout
 
-    def _skips(self) -> tuple[tuple[int, int], ...]:
-        """The earlier and the later stage of every skip, as all pipelines have them."""
-        found: dict[tuple[int, int], None] = {}
-        stages = self.pipelines[0].stop
-        for item in self.skips:
-            earlier = self.function(item.name, item.earlier)
-            later = self.function(item.name, item.later)
-            place = self.codegen.place(item)
-            for number in self.count(
-                self.evaluate(item.range.start), self.evaluate(item.range.stop), 1, place
-            ):
-                skip = int(earlier(number)), int(later(number))
-                wrong = "is there already" if skip in found else wrong_skip(*skip, stages)
-                if wrong:
-                    raise Fault(
-                        "skip", f"the skip from stage {skip[0]} to stage {skip[1]} {wrong}", place
-                    )
-                found[skip] = None
-        return tuple(found)
+    # The order
 
-    def weights(self, layout: Layout) -> tuple[WeightRule, ...]:
-        """The rule of every stage; a later line overrides an earlier one."""
-        rules = [WeightRule()] * len(layout.placement) if self.rules else []
-        for item in self.rules:
-            delay = self.evaluate(item.rule.updates) if item.rule.updates else 0
-            if delay < 0:
-                message = f"weights delayed by {delay} updates, it must be 0 or more"
-                raise Fault("weight-version", message, self.codegen.place(item))
-            for stage in self.stages(item.stages, len(rules)) if item.stages else range(len(rules)):
-                rules[stage] = WeightRule(item.rule.name, delay)
-        return tuple(rules)
+    @property
+    def order(self) -> syntax.Rank | syntax.Repeated:
+        """The item that says what ranks do."""
+        orders = syntax.Rank | syntax.Repeated
+        return next(item for item in self.tree.items if isinstance(item, orders))
 
-    def stages(self, bounds: syntax.Range, count: int) -> range:
-        """A range of stages, of which there are so many."""
-        start = self.evaluate(bounds.start)
-        stop = self.evaluate(bounds.stop)
-        if not 0 <= start <= stop <= count:
-            message = f"the stages {start} .. {stop}, there are stages 0 .. {count}"
-            raise Fault("no-such-stage", message, self.codegen.place(bounds))
-        return range(start, stop)
+    def every_rank(self) -> range:
+        """The ranks, if they are not too many."""
+        return self.count(0, self.params["ranks"], 1, self.sites.order)
 
-    def claim(
-        self, holds: Callable[[], int], reason: str | None, place: int, names: list[str]
-    ) -> None:
-        """Keep a claim for when the figures among its names are known."""
-        self.claims.append(Claim(holds, reason, place, self.names, frozenset(names)))
+    def begin(self, rank: int, layout: Layout) -> None:
+        """The order is going to run for a rank."""
+        self.rank = rank
+        self.held = tuple(layout.stages_of(rank))
 
-    def count(self, start: int, stop: int, weight: int, place: int) -> range:
+    def stages_of_rank(self) -> tuple[tuple[int, ...], dict[int, int]]:
+        """The stages of the rank that the order runs for: all, and by the numbers of its chunks."""
+        return self.held, dict(enumerate(self.held))
+
+    def repeats(self, layout: Layout) -> list[Repeat]:
+        """The repeats of a building block until all microbatches have passed."""
+        assert isinstance(self.order, syntax.Repeated)
+        interval = self.names["interval"]()
+        location = self.sites.interval
+        if interval < 1:
+            raise Fault(
+                "block", f"the block repeats every {interval} slots, it must be 1 or more", location
+            )
+        together = len(self.order.microbatches)
+        microbatches = max(pipeline.microbatches for pipeline in layout.pipelines)
+        return [
+            Repeat(range(repeat * together, (repeat + 1) * together), repeat * interval)
+            for repeat in self.count(0, -(-microbatches // together), 1, location)
+        ]
+
+    def claim(self, location: int, values: dict[str, int]) -> None:
+        """Keep a claim for when the figures that it speaks of are known."""
+        self.claims.append(Claim(self.sites.claims[location], location, self.rank, values))
+
+    def own_stage(self, number: int, location: int) -> int:
+        """The stage that a rank holds as its chunk of a number."""
+        if 0 <= number < len(self.held):
+            return self.held[number]
+        holds = counted(len(self.held), "stage")
+        message = f"`stage({number})` on rank {self.rank}, which holds {holds}"
+        raise Fault("no-such-stage", message, location)
+
+    def repeated_part(self, name: str, location: int) -> None:
+        """A rank has one `warmup` and one `steady`."""
+        raise Fault("repeated-part", f"a rank has one `{name}`", location)
+
+    def count(self, start: int, stop: int, weight: int, location: int) -> range:
         """A loop's range, if it stays within the limit of steps."""
         rounds = max(stop - start, 0)
         self.steps -= rounds * weight
@@ -257,12 +414,35 @@ class Declarations:
             raise Fault(
                 "too-many-ops",
                 f"the program has more than {MOST_STEPS:,} loop rounds and ops",
-                place,
+                location,
             )
         return range(start, stop)
 
-    def repeat(self, rounds: int, weight: int, place: int) -> range:
+    def repeat(self, rounds: int, weight: int, location: int) -> range:
         """The range of a `repeat`."""
         if rounds < 0:
-            raise Fault("negative-repeat", f"`repeat` {rounds} times", place)
-        return self.count(0, rounds, weight, place)
+            raise Fault("negative-repeat", f"`repeat` {rounds} times", location)
+        return self.count(0, rounds, weight, location)
+
+
+def declare(tree: syntax.Schedule, given: Mapping[str, int]) -> Declarations:
+    """What a program declares for some parameters; raises `Unfinished` for a fault on the way."""
+    positive = frozenset(item.name.text for item in tree.items if isinstance(item, syntax.Param))
+    while True:
+        declared = Declarations(tree, given, positive, generate(tree, positive, False))
+        try:
+            declared.run_items()
+            return declared
+        except _NotPositive:
+            positive -= {name for name, value in declared.params.items() if value < 1}
+        except Fault as fault:
+            raise Unfinished(fault, declared) from None
+
+
+class Unfinished(Exception):
+    """A fault before the order of a program, and what the program had declared until then."""
+
+    def __init__(self, fault: Fault, declared: Declarations) -> None:
+        super().__init__(fault, declared)
+        self.fault = fault
+        self.declared = declared

@@ -77,6 +77,13 @@ class Next(Node):
     """`next`, as an argument of an op: the next microbatch that this rank has not done yet."""
 
 
+@frozen
+class OwnStage(Node):
+    """`stage(number)`: the stage that a rank holds as its chunk of this number."""
+
+    number: Node
+
+
 def children(node: Node) -> tuple[Node, ...]:
     """The expressions directly within an expression."""
     match node:
@@ -86,6 +93,8 @@ def children(node: Node) -> tuple[Node, ...]:
             return left, right
         case Unary(_, operand):
             return (operand,)
+        case OwnStage(number):
+            return (number,)
         case Call(_, args):
             return args
     return ()
@@ -93,8 +102,8 @@ def children(node: Node) -> tuple[Node, ...]:
 
 def calls(node: Node) -> list[Call]:
     """The calls anywhere in an expression."""
-    found = [node] if isinstance(node, Call) else []
-    return found + [call for child in children(node) for call in calls(child)]
+    own = [node] if isinstance(node, Call) else []
+    return own + [call for child in children(node) for call in calls(child)]
 
 
 def references(node: Node) -> set[str]:

@@ -20,6 +20,8 @@ def load(source: Source) -> tuple[Source, syntax.Schedule]:
     stays as it is. CompileError for a file that is not there, or not a list of items.
     """
     tree = parse(source)
+    if not any(isinstance(item, syntax.Import) for item in tree.items):
+        return source, tree
     loading = _Loading(source, {Path(source.path).resolve()})
     items = loading.splice(tree.items, Path(source.path).parent)
     return loading.source, evolve(tree, items=tuple(items))
@@ -42,7 +44,8 @@ class _Loading:
     def imported(self, item: syntax.Import, folder: Path) -> list[syntax.Node]:
         """The items of the file that an import names."""
         path = next(
-            (each / item.file for each in (folder, GALLERY) if (each / item.file).is_file()), None
+            (where / item.file for where in (folder, GALLERY) if (where / item.file).is_file()),
+            None,
         )
         if path is None:
             help = f"it is looked for in `{folder}`, then in the gallery"

@@ -15,6 +15,7 @@ _OP_ARGS = {
     "F": (1, 2),
     "B": (1, 2),
     "BW": (1, 2),
+    "I": (1, 2),
     "W": (0, 2),
     "R": (1, 2),
     "U": (0, 1),
@@ -22,9 +23,10 @@ _OP_ARGS = {
     "reload": (1, 2),
 }
 
-#: What an `objective` can be, as a figure of a timeline; a flush ends with the last op of all
-#: ranks.
-OBJECTIVES = {"flush": "makespan", "span": "span"}
+#: What an `objective` can be: figures of a timeline.
+OBJECTIVES = {"makespan": "makespan", "span": "span"}
+#: Old names of these.
+OLD_OBJECTIVES = {"flush": "makespan"}
 
 #: What an `assert` can speak of: figures of the schedule at its costs, see
 #: `schedlang.language.claims`. `peak` and `versions` are of a rank, or without one the highest of
@@ -46,7 +48,7 @@ def check_names(source: Source, tree: syntax.Schedule) -> list[Diagnostic]:
     checker = _Checker(source)
     checker.required_parts(tree)
     checker.block(tree.items, {})
-    return checker.found
+    return checker.diagnostics
 
 
 @define
@@ -96,7 +98,7 @@ class _Checker(Scopes):
 
     def block(self, statements: tuple[syntax.Node, ...], scope: dict[str, Declared]) -> None:
         """Check statements that share a scope; a name is known from its declaration on."""
-        functions = {each.name.text: each for each in statements if isinstance(each, syntax.Fn)}
+        functions = {node.name.text: node for node in statements if isinstance(node, syntax.Fn)}
         self.functions |= functions.keys()
         for statement in statements:
             self.statement(statement, scope, functions)
@@ -166,7 +168,9 @@ class _Checker(Scopes):
                 arguments = 2 if number else 1
                 self.declare(name, scope, arity=(arguments, arguments))
             case syntax.Rank(name, body):
+                self.in_rank = True
                 self.block(body.statements, self.inner(scope, name))
+                self.in_rank = False
             case syntax.Repeated(microbatches, interval, rows):
                 self.expression(interval, scope)
                 inner = self.inner(scope, *microbatches)
@@ -201,11 +205,9 @@ class _Checker(Scopes):
                 inner = self.inner(scope, name)
                 self.expression(earlier, inner)
                 self.expression(later, inner)
-            case syntax.Objective(name) if name.text not in OBJECTIVES:
-                help = (
-                    nearest(name.text, OBJECTIVES)
-                    or f"it is {' or '.join(f'`{each}`' for each in OBJECTIVES)}"
-                )
+            case syntax.Objective(name) if name.text not in OBJECTIVES | OLD_OBJECTIVES:
+                known = " or ".join(f"`{objective}`" for objective in OBJECTIVES)
+                help = nearest(name.text, OBJECTIVES) or f"it is {known}"
                 self.report(
                     "unknown-name", f"no objective `{name.text}`", Label(name.span), help=help
                 )
@@ -227,6 +229,9 @@ class _Checker(Scopes):
                     Label(placed.op.span),
                     help=help,
                 )
+            elif any(isinstance(arg, expressions.Next) for arg in placed.op.args):
+                message = "an op of a block names its microbatch: `next` is for what ranks do"
+                self.report("next", message, Label(placed.op.span))
             elif len(placed.op.args) < (3 if self.has_slices else 2):
                 form = "(s, m, k)" if self.has_slices else "(s, m)"
                 help = f"write `{placed.op.kind}{form} at …`"
@@ -261,7 +266,7 @@ class _Checker(Scopes):
                 Label(node.span),
                 help=f"write {form}",
             )
-        for place, arg in enumerate(args):
-            allowed = place == len(args) - 1 and word != "U" and not self.has_slices
+        for location, arg in enumerate(args):
+            allowed = location == len(args) - 1 and word != "U" and not self.has_slices
             if not (isinstance(arg, expressions.Next) and allowed):
                 self.expression(arg, scope)

@@ -14,9 +14,9 @@ from schedlang.files.package import GRAMMAR
 from schedlang.language import expressions, syntax
 
 _NODES = {
-    name.lower(): each
-    for name, each in (vars(syntax) | vars(expressions)).items()
-    if isinstance(each, type)
+    name.lower(): node
+    for name, node in (vars(syntax) | vars(expressions)).items()
+    if isinstance(node, type)
 }
 # The operators, by the name of their grammar rule.
 _BINARY = {
@@ -51,6 +51,7 @@ _WORDS = frozenset(
         "EVERY",
         "FILL",
         "FROM",
+        "I",
         "IMPORT",
         "LATEST",
         "LINK",
@@ -85,9 +86,9 @@ def _parse(source: Source, rule: str, start: int) -> Any:
     except UnexpectedInput as error:
         raise CompileError([_syntax_error(source, error, start)]) from None
     except RecursionError:
-        place = Label(Span(start, start))
+        location = Label(Span(start, start))
         raise CompileError(
-            [Diagnostic("nesting", "the program is nested too deeply", (place,), source)]
+            [Diagnostic("nesting", "the program is nested too deeply", (location,), source)]
         ) from None
 
 
@@ -108,8 +109,8 @@ def _cache_file() -> str | None:
     """Where the built grammar is kept: it takes longer to build than most programs take to
     compile.
     """
-    place = folder()
-    return None if place is None else str(place / "grammar")
+    location = folder()
+    return None if location is None else str(location / "grammar")
 
 
 class _Builder(Transformer[Token, Any]):
@@ -122,8 +123,8 @@ class _Builder(Transformer[Token, Any]):
         self._start = start
 
     def __default__(self, rule: Token, children: list[Any], meta: Meta) -> Any:
-        place = (0, 0) if meta.empty else (meta.start_pos, meta.end_pos)
-        span = Span(self._start + place[0], self._start + place[1])
+        location = (0, 0) if meta.empty else (meta.start_pos, meta.end_pos)
+        span = Span(self._start + location[0], self._start + location[1])
         if rule in (
             "items",
             "names",
@@ -143,6 +144,8 @@ class _Builder(Transformer[Token, Any]):
             return expressions.Binary(_BINARY[rule], *children, span=span)
         if rule in _UNARY:
             return expressions.Unary(_UNARY[rule], *children, span=span)
+        if rule == "own_stage":
+            return expressions.OwnStage(*children, span=span)
         if rule == "op":
             kind, args = children
             return syntax.Op(kind, args or (), span=span)
@@ -193,4 +196,4 @@ def _expected(error: UnexpectedInput) -> str:
 
 
 def _literal(terminal: str) -> str:
-    return next(each.pattern.value for each in _parser().terminals if each.name == terminal)
+    return next(known.pattern.value for known in _parser().terminals if known.name == terminal)

@@ -4,16 +4,19 @@ from collections.abc import Iterable
 from typing import Any
 
 from schedlang.language import syntax
-from schedlang.language.declarations import Declarations
+from schedlang.language.declarations import Price
 from schedlang.language.faults import Fault
-from schedlang.language.names import OBJECTIVES
+from schedlang.language.names import OBJECTIVES, OLD_OBJECTIVES
+from schedlang.language.sites import Sites
 from schedlang.schedule.costs import Costs
 
-#: The field of `Costs` that an op's word means; where the backward is split, `B` is its input half.
+#: The field of `Costs` that an op's word means; in a program that splits backwards and does not
+#: write `I`, `B` is the input half.
 _FIELDS = {
     "F": "forward",
     "B": "backward",
     "BW": "backward",
+    "I": "input",
     "W": "weight",
     "R": "recompute",
     "U": "update",
@@ -24,29 +27,26 @@ _FIELDS = {
 }
 
 
-def program_costs(items: Iterable[syntax.Node], declared: Declarations, splits: bool) -> Costs:
-    """The costs among a program's items; a fault for a cost given twice, or below what it
-    can be.
+def program_costs(prices: Iterable[Price], stages: int, sites: Sites) -> Costs:
+    """The costs that a program gives for so many stages; a fault for a cost given twice, or below
+    what it can be.
     """
     costs: dict[str, Any] = {}
-    for item in items:
-        if not isinstance(item, syntax.Cost):
-            continue
-        is_memory = isinstance(item, syntax.Memory)
-        name = "input" if splits and item.word == "B" else _FIELDS[item.word]
-        name += "_memory" if is_memory else ""
-        value = declared.function(item.stage, item.value)
+    is_half = sites.splits_backward and not sites.writes_halves
+    for price in prices:
+        name = "input" if is_half and price.word == "B" else _FIELDS[price.word]
+        name += "_memory" if price.is_memory else ""
         values = (
-            [value(stage) for stage in range(len(declared.placement))] if item.stage else [value()]
+            [price.of(stage) for stage in range(stages)] if price.is_per_stage else [price.of()]
         )
         if name in costs:
-            same = not splits and item.word in ("B", "BW")
-            help = "where nothing splits the backward, `B` and `BW` are one" if same else None
-            message = f"`{'memory' if is_memory else 'cost'} {item.word}` is given already"
-            raise Fault("repeated-part", message, declared.codegen.place(item), help)
-        if min(values) < 0 and not is_memory:
+            same = not is_half and price.word in ("B", "BW")
+            help = "where `B` is a whole backward, `B` and `BW` are one" if same else None
+            message = f"`{'memory' if price.is_memory else 'cost'} {price.word}` is given already"
+            raise Fault("repeated-part", message, price.location, help)
+        if min(values) < 0 and not price.is_memory:
             message = f"a duration of {min(values)}, it must be 0 or more"
-            raise Fault("negative-cost", message, declared.codegen.place(item.value))
+            raise Fault("negative-cost", message, price.value_location)
         costs[name] = float(values[0]) if name == "p2p" else tuple(map(float, values))
     return Costs(**costs)
 
@@ -54,6 +54,10 @@ def program_costs(items: Iterable[syntax.Node], declared: Declarations, splits: 
 def program_objective(items: Iterable[syntax.Node]) -> str:
     """What passes minimise: a property of a timeline."""
     return next(
-        (OBJECTIVES[item.name.text] for item in items if isinstance(item, syntax.Objective)),
+        (
+            (OBJECTIVES | OLD_OBJECTIVES)[item.name.text]
+            for item in items
+            if isinstance(item, syntax.Objective)
+        ),
         "makespan",
     )

@@ -43,13 +43,15 @@ class Scopes:
     """
 
     source: Source
-    found: list[Diagnostic] = field(factory=list)
+    diagnostics: list[Diagnostic] = field(factory=list)
+    #: Whether what is checked stands in a `rank`.
+    in_rank: bool = False
     #: Functions of the blocks entered so far, also those declared below the place of a call.
     functions: set[str] = field(factory=set)
 
     def report(self, code: str, message: str, *labels: Label, help: str | None = None) -> None:
         """Note something wrong; the first label is its place."""
-        self.found.append(Diagnostic(code, message, labels, self.source, help=help))
+        self.diagnostics.append(Diagnostic(code, message, labels, self.source, help=help))
 
     def declare(
         self, name: syntax.Name, scope: dict[str, Declared], arity: tuple[int, int] | None = None
@@ -104,13 +106,16 @@ class Scopes:
             case expressions.Next():
                 message = "`next` stands only for the microbatch of an op, as in `F(s, next)`"
                 self.report("next", message, Label(node.span))
+            case expressions.OwnStage() if not self.in_rank:
+                message = "`stage(…)` is a stage of a rank's own: it stands only within `rank`"
+                self.report("unknown-name", message, Label(node.span))
         for child in children(node):
             self.expression(child, scope)
 
     def reference(self, node: syntax.Node, name: str, scope: dict[str, Declared]) -> None:
         """Check that a name is known, as a value."""
         if name not in scope:
-            values = [each for each, declared in scope.items() if declared.arity is None]
+            values = [name for name, declared in scope.items() if declared.arity is None]
             self.report(
                 "unknown-name",
                 f"no name `{name}` in scope",
@@ -132,7 +137,7 @@ class Scopes:
         elif name.text in BUILTINS:
             least, most = BUILTINS[name.text]
         else:
-            known = [*BUILTINS, *(each for each, known in scope.items() if known.arity is not None)]
+            known = [*BUILTINS, *(name for name, known in scope.items() if known.arity is not None)]
             below = (
                 "it is declared below: move it above this line"
                 if name.text in self.functions

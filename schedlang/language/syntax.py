@@ -15,8 +15,8 @@ from schedlang.language.expressions import Node as Node
 def walk(node: Node) -> Iterator[Node]:
     """A node and all within it; what stands around others comes first."""
     yield node
-    for each in fields(type(node)):
-        value = getattr(node, each.name)
+    for attribute in fields(type(node)):
+        value = getattr(node, attribute.name)
         for child in value if isinstance(value, tuple) else (value,):
             if isinstance(child, Node):
                 yield from walk(child)
@@ -168,9 +168,12 @@ class Fill(Node):
 
 @frozen
 class Recompute(Node):
-    """`recompute s in range`: run forwards of these stages again before their backwards."""
+    """`recompute range`: run forwards of these stages again before their backwards.
 
-    name: Name
+    An old form, `recompute s in range`, has a name that nothing uses.
+    """
+
+    name: Name | None
     range: Range
 
 
@@ -277,7 +280,7 @@ class If(Node):
 
 @frozen
 class Op(Node):
-    """A compute op, `F(s, m)`; kind is one of F B W BW R U."""
+    """A compute op, `F(s, m)`; kind is one of F B I W BW R U offload reload."""
 
     kind: str
     args: tuple[Node, ...]

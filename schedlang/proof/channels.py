@@ -122,6 +122,7 @@ class Channels:
                     message,
                     rank,
                     int(self.columns.source[row]),
+                    numbers=(int(self.columns.stage[row]),),
                 )
             )
         return found
@@ -136,7 +137,9 @@ class Channels:
         for row in rows[later].tolist():
             rank, index = columns.place(row)
             message = f"`{self.schedule.ranks[rank].word(index)}` is sent twice"
-            yield row, Finding("repeated-send", message, rank, int(columns.source[row]))
+            place = int(columns.source[row])
+            numbers = (int(columns.stage[row]),)
+            yield row, Finding("repeated-send", message, rank, place, numbers=numbers)
 
     def mismatched(self) -> Iterator[tuple[int, Finding]]:
         """Sends whose messages meet the receives of other ones, each with what to say of it."""
@@ -164,7 +167,18 @@ class Channels:
             related = ((int(columns.source[send]), f"`{text}` is next on this channel"),)
             help = "messages between two ranks arrive in the order of their sends"
             place = int(columns.source[receive])
-            yield send, Finding("mismatched-transfer", message, receiver, place, "", related, help)
+            yield (
+                send,
+                Finding(
+                    "mismatched-transfer",
+                    message,
+                    receiver,
+                    place,
+                    related=related,
+                    help=help,
+                    numbers=(int(columns.stage[receive]), int(columns.stage[send])),
+                ),
+            )
 
 
 def channels_of(schedule: Schedule, transport: Transport) -> Channels:

@@ -104,28 +104,30 @@ def _parts(schedule: Schedule, batched: bool) -> dict[Pair, list[Part]]:
 
 def _needs_tags(schedule: Schedule) -> Iterator[Finding]:
     """Receives that are not in the order of their sends, the first of each two ranks."""
-    sent: dict[Pair, list[str]] = {}
-    received: dict[Pair, list[tuple[str, int]]] = {}
+    sent: dict[Pair, list[tuple[str, int]]] = {}
+    received: dict[Pair, list[tuple[str, int, int]]] = {}
     for rank, actions in enumerate(schedule.ranks):
         for index in filter(lambda index: is_transfer(actions.kind[index]), range(len(actions))):
             op = actions.kind[index], actions.stage[index]
             peer = schedule.peer(*op)
             assert peer is not None
             if is_send(op[0]):
-                receive = word(*schedule.layout.counterpart(*op), actions.microbatch[index])
-                sent.setdefault((rank, peer), []).append(receive)
+                end = schedule.layout.counterpart(*op)
+                receive = word(*end, actions.microbatch[index])
+                sent.setdefault((rank, peer), []).append((receive, end[1]))
             else:
                 received.setdefault((peer, rank), []).append(
-                    (actions.word(index), actions.source[index])
+                    (actions.word(index), actions.source[index], op[1])
                 )
     help = "receive in the order of the sends: other transports match messages by it"
     for (sender, receiver), wanted in sent.items():
-        for first, (got, place) in zip(wanted, received[sender, receiver], strict=True):
+        arrived = received[sender, receiver]
+        for (first, number), (got, place, own) in zip(wanted, arrived, strict=True):
             if got != first:
                 message = (
                     f"rank {receiver} receives `{got}` before `{first}`, which rank "
-                    f"{sender} "
-                    "sends first"
+                    f"{sender} sends first"
                 )
-                yield Finding("needs-tags", message, receiver, place, help=help)
+                numbers = (own, number)
+                yield Finding("needs-tags", message, receiver, place, help=help, numbers=numbers)
                 break

@@ -39,4 +39,6 @@ def _too_early(schedule: Schedule, need: int) -> Finding:
     help = None
     if needs.is_message[need]:
         help = "a program that writes any `send` or `recv` must write all of them"
-    return Finding("order", message, rank, int(schedule.columns.source[row]), help=help)
+    numbers = (int(schedule.columns.stage[row]), int(needs.number[need]))
+    place = int(schedule.columns.source[row])
+    return Finding("order", message, rank, place, help=help, numbers=numbers)

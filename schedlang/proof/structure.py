@@ -66,17 +66,20 @@ def _unknown(schedule: Schedule) -> list[Finding]:
     def place(row: int) -> tuple[int, int]:
         return int(columns.rank[row]), int(columns.source[row])
 
+    def number(row: int) -> tuple[int]:
+        return (int(columns.stage[row]),)
+
     def here(row: int) -> str:
         at, index = columns.place(row)
         return f"`{schedule.ranks[at].word(index)}` on rank {at}"
 
     def no_such_stage(row: int) -> Finding:
         message = f"{here(row)}: there are stages 0 to {stages - 1}"
-        return Finding("no-such-stage", message, *place(row))
+        return Finding("no-such-stage", message, *place(row), numbers=number(row))
 
     def not_on_this_rank(row: int) -> Finding:
         message = f"{here(row)}: stage {stage[row]} is on rank {rank[row]}"
-        return Finding("not-on-this-rank", message, *place(row))
+        return Finding("not-on-this-rank", message, *place(row), numbers=number(row))
 
     def no_such_update(row: int) -> Finding:
         message = f"{here(row)}: there are updates 0 to {layout.updates - 1}"
@@ -84,7 +87,7 @@ def _unknown(schedule: Schedule) -> list[Finding]:
 
     def no_such_microbatch(row: int) -> Finding:
         message = f"{here(row)}: there are microbatches 0 to {units[row] - 1}"
-        return Finding("no-such-microbatch", message, *place(row))
+        return Finding("no-such-microbatch", message, *place(row), numbers=number(row))
 
     def copy_in_a_group(row: int) -> Finding:
         what = "a copy goes on beside what follows by itself, it stands alone"
@@ -139,7 +142,7 @@ def _repeated_op(schedule: Schedule, row: int, before: int) -> Finding:
     stage = int(columns.stage[row])
     microbatch = max(int(columns.microbatch[row]), 0)
     which = f"{'update' if kind == Kind.U else 'microbatch'} {microbatch}"
-    help = "a `W` completes a `B`; a whole backward, `BW`, needs none" if kind == Kind.W else None
+    help = "a `W` completes an `I`; a whole backward needs none" if kind == Kind.W else None
     name = next(work.name for work in _ALL if kind in work.kinds)
     return Finding(
         "repeated-op",
@@ -185,7 +188,7 @@ def _missing_op(schedule: Schedule, work: Work, kind: Kind, stage: int, lacking:
         message += f", nor that of {counted(lacking - 1, 'other microbatch')}"
     help = None
     if kind == Kind.W:
-        help = "every `B` of a schedule with `W` needs its `W`; write `BW` for a whole backward"
+        help = "every half for the inputs needs its `W`; write `BW` for a whole backward"
     place, label = _place_near(columns, stage, work)
     return Finding("missing-op", message, schedule.placement[stage], place, label, help=help)
 

@@ -2,8 +2,8 @@
 
 from attrs import frozen
 
-from schedlang.diagnostics.waits import Stand, Values, Wait
-from schedlang.schedule.schedule import Recorded, Schedule
+from schedlang.diagnostics.waits import Recorded, Stand, Wait
+from schedlang.schedule.schedule import Schedule
 
 #: An action: its rank and its index there.
 Place = tuple[int, int]
@@ -23,18 +23,21 @@ class Edge:
 
 
 def describe(schedule: Schedule, edges: list[Edge]) -> tuple[Wait, ...]:
-    """Waits as messages show them; all at once, since for loop variables the program is run
-    again.
-    """
-    places = {place for edge in edges for place in (edge.at, edge.until) if place is not None}
-    values = _values(schedule, sorted(places))
+    """Waits as messages show them; the compiler adds the loop variables of the program."""
 
     def stand(place: Place) -> Stand:
         rank, index = place
         actions = schedule.ranks[rank]
         spans = schedule.spans
         span = spans[actions.source[index]] if actions.source[index] < len(spans) else None
-        return Stand(rank, actions.word(index), span, values[place])
+        return Stand(
+            rank,
+            actions.word(index),
+            span,
+            actions.stage[index],
+            _recorded(schedule, place),
+            _earlier(schedule, place),
+        )
 
     return tuple(
         Wait(
@@ -48,34 +51,15 @@ def describe(schedule: Schedule, edges: list[Edge]) -> tuple[Wait, ...]:
     )
 
 
-def _values(schedule: Schedule, places: list[Place]) -> dict[Place, Values]:
-    """The loop variables at actions; none where they come from no program.
-
-    A transfer that the compiler placed has those of the op that it came from.
-    """
-    if schedule.recall is None:
-        return dict.fromkeys(places, ())
-    ops = {place: _recorded(schedule, place) for place in places}
-    found = schedule.recall(frozenset(op for each in ops.values() for op in each))
-    values: dict[Place, Values] = {}
-    for place, candidates in ops.items():
-        noted = next((found[op] for op in candidates if op in found), [])
-        values[place] = (
-            noted[_earlier(schedule, place)] if _earlier(schedule, place) < len(noted) else ()
-        )
-    return values
-
-
-def _recorded(schedule: Schedule, place: Place) -> list[Recorded]:
+def _recorded(schedule: Schedule, place: Place) -> tuple[Recorded, ...]:
     """What an action may have been recorded as: in a schedule without a flush, one of the updates'
-    ops.
+    ops. A transfer that the compiler placed is taken for the op that it came from.
     """
     kind, number, microbatch, source, _ = schedule.ranks[place[0]].row(place[1])
     stage = schedule.layout.stage_of(kind, number)
     step = schedule.layout.units(stage) // schedule.layout.updates
-    return [
-        (source, stage, microbatch - update * step) for update in range(schedule.layout.updates)
-    ]
+    updates = range(schedule.layout.updates)
+    return tuple((source, stage, microbatch - update * step) for update in updates)
 
 
 def _earlier(schedule: Schedule, place: Place) -> int:

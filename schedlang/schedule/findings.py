@@ -2,8 +2,6 @@
 diagnostic.
 """
 
-import re
-
 from attrs import frozen
 
 from schedlang.diagnostics.diagnostic import Diagnostic
@@ -17,7 +15,7 @@ class Finding:
     """Something wrong with one action of one rank; places are indices into the schedule's spans.
 
     What is wrong with ranks that wait is said by their `waits`, in place of the label and the
-    related ones.
+    related ones. `numbers` are those of the stages or skips whose actions the texts name.
     """
 
     code: str
@@ -28,6 +26,7 @@ class Finding:
     related: tuple[tuple[int, str], ...] = ()
     help: str | None = None
     waits: tuple[Wait, ...] = ()
+    numbers: tuple[int, ...] = ()
 
 
 def diagnose(schedule: Schedule, findings: list[Finding]) -> list[Diagnostic]:
@@ -47,12 +46,10 @@ def _diagnostic(schedule: Schedule, group: list[Finding]) -> Diagnostic:
         Label(schedule.spans[place], text) for place, text in places if place < len(schedule.spans)
     ]
     labels = [label for wait in first.waits for label in wait.labels()] or labels
-    notes = _skips(schedule, " ".join([first.message, *(label.text for label in labels)]))
+    notes = _skips(schedule, first)
     if len(group) > 1:
-        notes = (
-            *notes,
-            f"and {len(group) - 1} more, on {ranks_text(sorted({each.rank for each in group}))}",
-        )
+        ranks = ranks_text(sorted({finding.rank for finding in group}))
+        notes = (*notes, f"and {len(group) - 1} more, on {ranks}")
     return Diagnostic(
         first.code,
         first.message,
@@ -65,11 +62,9 @@ def _diagnostic(schedule: Schedule, group: list[Finding]) -> Diagnostic:
     )
 
 
-def _skips(schedule: Schedule, text: str) -> tuple[str, ...]:
-    """What the numbers of skips are that a text has in its transfers, which look like those of
-    stages.
-    """
-    named = set(map(int, re.findall(r"`(\d+)(?:SEND|RECV)_", text)))
+def _skips(schedule: Schedule, finding: Finding) -> tuple[str, ...]:
+    """What the numbers of skips mean that a finding names, since they look like those of stages."""
+    named = {*finding.numbers, *(number for wait in finding.waits for number in wait.numbers())}
     return tuple(
         skip_text(schedule, number) for number in schedule.layout.skip_stages if number in named
     )

@@ -4,7 +4,7 @@ The one intermediate form. A program expands to a schedule of compute ops; lower
 receives; a plan is a lowered schedule that passed the checks.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 from attrs import field, frozen
 
 from schedlang.diagnostics.source import Source, Span
-from schedlang.diagnostics.waits import Values
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.columns import Columns, Flags, Ints, columns_of, is_any
 from schedlang.schedule.costs import UNIT, Costs
@@ -21,23 +20,22 @@ from schedlang.schedule.layout import Layout
 from schedlang.schedule.needs import Needs, needs_of
 from schedlang.schedule.transports import PORTABLE
 
-#: An op as a program recorded it: its place in the program, its stage, its microbatch.
-Recorded = tuple[int, int, int]
 #: The most actions of one schedule.
 MOST_STEPS = 20_000_000
 
 
 @frozen
 class Claim:
-    """What a program says of itself: a condition on figures, which `scope` must have when it is
-    evaluated.
+    """What a program claims of its schedule with `assert`, of one rank or of all.
+
+    The `statement` is a piece of the program's syntax, see `schedlang.language.claims`; `values`
+    are those of the names that it has from where it stands.
     """
 
-    holds: Callable[[], int]
-    reason: str | None
-    place: int
-    scope: dict[str, Any]
-    names: frozenset[str]
+    statement: Any
+    location: int
+    rank: int | None
+    values: Mapping[str, int]
 
 
 @frozen
@@ -108,11 +106,6 @@ class Schedule:
     costs: Costs = UNIT
     transport: str = PORTABLE
     objective: str = "makespan"
-    #: Of a program: the loop variables at some of its ops, each time that one is recorded; it is
-    #: run again for them.
-    recall: Callable[[frozenset[Recorded]], dict[Recorded, list[Values]]] | None = field(
-        default=None, eq=False, repr=False
-    )
 
     @cached_property
     def columns(self) -> Columns:

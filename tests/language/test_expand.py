@@ -91,6 +91,48 @@ def test_b_is_a_half_only_where_the_schedule_writes_w() -> None:
     assert order("F(0) B(0) if r > 0 { W }") == "0F0 0I0"
 
 
+def test_i_is_the_half_and_b_the_whole_backward_where_a_program_writes_i() -> None:
+    assert order("F(0) I(0) W F(1) B(1) F(2) BW(2)") == "0F0 0I0 0W0 0F1 0B1 0F2 0B2"
+    assert order("let I = 1 F(I) I(I) W") == "0F1 0I1 0W1"
+    assert order("repeat 2 { F(next) } I(next) B(next) W") == "0F0 0F1 0I0 0B1 0W0"
+
+
+def test_costs_of_halves_and_of_whole_backwards() -> None:
+    head = "cost I = 3 cost B = 5 cost W = 1 memory I = -1"
+    costs = schedule("F(0) I(0) W F(1) B(1)", head).costs
+    assert (costs.input, costs.backward, costs.weight) == ((3.0,), (5.0,), (1.0,))
+    assert costs.input_memory == (-1.0,)
+
+
+def test_stage_is_a_chunk_of_the_rank() -> None:
+    v_shape = "stage s in 0 .. 4 on if s < 2 then s else 3 - s"
+    found = schedule("for c in 0 .. 2 { F(stage(c), next) }", v_shape, ranks=2)
+    assert [actions.text() for actions in found.ranks] == ["0F0 3F0", "1F0 2F0"]
+    assert order("fn far(c) = stage(1 - c) F(far(1), 0)", "stage s in 0 .. 2 on 0") == "0F0"
+    for number in ("2", "-1"):
+        with pytest.raises(CompileError, match=rf"`stage\({number}\)` on rank 0, which holds 2"):
+            schedule(f"F(stage({number}), 0)", v_shape, ranks=2)
+    with pytest.raises(CompileError, match="stands only within `rank`"):
+        schedule("F(f(0), 0)", f"{v_shape} fn f(c) = stage(c)", ranks=2)
+
+
+@pytest.mark.parametrize("line", ["stage s in 0 .. 2 on s", "link r on 0"])
+def test_a_line_needs_the_parameters_above_it(line: str) -> None:
+    source = Source(
+        "s.sched", f"schedule s {{ {line} param ranks = 2 param microbatches = 4 rank r {{ }} }}"
+    )
+    with pytest.raises(CompileError, match="stands below this line"):
+        compile(source)
+
+
+def test_an_op_of_a_block_names_its_microbatch() -> None:
+    block = "block m every 9 { stage s in 0 .. 1 { F(s, next) at 0 } }"
+    source = Source("s.sched", f"schedule s {{ param ranks = 1 param microbatches = 4 {block} }}")
+    with pytest.raises(CompileError) as caught:
+        compile(source)
+    assert [each.code for each in caught.value.diagnostics] == ["next"]
+
+
 def test_u_steps_one_stage_or_all() -> None:
     assert order("U(1) U", "stage s in 0 .. 2 on 0") == "1U 0U 1U"
 

@@ -1,0 +1,398 @@
+"""The calls of a program that has run → the actions of its ranks, all calls of a rank at once.
+
+Wherever the program comes to an op, it appends to one list where the op is written (an index into
+the program's spans), its stage and its microbatch; None stands for what the program leaves open.
+Here each column is completed and checked as a whole. A rank's order ends before its first wrong
+call, whatever is wrong with it.
+"""
+
+from array import array
+from collections import OrderedDict, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, count
+
+from attrs import define, field
+
+from schedlang.language.faults import Fault
+from schedlang.language.sites import Sites
+from schedlang.passes.slots import WIDTH
+from schedlang.schedule.actions import NO_MICROBATCH, Actions, word
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout
+from schedlang.schedule.schedule import Stream
+
+#: The flat list of calls, `Sites.width` numbers for each.
+Calls = list[int | None]
+
+
+@define
+class Order:
+    """The calls of one rank, as columns, while what they leave open is filled in.
+
+    `held` are the stages of the rank. Once a call turns out to be wrong, only the calls before it
+    remain, and `fault` says what is wrong; so the last fault to be set is that of the first wrong
+    call.
+    """
+
+    rank: int
+    layout: Layout
+    sites: Sites
+    held: tuple[int, ...]
+    locations: list[int]
+    stages: list[int]
+    microbatches: list[int]
+    fault: Fault | None = None
+
+    def end_before(self, index: int, fault: Fault) -> None:
+        """Drop a wrong call and those after it."""
+        self.fault = fault
+        del self.locations[index:]
+        del self.stages[index:]
+        del self.microbatches[index:]
+
+    def word(self, index: int) -> str:
+        """The word of a call's op."""
+        return self.sites.ops[self.locations[index]].word
+
+    def first(self, locations: frozenset[int]) -> int | None:
+        """The first call that is written at one of some locations."""
+        return next(
+            (index for index, location in enumerate(self.locations) if location in locations), None
+        )
+
+    def name_microbatches(self) -> None:
+        """Check that the ops of a stream name their microbatch."""
+        if self.sites.unnumbered and (index := self.first(self.sites.unnumbered)) is not None:
+            site = self.sites.ops[self.locations[index]]
+            message = (
+                f"`{site.word}` does not name its microbatch: in `{site.part}` it is counted "
+                "from the update's first"
+            )
+            help = f"write `{site.word}(m)`, or `{site.word}(s, m)`"
+            fault = Fault("which-microbatch", message, self.locations[index], help)
+            self.end_before(index, fault)
+
+    def name_stages(self) -> None:
+        """Fill in the stage of ops that mean the only one of their rank, and check the others."""
+        if self.sites.on_only_stage:
+            if len(self.held) == 1:
+                self.stages = [self.held[0] if stage is None else stage for stage in self.stages]
+            elif (index := self.first(self.sites.on_only_stage)) is not None:
+                held = ", ".join(map(str, self.held)) or "none"
+                op = self.word(index)
+                message = f"`{op}` does not say which stage: rank {self.rank} holds {held}"
+                help = f"write `{op}(s, m)`"
+                self.end_before(index, Fault("which-stage", message, self.locations[index], help))
+        wrong = set(self.stages).difference(self.held, [None])
+        if wrong:
+            index = next(index for index, stage in enumerate(self.stages) if stage in wrong)
+            op = self.word(index)
+            location = self.locations[index]
+            fault = wrong_stage(self.layout, self.rank, op, self.stages[index], location)
+            self.end_before(index, fault)
+
+    def count_slices(self, slices: Sequence[int | None]) -> None:
+        """Check the slices, and number them through all microbatches."""
+        most = self.layout.slices
+        index = next(
+            (
+                index
+                for index, number in enumerate(slices[: len(self.locations)])
+                if number is not None and not 0 <= number < most
+            ),
+            None,
+        )
+        if index is not None:
+            op = self.word(index)
+            fault = wrong_slice(self.layout, op, slices[index] or 0, self.locations[index])
+            self.end_before(index, fault)
+        self.microbatches = [
+            microbatch if number is None else microbatch * most + number
+            for microbatch, number in zip(self.microbatches, slices, strict=False)
+        ]
+
+    def count_next(self) -> None:
+        """Fill in each `next`: the first microbatch that the op has not been called with before."""
+        sites = self.sites
+        if not sites.takes_next:
+            return
+        if sites.is_mixed:
+            numbers = list(self._first_free())
+            has_too_many = True
+        else:
+            # That is how many calls of the op on this stage came before.
+            stages = [*self.held, None]
+            counted_as = set(sites.counted_as.values())
+            before = {of: {stage: count().__next__ for stage in stages} for of in counted_as}
+            counters = {location: before[of] for location, of in sites.counted_as.items()}
+            numbers = [
+                counters[location][stage]()
+                for location, stage in zip(self.locations, self.stages, strict=True)
+            ]
+            has_too_many = any(
+                before[of][stage]() > self.layout.units(stage)
+                for stage in self.held
+                for of in counted_as - {"W"}
+            )
+        if len(sites.takes_next) + len(sites.takes_oldest) < len(sites.ops):
+            numbers = [
+                number if microbatch is None else microbatch
+                for microbatch, number in zip(self.microbatches, numbers, strict=True)
+            ]
+        self.microbatches = numbers
+        if has_too_many:
+            self._check_counted()
+
+    def _first_free(self) -> Iterator[int]:
+        """The microbatch of each call, where some name theirs and some have `next`."""
+        counted_as = map(self.sites.counted_as.__getitem__, self.locations)
+        pairs = zip(counted_as, self.stages, strict=True)
+        taken: dict[tuple[str, int], set[int]] = defaultdict(set)
+        first: dict[tuple[str, int], int] = defaultdict(int)
+        for pair, microbatch in zip(pairs, self.microbatches, strict=True):
+            number = first[pair]
+            if microbatch is None:
+                while number in taken[pair]:
+                    number += 1
+                first[pair] = number
+            taken[pair].add(number if microbatch is None else microbatch)
+            yield number
+
+    def _check_counted(self) -> None:
+        """Check that no `next` comes when all microbatches of its stage are done."""
+        for index, location in enumerate(self.locations):
+            number = self.microbatches[index]
+            stage = self.stages[index]
+            if location in self.sites.takes_next and number >= self.layout.units(stage):
+                message = (
+                    f"`{self.word(index)}` of the next microbatch of stage {stage}, "
+                    f"all {number} are done"
+                )
+                self.end_before(index, Fault("nothing-next", message, location))
+                return
+
+    def _least_units(self) -> int:
+        """The fewest microbatches, or slices, that any stage of the rank has."""
+        return min(map(self.layout.units, self.held), default=0)
+
+    def find_owed(self) -> None:
+        """Fill in each `W` that takes the oldest weight gradient its rank, or its stage, owes."""
+        if not self.sites.takes_oldest:
+            return
+        takes_oldest = self.sites.takes_oldest
+        kinds = self.sites.kinds
+        halves = self.sites.halves
+        owed: dict[int, OrderedDict[int, int]] = {stage: OrderedDict() for stage in self.held}
+        waiting = [index for index, location in enumerate(self.locations) if location in halves]
+        for index in waiting:
+            location = self.locations[index]
+            stage = self.stages[index]
+            if kinds[location] == Kind.I:
+                owed[stage].setdefault(self.microbatches[index], index)
+                continue
+            if location not in takes_oldest:
+                owed[stage].pop(self.microbatches[index], None)
+                continue
+            named = self.held if self.sites.ops[location].is_bare else (stage,)
+            oldest = [(next(iter(owed[one].values())), one) for one in named if owed[one]]
+            if not oldest:
+                of = "" if self.sites.ops[location].is_bare else f" of stage {stage}"
+                message = f"`W`, but no weight gradient{of} is owed here"
+                self.end_before(index, Fault("nothing-next", message, location))
+                return
+            self.stages[index] = min(oldest)[1]
+            self.microbatches[index] = owed[self.stages[index]].popitem(last=False)[0]
+
+    def check_microbatches(self) -> None:
+        """Check that a stage's microbatches are those of its pipeline; in a stream they run on."""
+        microbatches = self.microbatches
+        if not microbatches:
+            return
+        if min(microbatches) >= 0 and max(microbatches) < self._least_units():
+            return
+        streamed = self.sites.streamed
+        units = {stage: self.layout.units(stage) for stage in self.held}
+        for index, location in enumerate(self.locations):
+            microbatch = microbatches[index]
+            too_many = microbatch >= units[self.stages[index]] and location not in streamed
+            if microbatch < 0 or too_many:
+                op = self.word(index)
+                fault = wrong_microbatch(self.layout, op, self.stages[index], microbatch, location)
+                self.end_before(index, fault)
+                return
+
+    def check_copies(self) -> None:
+        """Check that copies to the host are issued alone."""
+        copies = self.sites.copies_in_batch
+        if copies and (index := self.first(copies)) is not None:
+            op = self.word(index)
+            message = f"`{op}` goes on beside what follows by itself: it stands alone"
+            self.end_before(index, Fault("overlap", message, self.locations[index]))
+
+    def actions(self) -> Actions:
+        """The actions of the calls."""
+        if self.sites.updates:
+            updates = self.sites.updates
+            self.microbatches = [
+                NO_MICROBATCH if location in updates else microbatch
+                for location, microbatch in zip(self.locations, self.microbatches, strict=True)
+            ]
+        return Actions(
+            array("b", bytes(map(self.sites.kinds.__getitem__, self.locations))),
+            array("i", self.stages),
+            array("i", self.microbatches),
+            self._groups(),
+            array("i", self.locations),
+        )
+
+    def _groups(self) -> "array[int]":
+        """The group of each action: those that are issued together have a number of their own."""
+        batches = self.sites.batches
+        if not batches:
+            return array("i", bytes(array("i").itemsize * len(self.locations)))
+        firsts = {location for location, first in batches.items() if location == first}
+        begins: Iterable[bool] = map(firsts.__contains__, self.locations)
+        if any(self.sites.ops[location].word == "U" for location in firsts):
+            # A bare `U` is one call for each stage of its rank.
+            begins = [
+                location in firsts
+                and (not self.sites.ops[location].is_bare or stage == self.held[0])
+                for location, stage in zip(self.locations, self.stages, strict=True)
+            ]
+        numbers = accumulate(begins)
+        return array(
+            "i",
+            [
+                number if location in batches else 0
+                for location, number in zip(self.locations, numbers, strict=True)
+            ],
+        )
+
+
+def record(rank: int, layout: Layout, sites: Sites, calls: Calls) -> Order:
+    """The order of a rank from the calls of its program, up to the first wrong one."""
+    columns = [calls[column :: sites.width] for column in range(sites.width)]
+    held = tuple(layout.stages_of(rank))
+    order = Order(rank, layout, sites, held, *columns[:3])  # type: ignore[arg-type]
+    order.name_microbatches()
+    order.name_stages()
+    if sites.has_slices:
+        order.count_slices(columns[3])
+    order.count_next()
+    order.find_owed()
+    order.check_microbatches()
+    order.check_copies()
+    return order
+
+
+def wrong_stage(layout: Layout, rank: int, op: str, stage: int, location: int) -> Fault:
+    """What is wrong with an op of a stage that its rank does not hold."""
+    last = len(layout.placement) - 1
+    if not 0 <= stage <= last:
+        message = f"`{op}` of stage {stage}, there are stages 0 to {last}"
+        return Fault("no-such-stage", message, location)
+    holder = layout.placement[stage]
+    message = f"`{op}` of stage {stage} on rank {rank}, it is on rank {holder}"
+    return Fault("not-on-this-rank", message, location)
+
+
+def wrong_slice(layout: Layout, op: str, number: int, location: int) -> Fault:
+    """What is wrong with an op of a slice that no microbatch has."""
+    message = f"`{op}` of slice {number}, there are slices 0 to {layout.slices - 1}"
+    return Fault("no-such-slice", message, location)
+
+
+def wrong_microbatch(layout: Layout, op: str, stage: int, number: int, location: int) -> Fault:
+    """What is wrong with an op of a microbatch that its stage does not have."""
+    last = layout.units(stage) // layout.slices - 1
+    message = f"`{op}` of microbatch {number // layout.slices}, there are microbatches 0 to {last}"
+    return Fault("no-such-microbatch", message, location)
+
+
+def make_stream(sites: Sites, orders: Sequence[Actions]) -> Stream | None:
+    """The stream that a program with a `steady` part describes."""
+    if not sites.parts:
+        return None
+    if "steady" not in sites.parts:
+        raise Fault("missing-part", "rank 0 has no `steady`, which other ranks have", 0)
+    for actions in orders:
+        for index, location in enumerate(actions.source):
+            if not sites.ops[location].part:
+                message = f"`{actions.word(index)}` stands outside of `warmup` and `steady`"
+                raise Fault("steady", message, location)
+    return Stream(_of_part(sites, orders, "warmup"), _of_part(sites, orders, "steady"))
+
+
+def _of_part(sites: Sites, orders: Sequence[Actions], part: str) -> tuple[Actions, ...]:
+    """The actions of all ranks that stand in a part of the program."""
+    chosen = []
+    for actions in orders:
+        rows = [
+            index
+            for index, location in enumerate(actions.source)
+            if sites.ops[location].part == part
+        ]
+        columns = actions.kind, actions.stage, actions.microbatch, actions.group, actions.source
+        picked = [array(column.typecode, map(column.__getitem__, rows)) for column in columns]
+        chosen.append(Actions(*picked))
+    return tuple(chosen)
+
+
+#: The row of an action in a building block: its slot, its columns, and which call it was.
+Row = tuple[int, int, int, int, int, int]
+
+
+@define
+class Drawing:
+    """The ops of one rank in a building block, each at its slot."""
+
+    rank: int
+    rows: list[Row] = field(factory=list)
+
+    def sort(self) -> None:
+        """Put the ops in the order of their slots; what takes no time comes first in its slot."""
+        self.rows.sort(key=lambda row: (row[0], WIDTH[row[1]] > 0))
+
+    def actions(self) -> Actions:
+        """The actions in the order of their slots; two in one slot are a fault."""
+        actions = Actions()
+        free = 0
+        for slot, kind, stage, microbatch, location, _ in self.rows:
+            if slot < free:
+                message = (
+                    f"`{actions.word(len(actions) - 1)}` and `{word(kind, stage, microbatch)}` "
+                    f"collide on rank {self.rank} in slot {slot}"
+                )
+                raise Fault("collision", message, location)
+            free = slot + WIDTH[kind]
+            actions.add(kind, stage, microbatch, location)
+        return actions
+
+
+def draw(
+    drawings: list[Drawing], layout: Layout, sites: Sites, calls: list[int], offset: int
+) -> None:
+    """Add the ops of one repeat of a building block to the drawings of the ranks that do them.
+
+    A call also has its slot, which counts from the offset of the repeat. In the last repeats,
+    microbatches beyond the last one of a pipeline have no ops.
+    """
+    width = sites.width + 1
+    for index in range(0, len(calls), width):
+        location, stage, microbatch, *slices, slot = calls[index : index + width]
+        op = sites.ops[location].word
+        if slot < 0:
+            raise Fault("block", f"`{op}` at slot {slot}, a block's slots count from 0", location)
+        if not 0 <= stage < len(layout.placement):
+            raise wrong_stage(layout, 0, op, stage, location)
+        if microbatch >= layout.pipeline_of[stage].microbatches:
+            continue
+        for number in slices:
+            if not 0 <= number < layout.slices:
+                raise wrong_slice(layout, op, number, location)
+            microbatch = microbatch * layout.slices + number
+        if microbatch < 0:
+            raise wrong_microbatch(layout, op, stage, microbatch, location)
+        drawing = drawings[layout.placement[stage]]
+        kind = sites.kinds[location]
+        drawing.rows.append((slot + offset, kind, int(stage), int(microbatch), location, index))

@@ -1,0 +1,155 @@
+"""What is known of a program's ops and claims before it runs.
+
+They are told apart by their locations: indices into the program's spans.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+
+from attrs import frozen
+
+from schedlang.language import syntax
+from schedlang.schedule.kinds import Kind
+
+#: The kinds of ops by their words in a program.
+_KINDS = {
+    "F": Kind.F,
+    "B": Kind.B,
+    "BW": Kind.B,
+    "I": Kind.I,
+    "W": Kind.W,
+    "R": Kind.R,
+    "U": Kind.U,
+    "offload": Kind.OFFLOAD,
+    "reload": Kind.RELOAD,
+    "send F": Kind.SEND_F,
+    "recv F": Kind.RECV_F,
+    "send B": Kind.SEND_B,
+    "recv B": Kind.RECV_B,
+}
+_BACKWARDS = ("B", "BW", "I")
+
+
+@frozen
+class CallSite:
+    """An op as it is written in the program.
+
+    `is_next`: it does not name its microbatch. `is_bare`: it has no arguments at all. `part` is the
+    `warmup` or `steady` that it stands in. `loops` are the variables of the loops around it. Ops
+    that are issued together have the location of the first of them as their `batch`.
+    """
+
+    word: str
+    names_stage: bool
+    is_next: bool
+    is_bare: bool
+    part: str
+    loops: tuple[str, ...]
+    batch: int = 0
+
+
+@frozen
+class ClaimSite:
+    """An `assert` as it is written in the program: what figures it is about, what it calls."""
+
+    condition: syntax.Node
+    reason: str | None
+    functions: tuple[syntax.Fn, ...]
+    figures: frozenset[str]
+
+
+@frozen
+class Sites:
+    """All ops and claims of a program.
+
+    Where the program `splits_backward` and does not write `I`, its `B` is the input half.
+    """
+
+    ops: dict[int, CallSite]
+    claims: dict[int, ClaimSite]
+    parts: frozenset[str]
+    has_slices: bool
+    splits_backward: bool
+    writes_halves: bool
+    #: Where the `rank` or `block` stands, and a block's interval.
+    order: int
+    interval: int
+
+    @cached_property
+    def width(self) -> int:
+        """How many numbers a call has: location, stage, microbatch, and with slices the slice."""
+        return 4 if self.has_slices else 3
+
+    @cached_property
+    def kinds(self) -> dict[int, Kind]:
+        """The kind of the op at each location."""
+        kinds = _KINDS
+        if self.splits_backward and not self.writes_halves:
+            kinds = _KINDS | {"B": Kind.I}
+        return {location: kinds[site.word] for location, site in self.ops.items()}
+
+    @cached_property
+    def counted_as(self) -> dict[int, str]:
+        """The word under which `next` counts each op: backwards are counted together."""
+        return {
+            location: "B" if site.word in _BACKWARDS else site.word
+            for location, site in self.ops.items()
+        }
+
+    @cached_property
+    def on_only_stage(self) -> frozenset[int]:
+        """Ops that name no stage: they are of the only one that their rank holds."""
+        return self._where(lambda site: not site.names_stage and not site.is_bare)
+
+    @cached_property
+    def takes_oldest(self) -> frozenset[int]:
+        """Each `W` that takes the oldest weight gradient owed."""
+        return self._where(lambda site: site.word == "W" and site.is_next)
+
+    @cached_property
+    def halves(self) -> frozenset[int]:
+        """Halves of backwards."""
+        return frozenset(
+            location for location, kind in self.kinds.items() if kind in (Kind.I, Kind.W)
+        )
+
+    @cached_property
+    def takes_next(self) -> frozenset[int]:
+        """Ops with `next` for their microbatch."""
+        return self._where(lambda site: site.is_next and site.word not in ("W", "U"))
+
+    @cached_property
+    def is_mixed(self) -> bool:
+        """Whether `next` also counts ops that name their microbatch."""
+        counted_as = self.counted_as
+        counted = {counted_as[location] for location in self.takes_next}
+        named = {counted_as[location] for location in self.ops.keys() - self.takes_next}
+        return bool(counted & named)
+
+    @cached_property
+    def unnumbered(self) -> frozenset[int]:
+        """Ops of a stream that do not name their microbatch, as they must."""
+        return self._where(lambda site: bool(site.part) and site.is_next and " " not in site.word)
+
+    @cached_property
+    def copies_in_batch(self) -> frozenset[int]:
+        """Copies to the host within an `overlap`, where they cannot be."""
+        return self._where(lambda site: site.batch > 0 and site.word in ("offload", "reload"))
+
+    @cached_property
+    def batches(self) -> dict[int, int]:
+        """Ops that are issued together with others, each with the first of these."""
+        return {location: site.batch for location, site in self.ops.items() if site.batch}
+
+    @cached_property
+    def updates(self) -> frozenset[int]:
+        """Optimizer steps outside of a stream, which are of no microbatch."""
+        return self._where(lambda site: site.word == "U" and not site.part)
+
+    @cached_property
+    def streamed(self) -> frozenset[int]:
+        """Ops of a stream, whose microbatches run on into later updates."""
+        return self._where(lambda site: bool(site.part))
+
+    def _where(self, holds: Callable[[CallSite], bool]) -> frozenset[int]:
+        return frozenset(location for location, site in self.ops.items() if holds(site))
