@@ -51,9 +51,9 @@ def expand(
     try:
         return _expand(source, tree, params, costs)
     except (RecursionError, MemoryError, SyntaxError):
-        location = Label(tree.name.span)
+        label = Label(tree.name.span)
         raise CompileError(
-            [Diagnostic("nesting", "the program is nested too deeply", (location,), source)]
+            [Diagnostic("nesting", "the program is nested too deeply", (label,), source)]
         ) from None
 
 
@@ -174,7 +174,7 @@ class _Expansion:
 
     def meet(self, rank: int, fault: Fault | None, index: int) -> None:
         """Keep the first fault of a rank: that of a call, or else the one that ended its run."""
-        traced = trace(self.declared, rank)
+        traced = trace(self.declared, [index], rank)
         values = traced.values[index] if fault else traced.now
         first = fault or traced.fault
         assert first is not None

@@ -24,7 +24,7 @@ _OP_ARGS = {
 }
 
 #: What an `objective` can be: figures of a timeline.
-OBJECTIVES = {"makespan": "makespan", "span": "span"}
+OBJECTIVES = ("makespan", "span")
 #: Old names of these.
 OLD_OBJECTIVES = {"flush": "makespan"}
 
@@ -205,7 +205,7 @@ class _Checker(Scopes):
                 inner = self.inner(scope, name)
                 self.expression(earlier, inner)
                 self.expression(later, inner)
-            case syntax.Objective(name) if name.text not in OBJECTIVES | OLD_OBJECTIVES:
+            case syntax.Objective(name) if name.text not in (*OBJECTIVES, *OLD_OBJECTIVES):
                 known = " or ".join(f"`{objective}`" for objective in OBJECTIVES)
                 help = nearest(name.text, OBJECTIVES) or f"it is {known}"
                 self.report(
@@ -266,7 +266,7 @@ class _Checker(Scopes):
                 Label(node.span),
                 help=f"write {form}",
             )
-        for location, arg in enumerate(args):
-            allowed = location == len(args) - 1 and word != "U" and not self.has_slices
+        for number, arg in enumerate(args):
+            allowed = number == len(args) - 1 and word != "U" and not self.has_slices
             if not (isinstance(arg, expressions.Next) and allowed):
                 self.expression(arg, scope)

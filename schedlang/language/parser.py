@@ -86,9 +86,9 @@ def _parse(source: Source, rule: str, start: int) -> Any:
     except UnexpectedInput as error:
         raise CompileError([_syntax_error(source, error, start)]) from None
     except RecursionError:
-        location = Label(Span(start, start))
+        label = Label(Span(start, start))
         raise CompileError(
-            [Diagnostic("nesting", "the program is nested too deeply", (location,), source)]
+            [Diagnostic("nesting", "the program is nested too deeply", (label,), source)]
         ) from None
 
 
@@ -109,8 +109,8 @@ def _cache_file() -> str | None:
     """Where the built grammar is kept: it takes longer to build than most programs take to
     compile.
     """
-    location = folder()
-    return None if location is None else str(location / "grammar")
+    cache_folder = folder()
+    return None if cache_folder is None else str(cache_folder / "grammar")
 
 
 class _Builder(Transformer[Token, Any]):
@@ -123,8 +123,8 @@ class _Builder(Transformer[Token, Any]):
         self._start = start
 
     def __default__(self, rule: Token, children: list[Any], meta: Meta) -> Any:
-        location = (0, 0) if meta.empty else (meta.start_pos, meta.end_pos)
-        span = Span(self._start + location[0], self._start + location[1])
+        start, end = (0, 0) if meta.empty else (meta.start_pos, meta.end_pos)
+        span = Span(self._start + start, self._start + end)
         if rule in (
             "items",
             "names",

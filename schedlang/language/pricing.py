@@ -53,11 +53,5 @@ def program_costs(prices: Iterable[Price], stages: int, sites: Sites) -> Costs:
 
 def program_objective(items: Iterable[syntax.Node]) -> str:
     """What passes minimise: a property of a timeline."""
-    return next(
-        (
-            (OBJECTIVES | OLD_OBJECTIVES)[item.name.text]
-            for item in items
-            if isinstance(item, syntax.Objective)
-        ),
-        "makespan",
-    )
+    names = [item.name.text for item in items if isinstance(item, syntax.Objective)]
+    return OLD_OBJECTIVES.get(names[0], names[0]) if names else OBJECTIVES[0]

@@ -1,9 +1,10 @@
-"""What the variables of a program are at an op. Only messages need them: the order runs once more,
-as a text that tells the values of its names before each statement.
+"""The values of a program's variables at an op.
+
+Only messages need them. So they are not kept, but the order runs once more, with the values of its
+names told before each statement.
 """
 
-from collections.abc import Collection, Mapping
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from attrs import define, evolve, field
 
@@ -13,33 +14,39 @@ from schedlang.language import syntax
 from schedlang.language.codegen import generate
 from schedlang.language.declarations import Declarations, declare
 from schedlang.language.faults import Fault
-from schedlang.language.record import Drawing, draw, record
+from schedlang.language.record import Calls, Drawing, draw, record
+from schedlang.schedule.layout import Layout
 
 
 @define
 class Trace:
-    """The calls of an order that ran once more, and the values of its names at each of them."""
+    """An order that runs once more, and the values of its names at the `wanted` calls.
 
-    calls: list[Any] = field(factory=list)
-    values: list[Mapping[str, int]] = field(factory=list)
+    Calls are counted from 0. After a fault, `now` has the values at the statement that it is in.
+    """
+
+    wanted: Collection[int]
+    values: dict[int, Mapping[str, int]] = field(factory=dict)
     now: Mapping[str, int] = field(factory=dict)
     fault: Fault | None = None
+    _calls: int = 0
 
     def see(self, values: Mapping[str, int]) -> None:
-        """Note the values at the statement that comes next."""
+        """Take the values at the statement that comes next."""
         self.now = values
 
-    def op(self, call: tuple[int | None, ...]) -> None:
-        """Note a call, and the values there."""
-        self.calls.extend(call)
-        self.values.append(self.now)
+    def op(self, _: tuple[int | None, ...]) -> None:
+        """Count a call, and keep the values there if it is wanted."""
+        if self._calls in self.wanted:
+            self.values[self._calls] = self.now
+        self._calls += 1
 
 
-def trace(declared: Declarations, *arguments: int) -> Trace:
+def trace(declared: Declarations, wanted: Collection[int], *arguments: int) -> Trace:
     """Run the order of a program once more, for a rank or for a block's microbatches, up to a fault
     if it has one.
     """
-    traced = Trace()
+    traced = Trace(wanted)
     names = {**declared.names, "see": traced.see, "claim": lambda *_: None}
     exec(generate(declared.tree, declared.positive, True).program, names)
     if isinstance(declared.order, syntax.Repeated):
@@ -52,42 +59,49 @@ def trace(declared: Declarations, *arguments: int) -> Trace:
     return traced
 
 
-def _values_of_ranks(
-    declared: Declarations, wanted: Collection[Recorded]
-) -> dict[Recorded, list[Values]]:
-    """The loop variables at some ops that ranks do."""
-    noted: dict[Recorded, list[Values]] = {}
+def _values(declared: Declarations, wanted: Collection[Recorded]) -> dict[Recorded, list[Values]]:
+    """The loop variables at some ops of a program, each time that one is called."""
+    kept: dict[Recorded, list[Values]] = {}
     layout = declared.layout()
+    is_block = isinstance(declared.order, syntax.Repeated)
+    for arguments, ops in (_block_ops if is_block else _rank_ops)(declared, layout):
+        calls = {index: op for index, op in ops if op in wanted}
+        if calls:
+            traced = trace(declared, calls, *arguments)
+            for index, op in calls.items():
+                kept.setdefault(op, []).append(_loops(declared, op, traced.values[index]))
+    return kept
+
+
+#: What an order runs for, and the ops that it calls then, with the numbers of the calls.
+_Run = tuple[Sequence[int], Iterable[tuple[int, Recorded]]]
+
+
+def _rank_ops(declared: Declarations, layout: Layout) -> Iterator[_Run]:
+    """The ops that each rank calls."""
     for rank in range(declared.params["ranks"]):
         declared.begin(rank, layout)
-        traced = trace(declared, rank)
-        order = record(rank, layout, declared.sites, traced.calls)
+        calls: Calls = []
+        declared.names["program"](rank, calls.extend, *declared.stages_of_rank())
+        order = record(rank, layout, declared.sites, calls)
         rows = zip(order.locations, order.stages, order.microbatches, strict=True)
-        for op, values in zip(rows, traced.values, strict=False):
-            if op in wanted:
-                noted.setdefault(op, []).append(_loops(declared, op, values))
-    return noted
+        yield (rank,), enumerate(rows)
 
 
-def _values_of_block(
-    declared: Declarations, wanted: Collection[Recorded]
-) -> dict[Recorded, list[Values]]:
-    """The loop variables at some ops that a building block places."""
-    noted: dict[Recorded, list[Values]] = {}
-    layout = declared.layout()
+def _block_ops(declared: Declarations, layout: Layout) -> Iterator[_Run]:
+    """The ops that each repeat of a building block calls."""
     width = declared.sites.width + 1
     for repeat in declared.repeats(layout):
-        traced = trace(declared, *repeat.microbatches)
+        calls: list[int] = []
+        declared.names["program"](*repeat.microbatches, calls.extend)
         drawings = [Drawing(rank) for rank in range(declared.params["ranks"])]
-        draw(drawings, layout, declared.sites, traced.calls, repeat.offset)
-        for _, _, stage, microbatch, location, index in (
-            row for drawing in drawings for row in drawing.rows
-        ):
-            op = location, stage, microbatch
-            if op in wanted:
-                values = traced.values[index // width]
-                noted.setdefault(op, []).append(_loops(declared, op, values))
-    return noted
+        draw(drawings, layout, declared.sites, calls, repeat.offset)
+        rows = (row for drawing in drawings for row in drawing.rows)
+        ops = (
+            (index // width, (location, stage, microbatch))
+            for _, _, stage, microbatch, location, index in rows
+        )
+        yield repeat.microbatches, ops
 
 
 def _loops(declared: Declarations, op: Recorded, values: Mapping[str, int]) -> Values:
@@ -109,12 +123,10 @@ def with_variables(
     wanted = {op for stand in stands for op in stand.recorded}
     if not wanted:
         return diagnostics
-    declared = declare(tree, params)
-    is_block = isinstance(declared.order, syntax.Repeated)
-    noted = (_values_of_block if is_block else _values_of_ranks)(declared, wanted)
+    kept = _values(declare(tree, params), wanted)
 
     def filled(stand: Stand) -> Stand:
-        values = next((noted[op] for op in stand.recorded if op in noted), [])
+        values = next((kept[op] for op in stand.recorded if op in kept), [])
         there = values[stand.earlier] if stand.earlier < len(values) else ()
         return evolve(stand, variables=there)
 

@@ -1,10 +1,14 @@
 """What a program means: expressions, scopes, `next`, the owed `W`, placements."""
 
+import pickle
+
 import pytest
 
 from schedlang import CompileError, Source, compile
+from schedlang.language.claims import check_claims
 from schedlang.language.expand import expand
 from schedlang.language.imports import load
+from schedlang.proof.machine import prove
 from schedlang.schedule.schedule import Schedule
 
 
@@ -235,3 +239,21 @@ def test_compile_is_the_whole_line() -> None:
         "0F0 0SEND_F0 0RECV_B0 0B0",
         "1RECV_F0 1F0 1B0 1SEND_B0",
     ]
+
+
+def test_a_schedule_is_data_with_its_claims() -> None:
+    """It goes through a file, functions that its claims call included."""
+    head = "param n = 2 fn twice(x) = n * x pipeline p runs microbatches stage s in 0 .. 1 on s"
+    body = "for m in 0 .. 4 { F(m) B(m) } assert twice(peak(r)) > p(0) + r"
+    found = schedule(body, head)
+    again = pickle.loads(pickle.dumps(found))
+    assert again == found
+    assert again.claims == found.claims
+    check_claims(again, prove(again))
+    with pytest.raises(CompileError, match=r"`twice\(peak\(r\)\) > 2` is 2 > 2, on rank 0"):
+        compile(
+            Source(
+                "s.sched",
+                f"schedule s {{ param ranks = 1 param microbatches = 4 {head} rank r {{ {body.replace('p(0) + r', '2')} }} }}",
+            )
+        )
