@@ -31,7 +31,8 @@ from schedlang.plan.plan import Plan
 from schedlang.ranks.lifetimes import Holds, Lifetime, lifetimes
 from schedlang.ranks.weights import follow_weights
 from schedlang.runtime import Pipeline
-from schedlang.runtime.stage.stage import Stage
+from schedlang.runtime.stage.shards import ShardedModule
+from schedlang.runtime.stage.stage import Stage, StagePlan
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.layout import Layout
 
@@ -479,9 +480,7 @@ def records() -> None:
 
 def middle(module: nn.Module) -> Stage:
     """A stage between others, whose backwards are split."""
-    return Stage(
-        1, module, torch.device("cpu"), is_first=False, loss_fn=None, loss_scale=1.0, split=range(2)
-    )
+    return Stage(StagePlan(1, split=range(2)), module, torch.device("cpu"))
 
 
 def data_parallel() -> None:
@@ -529,12 +528,17 @@ def sharded() -> None:
     stage = middle(module)
     stage.inputs.update(enumerate(inputs[rank].clone()))
     stage.gradients.update((microbatch, [each]) for microbatch, each in enumerate(gradients[rank]))
-    stage.sharded.unshard()
-    for op in (stage.forward, stage.backward_input, stage.backward_weight):
+    sharded = ShardedModule(module)
+    sharded.unshard()
+    for op in (stage.forward, stage.backward_input):
         for microbatch in range(2):
             op(microbatch)
-    stage.sharded.reduce()
-    stage.sharded.reshard()
+    for microbatch in range(2):
+        sharded.wait()
+        stage.backward_weight(microbatch)
+        sharded.end_backward()
+    sharded.reduce()
+    sharded.reshard()
     torch.autograd.backward(reference(inputs), gradients / 2)
     weights = zip(module.parameters(), reference.parameters(), strict=True)
     report(

@@ -10,9 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from schedlang.runtime.cutting.model import blocks_of, only
-from schedlang.runtime.stage.split_backward import run_backward
-from schedlang.runtime.stage.stage import with_gradients
-from schedlang.runtime.stage.values import Value, flatten, unflatten
+from schedlang.runtime.stage.values import Value, detached, flatten, with_gradients
+from schedlang.runtime.torch_private import run_backward
 
 #: Runs of a block, one after the other, and how often it has its turn; the fastest run counts. The
 #: first of a turn pays for what is set up once, and a turn may come while the machine has other
@@ -64,7 +63,7 @@ def _run(stage: nn.Module, value: Value) -> tuple[float, Value]:
         for name, each in (*stage.named_parameters(), *stage.named_buffers())
     }
     for _ in range(_RUNS):
-        given = unflatten([each.detach() for each in tensors], tree)
+        given = detached(tensors, tree)
         with_gradients(given)
         _synchronize(device)
         start = perf_counter()
@@ -74,7 +73,7 @@ def _run(stage: nn.Module, value: Value) -> tuple[float, Value]:
             run_backward(roots, [torch.ones_like(each) for each in roots])
         _synchronize(device)
         seconds = min(seconds, perf_counter() - start)
-    return seconds, unflatten([each.detach() for each in made], tree_made)
+    return seconds, detached(made, tree_made)
 
 
 def _filled(tensor: Tensor, device: torch.device) -> Tensor:

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.cutting.partition import Partition, partition
-from schedlang.runtime.gradients.copies import Tied
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.gradients.shared_weights import Tied
 from schedlang.runtime.stage.values import Value, flatten
-from schedlang.runtime.watch.watchdog import PipelineError
+from schedlang.runtime.torch_private import changes_of
 from schedlang.schedule.layout import Layout
 
 #: A model's blocks by their names, in the order in which it calls them.
@@ -111,8 +112,11 @@ def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
         except AttributeError:
             raise PipelineError(f"the model has no block `{name}`") from None
         if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
-            parts = {f"{name}.{child}".lstrip("."): each for child, each in module._modules.items()}
-            found |= {child: each for child, each in parts.items() if each is not None}
+            for child, part in module.named_modules(remove_duplicate=False):
+                # Its own children, and not what is in them; `named_children` leaves out a module
+                # that is there twice.
+                if child and "." not in child:
+                    found[f"{name}.{child}".lstrip(".")] = part
         else:
             found[name] = module
     first: dict[int, str] = {}
@@ -190,7 +194,7 @@ class _Chain:
     def _pass(self, called: int, value: Value = None) -> None:
         self._called = called
         self._value = value
-        self._versions = [each._version for each in flatten(value, "what is passed on")[0]]
+        self._versions = list(map(changes_of, flatten(value, "what is passed on")[0]))
 
     def _take(self, place: int, _: nn.Module, given: tuple[Any, ...]) -> None:
         if place != self._called:
@@ -234,7 +238,7 @@ class _Chain:
 def _is_same(found: Tensor, ours: Tensor, version: int) -> bool:
     """Whether a tensor is one of before, or a view of all of it, and is unchanged since."""
     looks = [(each.data_ptr(), each.shape, each.stride(), each.dtype) for each in (found, ours)]
-    return looks[0] == looks[1] and found._version == version
+    return looks[0] == looks[1] and changes_of(found) == version
 
 
 def _share_out(blocks: Blocks, layout: Layout, costs: Sequence[float] | None) -> Partition:

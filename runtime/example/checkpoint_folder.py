@@ -19,10 +19,10 @@ from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.weights import follow_weights
-from schedlang.runtime.example.job import share, together
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.example.collective import share, together
 from schedlang.runtime.pipeline import Pipeline
 from schedlang.runtime.saving.model_files import load_model, load_optimizers, names_in
-from schedlang.runtime.watch.watchdog import PipelineError
 
 #: How many models are kept.
 _KEPT = 2

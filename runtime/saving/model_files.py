@@ -26,8 +26,9 @@ from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.cutting.model import Stages
+from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.saving.checkpoint import reason
-from schedlang.runtime.watch.watchdog import PipelineError, Watchdog
+from schedlang.runtime.watch.watchdog import Watchdog
 
 _MODEL = "model"
 _OPTIMIZER = "optimizer"
@@ -38,31 +39,42 @@ _Device = str | torch.device
 Tensors = dict[str, Tensor]
 
 
-def write_model(
-    folder: Path,
-    plan: Plan,
-    rank: int | None,
-    step: int,
-    stages: Mapping[int, nn.Module],
-    optimizers: Iterable[Optimizer],
-    watchdog: Watchdog,
-) -> None:
-    """Write this rank's slice, together with all ranks: the folder appears whole or not at all.
+@frozen(eq=False)
+class ModelPart:
+    """The part of a model that a rank of a plan has, with its optimizers."""
 
-    Of several replicas of the pipeline one writes, and the ranks of the others have no number here.
-    PipelineError if it cannot be written, or if a rank does not write its slice in time.
+    plan: Plan
+    rank: int
+    stages: Mapping[int, nn.Module]
+    optimizers: Sequence[Optimizer]
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Its modules; where the plan has several pipelines, of the first one, of which the others
+        are replicas.
+        """
+        pieces = self.plan.layout.pieces
+        return [module for number, module in self.stages.items() if number < pieces]
+
+    def files(self) -> dict[str, Tensors]:
+        """Its files, by name."""
+        part = f"{self.rank + 1:05}-of-{len(self.plan.ranks):05}"
+        weights = {name: each for module in self.modules for name, each in _state(module).items()}
+        return {
+            f"{_MODEL}-{part}.safetensors": weights,
+            f"{_OPTIMIZER}-{part}.safetensors": dict(
+                _optimizer_state(self.modules, self.optimizers)
+            ),
+        }
+
+
+def write_model(folder: Path, step: int, part: ModelPart | None, watchdog: Watchdog) -> None:
+    """Write this rank's part, together with all ranks: the folder appears whole or not at all.
+
+    Of several replicas of the pipeline one writes, and the ranks of the others have no part here.
+    PipelineError if it cannot be written, or if a rank does not write its part in time.
     """
-    # Of replicas, those of the first pipeline are written.
-    own = [
-        module
-        for number, module in stages.items()
-        if number < plan.layout.pieces and rank is not None
-    ]
-    files = (
-        {}
-        if rank is None
-        else dict(_files(f"{rank + 1:05}-of-{len(plan.ranks):05}", own, optimizers))
-    )
+    files = part.files() if part else {}
     new = folder.with_name(f"{folder.name}.new")
     try:
         new.mkdir(parents=True, exist_ok=True)
@@ -72,12 +84,16 @@ def write_model(
             file: {name: each.nbytes for name, each in tensors.items()}
             for file, tensors in files.items()
         }
-        weights = [name for module in own for name, _ in module.named_parameters()]
+        weights = [
+            name
+            for module in (part.modules if part else ())
+            for name, _ in module.named_parameters()
+        ]
         found = [
             json.loads(each)
             for each in watchdog.gather(json.dumps([weights, sizes]), _MISSES).values()
         ]
-        if rank == 0:
+        if part is not None and part.rank == 0:
             _check_names(each for weights, _ in found for each in weights)
             _finish(
                 new, folder, step, {file: of for _, sizes in found for file, of in sizes.items()}
@@ -205,17 +221,6 @@ def _name_in(names: Container[str], name: str, stages: Mapping[int, nn.Module]) 
     tied = stages.tied if isinstance(stages, Stages) else ()
     others = (each for same in tied if name in same.values() for each in same.values())
     return next((each for each in (name, *others) if each in names), name)
-
-
-def _files(
-    part: str, modules: Sequence[nn.Module], optimizers: Iterable[Optimizer]
-) -> Iterator[tuple[str, Tensors]]:
-    """The files of a rank, by name."""
-    yield (
-        f"{_MODEL}-{part}.safetensors",
-        {name: each for module in modules for name, each in _state(module).items()},
-    )
-    yield f"{_OPTIMIZER}-{part}.safetensors", dict(_optimizer_state(modules, optimizers))
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:

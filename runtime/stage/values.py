@@ -6,16 +6,16 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from schedlang.runtime.watch.watchdog import PipelineError
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.torch_private import TreeSpec, tree_flatten, tree_unflatten
 
 #: A tensor, or tensors in containers.
 Value = Any
 
 
 def flatten(value: Value, what: str) -> tuple[list[Tensor], TreeSpec | None]:
-    """The tensors of a value, and how they stand in it: None for a tensor alone.
+    """The tensors of a value, and how they are nested in it: None for a tensor alone.
 
     PipelineError if there is anything else in what is called `what`.
     """
@@ -42,23 +42,33 @@ def has_gradient(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+def with_gradients(value: Value) -> list[Tensor]:
+    """The tensors of a value whose gradients are wanted, as leaves of the graph to come."""
+    return [each.requires_grad_() for each in flatten(value, "")[0] if has_gradient(each)]
+
+
+def detached(tensors: list[Tensor], tree: TreeSpec | None) -> Value:
+    """The value that these tensors make up, without the graph that made them."""
+    return unflatten([each.detach() for each in tensors], tree)
+
+
 @frozen
-class Look:
-    """What a value looks like: shape and type of its tensors, and how they stand in it."""
+class ValueSpec:
+    """Shape and type of a value's tensors, and how they are nested in it."""
 
     shapes: tuple[torch.Size, ...]
     types: tuple[torch.dtype, ...]
     tree: TreeSpec | None
 
     @classmethod
-    def of(cls, tensors: list[Tensor], tree: TreeSpec | None) -> "Look":
-        """What a value looks like that `flatten` has taken apart."""
+    def of(cls, tensors: list[Tensor], tree: TreeSpec | None) -> "ValueSpec":
+        """That of a value which `flatten` has taken apart."""
         return cls(
             tuple(each.shape for each in tensors), tuple(each.dtype for each in tensors), tree
         )
 
-    def is_of(self, tensors: list[Tensor], tree: TreeSpec | None) -> bool:
-        """Whether a value looks like this."""
+    def matches(self, tensors: list[Tensor], tree: TreeSpec | None) -> bool:
+        """Whether a value has this shape, type and nesting."""
         if len(tensors) != len(self.shapes) or tree != self.tree:
             return False
         for tensor, shape, dtype in zip(tensors, self.shapes, self.types, strict=True):
@@ -67,7 +77,7 @@ class Look:
         return True
 
     def models(self) -> list[Tensor]:
-        """Tensors that look like this and have no room of their own, for `torch.empty_like`."""
+        """Tensors of these shapes and types that take no memory, for `torch.empty_like`."""
         parts = zip(self.shapes, self.types, strict=True)
         return [torch.empty(1, dtype=dtype).expand(shape) for shape, dtype in parts]
 

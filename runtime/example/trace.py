@@ -22,8 +22,8 @@ def clock_offset(of: int) -> float:
     """What to add to this rank's `time.perf_counter()` for that of rank `of`; all ranks ask
     together.
 
-    An answer is taken to be from half way between question and answer (Cristian 1989), so it is off
-    by less than half of the quickest round trip.
+    The answer is taken for the time half way between question and answer (Cristian 1989), so it is
+    off by less than half of the quickest round trip.
     """
     rank = dist.get_rank()
     offset = 0.0
