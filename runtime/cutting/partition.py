@@ -1,5 +1,5 @@
-"""A model's blocks shared out among the pieces of a layout, as evenly as can be: a small exact
-dynamic programme.
+"""A model's blocks divided among the pieces of a layout, as evenly as can be: a small, exact dynamic
+program.
 
 The slowest stage sets the pace of a pipeline: PipeDream's optimizer minimises the same (Narayanan
 et al. 2019, SOSP, section 3.1). A V, and two pipelines in opposite directions, have a piece and its

@@ -1,11 +1,11 @@
 """A model in files, under its own names: safetensors in parts, with an index, as `transformers`
 writes and reads them.
 
-A folder has the weights, and beside them what the optimizers keep, under the same names. All ranks
-write it together, each its own slice; whoever reads it takes what it needs: a rank of another plan
-its slice, or one process all of it. That is for other schedules, and for the finished model;
-`schedlang.runtime.saving.checkpoint` is for the same plan, which then goes on to the bit: it has
-random numbers and older versions of the weights, too.
+A folder has the weights, and what the optimizers keep for each, under the same names. All ranks
+write it together, each its own part. Who reads it takes what it needs: a rank of another plan its
+part, or one process all of it. So these files are for other schedules, and for the finished model.
+To go on with the same plan, to the bit, is what `schedlang.runtime.saving.checkpoint` is for, which
+also has random states and older versions of the weights.
 """
 
 import json
@@ -32,7 +32,7 @@ from schedlang.runtime.watch.watchdog import Watchdog
 
 _MODEL = "model"
 _OPTIMIZER = "optimizer"
-#: What is said of a rank that fails the others here.
+#: What others are told of a rank that does not come here in time.
 _MISSES = "not written its part of the model"
 
 _Device = str | torch.device
