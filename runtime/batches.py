@@ -63,20 +63,20 @@ class Batches:
         """What the last stages on this rank have made, by microbatch, or slice of one."""
         layout = self._plan.layout
         last = [
-            (number, each)
+            (number, microbatch)
             for number in self._stages
             if layout.is_last(number)
-            for each in range(layout.units(number))
+            for microbatch in range(layout.units(number))
         ]
         # Of each update the microbatches of the first pipeline come first, as in the batch.
         last.sort(key=lambda op: layout.update_of(*op))
-        return [self._stages[number].outputs.pop(each) for number, each in last]
+        return [self._stages[number].outputs.pop(microbatch) for number, microbatch in last]
 
     def _cut(self, name: str, batch: Value, mine: Sequence[int]) -> list[Value]:
         """Some microbatches of a batch, or their slices."""
         parts = cut(name, batch, self._plan.microbatches)
         slices = self._plan.layout.slices
-        parts = [parts[each] for each in mine]
+        parts = [parts[number] for number in mine]
         if slices == 1:
             return parts
         return [each for part in parts for each in cut(name, part, slices, "slices", dimension=1)]
@@ -92,8 +92,8 @@ class Batches:
             return {}
         slices = self._plan.layout.slices
         return {
-            number * slices + slice: options[each]
-            for number, each in enumerate(mine)
+            number * slices + slice: options[microbatch]
+            for number, microbatch in enumerate(mine)
             for slice in range(slices)
         }
 

@@ -89,7 +89,7 @@ class _Walk:
                     self.sends[index] = message
                 else:
                     self.receives[index] = message
-        self.received = {self.op(index): each for index, each in self.receives.items()}
+        self.received = {self.op(index): receive for index, receive in self.receives.items()}
 
     def _place_messages(self) -> None:
         # By gloo, receives begin some ops early: the order does not matter to it, and a message

@@ -109,7 +109,7 @@ class Backward:
         """The roots from which autograd starts, with their gradients: not those that only pass
         through the stage.
         """
-        if all(each.requires_grad for each in self.roots):
+        if all(root.requires_grad for root in self.roots):
             return self.roots, self.gradients
         pairs = zip(self.roots, self.gradients, strict=True)
         starts = [pair for pair in pairs if pair[0].requires_grad]

@@ -202,7 +202,7 @@ class Pipeline:
         slices = self._plan.layout.slices
         if slices > 1:
             parts = [found[begin : begin + slices] for begin in range(0, len(found), slices)]
-            found = [join(each) if targets is None else torch.stack(each).mean() for each in parts]
+            found = [join(part) if targets is None else torch.stack(part).mean() for part in parts]
         return found or None
 
     def _run(self, calls: list[Call], batch: Batch) -> None:
@@ -275,7 +275,7 @@ class Pipeline:
         with self._watchdog.guard("in clip_grad_norm_"):
             check_clipping(self._plan)
             norm = total_norm(self._shared, norm_type, self._device, self._wire)
-            weights = [weight for each in self._shared for weight in each.parameters]
+            weights = [weight for shared in self._shared for weight in shared.parameters]
             clip_grads_with_norm_(weights, max_norm, norm)
         return norm
 
@@ -314,8 +314,8 @@ class Pipeline:
                 f"the checkpoint has versions of the stages {sorted(state)}, not of "
                 f"{sorted(versions)}"
             )
-        for number, each in versions.items():
-            each.load_state_dict(state[number])
+        for number, part in versions.items():
+            part.load_state_dict(state[number])
 
     @property
     def _versions(self) -> dict[int, WeightVersions]:
@@ -356,8 +356,8 @@ class Pipeline:
                 parts[f"the optimizer of stage {number}"] = stage.optimizer
         parts[VERSIONS] = self
         parts["the random state"] = RandomState(self._device)
-        for number, each in enumerate(others):
-            parts[f"number {number} of the others"] = each
+        for number, other in enumerate(others):
+            parts[f"number {number} of the others"] = other
         return Checkpoints(Path(folder), self._plan, parts)
 
     def save_model(

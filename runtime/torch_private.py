@@ -109,7 +109,8 @@ def _body_of(function: Callable[..., Any]) -> Callable[..., Any]:
 #: Functions that are no layers, but call some. A backward does so where a checkpoint is inside
 #: another one.
 BODIES = {
-    each: _body_of(each) for each in (F.multi_head_attention_forward, torch.autograd.backward)
+    F.multi_head_attention_forward: _body_of(F.multi_head_attention_forward),
+    torch.autograd.backward: _body_of(torch.autograd.backward),
 }
 
 #: Whether a call is inside a transform of `torch.func`, whose tensors are not what they seem.

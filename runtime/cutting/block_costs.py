@@ -59,8 +59,8 @@ def _run(stage: nn.Module, value: Value) -> tuple[float, Value]:
     device = tensors[0].device
     seconds = inf
     state = {
-        name: _filled(each, device)
-        for name, each in (*stage.named_parameters(), *stage.named_buffers())
+        name: _filled(tensor, device)
+        for name, tensor in (*stage.named_parameters(), *stage.named_buffers())
     }
     for _ in range(_RUNS):
         given = detached(tensors, tree)
@@ -69,8 +69,8 @@ def _run(stage: nn.Module, value: Value) -> tuple[float, Value]:
         start = perf_counter()
         output = functional_call(stage, state, given if isinstance(given, tuple) else (given,))
         made, tree_made = flatten(output, "the output of a block")
-        if roots := [each for each in made if each.requires_grad]:
-            run_backward(roots, [torch.ones_like(each) for each in roots])
+        if roots := [tensor for tensor in made if tensor.requires_grad]:
+            run_backward(roots, [torch.ones_like(root) for root in roots])
         _synchronize(device)
         seconds = min(seconds, perf_counter() - start)
     return seconds, detached(made, tree_made)

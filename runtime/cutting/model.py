@@ -97,7 +97,7 @@ def split(
     copied = {name for names in tied for name in [*names.values()][1:]}
     # Two replicas of a piece on one rank are one module.
     modules = {
-        piece: only(model, named, _own(named, parts.blocks_of(stage), copied))
+        piece: with_only(model, named, _own(named, parts.blocks_of(stage), copied))
         for stage, piece in pieces.items()
     }
     return Stages(
@@ -136,22 +136,22 @@ def _own(blocks: Blocks, places: range, copied: Container[str]) -> Blocks:
     """The blocks of a stage; one that has a weight of an earlier stage is a copy."""
     own = islice(blocks.items(), places.start, places.stop)
     return {
-        name: copy.deepcopy(each)
-        if any(weight in copied for weight, _ in each.named_parameters(name))
-        else each
-        for name, each in own
+        name: copy.deepcopy(block)
+        if any(weight in copied for weight, _ in block.named_parameters(name))
+        else block
+        for name, block in own
     }
 
 
 def with_only(model: nn.Module, blocks: Blocks, kept: Blocks) -> nn.Module:
     """A copy of the model in which all blocks but the kept ones pass on what they are given."""
     theirs = {
-        name: kept[name] if name in kept else PassThrough(each) for name, each in blocks.items()
+        name: kept[name] if name in kept else PassThrough(block) for name, block in blocks.items()
     }
     if isinstance(model, nn.ModuleList):
         model = nn.Sequential(*model)
     # A deep copy does not copy what its memo says is copied: so blocks are put in, not copied.
-    stage = copy.deepcopy(model, {id(each): theirs[name] for name, each in blocks.items()})
+    stage = copy.deepcopy(model, {id(block): theirs[name] for name, block in blocks.items()})
     _ChainCheck(stage, theirs)
     return stage
 
@@ -216,11 +216,11 @@ class _ChainCheck:
             raise self._error("calls no block")
         self._compare("the model returns something else than", (output,))
         self._value = None
-        for each in self._hooks:
-            each.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def _error(self, what: str) -> PipelineError:
-        names = [*(f"`{each}`" for each in self._names), "the end"]
+        names = [*(f"`{name}`" for name in self._names), "the end"]
         when = f"after {names[self._called - 1]}" if self._called else "first"
         return PipelineError(f"the model {what} {when}, where `blocks` has {names[self._called]}")
 
@@ -244,8 +244,13 @@ class _ChainCheck:
 
 def _is_same(found: Tensor, ours: Tensor, version: int) -> bool:
     """Whether a tensor is another one, or a view of all of it, and unchanged since then."""
-    seen = [(each.data_ptr(), each.shape, each.stride(), each.dtype) for each in (found, ours)]
-    return seen[0] == seen[1] and changes_of(found) == version
+    is_all_of_it = (
+        found.data_ptr() == ours.data_ptr()
+        and found.shape == ours.shape
+        and found.stride() == ours.stride()
+        and found.dtype == ours.dtype
+    )
+    return is_all_of_it and changes_of(found) == version
 
 
 def _partition(blocks: Blocks, layout: Layout, costs: Sequence[float] | None) -> Partition:
@@ -253,7 +258,8 @@ def _partition(blocks: Blocks, layout: Layout, costs: Sequence[float] | None) ->
         raise PipelineError(f"the model has {len(blocks)} blocks, `costs` has {len(costs)}")
     try:
         return partition(
-            [_multiplications(each) for each in blocks.values()] if costs is None else costs, layout
+            [_multiplications(block) for block in blocks.values()] if costs is None else costs,
+            layout,
         )
     except ValueError as error:
         raise PipelineError(f"`blocks` and `costs` do not cut the model: {error}") from None
@@ -273,14 +279,16 @@ def _find_tied(model: nn.Module, blocks: Blocks, parts: Partition) -> list[dict[
             raise PipelineError(
                 f"the weight `{name}` is in none of the blocks, so no stage would have it"
             )
-    return [each for each in names.values() if len(each) > 1]
+    return [by_piece for by_piece in names.values() if len(by_piece) > 1]
 
 
 def _multiplications(block: nn.Module) -> float:
     """The number of weights that an input is multiplied with, and one more: no block costs
     nothing.
     """
-    tables = {id(each.weight) for each in block.modules() if isinstance(each, nn.Embedding)}
+    tables = {id(module.weight) for module in block.modules() if isinstance(module, nn.Embedding)}
     return 1 + sum(
-        each.numel() for each in block.parameters() if each.ndim > 1 and id(each) not in tables
+        weight.numel()
+        for weight in block.parameters()
+        if weight.ndim > 1 and id(weight) not in tables
     )

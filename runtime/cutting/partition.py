@@ -1,5 +1,5 @@
-"""A model's blocks divided among the pieces of a layout, as evenly as can be: a small, exact dynamic
-program.
+"""A model's blocks divided among the pieces of a layout, as evenly as can be: a small, exact
+dynamic program.
 
 The slowest stage sets the pace of a pipeline: PipeDream's optimizer minimises the same (Narayanan
 et al. 2019, SOSP, section 3.1). A V, and two pipelines in opposite directions, have a piece and its
@@ -72,24 +72,20 @@ class Partition:
         total = sum(self.costs)
         lines = []
         for piece, cost in enumerate(self.pieces):
-            where = [
-                f"stage {each.start + piece} on rank {self.layout.placement[each.start + piece]}"
-                for each in self.layout.pipelines
-            ]
+            stages = [pipeline.start + piece for pipeline in self.layout.pipelines]
+            where = [f"stage {stage} on rank {self.layout.placement[stage]}" for stage in stages]
             first = names[self.cuts[piece]]
             last = names[self.cuts[piece + 1] - 1]
             blocks = first if first == last else f"{first} to {last}"
             lines.append(f"{', '.join(where)}: {blocks}, {cost / total:.1%} of the work")
-        stage, rank = (
-            max(range(len(each)), key=each.__getitem__) for each in (self.pieces, self.ranks)
-        )
-        lines.append(
-            f"stage {stage} limits: it has {self.imbalance:.1%} more than an even share, and no "
-            "split has less"
-        )
-        return "\n".join(
-            [*lines, f"rank {rank} works {_excess(self.ranks):.1%} more than an even share"]
-        )
+        slowest_stage = max(range(len(self.pieces)), key=self.pieces.__getitem__)
+        slowest_rank = max(range(len(self.ranks)), key=self.ranks.__getitem__)
+        lines += [
+            f"stage {slowest_stage} limits: it has {self.imbalance:.1%} more than an even share, "
+            "and no split has less",
+            f"rank {slowest_rank} works {_excess(self.ranks):.1%} more than an even share",
+        ]
+        return "\n".join(lines)
 
 
 def partition(costs: Sequence[float], layout: Layout) -> Partition:
@@ -104,7 +100,7 @@ def partition(costs: Sequence[float], layout: Layout) -> Partition:
         raise ValueError(
             f"{counted(len(costs), 'block')} for {pieces} stages, of which each has one or more"
         )
-    if any(not isfinite(each) or each < 0 for each in costs) or not any(costs):
+    if any(not isfinite(cost) or cost < 0 for cost in costs) or not any(costs):
         raise ValueError("the costs of the blocks must be numbers from 0, not all 0")
     sums = _sums(costs)
     shares = _shares(layout)
@@ -117,7 +113,7 @@ def partition(costs: Sequence[float], layout: Layout) -> Partition:
     sides = [1 if 2 * pair + 1 == pieces else 2 for pair in range(len(shares))]
     cuts, slowest = _fastest(sums, pieces, lambda _, low, high: max(low, high), sides)
     if _is_mirrored(layout):
-        cuts, _ = _fastest(sums, pieces, work, [len(each) for each in shares])
+        cuts, _ = _fastest(sums, pieces, work, [len(share) for share in shares])
     return Partition(layout, tuple(costs), cuts)
 
 
@@ -129,7 +125,7 @@ def _is_mirrored(layout: Layout) -> bool:
     for stage, rank in enumerate(layout.placement):
         piece = stage - layout.pipeline_of[stage].start
         mirror.setdefault(rank, set()).add(min(piece, layout.pieces - 1 - piece))
-    return all(len(each) == 1 for each in mirror.values())
+    return all(len(own) == 1 for own in mirror.values())
 
 
 def _excess(shares: Sequence[float]) -> float:
@@ -173,7 +169,7 @@ def _fastest(
     # No cuts are better than even; what a bound near the best rules out need not be looked at.
     bound = sums[-1] / further_in[0]
     while True:
-        capacity = [bound * (1 + _ROUNDING) * each for each in further_in]
+        capacity = [bound * (1 + _ROUNDING) * count for count in further_in]
         worst, cuts = _search(sums, pieces, cost, capacity, bound * (1 + _ROUNDING))
         if worst < inf:
             return (*cuts, len(sums) - 1), worst

@@ -72,7 +72,7 @@ class CheckpointFolder:
             return
         pipeline.save_model(_path(self.folder, step), step, others)
         if dist.get_rank() == 0:
-            for old in sorted(each for each in _models(self.folder) if each <= step)[:-_KEPT]:
+            for old in sorted(other for other in _models(self.folder) if other <= step)[:-_KEPT]:
                 shutil.rmtree(_path(self.folder, old), ignore_errors=True)
 
 
@@ -128,7 +128,7 @@ def _check(folder: Path, plan: Plan, why: str | None, models: list[int]) -> int:
 
 def _models(folder: Path) -> list[int]:
     """The steps of the models in a folder, which are whole."""
-    names = (re.fullmatch(r"step-(\d+)", each.name) for each in folder.glob("step-*"))
+    names = (re.fullmatch(r"step-(\d+)", path.name) for path in folder.glob("step-*"))
     return sorted(int(name[1]) for name in names if name)
 
 

@@ -134,8 +134,8 @@ def _conclude(workload: Workload, options: argparse.Namespace, found: list[Train
     was compared.
     """
     ranks = found[: len(workload.plan.ranks)]
-    bars = [[bar for step in (*each.recorded, *each.messages) for bar in step] for each in ranks]
-    actions = aligned(bars, [each.offset for each in ranks])
+    bars = [[bar for step in (*rank.recorded, *rank.messages) for bar in step] for rank in ranks]
+    actions = aligned(bars, [training.offset for training in ranks])
     figures = report(workload, run_of(workload.plan, actions), found)
     if options.trace:
         try:

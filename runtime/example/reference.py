@@ -31,7 +31,7 @@ def train_reference(workload: Workload, steps: int) -> Training:
     #: For each part the weights that the next update's microbatches read, and all later ones.
     versions = [deque([copy.deepcopy(part)], behind[stage] + 1) for stage, part in enumerate(parts)]
     for step in range(steps):
-        read = [each[0] for each in versions]
+        read = [kept[0] for kept in versions]
         model = partial(run_gpt, read, plan.layout.skips)
         training.losses.append(_add_gradients(model, *workload.batch(step), workload.microbatches))
         for part, other, optimizer, kept in zip(parts, read, optimizers, versions, strict=True):

@@ -14,7 +14,7 @@ TOLERANCE = 1e-5
 def print_header(workload: Workload) -> None:
     """Print what is about to run."""
     plan = workload.plan
-    weights = sum(each.numel() for layer in workload.layers() for each in layer.parameters())
+    weights = sum(weight.numel() for layer in workload.layers() for weight in layer.parameters())
     replicas = f", replicas {workload.replicas}" if workload.replicas > 1 else ""
     sizes = (
         f"ranks {len(plan.ranks)}, stages {len(plan.placement)}, microbatches "
@@ -57,7 +57,9 @@ def total_losses(trainings: list[Training]) -> list[float]:
     """The mean loss of each step, to which the ranks of all last stages add."""
     return [
         sum(parts)
-        for parts in zip(*(each.losses for each in trainings if each.losses), strict=True)
+        for parts in zip(
+            *(training.losses for training in trainings if training.losses), strict=True
+        )
     ]
 
 
@@ -71,7 +73,9 @@ def compare(
     loss_error = max(
         abs(ours - other) / abs(other) for ours, other in zip(losses, last, strict=True)
     )
-    ours = {name: gradient for each in trainings for name, gradient in each.gradients.items()}
+    ours = {
+        name: gradient for training in trainings for name, gradient in training.gradients.items()
+    }
     assert ours.keys() == reference.gradients.keys()
     errors = {
         name: float((ours[name] - other).abs().max() / other.abs().max())

@@ -56,7 +56,7 @@ def aligned(ranks: Sequence[Sequence[Bar]], offsets: Sequence[float]) -> list[Tr
     ]
     first = min((start for _, _, start in starts), default=0.0)
     found = []
-    for rank, bar, start in sorted(starts, key=lambda each: each[2]):
+    for rank, bar, start in sorted(starts, key=lambda entry: entry[2]):
         begin = round((start - first) * 1e6, 3)
         found.append(
             (rank, bar._replace(start=begin, end=round(begin + (bar.end - bar.start) * 1e6, 3)))

@@ -111,12 +111,12 @@ def _keep_losses(
 ) -> None:
     """Keep and print the losses of a step, means over replicas, for each of its updates."""
     updates = workload.plan.layout.updates
-    for each in losses.view(updates, -1):
-        training.losses.append(float(each.sum()) / workload.microbatches)
+    for of_update in losses.view(updates, -1):
+        training.losses.append(float(of_update.sum()) / workload.microbatches)
         training.seconds.append(seconds / updates)
         step = training.first + len(training.losses)
         speed = updates * workload.tokens / seconds
-        progress.show(step, float(each.mean()), speed, idle=1 - busy / seconds)
+        progress.show(step, float(of_update.mean()), speed, idle=1 - busy / seconds)
 
 
 def _optimizer_that_keeps(training: Training, module: nn.Module) -> torch.optim.SGD:

@@ -62,7 +62,8 @@ class Workload:
         """A replica's share of the batches of a step, which makes as many updates as the plan
         has.
         """
-        batches = [self.batch(each) for each in range(update, update + self.plan.layout.updates)]
-        parts = [[data.chunk(self.replicas)[replica] for data in each] for each in batches]
+        updates = range(update, update + self.plan.layout.updates)
+        batches = [self.batch(number) for number in updates]
+        parts = [[data.chunk(self.replicas)[replica] for data in batch] for batch in batches]
         inputs, targets = zip(*parts, strict=True)
         return torch.cat(inputs), torch.cat(targets)

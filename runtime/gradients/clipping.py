@@ -36,7 +36,7 @@ def total_norm(
     """
     rank = wire.processes.own
     counted = [same[0].grad for each in shared if each.ranks[0] == rank for same in each.weights]
-    norm = get_total_norm([each for each in counted if each is not None], norm_type)
+    norm = get_total_norm([gradient for gradient in counted if gradient is not None], norm_type)
     # The norm of gradients that FSDP has sharded is in parts.
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
     # In the same type on all ranks, also on one that counts nothing.
@@ -97,7 +97,7 @@ class UpdateClip(Part):
         ranks begins.
         """
         stage.begin_update()
-        gradients = [each.grad for each in stage.module.parameters() if each.grad is not None]
+        gradients = [weight.grad for weight in stage.module.parameters() if weight.grad is not None]
         squares = self._squares.setdefault(update, [])
         squares.append(get_total_norm(gradients).to(stage.device, torch.float64) ** 2)
         if len(squares) == self._stages_of[update]:

@@ -41,7 +41,7 @@ class SharedWeights:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """All copies on this rank."""
-        return [each for same in self.weights for each in same]
+        return [weight for same in self.weights for weight in same]
 
     def fingerprints(self) -> list[list[object]]:
         """What must be the same for all copies, for each copy of this rank: shapes, sums of bits,
@@ -49,7 +49,7 @@ class SharedWeights:
         """
         copies = zip(*self.weights, strict=True)
         return [
-            [[list(each.shape), _bits(each), each.requires_grad] for each in copy]
+            [[list(weight.shape), _bits(weight), weight.requires_grad] for weight in copy]
             for copy in copies
         ]
 
@@ -103,9 +103,10 @@ def _replicas(
         id(module): module for stage, module in modules.items() if _piece(plan, stage) == number
     }
     copies = [
-        [each for each in module.parameters() if id(each) not in taken] for module in mine.values()
+        [weight for weight in module.parameters() if id(weight) not in taken]
+        for module in mine.values()
     ]
-    if len({len(each) for each in copies}) > 1:
+    if len({len(copy) for copy in copies}) > 1:
         raise PipelineError(f"the replicas of stage {number} on this rank have different weights")
     return SharedWeights(
         f"the replicas of stage {number}", list(zip(*copies, strict=True)), _ranks(plan, [number])
@@ -132,7 +133,11 @@ def _piece(plan: Plan, stage: int) -> int:
 
 def _ranks(plan: Plan, pieces: Iterable[int]) -> list[int]:
     return sorted(
-        {plan.placement[each.start + piece] for each in plan.layout.pipelines for piece in pieces}
+        {
+            plan.placement[pipeline.start + piece]
+            for pipeline in plan.layout.pipelines
+            for piece in pieces
+        }
     )
 
 
@@ -141,12 +146,12 @@ def check_shared_weights(
 ) -> None:
     """Compare all copies of weights, on all ranks; PipelineError if some are not alike."""
     several = [each for each in shared if each.are_shared or processes.replicas.are_several]
-    own = {each.name: each.fingerprints() for each in several}
+    own = {weights.name: weights.fingerprints() for weights in several}
     found = watchdog.gather(json.dumps(own), "compared no weights")
     first: dict[str, tuple[int, object]] = {}
     for rank, theirs in found.items():
         for name, fingerprint in (
-            (name, each) for name, copies in json.loads(theirs).items() for each in copies
+            (name, copy) for name, copies in json.loads(theirs).items() for copy in copies
         ):
             other, expected = first.setdefault(name, (rank, fingerprint))
             if fingerprint != expected:

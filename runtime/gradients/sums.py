@@ -49,11 +49,11 @@ class ReplicaSum:
         """Begin the sum. Where a weight has no gradient in this replica, it may have one in
         others.
         """
-        self._gradients = [[_gradient(each) for each in copy] for copy in self._copies()]
+        self._gradients = [[_gradient(weight) for weight in copy] for copy in self._copies()]
         if any(self._gradients):
             # In one piece: a message for each would take longer.
             self._total = _total(
-                torch.cat([each.flatten() for each in copy]) for copy in self._gradients
+                torch.cat([gradient.flatten() for gradient in copy]) for copy in self._gradients
             )
             self._in_flight = self._wire.begin_sum(self._total, self._replicas)
 
@@ -63,7 +63,7 @@ class ReplicaSum:
             return
         self._wire.end_sum(self._in_flight, self._replicas)
         for copy in self._gradients:
-            parts = self._total.split_with_sizes([each.numel() for each in copy])
+            parts = self._total.split_with_sizes([gradient.numel() for gradient in copy])
             for gradient, part in zip(copy, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))
         self._gradients = []
@@ -85,7 +85,7 @@ class StageSum(Part):
 
     def _own(self) -> list[list[nn.Parameter]]:
         weights = _trained(self._stage.module.parameters())
-        return [[each for each in weights if id(each) not in self._tied]]
+        return [[weight for weight in weights if id(weight) not in self._tied]]
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
         """It begins when the last backward is done, and is there at the end of the step; where the
@@ -135,9 +135,9 @@ class SharedSums(Part):
 
     def begin_step(self) -> None:
         """Set the gradients of earlier steps aside, which are sums already."""
-        self._earlier = [each.grad for each in self._parameters]
-        for each in self._parameters:
-            each.grad = None
+        self._earlier = [weight.grad for weight in self._parameters]
+        for weight in self._parameters:
+            weight.grad = None
 
     def end_step(self) -> None:
         """Sum the gradients of this step, and add those of earlier ones."""
@@ -145,9 +145,9 @@ class SharedSums(Part):
             self._over_replicas.begin()
             self._over_replicas.end()
         self._sum_in_pipeline()
-        for each, earlier in zip(self._parameters, self._earlier, strict=True):
+        for weight, earlier in zip(self._parameters, self._earlier, strict=True):
             if earlier is not None:
-                each.grad = earlier if each.grad is None else earlier + each.grad
+                weight.grad = earlier if weight.grad is None else earlier + weight.grad
         self._earlier = []
 
     def _sum_in_pipeline(self) -> None:
@@ -157,12 +157,12 @@ class SharedSums(Part):
         trained = [
             [same for same in each.weights if same[0].requires_grad] for each in self._shared
         ]
-        own = [[_total(map(_part, same)).contiguous() for same in each] for each in trained]
+        own = [[_total(map(_part, same)).contiguous() for same in weights] for weights in trained]
         by_rank = [
             {
                 rank: gradients
                 if rank == self._rank
-                else [torch.empty_like(each) for each in gradients]
+                else [torch.empty_like(gradient) for gradient in gradients]
                 for rank in shared.ranks
             }
             for shared, gradients in zip(self._shared, own, strict=True)
@@ -182,13 +182,13 @@ class SharedSums(Part):
 
 
 def _trained(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:
-    return [each for each in weights if each.requires_grad]
+    return [weight for weight in weights if weight.requires_grad]
 
 
 def _put(weights: Sequence[tuple[nn.Parameter, ...]], totals: Sequence[Tensor]) -> None:
     for same, total in zip(weights, totals, strict=True):
-        for each in same:
-            _part(each).copy_(total)
+        for weight in same:
+            _part(weight).copy_(total)
 
 
 def _gradient(weight: Tensor) -> Tensor:

@@ -51,7 +51,7 @@ class ReplicaUpdates(Part):
 
     def _weights(self) -> list[list[nn.Parameter]]:
         return [
-            [each for each in stage.module.parameters() if each.requires_grad]
+            [weight for weight in stage.module.parameters() if weight.requires_grad]
             for stage in self._modules
         ]
 

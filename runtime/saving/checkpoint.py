@@ -82,7 +82,7 @@ class Checkpoints:
                 os.fsync(file.fileno())
             new.replace(path)
             files = _steps_in(self.folder, rank)
-            for old in sorted(each for each in files if each <= step)[:-_KEPT]:
+            for old in sorted(other for other in files if other <= step)[:-_KEPT]:
                 files[old].unlink()
         # Torch raises a RuntimeError of its own if the disk is full.
         except (OSError, RuntimeError) as error:
@@ -131,7 +131,8 @@ def _read(path: Path, plan: Plan, device: torch.device) -> dict[str, Any]:
     ours = _identity(plan)
     if theirs == ours:
         return states
-    their_name, our_name = (f"`{each['name']}` with {each['params']}" for each in (theirs, ours))
+    their_name = f"`{theirs['name']}` with {theirs['params']}"
+    our_name = f"`{ours['name']}` with {ours['params']}"
     what = f"of another `{plan.name}`"
     if their_name != our_name:
         what = f"of {their_name}, not of {our_name}"
@@ -146,8 +147,8 @@ def _read(path: Path, plan: Plan, device: torch.device) -> dict[str, Any]:
 def _steps_in(folder: Path, rank: int) -> dict[int, Path]:
     """The checkpoints of a rank, by step."""
     names = (
-        (re.fullmatch(r"step-(\d+)-rank-(\d+)\.pt", each.name), each)
-        for each in folder.glob("*.pt")
+        (re.fullmatch(r"step-(\d+)-rank-(\d+)\.pt", path.name), path)
+        for path in folder.glob("*.pt")
     )
     return {int(name[1]): path for name, path in names if name and int(name[2]) == rank}
 

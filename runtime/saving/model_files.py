@@ -59,7 +59,9 @@ class ModelPart:
     def files(self) -> dict[str, Tensors]:
         """Its files, by name."""
         part = f"{self.rank + 1:05}-of-{len(self.plan.ranks):05}"
-        weights = {name: each for module in self.modules for name, each in _state(module).items()}
+        weights = {
+            name: tensor for module in self.modules for name, tensor in _state(module).items()
+        }
         return {
             f"{_MODEL}-{part}.safetensors": weights,
             f"{_OPTIMIZER}-{part}.safetensors": dict(
@@ -81,7 +83,7 @@ def write_model(folder: Path, step: int, part: ModelPart | None, watchdog: Watch
         for name, tensors in files.items():
             _write(new / name, tensors)
         sizes = {
-            file: {name: each.nbytes for name, each in tensors.items()}
+            file: {name: tensor.nbytes for name, tensor in tensors.items()}
             for file, tensors in files.items()
         }
         weights = [
@@ -90,11 +92,11 @@ def write_model(folder: Path, step: int, part: ModelPart | None, watchdog: Watch
             for name, _ in module.named_parameters()
         ]
         found = [
-            json.loads(each)
-            for each in watchdog.gather(json.dumps([weights, sizes]), _MISSES).values()
+            json.loads(answer)
+            for answer in watchdog.gather(json.dumps([weights, sizes]), _MISSES).values()
         ]
         if part is not None and part.rank == 0:
-            _check_names(each for weights, _ in found for each in weights)
+            _check_names(weight for weights, _ in found for weight in weights)
             _finish(
                 new, folder, step, {file: of for _, sizes in found for file, of in sizes.items()}
             )
@@ -115,7 +117,7 @@ def load_model(folder: str | Path, stages: Mapping[int, nn.Module], device: _Dev
     for module in stages.values():
         state = _state(module)
         others = _other_names(module)
-        is_meta = any(each.is_meta for each in state.values())
+        is_meta = any(tensor.is_meta for tensor in state.values())
         there = {name: _name_in(source.files, name, stages) for name in state}
         found = source.read(there.values(), device)
         loaded = {name: found[there[name]] for name in state}
@@ -130,8 +132,8 @@ def load_model(folder: str | Path, stages: Mapping[int, nn.Module], device: _Dev
         for other, name in others.items():
             part, _, attribute = other.rpartition(".")
             setattr(module.get_submodule(part), attribute, module.get_parameter(name))
-        for name, each in (*module.named_parameters(), *module.named_buffers()):
-            if each.is_meta:
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if tensor.is_meta:
                 raise PipelineError(
                     f"`{name}` is on the meta device and in no file: make its module on a real one"
                 )
@@ -159,10 +161,10 @@ def load_optimizers(
     for key in source.files:
         kept.setdefault(key.rpartition(".")[0], []).append(key)
     for optimizer in optimizers:
-        weights = [each for group in optimizer.param_groups for each in group["params"]]
-        if any(id(each) not in names for each in weights):
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        if any(id(weight) not in names for weight in weights):
             raise PipelineError("an optimizer has a weight that is in none of the stages")
-        keys = [kept.get(_name_in(kept, names[id(each)], stages), []) for each in weights]
+        keys = [kept.get(_name_in(kept, names[id(weight)], stages), []) for weight in weights]
         # The optimizer itself knows what of it belongs on which device.
         found = source.read(chain.from_iterable(keys), "cpu")
         state = optimizer.state_dict()
@@ -219,14 +221,14 @@ def _name_in(names: Container[str], name: str, stages: Mapping[int, nn.Module]) 
     none.
     """
     tied = stages.tied if isinstance(stages, Stages) else ()
-    others = (each for same in tied if name in same.values() for each in same.values())
-    return next((each for each in (name, *others) if each in names), name)
+    others = (other for same in tied if name in same.values() for other in same.values())
+    return next((other for other in (name, *others) if other in names), name)
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
     """Weights and buffers of a module by name; a weight with two names has one."""
     others = _other_names(module)
-    return {name: each for name, each in module.state_dict().items() if name not in others}
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in others}
 
 
 def _other_names(module: nn.Module) -> dict[str, str]:
@@ -245,7 +247,7 @@ def _optimizer_state(
     kept = {
         id(weight): state for optimizer in optimizers for weight, state in optimizer.state.items()
     }
-    for name, weight in (each for module in modules for each in module.named_parameters()):
+    for name, weight in (pair for module in modules for pair in module.named_parameters()):
         for key, value in kept.get(id(weight), {}).items():
             if not isinstance(value, Tensor):
                 raise PipelineError(
@@ -257,14 +259,14 @@ def _optimizer_state(
 def _write(path: Path, tensors: Tensors) -> None:
     """Write a file, to the disk."""
     # What two stages of this rank have in common is written twice, which takes memory twice.
-    first = {each.data_ptr(): name for name, each in reversed(tensors.items())}
+    first = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}
     own = {
-        name: each if first[each.data_ptr()] == name else each.clone()
-        for name, each in tensors.items()
+        name: tensor if first[tensor.data_ptr()] == name else tensor.clone()
+        for name, tensor in tensors.items()
     }
     # transformers looks for this format.
     save_file(
-        {name: each.detach().contiguous() for name, each in own.items()}, path, {"format": "pt"}
+        {name: tensor.detach().contiguous() for name, tensor in own.items()}, path, {"format": "pt"}
     )
     path.chmod(0o644)
     with path.open("rb+") as file:
@@ -285,7 +287,7 @@ def _finish(new: Path, folder: Path, step: int, sizes: Mapping[str, Mapping[str,
     """Write the indices, the step in them, when all files are there; then the folder gets its
     name.
     """
-    found = {each.name: each for each in new.iterdir()}
+    found = {path.name: path for path in new.iterdir()}
     if missing := sizes.keys() - found.keys():
         raise PipelineError(
             f"`{new / min(missing)}` is not there for rank 0: all ranks must share the folder"

@@ -100,13 +100,13 @@ class Deferred:
 
 def accumulate(deferred: list[Deferred]) -> None:
     """Compute deferred gradients, and add them up in the `.grad` of their weights."""
-    ends = [end for each in deferred for end in each.ends]
-    gradients = [gradient for each in deferred for gradient in each.at_ends()]
-    weights = [weight for each in deferred for weight in each.weights]
+    ends = [end for layer in deferred for end in layer.ends]
+    gradients = [gradient for layer in deferred for gradient in layer.at_ends()]
+    weights = [weight for layer in deferred for weight in layer.weights]
     run_backward(ends, gradients, weights)
-    for each in deferred:
-        if each.saved is not None:
-            each.saved.clear()
+    for layer in deferred:
+        if layer.saved is not None:
+            layer.saved.clear()
 
 
 class LayerCall:
@@ -146,12 +146,12 @@ class LayerCall:
         """Whether it is a linear layer of plain weights, which need gradients, and no cast."""
         if self.function is not F.linear or self.names:
             return False
-        input, *weights = (each for each in self.values if each is not None)
+        input, *weights = (value for value in self.values if value is not None)
         return (
             type(input) is Tensor
             and input.ndim > 1
             and len(weights) == len(self.weights)
-            and all(type(each) is nn.Parameter and each.requires_grad for each in weights)
+            and all(type(weight) is nn.Parameter and weight.requires_grad for weight in weights)
             and not torch.is_autocast_enabled(input.device.type)
         )
 
@@ -246,7 +246,7 @@ class _Start(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, _: Tensor, inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(each.detach() for each in inputs)
+        return tuple(input.detach() for input in inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> None:

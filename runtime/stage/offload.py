@@ -96,7 +96,7 @@ class Activations(saved_tensors_hooks):
         super().__init__(self._pack, self._unpack)
         self._device = device
         self._stream = stream
-        self._stays = {each.untyped_storage().data_ptr() for each in stays}
+        self._stays = {tensor.untyped_storage().data_ptr() for tensor in stays}
         #: By address; tensors that are views of one another are copied once.
         self._memories: dict[int, _Memory] = {}
 
@@ -112,19 +112,19 @@ class Activations(saved_tensors_hooks):
 
     def _copy(self, to: torch.device) -> None:
         if self._stream is None:
-            for each in self._memories.values():
-                each.bytes = each.bytes.clone()
+            for memory in self._memories.values():
+                memory.bytes = memory.bytes.clone()
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            for each in self._memories.values():
-                old = each.bytes
-                each.bytes = torch.empty_like(each.bytes, device=to, pin_memory=to.type == "cpu")
-                each.bytes.copy_(old, non_blocking=True)
+            for memory in self._memories.values():
+                old = memory.bytes
+                memory.bytes = torch.empty_like(old, device=to, pin_memory=to.type == "cpu")
+                memory.bytes.copy_(old, non_blocking=True)
                 if old.is_cuda:
                     old.record_stream(self._stream)
                 else:
-                    each.ready = self._stream.record_event()
+                    memory.ready = self._stream.record_event()
 
     def _pack(self, tensor: Tensor) -> Tensor | _View:
         storage = tensor.untyped_storage()

@@ -64,10 +64,10 @@ class ShardedModule:
         self._parts = _sharded_parts(module)
         #: The gathers that have begun, one for each part.
         self._gathers: list[Any] = []
-        for each in self._parts:
+        for part in self._parts:
             with suppress(AssertionError):  # of `replicate`, which has no shards to go back to
-                each.set_reshard_after_forward(False, recurse=False)
-            each.set_reshard_after_backward(False, recurse=False)
+                part.set_reshard_after_forward(False, recurse=False)
+            part.set_reshard_after_backward(False, recurse=False)
         self._reduce_in_backward(False)
 
     def do(self, does: Does) -> None:
@@ -82,18 +82,18 @@ class ShardedModule:
 
     def unshard(self) -> None:
         """Begin to gather the weights; FSDP's hooks wait for each part when it is used."""
-        self._gathers = [each.unshard(async_op=True) for each in self._parts]
+        self._gathers = [part.unshard(async_op=True) for part in self._parts]
 
     def wait(self) -> None:
         """Wait until all weights are gathered."""
-        for each in self._gathers:
-            each.wait()
+        for gather in self._gathers:
+            gather.wait()
 
     def reshard(self) -> None:
         """Let go of the gathered weights, also of a part that nothing has used."""
         self.wait()
-        for each in self._parts:
-            each.reshard()
+        for part in self._parts:
+            part.reshard()
 
     def reduce(self) -> None:
         """Reduce the gradients, which then add up in those of the shards."""
@@ -108,9 +108,9 @@ class ShardedModule:
 
     def _reduce_in_backward(self, now: bool) -> None:
         """Whether the end of a backward is the last one, after which gradients are reduced."""
-        for each in self._parts:
-            each.set_requires_gradient_sync(now, recurse=False)
-            each.set_is_last_backward(now)
+        for part in self._parts:
+            part.set_requires_gradient_sync(now, recurse=False)
+            part.set_is_last_backward(now)
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -124,4 +124,4 @@ def _sharded_parts(module: nn.Module) -> list[Any]:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None:
         return []
-    return [each for each in module.modules() if isinstance(each, fsdp.FSDPModule)]
+    return [part for part in module.modules() if isinstance(part, fsdp.FSDPModule)]

@@ -85,7 +85,7 @@ class Skips(Part):
         for skip in self._after:
             tensors, tree = flatten(by_stage[skip.later], skip.what)
             if run.has_graph:
-                run.roots += [each for each in tensors if has_gradient(each)]
+                run.roots += [tensor for tensor in tensors if has_gradient(tensor)]
             if not run.is_repeated:
                 # Each stage has tensors of its own, for gradients of its own.
                 skip.values[run.microbatch] = detached(tensors, tree)

@@ -59,7 +59,7 @@ class Past(Part):
             return
         tensors, tree = flatten(left, f"the past of stage {self._stage}")
         if run.has_graph:
-            run.roots += [each for each in tensors if has_gradient(each)]
+            run.roots += [tensor for tensor in tensors if has_gradient(tensor)]
         if not run.is_repeated:
             self._past[run.microbatch + 1] = detached(tensors, tree)
 

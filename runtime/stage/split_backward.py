@@ -81,14 +81,14 @@ class Split(TorchFunctionMode):
         others = [
             leaf
             for leaf in leaves
-            if leaf is not ANCHOR and all(leaf is not each for each in inputs)
+            if leaf is not ANCHOR and all(leaf is not input for input in inputs)
         ]
         with self:  # for checkpoints, which run the forward again
             if reentrant:
                 run_backward(outputs, gradients)
-                own = [each.grad for each in inputs]
-                for each in inputs:
-                    each.grad = None
+                own = [input.grad for input in inputs]
+                for input in inputs:
+                    input.grad = None
                 return own
             wanted = ANCHOR, *others, *inputs
             _, *found = gradients_of(wanted, outputs, gradients, allow_unused=True)
@@ -106,11 +106,13 @@ class Split(TorchFunctionMode):
         """W: the gradients of the weights, which add up in `.grad`; hooks see each weight's
         once.
         """
-        uses = Counter(id(weight) for each in self.deferred for weight in each.weights)
+        uses = Counter(id(weight) for layer in self.deferred for weight in layer.weights)
         tied: list[Deferred] = []
         untied: deque[Deferred] = deque()
-        for each in self.deferred:
-            (tied if any(uses[id(weight)] > 1 for weight in each.weights) else untied).append(each)
+        for layer in self.deferred:
+            (tied if any(uses[id(weight)] > 1 for weight in layer.weights) else untied).append(
+                layer
+            )
         self.deferred.clear()
         # One by one: what a layer has held is freed before the next one needs memory.
         while untied:
@@ -158,7 +160,7 @@ def _leaves(outputs: Iterable[Tensor]) -> tuple[list[Tensor], bool]:
     """
     leaves = []
     reentrant = False
-    ahead: list[Node] = list(dict.fromkeys(get_gradient_edge(each).node for each in outputs))
+    ahead: list[Node] = list(dict.fromkeys(get_gradient_edge(output).node for output in outputs))
     seen = set(ahead)
     while ahead:
         node = ahead.pop()

@@ -241,10 +241,10 @@ class Stage:
             self._splits[microbatch] = split
             run.contexts.append(split)
         tensors, tree = flatten(self._run(run), f"the output of stage {self.number}")
-        outputs = [each for each in tensors if has_gradient(each)]
-        if not any(each.requires_grad for each in outputs):
+        outputs = [tensor for tensor in tensors if has_gradient(tensor)]
+        if not any(output.requires_grad for output in outputs):
             what = "output" if self.loss is None else "loss"
-            types = ", ".join(str(each.dtype) for each in tensors)
+            types = ", ".join(str(tensor.dtype) for tensor in tensors)
             raise PipelineError(
                 f"the {what} of stage {self.number} ({types}) does not require grad, so it has no "
                 "backward"
@@ -253,11 +253,11 @@ class Stage:
         self._live[microbatch] = from_input, run.leaves, roots
         if microbatch in self.plan.split and self._is_reentrant is None:
             self._is_reentrant = has_reentrant_checkpoint(
-                each for each in roots if each.requires_grad
+                root for root in roots if root.requires_grad
             )
         if self.loss is not None:
             self.gradients[microbatch] = [
-                torch.full_like(each, self.loss.scale) for each in outputs
+                torch.full_like(output, self.loss.scale) for output in outputs
             ]
         return detached(tensors, tree)
 
@@ -268,8 +268,8 @@ class Stage:
         if not run.contexts:
             return self._call(run)
         with ExitStack() as contexts:
-            for each in run.contexts:
-                contexts.enter_context(each)
+            for context in run.contexts:
+                contexts.enter_context(context)
             return self._call(run)
 
     def _call(self, run: Forward) -> Value:

@@ -22,9 +22,9 @@ def flatten(value: Value, what: str) -> tuple[list[Tensor], TreeSpec | None]:
     if isinstance(value, Tensor):
         return [value], None
     tensors, tree = tree_flatten(value)
-    for each in tensors:
-        if not isinstance(each, Tensor):
-            holds = "" if each is value else f" that holds a {type(each).__name__}"
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            holds = "" if tensor is value else f" that holds a {type(tensor).__name__}"
             must = "it must be a tensor, or tensors in tuples, lists or dictionaries"
             raise PipelineError(f"{what} is a {type(value).__name__}{holds}: {must}")
     return tensors, tree
@@ -44,12 +44,12 @@ def has_gradient(tensor: Tensor) -> bool:
 
 def with_gradients(value: Value) -> list[Tensor]:
     """The tensors of a value whose gradients are wanted, as leaves of the graph to come."""
-    return [each.requires_grad_() for each in flatten(value, "")[0] if has_gradient(each)]
+    return [tensor.requires_grad_() for tensor in flatten(value, "")[0] if has_gradient(tensor)]
 
 
 def detached(tensors: list[Tensor], tree: TreeSpec | None) -> Value:
     """The value that these tensors make up, without the graph that made them."""
-    return unflatten([each.detach() for each in tensors], tree)
+    return unflatten([tensor.detach() for tensor in tensors], tree)
 
 
 @frozen
@@ -64,7 +64,9 @@ class ValueSpec:
     def of(cls, tensors: list[Tensor], tree: TreeSpec | None) -> "ValueSpec":
         """That of a value which `flatten` has taken apart."""
         return cls(
-            tuple(each.shape for each in tensors), tuple(each.dtype for each in tensors), tree
+            tuple(tensor.shape for tensor in tensors),
+            tuple(tensor.dtype for tensor in tensors),
+            tree,
         )
 
     def matches(self, tensors: list[Tensor], tree: TreeSpec | None) -> bool:
@@ -93,7 +95,7 @@ def cut(
 ) -> list[Value]:
     """The parts of a batch: all of its tensors are cut along a dimension, into equal parts."""
     tensors, tree = flatten(batch, f"`{name}`")
-    sizes = {each.shape[dimension] if each.ndim > dimension else 0 for each in tensors}
+    sizes = {tensor.shape[dimension] if tensor.ndim > dimension else 0 for tensor in tensors}
     what = "rows" if dimension == 0 else "columns"
     if len(sizes) > 1:
         raise PipelineError(
@@ -104,11 +106,11 @@ def cut(
             raise PipelineError(
                 f"`{name}` has {size} {what}, which do not divide into {count} {into}"
             )
-    parts = zip(*(each.chunk(count, dimension) for each in tensors), strict=True)
+    parts = zip(*(tensor.chunk(count, dimension) for tensor in tensors), strict=True)
     return [unflatten(list(part), tree) for part in parts]
 
 
 def join(slices: Sequence[Value]) -> Value:
     """The inverse of cutting a microbatch into slices, along the second dimension."""
-    tensors, trees = zip(*(flatten(each, "the output") for each in slices), strict=True)
+    tensors, trees = zip(*(flatten(part, "the output") for part in slices), strict=True)
     return unflatten([torch.cat(parts, dim=1) for parts in zip(*tensors, strict=True)], trees[0])

@@ -33,7 +33,7 @@ class WeightVersions(Part):
 
     def __init__(self, module: nn.Module, delay: int, per_update: int) -> None:
         self._parameters = {
-            name: each for name, each in module.named_parameters() if each.requires_grad
+            name: weight for name, weight in module.named_parameters() if weight.requires_grad
         }
         self._delay = delay
         self._per_update = per_update
@@ -93,14 +93,14 @@ class WeightVersions(Part):
         """Go on where a checkpoint was made, whose weights the module has by now."""
         self._updates = state["updates"]
         older = state["older"]
-        fits = all(each.keys() == self._parameters.keys() for each in older)
+        fits = all(weights.keys() == self._parameters.keys() for weights in older)
         if not fits or len(older) != min(self._delay, self._updates):
             raise PipelineError(
                 "the checkpoint is not of a stage with such weights, or such a delay"
             )
         first = self._updates - len(older)
         self._versions = {
-            version: _leaves({name: each.clone() for name, each in weights.items()})
+            version: _leaves({name: weight.clone() for name, weight in weights.items()})
             for version, weights in enumerate(older, first)
         }
         self._versions[self._updates] = self._newest()
@@ -109,12 +109,12 @@ class WeightVersions(Part):
         return max(update - self._delay, 0)
 
     def _newest(self) -> dict[str, Tensor]:
-        return _leaves({name: each.data for name, each in self._parameters.items()})
+        return _leaves({name: weight.data for name, weight in self._parameters.items()})
 
 
 def _leaves(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     # `data` counts its own changes in place. They are parameters, or their backward is not split.
-    return {name: nn.Parameter(each.data) for name, each in tensors.items()}
+    return {name: nn.Parameter(tensor.data) for name, tensor in tensors.items()}
 
 
 def versions_of(

@@ -77,7 +77,7 @@ class Channel:
         self.spec = spec
         models = spec.models() if spec else []
         self.activation = WireFormat.of(models, self.rounding)
-        with_gradient = [each for each in models if has_gradient(each)]
+        with_gradient = [model for model in models if has_gradient(model)]
         self.gradient = WireFormat.of(with_gradient, self.rounding)
 
 
@@ -112,11 +112,12 @@ class Send(Message):
         """Begin it."""
         tensors = self.tensors()
         if self.channel.new:
-            tensors = [each.cpu() for each in tensors]
+            tensors = [tensor.cpu() for tensor in tensors]
         send = self.wire.send
         peer = self.peer
         self.in_flight = [
-            (send(each, peer, tag), each) for each, tag in zip(tensors, self.tags, strict=False)
+            (send(tensor, peer, tag), tensor)
+            for tensor, tag in zip(tensors, self.tags, strict=False)
         ]
 
     def complete(self) -> None:
@@ -189,7 +190,7 @@ class Receive(Message):
     def tensors(self) -> list[Tensor]:
         """Empty tensors to receive into."""
         device = self.device
-        return [torch.empty_like(each, device=device) for each in self.format().packed]
+        return [torch.empty_like(model, device=device) for model in self.format().packed]
 
     def post(self) -> None:
         """Begin it."""
@@ -203,19 +204,20 @@ class Receive(Message):
         if channel.new:
             if channel.spec is None:
                 channel.learn()
-            self._begin([torch.empty_like(each) for each in self.format().packed])
+            self._begin([torch.empty_like(model) for model in self.format().packed])
         self.wire.wait(self.in_flight, self.peer)
-        tensors = [each for _, each in self.in_flight]
+        tensors = [tensor for _, tensor in self.in_flight]
         self.in_flight = []
         if channel.new:
-            tensors = [each.to(device) for each in tensors]
+            tensors = [tensor.to(device) for tensor in tensors]
         self.put(self.format().unpack(tensors))
 
     def _begin(self, tensors: list[Tensor]) -> None:
         receive = self.wire.receive
         peer = self.peer
         self.in_flight = [
-            (receive(each, peer, tag), each) for each, tag in zip(tensors, self.tags, strict=False)
+            (receive(tensor, peer, tag), tensor)
+            for tensor, tag in zip(tensors, self.tags, strict=False)
         ]
 
 
@@ -251,11 +253,11 @@ class GradientReceive(Receive):
 
 def post_as_one(messages: Sequence[Send | Receive]) -> None:
     """Begin messages as one batch of NCCL; in a new step, by gloo, one by one."""
-    if any(each.channel.new for each in messages):
-        for each in messages:
-            each.post()
+    if any(message.channel.new for message in messages):
+        for message in messages:
+            message.post()
         return
-    tensors = [each.tensors() for each in messages]
+    tensors = [message.tensors() for message in messages]
     operations = [
         message.wire.operation(
             dist.isend if isinstance(message, Send) else dist.irecv, tensor, message.peer

@@ -85,13 +85,13 @@ class WireFormat:
     def of(cls, models: list[Tensor], rounding: Rounding | None) -> "WireFormat":
         """The format of tensors that have these shapes and types at the stages."""
         return cls(
-            models, rounding, [rounding.room(each) for each in models] if rounding else models
+            models, rounding, [rounding.room(model) for model in models] if rounding else models
         )
 
     def pack(self, tensors: list[Tensor]) -> list[Tensor]:
         """The tensors to send."""
         if self.rounding is None:
-            return [each.contiguous() for each in tensors]
+            return [tensor.contiguous() for tensor in tensors]
         return [*map(self.rounding.pack, tensors)]
 
     def unpack(self, tensors: list[Tensor]) -> list[Tensor]:

@@ -32,7 +32,7 @@ class Replicas:
     @property
     def others(self) -> tuple[int, ...]:
         """The other processes."""
-        return tuple(each for each in self.processes if each != dist.get_rank())
+        return tuple(process for process in self.processes if process != dist.get_rank())
 
 
 @frozen(eq=False)

@@ -35,11 +35,12 @@ class Wire:
         self._limit = timedelta(seconds=timeout + 2 * GRACE)
         self._watchdog = watchdog
         self.processes = processes
-        self._others = tuple(each for each in processes.pipeline if each != dist.get_rank())
+        own = dist.get_rank()
+        self._others = tuple(process for process in processes.pipeline if process != own)
         #: For each peer its process, as the watchdog is told, and its rank in the process group.
-        self._peers = [(each,) for each in processes.pipeline]
+        self._peers = [(process,) for process in processes.pipeline]
         self._group_ranks = [
-            dist.get_group_rank(processes.group, each) for each in processes.pipeline
+            dist.get_group_rank(processes.group, process) for process in processes.pipeline
         ]
         # `dist.isend` and `dist.irecv` check their arguments and then call these; to call these at
         # once takes a third of the time.
@@ -72,11 +73,11 @@ class Wire:
         try:
             works = dist.batch_isend_irecv(operations)
         except RuntimeError as error:
-            raise LostRank({each.peer for each in operations}, str(error)) from error
+            raise LostRank({operation.peer for operation in operations}, str(error)) from error
         return list(
             zip(
                 works * (len(operations) // len(works)),
-                (each.tensor for each in operations),
+                (operation.tensor for operation in operations),
                 strict=True,
             )
         )
@@ -84,7 +85,7 @@ class Wire:
     def exchange(self, operations: list[dist.P2POp]) -> None:
         """Make a batch of sends and receives, and wait for it."""
         if operations:
-            self._wait(self.as_one(operations), tuple({each.peer for each in operations}))
+            self._wait(self.as_one(operations), tuple({operation.peer for operation in operations}))
 
     def wait(self, in_flight: InFlight, peer: int) -> None:
         """Wait for what goes to a peer or comes from it; on a GPU, only its stream waits."""
@@ -136,7 +137,8 @@ class Wire:
     def send_object(self, sent: object, peer: int, tag: int) -> InFlight:
         """Begin to send what can be pickled: its length, then its bytes."""
         data = torch.frombuffer(bytearray(pickle.dumps(sent)), dtype=torch.uint8)
-        return [(self.send(each, peer, tag), each) for each in (torch.tensor([len(data)]), data)]
+        tensors = torch.tensor([len(data)]), data
+        return [(self.send(tensor, peer, tag), tensor) for tensor in tensors]
 
     def receive_object(self, peer: int, tag: int) -> object:
         """Wait for what `send_object` sends."""
@@ -183,7 +185,7 @@ def warm_up(plan: Plan, processes: Processes, device: torch.device) -> None:
             (dist.isend, sent, pipeline[(own + 1) % count]),
             (dist.irecv, received, pipeline[(own - 1) % count]),
         ]
-        for work in dist.batch_isend_irecv([dist.P2POp(*each, group) for each in ring]):
+        for work in dist.batch_isend_irecv([dist.P2POp(*operation, group) for operation in ring]):
             work.wait()
     for low, high in sorted(_pairs(plan)):
         if own == low:

@@ -336,12 +336,12 @@ class Watchdog:
         rank = self._rank
         seen = {self._rank}
         heartbeat = self._heartbeat()
-        while others := [each for each in heartbeat.waits_for if each not in seen]:
+        while others := [other for other in heartbeat.waits_for if other not in seen]:
             if silent := self._silent(others):
                 return f"{self._processes.name(silent[0])} does not answer: {waited}"
             # If there are several, they are replicas, which do the same: all wait for the slowest.
-            now = {each: self._heartbeats.of(each) or heartbeat for each in others}
-            rank = min(now, key=lambda each: now[each].progress)
+            now = {other: self._heartbeats.of(other) or heartbeat for other in others}
+            rank = min(now, key=lambda other: now[other].progress)
             heartbeat = now[rank]
             seen.add(rank)
         stuck = (
