@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from attrs import define, field, frozen
+from attrs import define, frozen
 from torch import Tensor
 
 from schedlang.plan.plan import Plan
@@ -79,15 +79,15 @@ class Forward:
     #: The module's parameters by name, where they are not its own.
     weights: Mapping[str, Tensor] | None = None
     #: Tensors that go in and get a gradient: those of the input first, then those of each part.
-    leaves: list[Tensor] = field(factory=list)
+    leaves: Sequence[Tensor] = ()
     #: Values beside the input that are held until the backward in any case.
-    held: list[Value] = field(factory=list)
+    held: Sequence[Value] = ()
     #: What the module runs in.
-    contexts: list[AbstractContextManager[Any]] = field(factory=list)
+    contexts: Sequence[AbstractContextManager[Any]] = ()
     #: What the module has returned, of which each part takes its own; in the end the output.
     returned: Value = None
     #: Tensors that came out and have a gradient: those that parts took.
-    roots: list[Tensor] = field(factory=list)
+    roots: Sequence[Tensor] = ()
 
 
 @define(eq=False)
@@ -95,17 +95,17 @@ class Backward:
     """One backward of a microbatch, from the gradients of its roots to those of its leaves."""
 
     microbatch: int
-    roots: list[Tensor]
+    roots: Sequence[Tensor]
     #: Of the roots: those of the output first, then those that each part adds.
     gradients: list[Tensor]
     #: Those of the input first, then those that each part added.
-    leaves: list[Tensor]
+    leaves: Sequence[Tensor]
     from_input: int
     #: Of the leaves, None where nothing depends on one.
     found: Sequence[Tensor | None] = ()
     _taken: int = 0
 
-    def starts(self) -> tuple[list[Tensor], list[Tensor]]:
+    def starts(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
         """The roots from which autograd starts, with their gradients: not those that only pass
         through the stage.
         """
@@ -121,10 +121,13 @@ class Backward:
         """
         begin = self._taken
         self._taken = end = begin + count
-        pairs = zip(self.leaves[begin:end], self.found[begin:end], strict=True)
-        return [
-            torch.zeros_like(leaf) if gradient is None else gradient for leaf, gradient in pairs
-        ]
+        gradients = []
+        for index in range(begin, end):
+            gradient = self.found[index]
+            if gradient is None:
+                gradient = torch.zeros_like(self.leaves[index])
+            gradients.append(gradient)
+        return gradients
 
 
 class Part:

@@ -7,7 +7,7 @@ what belongs to FSDP2 is looked up when a stage is sharded: its import takes a s
 
 from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -38,6 +38,8 @@ def _private(owner: object, name: str) -> Any:
 # engine. The checks take 30 microseconds, as long as the backward of a small layer, and the runtime
 # makes several calls for each action.
 
+# Its arguments: outputs, their gradients, whether to keep the graph, whether to make a graph of the
+# backward, inputs, whether some of these may be unused, whether to add up in `.grad`.
 _run_engine = _private(_private(torch.autograd.Variable, "_execution_engine"), "run_backward")
 
 
@@ -49,38 +51,21 @@ def run_backward(
     """Add up gradients in `.grad` of some leaves, by default of all, as `torch.autograd.backward`
     does.
     """
-    keep_graph, create_graph, allow_unreachable, accumulate = False, False, True, True
-    _run_engine(
-        tuple(outputs),
-        tuple(gradients),
-        keep_graph,
-        create_graph,
-        tuple(leaves),
-        allow_unreachable,
-        accumulate,
-    )
+    _run_engine(tuple(outputs), tuple(gradients), False, False, tuple(leaves), True, True)
 
 
 def gradients_of(
     inputs: Sequence[Tensor | GradientEdge],
     outputs: Sequence[Tensor | GradientEdge],
     gradients: Sequence[Tensor],
-    *,
     keep_graph: bool = False,
     allow_unused: bool = False,
 ) -> Sequence[Tensor | None]:
     """The gradients of some inputs, as `torch.autograd.grad` gives them."""
-    create_graph, accumulate = False, False
-    found = _run_engine(
-        tuple(outputs),
-        tuple(gradients),
-        keep_graph,
-        create_graph,
-        tuple(inputs),
-        allow_unused,
-        accumulate,
+    found: Sequence[Tensor | None] = _run_engine(
+        tuple(outputs), tuple(gradients), keep_graph, False, tuple(inputs), allow_unused, False
     )
-    return cast(Sequence[Tensor | None], found)
+    return found
 
 
 # --- Functions under a TorchFunctionMode ----------------------------------------------------------

@@ -41,7 +41,7 @@ class Offload(Part):
         stays = [*weights, *self._module.buffers(), *held]
         activations = Activations(self._device, stays, self._stream)
         self._activations[run.microbatch] = activations
-        run.contexts.append(activations)
+        run.contexts = [*run.contexts, activations]
 
     def offload(self, microbatch: int) -> None:
         """OFFLOAD: what the backward needs goes to the host."""

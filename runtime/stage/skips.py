@@ -71,9 +71,10 @@ class Skips(Part):
             }
         given = self._given[microbatch]
         run.options = {**run.options, "skips": given}
-        run.held.extend(given.values())
+        run.held = [*run.held, *given.values()]
         if run.has_graph:
-            run.leaves += chain.from_iterable(map(with_gradients, given.values()))
+            leaves = chain.from_iterable(map(with_gradients, given.values()))
+            run.leaves = [*run.leaves, *leaves]
         if run.is_evaluation:
             del self._given[microbatch]
 
@@ -85,7 +86,7 @@ class Skips(Part):
         for skip in self._after:
             tensors, tree = flatten(by_stage[skip.later], skip.what)
             if run.has_graph:
-                run.roots += [tensor for tensor in tensors if has_gradient(tensor)]
+                run.roots = [*run.roots, *filter(has_gradient, tensors)]
             if not run.is_repeated:
                 # Each stage has tensors of its own, for gradients of its own.
                 skip.values[run.microbatch] = detached(tensors, tree)

@@ -39,9 +39,9 @@ class Past(Part):
         run.options = {**run.options, "past": past}
         if past is None:
             return
-        run.held.append(past)
+        run.held = [*run.held, past]
         if run.has_graph:
-            run.leaves += with_gradients(past)
+            run.leaves = [*run.leaves, *with_gradients(past)]
         if run.is_evaluation:
             del self._past[slice]
 
@@ -59,7 +59,7 @@ class Past(Part):
             return
         tensors, tree = flatten(left, f"the past of stage {self._stage}")
         if run.has_graph:
-            run.roots += [tensor for tensor in tensors if has_gradient(tensor)]
+            run.roots = [*run.roots, *filter(has_gradient, tensors)]
         if not run.is_repeated:
             self._past[run.microbatch + 1] = detached(tensors, tree)
 

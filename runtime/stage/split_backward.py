@@ -71,7 +71,7 @@ class Split(TorchFunctionMode):
         return function(*args, **kwargs)
 
     def backward_input(
-        self, outputs: list[Tensor], gradients: list[Tensor], inputs: list[Tensor]
+        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> Sequence[Tensor | None]:
         """B: the gradients of the inputs, from those of the outputs; None for an input that these
         do not depend on.
@@ -159,17 +159,19 @@ def _leaves(outputs: Iterable[Tensor]) -> tuple[list[Tensor], bool]:
     in it.
     """
     leaves = []
-    reentrant = False
+    is_reentrant = False
     ahead: list[Node] = list(dict.fromkeys(get_gradient_edge(output).node for output in outputs))
     seen = set(ahead)
     while ahead:
         node = ahead.pop()
         following = node.next_functions
-        if not following and hasattr(node, "variable"):
-            leaves.append(node.variable)
-        reentrant = reentrant or node.name() == _CHECKPOINT
+        if not following:
+            if hasattr(node, "variable"):
+                leaves.append(node.variable)
+            continue
+        is_reentrant = is_reentrant or node.name() == _CHECKPOINT
         for each, _ in following:
             if each is not None and each not in seen:
                 seen.add(each)
                 ahead.append(each)
-    return leaves, reentrant
+    return leaves, is_reentrant

@@ -13,7 +13,7 @@ Forward and backward are the same in all of them. Whatever else a stage may have
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -117,7 +117,7 @@ class Stage:
         self.targets: dict[int, Value] = {}
         self.options: Mapping[int, Mapping[str, Any]] = {}
         #: From F (or R) to the backward: how many leaves are of the input, all leaves, the roots.
-        self._live: dict[int, tuple[int, list[Tensor], list[Tensor]]] = {}
+        self._live: dict[int, tuple[int, Sequence[Tensor], Sequence[Tensor]]] = {}
         #: The halves of a backward, from F (or R) to W.
         self._splits: dict[int, Split] = {}
         #: Of recomputed microbatches the input and the random state, from F to R.
@@ -239,7 +239,7 @@ class Stage:
         if microbatch in self.plan.split:
             split = Split(splits_all=self._is_reentrant is not False)
             self._splits[microbatch] = split
-            run.contexts.append(split)
+            run.contexts = [split]
         tensors, tree = flatten(self._run(run), f"the output of stage {self.number}")
         outputs = [tensor for tensor in tensors if has_gradient(tensor)]
         if not any(output.requires_grad for output in outputs):
@@ -249,7 +249,7 @@ class Stage:
                 f"the {what} of stage {self.number} ({types}) does not require grad, so it has no "
                 "backward"
             )
-        roots = outputs + run.roots
+        roots = [*outputs, *run.roots]
         self._live[microbatch] = from_input, run.leaves, roots
         if microbatch in self.plan.split and self._is_reentrant is None:
             self._is_reentrant = has_reentrant_checkpoint(
@@ -265,12 +265,13 @@ class Stage:
         """Run the module and take its output, or on the last stage the loss."""
         for part in self.parts:
             part.before_forward(run)
-        if not run.contexts:
+        return self._call_in(run.contexts, run)
+
+    def _call_in(self, contexts: Sequence[AbstractContextManager[Any]], run: Forward) -> Value:
+        if not contexts:
             return self._call(run)
-        with ExitStack() as contexts:
-            for context in run.contexts:
-                contexts.enter_context(context)
-            return self._call(run)
+        with contexts[0]:
+            return self._call_in(contexts[1:], run)
 
     def _call(self, run: Forward) -> Value:
         arguments = run.input if isinstance(run.input, tuple) else (run.input,)
