@@ -99,8 +99,8 @@ class Batches:
 
 
 def shares(layout: Layout) -> list[list[int]]:
-    """For each pipeline its microbatches, by their numbers in a step: of each update the first ones
-    are the first's.
+    """For each pipeline the numbers of its microbatches in the batch of a step: of each update, the
+    first pipeline has the first ones.
     """
     found: list[list[int]] = [[] for _ in layout.pipelines]
     numbers = count()

@@ -1,4 +1,4 @@
-"""What must be right before a pipeline runs; PipelineError says what is not."""
+"""Checks before a pipeline runs; each raises PipelineError if something is wrong."""
 
 import json
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ def check_mesh(mesh: DeviceMesh | None) -> None:
 
 
 def check_plan(plan: Plan, processes: Processes) -> None:
-    """Whether the plan is for so many processes."""
+    """Whether there are as many processes as the plan needs."""
     wrong = wrong_number(plan, len(processes.pipeline))
     along = len(processes.pipeline)
     if wrong is not None and processes.are_of_mesh:
@@ -63,7 +63,7 @@ def check_plan(plan: Plan, processes: Processes) -> None:
 
 
 def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
-    """Whether a rank was given what the plan wants there."""
+    """Whether a rank was given what the plan needs there."""
     held = plan.stages_of(rank)
     actions = plan.ranks[rank]
     if sorted(setup.modules) != held:

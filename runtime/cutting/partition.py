@@ -17,9 +17,9 @@ from attrs import frozen
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.layout import Layout
 
-#: Relative size of what is rounding in a sum of costs.
+#: Sums of costs that differ by less, relative to their size, are equal.
 _ROUNDING = 1e-9
-#: From one bound to the next.
+#: The factor from one bound that is tried to the next.
 _STEP = 1.1
 
 #: The first block of each piece, and the end of the last one.
@@ -52,7 +52,7 @@ class Partition:
 
     @property
     def ranks(self) -> list[float]:
-        """What each rank works per microbatch, on average over all of its stages' pipelines."""
+        """The work of each rank per microbatch, on average over the pipelines of its stages."""
         found = [0.0] * (max(self.layout.placement) + 1)
         pieces = self.pieces
         for stage, rank in enumerate(self.layout.placement):
@@ -187,8 +187,8 @@ def _search(
 
     @cache
     def fill(pair: int, begin: int, end: int) -> tuple[float, Cuts]:
-        """The same for a pair of pieces, and all between them, whose blocks are `begin` up to
-        `end`.
+        """The same for the blocks from `begin` up to `end`, which go to a pair of pieces and all
+        between them.
         """
         between = pieces - 2 * pair - 2
         if between == -2:

@@ -79,7 +79,7 @@ class CheckpointFolder:
 def find_checkpoints(
     folder: Path, every: int, plan: Plan, group: dist.ProcessGroup
 ) -> CheckpointFolder:
-    """The checkpoints in a folder; where they are of no use for the plan, all processes end."""
+    """The checkpoints in a folder. If the plan cannot go on from them, all processes end."""
     models = share(_models(folder), group)
     why = _why_no_models(plan)
     layers = together(lambda: _check(folder, plan, why, models), group)

@@ -48,7 +48,7 @@ def train_reference(workload: Workload, steps: int) -> Training:
 def _add_gradients(
     model: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor, microbatches: int
 ) -> float:
-    """Add the gradient of the mean loss of some microbatches, one by one; that loss."""
+    """Run microbatches one by one, add up the gradient of their mean loss, and give that loss."""
     losses = []
     for x, y in zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True):
         loss = next_byte_loss(model(x), y)

@@ -48,8 +48,8 @@ def clock_offset(of: int) -> float:
 
 
 def aligned(ranks: Sequence[Sequence[Bar]], offsets: Sequence[float]) -> list[Traced]:
-    """The bars of all ranks in one clock, with times in microseconds from the first start, to the
-    nanosecond.
+    """The bars of all ranks by one clock: microseconds since the first of them, rounded to
+    nanoseconds.
     """
     starts = [
         (rank, bar, bar.start + offsets[rank]) for rank, bars in enumerate(ranks) for bar in bars

@@ -127,7 +127,7 @@ def _check_the_others(plan: Plan, modules: Mapping[int, nn.Module], taken: Conta
 
 
 def _piece(plan: Plan, stage: int) -> int:
-    """The stage of the first pipeline that a stage is, or is a replica of."""
+    """The number of a stage in its pipeline: replicas have the same."""
     return stage - plan.layout.pipeline_of[stage].start
 
 

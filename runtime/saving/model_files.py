@@ -50,14 +50,14 @@ class ModelPart:
 
     @property
     def modules(self) -> list[nn.Module]:
-        """Its modules; where the plan has several pipelines, of the first one, of which the others
-        are replicas.
+        """The modules to write: where the plan has several pipelines, those of the first one, since
+        the others are its replicas.
         """
         pieces = self.plan.layout.pieces
         return [module for number, module in self.stages.items() if number < pieces]
 
     def files(self) -> dict[str, Tensors]:
-        """Its files, by name."""
+        """The files of this part, by name."""
         part = f"{self.rank + 1:05}-of-{len(self.plan.ranks):05}"
         weights = {
             name: tensor for module in self.modules for name, tensor in _state(module).items()
@@ -126,7 +126,7 @@ def load_model(folder: str | Path, stages: Mapping[int, nn.Module], device: _Dev
                 raise PipelineError(
                     f"`{name}` is {list(loaded[name].shape)} in `{folder}`, here {list(ours.shape)}"
                 )
-            # Or weights would be in the file itself as long as nothing writes to them.
+            # Without a copy, weights would stay in the memory of the file until they are changed.
             loaded[name] = loaded[name].to(ours.dtype, copy=is_meta)
         module.load_state_dict(loaded, strict=False, assign=is_meta)
         for other, name in others.items():
@@ -165,7 +165,7 @@ def load_optimizers(
         if any(id(weight) not in names for weight in weights):
             raise PipelineError("an optimizer has a weight that is in none of the stages")
         keys = [kept.get(_name_in(kept, names[id(weight)], stages), []) for weight in weights]
-        # The optimizer itself knows what of it belongs on which device.
+        # The optimizer moves its state to the devices where it belongs.
         found = source.read(chain.from_iterable(keys), "cpu")
         state = optimizer.state_dict()
         places = [place for group in state["param_groups"] for place in group["params"]]
@@ -257,14 +257,14 @@ def _optimizer_state(
 
 
 def _write(path: Path, tensors: Tensors) -> None:
-    """Write a file, to the disk."""
-    # What two stages of this rank have in common is written twice, which takes memory twice.
+    """Write a file, and wait until it is on the disk."""
+    # A tensor that two stages of this rank share is written twice, and needs a copy for that.
     first = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}
     own = {
         name: tensor if first[tensor.data_ptr()] == name else tensor.clone()
         for name, tensor in tensors.items()
     }
-    # transformers looks for this format.
+    # transformers reads only files that name this format.
     save_file(
         {name: tensor.detach().contiguous() for name, tensor in own.items()}, path, {"format": "pt"}
     )

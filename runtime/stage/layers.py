@@ -23,7 +23,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_
 
 from schedlang.runtime.torch_private import base_of, gradients_of, run_backward
 
-#: Layers whose weights' gradients are no work beside those of the input.
+#: Layers whose weight gradients take little time compared with their input gradients.
 LIGHT_LAYERS: frozenset[Callable[..., Any]] = frozenset(
     {
         F.layer_norm,

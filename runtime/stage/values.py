@@ -36,7 +36,7 @@ def unflatten(tensors: list[Tensor], tree: TreeSpec | None) -> Value:
 
 
 def has_gradient(tensor: Tensor) -> bool:
-    """Whether a gradient follows a tensor that passes between stages: not one of indices, or a
+    """Whether a tensor that passes between stages has a gradient: not if it holds indices or a
     mask.
     """
     return tensor.is_floating_point() or tensor.is_complex()
@@ -62,7 +62,7 @@ class ValueSpec:
 
     @classmethod
     def of(cls, tensors: list[Tensor], tree: TreeSpec | None) -> "ValueSpec":
-        """That of a value which `flatten` has taken apart."""
+        """The spec of a value which `flatten` has taken apart."""
         return cls(
             tuple(tensor.shape for tensor in tensors),
             tuple(tensor.dtype for tensor in tensors),

@@ -26,13 +26,13 @@ from schedlang.runtime.transport.precision import Rounding
 from schedlang.runtime.transport.wire import InFlight, Wire
 from schedlang.schedule.kinds import Kind
 
-# Tag 0 is what messages have that a user's script may send.
+# A user's script may send messages of its own, which have tag 0 by default.
 _FIRST_TAG = 1
 _LAST_TAG = 2**31
 
 
 class Exchange:
-    """The messages of one rank. `number` tells apart the pipelines that all processes have built
+    """All messages of one rank. `number` tells apart the pipelines that all processes have built
     one after another.
     """
 
@@ -67,7 +67,7 @@ class Exchange:
     def message(
         self, kind: Kind, number: int, microbatch: int, box: dict[int, Value]
     ) -> Send | Receive:
-        """The message of an action, from a box or into one."""
+        """The message of an action, which takes its value from a box or puts it into one."""
         channel = self._channel(kind, number)
         is_gradient = kind in (Kind.SEND_B, Kind.RECV_B)
         first = 2 * (channel.number * self._units + microbatch) + is_gradient
@@ -97,7 +97,7 @@ class Exchange:
             channel.begin(self._inputs_of(channel))
 
     def end(self) -> None:
-        """End a step, in which all messages have come to an end."""
+        """End a step, when all of its messages are through."""
         for channel in self._channels.values():
             channel.end(self._inputs_of(channel))
         for in_flight, peer in self._announced:

@@ -1,4 +1,4 @@
-"""The messages of a plan, at one of their ends: each is prepared once, and made in every step.
+"""The messages of a plan, as sender or receiver: each is prepared once, and made in every step.
 
 gloo and NCCL fill a buffer of the wrong size without an error, so a sender compares every message
 with what it has announced:
@@ -82,7 +82,9 @@ class Channel:
 
 
 class Message:
-    """A message, from a box of one of this rank's stages, or into one."""
+    """A message, which takes its value from a box of one of this rank's stages, or puts it into
+    one.
+    """
 
     __slots__ = ("box", "channel", "in_flight", "microbatch", "peer", "tags", "wire")
 
@@ -109,7 +111,7 @@ class Send(Message):
     __slots__ = ()
 
     def post(self) -> None:
-        """Begin it."""
+        """Begin to send."""
         tensors = self.tensors()
         if self.channel.new:
             tensors = [tensor.cpu() for tensor in tensors]
@@ -121,13 +123,13 @@ class Send(Message):
         ]
 
     def complete(self) -> None:
-        """Wait until it has been received, and let go of the tensors."""
+        """Wait until the tensors have been received, and let go of them."""
         if self.in_flight:
             self.wire.wait(self.in_flight, self.peer)
             self.in_flight = []
 
     def complete_if_posted(self) -> None:
-        """The same, but not in a new step, where its receive is not begun where the plan has it."""
+        """The same, but not in a new step, whose receives are not begun where the plan has them."""
         if not self.channel.new:
             self.complete()
 
@@ -193,12 +195,12 @@ class Receive(Message):
         return [torch.empty_like(model, device=device) for model in self.format().packed]
 
     def post(self) -> None:
-        """Begin it."""
+        """Begin to receive, if it is known what comes."""
         if not self.channel.new:
             self._begin(self.tensors())
 
     def arrive(self) -> None:
-        """Wait for it."""
+        """Wait for the tensors, and give them to the stage."""
         channel = self.channel
         device = self.device
         if channel.new:
@@ -227,11 +229,11 @@ class ActivationReceive(Receive):
     __slots__ = ()
 
     def format(self) -> WireFormat:
-        """As announced."""
+        """The format that was announced."""
         return self.channel.activation
 
     def put(self, tensors: list[Tensor]) -> None:
-        """Nest the tensors again."""
+        """Nest the tensors as they were, and give them to the stage."""
         spec = self.channel.spec
         assert spec is not None
         self.box[self.microbatch] = unflatten(tensors, spec.tree)
@@ -243,11 +245,11 @@ class GradientReceive(Receive):
     __slots__ = ()
 
     def format(self) -> WireFormat:
-        """As this rank has announced the tensors that they are of."""
+        """The format of the outputs that they are of, which this rank has announced."""
         return self.channel.gradient
 
     def put(self, tensors: list[Tensor]) -> None:
-        """As they are."""
+        """Give the tensors to the stage."""
         self.box[self.microbatch] = tensors
 
 
