@@ -1,6 +1,6 @@
 """The runtime: runs a plan on torch.distributed processes.
 
-It is the same walk over the actions as the proof's (`schedlang.proof.machine`), with tensors. Read
+It is the same walk over the actions as the proof's (`schedlang.proof.prove`), with tensors. Read
 it in this order:
 
     pipeline.py         `Pipeline`, one rank's part: the walk over the calls of a step

@@ -1,4 +1,4 @@
-"""Every interleaving of a small plan on a transport: the verdict that `schedlang.proof.machine`
+"""Every interleaving of a small plan on a transport: the verdict that `schedlang.proof.prove`
 reaches by one execution.
 
 Written from the rules in docs/transports.md, apart from the verifier, and without its idea that one

@@ -9,9 +9,10 @@ no time changes. For plans that run to their end, without offload.
 from collections import defaultdict
 from collections.abc import Iterator
 
+from own_needs import needs, receive_of
+
 from schedlang import Costs, Kind, Schedule
 from schedlang.schedule.actions import is_send, is_transfer
-from schedlang.schedule.needs import needs, receive_of
 
 Place = tuple[int, int]
 

@@ -326,7 +326,7 @@ def test_the_compiler_never_imports_torch(tmp_path: Path) -> None:
             timeout=60,
             stdout=subprocess.DEVNULL,
         )
-    lines = "import sys; from schedlang import *; assert not {'torch', 'numpy'} & set(sys.modules)"
+    lines = "import sys; from schedlang import *; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", lines], env=environment, check=True, timeout=60)
 
 
@@ -351,7 +351,7 @@ def test_a_command_imports_what_it_needs() -> None:
     }
     assert not {"attrs", "lark", "yaml", "json", "pathlib"} & found
     found = imported_by("compile", ONE_F_ONE_B)
-    assert {"lark", "schedlang.proof.machine"} <= found
+    assert {"lark", "schedlang.proof.prove"} <= found
     assert (
         not {"yaml", "concurrent.futures", "difflib", "fractions", "statistics", "subprocess"}
         & found

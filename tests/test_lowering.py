@@ -13,6 +13,7 @@ from damage import damaged_plans, one_of
 from explorer import is_right
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from own_needs import needs, receive_of
 from replay import Replay
 from strategies import oracle, schedules
 from test_transports import verdict
@@ -36,7 +37,7 @@ from schedlang.lowering.choice import choose_lowering
 from schedlang.lowering.defer import defer
 from schedlang.lowering.fuse import fuse
 from schedlang.schedule.actions import is_send, is_transfer
-from schedlang.schedule.needs import MAKES, SENDS, needs, receive_of
+from schedlang.schedule.needs import MAKES, SENDS
 
 TESTS = Path(__file__).parent
 PROGRAMS = TESTS.parent / "programs"

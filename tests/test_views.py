@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from attrs import asdict
 from hypothesis import given
+from own_needs import needs
 from strategies import schedules
 
 from schedlang import Costs, Execution, Kind, Plan, Schedule, compile, read_source, simulate
@@ -25,7 +26,6 @@ from schedlang.report.views.terminal import view
 from schedlang.report.views.trace import trace
 from schedlang.schedule.actions import is_copy, is_transfer
 from schedlang.schedule.costs import UNIT
-from schedlang.schedule.needs import needs
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "golden" / "views"

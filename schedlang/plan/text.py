@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from schedlang.proof.columnwise.columns import Ints
 from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, Actions, word
+from schedlang.schedule.columns import Ints
 from schedlang.schedule.kinds import Kind
 
 #: Texts of one length, which end in zeros: of each row its characters.
