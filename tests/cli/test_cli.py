@@ -13,7 +13,7 @@ import pytest
 
 import schedlang
 from schedlang.cli.main import main
-from tests.support.paths import CASES, PROGRAMS
+from tests.support.paths import CASES, PROGRAMS, ROOT
 
 ONE_F_ONE_B = str(PROGRAMS / "1f1b.sched")
 
@@ -369,7 +369,7 @@ def test_a_command_imports_what_it_needs() -> None:
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    project = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())[
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())[
         "project"
     ]
     assert schedlang.__version__ == project["version"]
