@@ -23,7 +23,7 @@ test: .venv/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist loadscope
+	$(BIN)/pytest -n 2 --dist worksteal
 
 # The page of `schedc view`, and its trace in Perfetto, in a real Chromium, which must be on this machine. It prints the
 # times to first paint.
@@ -35,18 +35,19 @@ test-browser: .venv/installed
 # docs/verification.md. A run can be divided by BLOCKS, each of its own seed; one that is tried again counts once.
 BLOCKS ?= 0..99
 explore: .venv/installed
-	$(BIN)/pytest -n 2 tests/test_machine.py tests/test_transports.py tests/test_processes.py --blocks $(BLOCKS) \
-	    --tally build/tally
-	$(BIN)/python tests/verification_page.py build/tally > docs/verification.md
+	$(BIN)/pytest -n 2 tests/proof/test_machine.py tests/proof/test_transports.py tests/proof/test_processes.py \
+	    --blocks $(BLOCKS) --tally build/tally
+	$(BIN)/python -m tests.support.verification_page build/tally > docs/verification.md
 
 # Everything that may go wrong in a training run, on 4 real processes: ranks killed at every point, stages that throw,
 # stall or return wrong shapes, restarts, and nodes that come and go; `make test` tries a few of each.
 faults: .venv/installed
-	$(BIN)/pytest -m processes tests/test_faults.py tests/test_restarts.py tests/test_elastic.py
+	$(BIN)/pytest -m processes tests/runtime/test_faults.py tests/runtime/test_restarts.py \
+	    tests/runtime/test_elastic.py
 
 # Two nodes in network namespaces of this machine, and a link that is cut; as root.
 nodes: .venv/installed
-	$(BIN)/pytest -m processes -rs tests/test_nodes.py
+	$(BIN)/pytest -m processes -rs tests/runtime/test_nodes.py
 
 # Any bytes as a program and as a plan file, following the branches of the compiler (atheris), from the gallery on.
 FUZZ_SECONDS ?= 600
@@ -54,15 +55,15 @@ fuzz: .venv/installed
 	$(BIN)/pip install --quiet atheris
 	mkdir -p build/fuzz/program build/fuzz/plan && cp programs/*.sched build/fuzz/program
 	for each in programs/*.sched; do $(BIN)/schedc compile $$each -o build/fuzz/plan/$$(basename $$each .sched).json; done
-	for what in program plan; do $(BIN)/python tests/fuzzed.py $$what build/fuzz/$$what -timeout=120 -rss_limit_mb=2048 \
-	    -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; done
+	for what in program plan; do $(BIN)/python -m tests.support.fuzzed $$what build/fuzz/$$what \
+	    -timeout=120 -rss_limit_mb=2048 -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; done
 
 # Changes the verifier in one place at a time and sees whether the tests notice (mutmut); then docs/mutation.md. It takes
 # hours, can be stopped and goes on where it was; MUTANTS='schedlang.proof.network*' tries some only.
 mutation: .venv/installed
 	$(BIN)/pip install --quiet mutmut
 	PATH=$(CURDIR)/$(BIN):$$PATH mutmut run --max-children 2 $(MUTANTS)
-	PATH=$(CURDIR)/$(BIN):$$PATH python tests/mutation_page.py > docs/mutation.md
+	PATH=$(CURDIR)/$(BIN):$$PATH python -m tests.support.mutation_page > docs/mutation.md
 
 # The compiler against torch's own pipelining, in a few minutes, and a plot; BENCH=--large for the sizes of the largest
 # runs, in half an hour.

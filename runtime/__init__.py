@@ -1,4 +1,4 @@
-"""Runs a plan on real processes: the same walk over the actions as `schedlang.proof.machine`, with
+"""Runs a plan on real processes: the same walk over the actions as `schedlang.proof.prove`, with
 tensors.
 
 `Pipeline` is one rank's part of it; `split` cuts a model into its stages. `torchrun -m

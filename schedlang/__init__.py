@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from schedlang.plan.reader import open_plan as open_plan
     from schedlang.plan.reader import read_plan as read_plan
     from schedlang.proof.execution import Execution as Execution
-    from schedlang.proof.machine import prove as prove
-    from schedlang.proof.machine import simulate as simulate
+    from schedlang.proof.prove import prove as prove
+    from schedlang.proof.prove import simulate as simulate
     from schedlang.report.views import write_view as write_view
     from schedlang.schedule.actions import Actions as Actions
     from schedlang.schedule.costs import Costs as Costs
@@ -49,10 +49,10 @@ _MODULES = {
     "Timeline": "schedule.timeline",
     "compile": "compiler",
     "open_plan": "plan.reader",
-    "prove": "proof.machine",
+    "prove": "proof.prove",
     "read_plan": "plan.reader",
     "read_source": "files.reading",
-    "simulate": "proof.machine",
+    "simulate": "proof.prove",
     "write_plan": "plan.plan",
     "write_view": "report.views",
 }

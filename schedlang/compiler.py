@@ -21,7 +21,7 @@ from schedlang.language.variables import with_variables
 from schedlang.lowering.choice import choose_lowering
 from schedlang.plan.plan import Plan
 from schedlang.proof.lints import lint
-from schedlang.proof.machine import prove
+from schedlang.proof.prove import prove
 from schedlang.proof.structure import check_structure
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.schedule import Schedule

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parent
-PROGRAMS = TESTS.parent / "programs"
+from tests.support.ranks import RankServer, Run, runner
 
 
 def blocks(text: str) -> range:
@@ -72,3 +71,17 @@ def golden(request: pytest.FixtureRequest) -> Callable[[str, Path], None]:
         assert text == path.read_text(encoding="utf-8")
 
     return compare
+
+
+@pytest.fixture(scope="session")
+def rank_server() -> Iterator[RankServer]:
+    """One process that forks the ranks of all tests, so that torch is imported once."""
+    server = RankServer()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def run_ranks(rank_server: RankServer, tmp_path: Path) -> Run:
+    """Call a function on so many ranks, as real processes: `run_ranks(function, 4, *arguments)`."""
+    return runner(rank_server, tmp_path)

@@ -7,7 +7,7 @@ from attrs import evolve, frozen
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.lowering import CO_ISSUED, OWN, Lowering, alternatives, lower, writes_communication
 from schedlang.lowering.stream import lower_stream
-from schedlang.proof.machine import simulate
+from schedlang.proof.prove import simulate
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.schedule import Kernel, Schedule, Trial
 from schedlang.schedule.stream import unroll

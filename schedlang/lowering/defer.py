@@ -5,7 +5,6 @@ before it must.
 from attrs import evolve
 
 from schedlang.schedule.actions import Actions, is_send, is_transfer
-from schedlang.schedule.needs import SENDS, needs, receive_of
 from schedlang.schedule.schedule import Schedule
 
 
@@ -21,6 +20,7 @@ def defer(lowered: Schedule) -> Schedule:
 
 def _defer(lowered: Schedule, rank: int) -> Actions:
     actions = lowered.ranks[rank]
+    users = _users(lowered, rank)
     order = list[range]()
     held: list[int] = []
     for batch in actions.batches():
@@ -31,27 +31,22 @@ def _defer(lowered: Schedule, rank: int) -> Actions:
         if is_send(kind):
             peers = {_peer(lowered, rank, batch.start)}
         else:
-            wanted = _receives(lowered, rank, batch)
-            peers = {
-                _peer(lowered, rank, index) for index in held if actions.row(index)[:3] in wanted
-            }
+            peers = {_peer(lowered, rank, index) for index in held if users.get(index) in batch}
         due = [index for index in held if _peer(lowered, rank, index) in peers]
         order += [*(range(index, index + 1) for index in due), batch]
         held = [index for index in held if index not in due]
     return actions.issued_as(order)
 
 
+def _users(lowered: Schedule, rank: int) -> dict[int, int]:
+    """For each receive of a rank the op that needs what it brings, both by index."""
+    needs = lowered.needs
+    first, end = lowered.columns.first[rank : rank + 2].tolist()
+    is_here = (needs.receive >= first) & (needs.receive < end)
+    receives = (needs.receive[is_here] - first).tolist()
+    return dict(zip(receives, (needs.user[is_here] - first).tolist(), strict=True))
+
+
 def _peer(lowered: Schedule, rank: int, index: int) -> int | None:
     actions = lowered.ranks[rank]
     return lowered.peer(actions.kind[index], actions.stage[index])
-
-
-def _receives(lowered: Schedule, rank: int, batch: range) -> set[tuple[int, int, int]]:
-    """The receives that bring what ops need, each by its kind, number and microbatch."""
-    actions = lowered.ranks[rank]
-    return {
-        receive_of(lowered, need, actions.stage[index])
-        for index in batch
-        for need in needs(lowered, *actions.row(index)[:3])
-        if lowered.placement[need[1]] != rank and need[0] in SENDS
-    }

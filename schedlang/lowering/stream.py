@@ -1,7 +1,6 @@
 """The communication of a schedule without a flush, and the part of it that repeats."""
 
 from collections.abc import Callable
-from itertools import count
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label
@@ -26,17 +25,21 @@ def lower_stream(
     goes on so for any number of updates. By then the ranks hold as many versions of their weights
     as they ever will.
     """
-    for updates in count(2):
-        if updates > _MOST_UPDATES:
-            break
-        small, large, larger = (lowering(unroll(schedule, updates + more)) for more in range(3))
+    small, large = (lowering(unroll(schedule, updates)) for updates in (2, 3))
+    for updates in range(4, _MOST_UPDATES + 3):
+        larger = lowering(unroll(schedule, updates))
         kernels = [
             _kernel(a, b, large.layout) for a, b in zip(small.ranks, large.ranks, strict=True)
         ]
         found = tuple(kernel for kernel in kernels if kernel is not None)
-        settled = follow_weights(large).held == follow_weights(larger).held
-        if settled and len(found) == len(kernels) and repeat(large, found, 1).ranks == larger.ranks:
+        if (
+            len(found) == len(kernels)
+            and repeat(large, found, 1).ranks == larger.ranks
+            and follow_weights(large).held == follow_weights(larger).held
+        ):
             return large, found
+        small = large
+        large = larger
     place = Label(schedule.spans[0])
     message = f"the schedule does not repeat itself within {_MOST_UPDATES} updates"
     raise CompileError([Diagnostic("steady", message, (place,), schedule.source)])

@@ -41,11 +41,7 @@ class Board:
             if self.steady:
                 self.fixed |= self.steady_nodes(slots)
             rows.append(
-                [
-                    row
-                    for row in slots
-                    if row[1] in self.fixed or not self.graph.is_all(row[1], Kind.W)
-                ]
+                [row for row in slots if row[1] in self.fixed or self.graph.kind[row[1]] != Kind.W]
             )
             for slot, node in rows[-1]:
                 self.put(node, slot)

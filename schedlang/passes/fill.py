@@ -12,7 +12,7 @@ from schedlang.passes.slots import WIDTH, fill_slots
 from schedlang.passes.squeeze import squeeze
 from schedlang.passes.warmup import longer_warmups
 from schedlang.proof.execution import Execution
-from schedlang.proof.machine import prove
+from schedlang.proof.prove import prove
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule

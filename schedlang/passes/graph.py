@@ -4,11 +4,12 @@ from collections import deque
 from itertools import accumulate
 from math import inf
 
+import numpy as np
 from attrs import define, evolve, field
 
+from schedlang.proof.edges import latencies
 from schedlang.schedule.actions import Actions, is_copy, is_transfer
 from schedlang.schedule.kinds import Kind
-from schedlang.schedule.needs import MAKES, Op, needs
 from schedlang.schedule.schedule import Schedule
 
 #: Sums of durations and amounts may differ by this much and be equal.
@@ -31,6 +32,8 @@ class Graph:
     schedule: Schedule
     ops: list[list[Row]] = field(factory=list)
     rank: list[int] = field(factory=list)
+    #: The kind of all ops of a node; None where they are of several.
+    kind: list[int | None] = field(factory=list)
     time: list[float] = field(factory=list)
     #: What a node adds to the memory of its rank: at most while it runs, and once it has.
     rise: list[float] = field(factory=list)
@@ -39,6 +42,8 @@ class Graph:
     #: ranks that wait.
     needs: list[list[tuple[int, float]]] = field(factory=list)
     users: list[list[int]] = field(factory=list)
+    #: The node of each action, by its row in the schedule's columns.
+    node_of: list[int] = field(factory=list)
     order: Orders = field(factory=list)
     weights: dict[int, list[int]] = field(factory=dict)
 
@@ -52,12 +57,19 @@ class Graph:
             self.order.append([])
             for batch in actions.batches():
                 rows = list(map(actions.row, batch))
+                others = [row for row in rows if row[0] != Kind.W]
                 weights = [[row] for row in rows if row[0] == Kind.W]
-                for ops in ([row for row in rows if row[0] != Kind.W], *weights):
-                    if ops:
-                        self.order[-1].append(len(self.ops))
-                        self.ops.append(ops)
-                        self.rank.append(rank)
+                first_weight = len(self.ops) + bool(others)
+                numbers = iter(range(first_weight, first_weight + len(weights)))
+                self.node_of += [
+                    next(numbers) if row[0] == Kind.W else len(self.ops) for row in rows
+                ]
+                for ops in ([others] if others else []) + weights:
+                    self.order[-1].append(len(self.ops))
+                    self.ops.append(ops)
+                    self.rank.append(rank)
+                    kinds = {op[0] for op in ops}
+                    self.kind.append(kinds.pop() if len(kinds) == 1 else None)
         self.price()
         self.connect()
 
@@ -80,35 +92,26 @@ class Graph:
 
     def connect(self) -> None:
         """Find what each node waits for."""
-        maker: dict[Op, int] = {
-            (made, stage, unit): node
-            for node, ops in enumerate(self.ops)
-            for kind, stage, unit, *_ in ops
-            for made in MAKES[kind]
-        }
+        needs = self.schedule.needs
         transfers = self.schedule.costs.transfers(len(self.schedule.placement))
+        delay = np.zeros(len(needs.user))
+        messages = needs.is_message
+        table = latencies(self.schedule.layout, transfers)
+        delay[messages] = table[needs.made[messages], needs.number[messages]]
+        nodes = np.array(self.node_of)
+        wanted: list[dict[int, float]] = [{} for _ in self.ops]
+        columns = nodes[needs.user], nodes[needs.maker], delay
+        for node, maker, latency in zip(*(column.tolist() for column in columns), strict=True):
+            if maker != node:
+                wanted[node][maker] = max(wanted[node].get(maker, 0.0), latency)
         self.users = [[] for _ in self.ops]
-        for node, ops in enumerate(self.ops):
-            wanted: dict[int, float] = {}
-            for need, stage in (
-                (need, op[1]) for op in ops for need in needs(self.schedule, *op[:3])
-            ):
-                each = maker[need]
-                latency = transfers.time(
-                    need[0], min(stage, need[1]), self.rank[each], self.rank[node]
-                )
-                wanted[each] = max(wanted.get(each, 0.0), latency)
-            wanted.pop(node, None)
-            self.needs.append(sorted(wanted.items()))
-            for each in wanted:
-                if self.rank[each] != self.rank[node]:
-                    self.users[each].append(node)
-                if ops[0][0] == Kind.W:
-                    self.weights.setdefault(each, []).append(node)
-
-    def is_all(self, node: int, kind: Kind) -> bool:
-        """Whether all ops of a node are of a kind."""
-        return all(op[0] == kind for op in self.ops[node])
+        for node, makers in enumerate(wanted):
+            self.needs.append(sorted(makers.items()))
+            for maker in makers:
+                if self.rank[maker] != self.rank[node]:
+                    self.users[maker].append(node)
+                if self.ops[node][0][0] == Kind.W:
+                    self.weights.setdefault(maker, []).append(node)
 
     def runs_like(self, other: "Graph") -> bool:
         """Whether the same ops take the same time in both, and their results as long to arrive."""
@@ -116,7 +119,7 @@ class Graph:
 
     def without_weights(self) -> Orders:
         """The schedule's order without its weight gradients."""
-        return [[node for node in order if not self.is_all(node, Kind.W)] for order in self.order]
+        return [[node for node in order if self.kind[node] != Kind.W] for order in self.order]
 
     def ends(self, orders: Orders) -> list[float]:
         """When each node ends if ranks follow some orders; nothing where these cannot run."""

@@ -67,10 +67,9 @@ class Greedy:
         self.waited = [0.0] * ranks
         for order in self.given:
             places = list(enumerate(order))[::-1]
-            forwards = [each for each in places if self.graph.is_all(each[1], Kind.F)]
-            self.queues.append(
-                (forwards, [each for each in places if not self.graph.is_all(each[1], Kind.F)])
-            )
+            forwards = [each for each in places if self.graph.kind[each[1]] == Kind.F]
+            others = [each for each in places if self.graph.kind[each[1]] != Kind.F]
+            self.queues.append((forwards, others))
 
     def run(self) -> bool:
         """Whether all ops can run in these orders and within the limit."""
@@ -106,11 +105,12 @@ class Greedy:
         """The queue that has the rank's next op; then the backwards, where they may skip a
         forward.
         """
-        queues = sorted(
-            (queue for queue in self.queues[rank] if queue), key=lambda queue: queue[-1][0]
-        )
-        both = self.rules.skips and queues and queues[0] is self.queues[rank][0]
-        return queues if both else queues[:1]
+        forwards, others = self.queues[rank]
+        if not forwards:
+            return [others] if others else []
+        if others and others[-1][0] < forwards[-1][0]:
+            return [others]
+        return [forwards, others] if others and self.rules.skips else [forwards]
 
     def arrival(self, node: int) -> float:
         """When everything that a node waits for is there; infinite while some of it has not

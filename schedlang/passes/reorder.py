@@ -15,7 +15,7 @@ from schedlang.passes.board import Board
 from schedlang.passes.graph import ROUNDING, Graph, Orders
 from schedlang.passes.polish import polish
 from schedlang.passes.squeeze import squeeze
-from schedlang.proof.machine import prove
+from schedlang.proof.prove import prove
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.schedule import Schedule
 

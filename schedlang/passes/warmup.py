@@ -41,6 +41,8 @@ class _Warmup:
     most: list[float] = field(init=False)
     done: Orders = field(init=False)
     left: Orders = field(init=False)
+    #: Per rank: whether it has done something else than forwards.
+    is_over: list[bool] = field(init=False)
     free: list[float] = field(init=False)
     held: list[float] = field(init=False)
     ends: list[float] = field(init=False)
@@ -52,6 +54,7 @@ class _Warmup:
         self.most = [len(self.forwards(order)) + self.more for order in self.given]
         self.done = [[] for _ in ranks]
         self.left = [list(order) for order in self.given]
+        self.is_over = [False for _ in ranks]
         self.free = [0.0 for _ in ranks]
         self.held = [0.0 for _ in ranks]
         self.events = [(0.0, rank) for rank in ranks]
@@ -59,7 +62,7 @@ class _Warmup:
 
     def forwards(self, order: list[int]) -> list[int]:
         """The forwards that an order begins with."""
-        return list(takewhile(lambda node: self.graph.is_all(node, Kind.F), order))
+        return list(takewhile(lambda node: self.graph.kind[node] == Kind.F, order))
 
     def run(self) -> Orders:
         """The orders with the warm-ups that come of it."""
@@ -89,13 +92,13 @@ class _Warmup:
 
     def early(self, rank: int, now: float, until: float) -> int | None:
         """A later forward for a rank that would wait in its warm-up."""
-        done = self.done[rank]
+        if self.is_over[rank]:
+            return None
         left = self.left[rank]
-        warmup = self.forwards(left)
-        if len(self.forwards(done)) < len(done) or len(done) + len(warmup) >= self.most[rank]:
+        if len(self.done[rank]) + len(self.forwards(left)) >= self.most[rank]:
             return None
         for node in left:
-            if self.graph.is_all(node, Kind.F) and self.arrival(node) <= now:
+            if self.graph.kind[node] == Kind.F and self.arrival(node) <= now:
                 fits = self.held[rank] + self.graph.rise[node] <= self.limit + ROUNDING
                 return (
                     node if fits and (self.beyond or now + self.graph.time[node] <= until) else None
@@ -106,6 +109,7 @@ class _Warmup:
         """Let a rank do an op, and look again at the ranks that it concerns."""
         self.left[rank].remove(node)
         self.done[rank].append(node)
+        self.is_over[rank] = self.is_over[rank] or self.graph.kind[node] != Kind.F
         self.ends[node] = self.free[rank] = now + self.graph.time[node]
         self.held[rank] += self.graph.change[node]
         heappush(self.events, (self.free[rank], rank))
@@ -121,10 +125,10 @@ class _Warmup:
         rest = self.given[rank][len(self.forwards(self.given[rank])) :]
         later: dict[int, list[int]] = {}
         for node in reversed(rest):
-            if self.graph.is_all(node, Kind.F) and node not in order:
+            if self.graph.kind[node] == Kind.F and node not in order:
                 later.setdefault(self.graph.ops[node][0][1], []).append(node)
         for node in rest:
-            if not self.graph.is_all(node, Kind.F):
+            if self.graph.kind[node] != Kind.F:
                 order.append(node)
             elif following := later.get(self.graph.ops[node][0][1]):
                 order.append(following.pop())

@@ -17,7 +17,7 @@ from attrs import asdict, field, frozen
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.files.writing import write_bytes
 from schedlang.plan.file import Parts, encode, line_of
-from schedlang.proof.columnwise import is_large
+from schedlang.plan.text import numbers_text, texts
 from schedlang.schedule.schedule import MOST_STEPS, Kernel, Schedule, Trial
 from schedlang.schedule.stream import repeat
 
@@ -102,14 +102,7 @@ class Plan(Schedule):
 
     def _lines(self) -> tuple[list[str], list[str]]:
         """The fields `actions` and `sources`."""
-        sources = [actions.source for actions in self.ranks]
-        if is_large(self):
-            from schedlang.proof.columnwise.text import numbers_text, texts
-
-            return texts(self.ranks), numbers_text(sources)
-        return [actions.text() for actions in self.ranks], [
-            " ".join(map(str, each)) for each in sources
-        ]
+        return texts(self.ranks), numbers_text([actions.source for actions in self.ranks])
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:

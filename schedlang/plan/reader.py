@@ -16,7 +16,7 @@ from schedlang.diagnostics.source import Source, Span
 from schedlang.files.reading import unreadable
 from schedlang.plan.file import Line, Parts, decode_head, plan_error
 from schedlang.plan.plan import FORMAT, Plan
-from schedlang.proof.machine import prove
+from schedlang.proof.prove import prove
 from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, Actions, is_copy, is_transfer
 from schedlang.schedule.costs import Costs, costs_of
 from schedlang.schedule.kinds import Kind

@@ -2,7 +2,10 @@
 it have come.
 """
 
+import numpy as np
+
 from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.proof.graph import NEVER, Items
 from schedlang.proof.waits import Edge, describe
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.findings import Finding, diagnose, ranks_text
@@ -21,19 +24,37 @@ def check_first_use(schedule: Schedule) -> None:
     Hosts run ahead of the ops, so nothing but the order of first uses counts here.
     """
     uses = [_first_uses(schedule, rank) for rank in range(len(schedule.ranks))]
-    position = [0] * len(uses)
-    ready = list(range(len(uses)))
-    while ready:
-        communicator = _stands_at(uses, position, ready.pop())
-        if communicator and all(
-            _stands_at(uses, position, each) == communicator for each in communicator[0]
-        ):
-            for each in communicator[0]:
-                position[each] += 1
-            ready += communicator[0]
+    position = _positions(uses)
     stuck = [rank for rank in range(len(uses)) if position[rank] < len(uses[rank])]
     if stuck:
         raise CompileError(diagnose(schedule, [_finding(schedule, uses, position, stuck[0])]))
+
+
+def _positions(uses: Uses) -> list[int]:
+    """How many communicators each rank makes before it stands still, or all are made.
+
+    A first use is over once all ranks of the communicator have come to theirs.
+    """
+    items = Items()
+    numbers: dict[tuple[int, Communicator], int] = {}
+    for rank, of_rank in enumerate(uses):
+        order = np.arange(len(of_rank))
+        added = items.add(np.full(len(order), rank), order).tolist()
+        keys = ((rank, communicator) for communicator, _ in of_rank)
+        numbers |= dict(zip(keys, added, strict=True))
+    edges = [
+        (number, numbers.get((member, communicator), NEVER))
+        for (rank, communicator), number in numbers.items()
+        for member in communicator[0]
+        if member != rank
+    ]
+    waiters, targets = np.array(edges, np.int64).reshape(-1, 2).T
+    items.wait(waiters, targets, at_begin=True)
+    is_made = np.isfinite(items.graph().ends)
+    counts = [0] * len(uses)
+    for (rank, _), number in numbers.items():
+        counts[rank] += int(is_made[number])
+    return counts
 
 
 def _first_uses(schedule: Schedule, rank: int) -> list[tuple[Communicator, int]]:

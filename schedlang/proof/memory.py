@@ -1,69 +1,52 @@
 """What a rank holds over time."""
 
 from collections.abc import Mapping, Sequence
-from heapq import heappop, heappush, merge
-from math import inf
 
-from attrs import define, field
+import numpy as np
+from attrs import frozen
 
-from schedlang.proof.columnwise import is_large
+from schedlang.schedule.columns import Floats, Ints
+from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
-from schedlang.schedule.timeline import Timeline
+from schedlang.schedule.timeline import Bars, Timeline
 
 #: What each kind of op adds to the memory of its rank, on each stage.
 Amounts = Mapping[int, Sequence[float]]
 
 
-@define
+@frozen(eq=False)
 class Level:
-    """What a rank holds now, and the most it has held; amounts are taken and given back in order of
-    time.
+    """What a rank holds from some times on, in order of time, and at `first`."""
 
-    `steps` has what it holds from each time on when that changes, in order of time.
-    """
+    first: float
+    times: Floats
+    amounts: Floats
 
-    now: float = 0.0
-    peak: float = 0.0
-    steps: list[tuple[float, float]] = field(factory=list)
-    #: What will be taken or given back, as (time, amount); of one time, what is given back comes
-    #: first.
-    _later: list[tuple[float, float]] = field(factory=list)
+    @property
+    def peak(self) -> float:
+        """The most that it ever holds."""
+        return float(self.amounts.max(initial=self.first))
 
-    def change(self, time: float, amount: float) -> None:
-        """Let an amount be taken, or given back where it is negative, at a time from now on."""
-        heappush(self._later, (time, amount))
-
-    def hold(self, start: float, amount: float) -> None:
-        """Take an amount at a time, and give it back at once: it counts for the peak only."""
-        self.advance(start)
-        self.peak = max(self.peak, self.now + amount)
-        self.steps += (start, self.now + amount), (start, self.now)
-
-    def run(self, begin: float, end: float, amount: float, stays: bool) -> None:
-        """Run an op: what it takes, it takes as it begins, what it gives back, as it ends; or it
-        holds it meanwhile.
-        """
-        if not stays:
-            self.hold(begin, amount)
-        else:
-            self.change(begin if amount > 0 else end, amount)
-
-    def advance(self, time: float = inf) -> None:
-        """Let time go on, by default to the end."""
-        while self._later and self._later[0][0] <= time:
-            at, amount = heappop(self._later)
-            self.now += amount
-            self.peak = max(self.peak, self.now)
-            self.steps.append((at, self.now))
+    @property
+    def steps(self) -> list[tuple[float, float]]:
+        """The times at which it changes, and what it holds from each on."""
+        return list(zip(self.times.tolist(), self.amounts.tolist(), strict=True))
 
 
 def levels(
     schedule: Schedule, timeline: Timeline, amounts: Amounts, first: Sequence[float] = ()
 ) -> list[Level]:
-    """What each rank holds over time, where it held some amount at `first`, by default nothing."""
+    """What each rank holds over time, where it held some amount at `first`, by default nothing.
+
+    What an op takes, it takes as it begins; what it gives back, as it ends. Activations that it
+    does not keep (see `Schedule.keeps`) it holds only as it begins.
+    """
+    table = np.zeros((max(Kind) + 1, len(schedule.placement)))
+    for kind, of_stages in amounts.items():
+        table[kind] = of_stages
     return [
-        _level(schedule, timeline, rank, amounts, first[rank] if first else 0.0)
-        for rank in _ranks(timeline)
+        _level(schedule, timeline, rank, table, first[rank] if first else 0.0)
+        for rank in range(len(timeline.ranks))
     ]
 
 
@@ -71,31 +54,38 @@ def peaks(
     schedule: Schedule, timeline: Timeline, amounts: Amounts, first: Sequence[float] = ()
 ) -> tuple[float, ...]:
     """The most that each rank holds, as `levels` has it."""
-    found = None
-    # Of ops that stay and take time, one after the other, a running sum is enough.
-    if is_large(schedule) and not (
-        any(timeline.copies) or schedule.recomputed or schedule.is_forward_only
-    ):
-        from schedlang.proof.columnwise import memory
-
-        found = memory.peaks(timeline, amounts, first or [0.0] * len(timeline.ranks))
-    return found or tuple(level.peak for level in levels(schedule, timeline, amounts, first))
+    return tuple(level.peak for level in levels(schedule, timeline, amounts, first))
 
 
-def _ranks(timeline: Timeline) -> range:
-    return range(len(timeline.ranks))
+def _level(schedule: Schedule, timeline: Timeline, rank: int, table: Floats, first: float) -> Level:
+    kind, stage, microbatch, start, end = _ops(timeline, rank)
+    amount = table[kind, stage]
+    stays = schedule.keeps_all(kind, stage, microbatch)
+    time = np.where(amount > 0, start, end)
+    # An op sees all that has changed up to its start, but nothing of what ops issued behind it
+    # change. Of one time, what is given back comes first.
+    seen_by = np.maximum(np.searchsorted(start, time, "left"), np.arange(len(time)) + 1)
+    order = np.lexsort((amount[stays], time[stays], seen_by[stays]))
+    turn = seen_by[stays][order]
+    # What does not stay is taken and given back at once, when all before has changed.
+    passing = np.flatnonzero(~stays)
+    turns = np.concatenate([turn, passing, passing])
+    is_later = np.repeat([0, 1, 2], [len(turn), len(passing), len(passing)])
+    together = np.lexsort((is_later, turns))
+    changes = np.concatenate([amount[stays][order], amount[passing], -amount[passing]])[together]
+    times = np.concatenate([time[stays][order], start[passing], start[passing]])[together]
+    return Level(first, times, np.cumsum(np.append(first, changes))[1:])
 
 
-def _level(
-    schedule: Schedule, timeline: Timeline, rank: int, amounts: Amounts, first: float
-) -> Level:
-    level = Level(first, first)
-    copies = timeline.copies[rank] if timeline.copies else ()
-    # An op that starts together with a copy was issued after it.
-    for kind, stage, microbatch, begin, end in merge(
-        copies, timeline.ranks[rank], key=lambda bar: bar.start
-    ):
-        level.advance(begin)
-        level.run(begin, end, amounts[kind][stage], schedule.keeps(kind, stage, microbatch))
-    level.advance()
-    return level
+def _ops(timeline: Timeline, rank: int) -> tuple[Ints, Ints, Ints, Floats, Floats]:
+    """The ops and copies of a rank in order of their starts; of one start, copies come first, since
+    an op that starts together with a copy was issued after it.
+    """
+    ops = timeline.ranks[rank]
+    copies = timeline.copies[rank] if timeline.copies else Bars()
+    kind, stage, microbatch, start, end = (
+        np.concatenate([np.asarray(column) for column in columns])
+        for columns in zip(copies.columns, ops.columns, strict=True)
+    )
+    order = np.argsort(start, kind="stable")
+    return kind[order], stage[order], microbatch[order], start[order], end[order]

@@ -1,206 +1,363 @@
-"""Why an execution stands still: transfers that are never met, or ranks that wait for each
-other.
-"""
+"""Why an execution stands still: transfers never met, or ranks that wait for each other."""
 
-from attrs import frozen
+from collections.abc import Iterable
+from enum import IntEnum
+from functools import cached_property
+
+import numpy as np
+from attrs import define
 
 from schedlang.diagnostics.waits import Wait
-from schedlang.proof.network import Network, Place, Progress
+from schedlang.proof.edges import Events
+from schedlang.proof.graph import NOTHING
 from schedlang.proof.waits import Edge, describe
-from schedlang.schedule.actions import is_send, is_transfer, word
+from schedlang.schedule.actions import word
+from schedlang.schedule.columns import Ints
 from schedlang.schedule.findings import Finding, ranks_text
 from schedlang.schedule.kinds import Kind
-from schedlang.schedule.needs import MAKES, needs
 from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.transports import Transport
 
 
-@frozen
+class Progress(IntEnum):
+    """How far a transfer is: its rank has not come to it; it is issued; it is the first in its
+    lane; the other side has come; it is over.
+    """
+
+    AHEAD = 0
+    POSTED = 1
+    STARTED = 2
+    MET = 3
+    COMPLETE = 4
+
+
+@define(eq=False)
 class Standstill:
-    """Where an execution has come to rest: how far each transfer is, and the action that holds each
-    rank.
-
-    That is a transfer, or an optimizer step that waits for gradients of replicas.
+    """Where an execution on a transport has come to rest. Actions are rows of the schedule's
+    columns.
     """
 
     schedule: Schedule
-    network: Network
-    held_at: list[int | None]
+    events: Events
+    transport: Transport
 
-    def explain(self, waiting: list[Place], other_findings: bool) -> list[Finding]:
-        """What keeps ranks from going on, given the transfers that wait for their other side.
+    def explain(self, other_findings: bool) -> list[Finding]:
+        """What keeps ranks from going on.
 
         A transfer that is never met explains all that waits behind it, and so may other findings;
         only a standstill that nothing else explains is reported as a deadlock.
         """
-        never = [place for place in waiting if self.release(place) is None]
+        never = [row for row in self.waiting if self.release(row) is None]
         # One for each place of the program is shown.
-        first = list({self.source(place): place for place in reversed(never)}.values())
-        edges = [Edge(place, "never matched", alone=self.is_alone(place)) for place in first]
+        first = list({self.source(row): row for row in reversed(never)}.values())
+        edges = [Edge(self.place(row), "never matched", alone=self.is_alone(row)) for row in first]
         waits = dict(zip(first, describe(self.schedule, edges), strict=True))
-        findings = [self.never_met(place, waits.get(place)) for place in never]
-        return findings if findings or other_findings else [self.deadlock(waiting)]
+        findings = [self.never_met(row, waits.get(row)) for row in never]
+        return findings if findings or other_findings else [self.deadlock()]
 
-    def release(self, place: Place) -> Place | None:
+    def reached(self, wrong: Iterable[tuple[int, Finding]]) -> list[Finding]:
+        """What is wrong with actions to which their ranks come; and of ops, that run."""
+        return [finding for row, finding in wrong if self.is_reached(row)]
+
+    def is_reached(self, row: int) -> bool:
+        """Whether a rank comes to a transfer or a copy, or an op runs."""
+        columns = self.schedule.columns
+        if columns.is_transfer[row] or columns.is_copy[row]:
+            return self.has_come(row)
+        return self.is_over(row)
+
+    def met(self, wrong: Iterable[tuple[int, Finding]]) -> list[Finding]:
+        """What is wrong with messages that meet their receives, by the sends."""
+        return [finding for row, finding in wrong if self.has_started(row) and self.is_met(row)]
+
+    @cached_property
+    def waiting(self) -> list[int]:
+        """The transfers that have started, and whose other side has not come; also those that need
+        not wait for it.
+        """
+        channels = self.events.channels
+        assert channels is not None
+        rows = np.flatnonzero(self.schedule.columns.is_transfer & channels.has_peer)
+        return [
+            row
+            for row in rows.tolist()
+            if self.has_started(row)
+            and not (channels.partner[row] >= 0 and self.has_started(int(channels.partner[row])))
+        ]
+
+    def has_come(self, row: int) -> bool:
+        """Whether its rank has come to a transfer, and issued it."""
+        return self.events.graph.happened(int(self.events.come[row]))
+
+    def has_started(self, row: int) -> bool:
+        """Whether a transfer is issued, and the first in its lane."""
+        item = int(self.events.item[row])
+        if item == NOTHING:
+            return self.has_come(row)
+        return self.events.graph.happened(int(self.events.graph.begin[item]))
+
+    def is_over(self, row: int) -> bool:
+        """Whether an action is over, a transfer with its batch."""
+        item = int(self.events.item[row])
+        if item == NOTHING:
+            channels = self.events.channels
+            assert channels is not None
+            partner = int(channels.partner[row])
+            return self.has_come(row) and partner >= 0 and self.has_come(partner)
+        return self.events.graph.happened(int(self.events.graph.over[item]))
+
+    def progress(self, row: int) -> Progress:
+        """How far a transfer is."""
+        if self.is_over(row):
+            return Progress.COMPLETE
+        if not self.has_come(row):
+            return Progress.AHEAD
+        if not self.has_started(row):
+            return Progress.POSTED
+        return Progress.MET if self.is_met(row) else Progress.STARTED
+
+    def is_met(self, row: int) -> bool:
+        """Whether nothing keeps a transfer that has started from being over but its batch."""
+        channels = self.events.channels
+        assert channels is not None
+        partner = int(channels.partner[row])
+        return not channels.has_peer[row] or (partner >= 0 and self.has_started(partner))
+
+    @cached_property
+    def held_at(self) -> list[int | None]:
+        """For each rank the transfer, or the optimizer step, that keeps it from going on."""
+        return [self._held_at(rank) for rank in range(len(self.schedule.ranks))]
+
+    def _held_at(self, rank: int) -> int | None:
+        graph = self.events.graph
+        columns = self.schedule.columns
+        rows = np.arange(columns.first[rank], columns.first[rank + 1])
+        heads = rows[(columns.batch[rows] == rows) & ~columns.is_copy[rows]]
+        if not self.transport.blocks:
+            heads = heads[~columns.is_transfer[heads]]
+        stuck = heads[np.isinf(graph.times[graph.over[self.events.item[heads]]])]
+        if not len(stuck):
+            return None
+        head = int(stuck[0])
+        if columns.is_transfer[head]:
+            return head
+        item = int(self.events.item[head])
+        first = int(graph.begin[item]) + 1 if graph.begin[item] != NOTHING else self._thread(item)
+        events = range(first, int(graph.over[item]) + 1)
+        event = next(event for event in events if not graph.happened(event))
+        return int(self.events.about[graph.edge[event]])
+
+    def _thread(self, item: int) -> int:
+        """The first event of the thread of an item."""
+        graph = self.events.graph
+        return int(graph.first[np.searchsorted(graph.first, graph.over[item], "right") - 1])
+
+    def release(self, row: int) -> int | None:
         """The action that would meet a waiting transfer."""
-        peer, *wanted = self.other_end(place)
-        actions = self.schedule.ranks[peer]
-        for later in range(len(actions)):
-            meets = [actions.kind[later], actions.stage[later], actions.microbatch[later]] == wanted
-            if meets and self.network.progress((peer, later)) < Progress.STARTED:
-                return peer, later
-        return None
+        columns = self.schedule.columns
+        peer, kind, number, microbatch = self.other_end(row)
+        rows = np.arange(columns.first[peer], columns.first[peer + 1])
+        meets = (
+            (columns.kind[rows] == kind)
+            & (columns.stage[rows] == number)
+            & (columns.microbatch[rows] == microbatch)
+        )
+        return next((each for each in rows[meets].tolist() if not self.has_started(each)), None)
 
-    def other_end(self, place: Place) -> tuple[int, Kind, int, int]:
+    def other_end(self, row: int) -> tuple[int, Kind, int, int]:
         """The other side of a transfer: its rank, kind, number and microbatch."""
-        kind, number, microbatch, *_ = self.schedule.ranks[place[0]].row(place[1])
+        columns = self.schedule.columns
+        kind = int(columns.kind[row])
+        number = int(columns.stage[row])
         peer = self.schedule.peer(kind, number)
         assert peer is not None
-        return peer, *self.schedule.layout.counterpart(kind, number), microbatch
+        return peer, *self.schedule.layout.counterpart(kind, number), int(columns.microbatch[row])
 
-    def word(self, place: Place) -> str:
-        """An action in a message."""
-        return f"`{self.schedule.ranks[place[0]].word(place[1])}`"
+    def place(self, row: int) -> tuple[int, int]:
+        """The rank of an action, and its index there."""
+        return self.schedule.columns.place(row)
 
-    def source(self, place: Place) -> int:
+    def rank(self, row: int) -> int:
+        """The rank of an action."""
+        return int(self.schedule.columns.rank[row])
+
+    def source(self, row: int) -> int:
         """The place of an action in the program."""
-        return self.schedule.ranks[place[0]].source[place[1]]
+        return int(self.schedule.columns.source[row])
 
-    def never_met(self, place: Place, wait: Wait | None) -> Finding:
+    def batch(self, row: int) -> list[int]:
+        """The actions that are issued together with one: on gloo, each transfer is on its own."""
+        if self.transport.lane == "none" and self.is_transfer(row):
+            return [row]
+        columns = self.schedule.columns
+        head = int(columns.batch[row])
+        return list(range(head, head + int(columns.sizes[head])))
+
+    def never_met(self, row: int, wait: Wait | None) -> Finding:
         """A transfer whose other side does not come."""
-        peer, *wanted = self.other_end(place)
-        sent = is_send(self.schedule.ranks[place[0]].kind[place[1]])
-        done = "received" if sent else "sent"
-        message = (
-            f"{self.word(place)} on rank {place[0]} is never {done}: rank {peer} has no "
-            f"`{word(*wanted)}` left"
-        )
+        rank, index = self.place(row)
+        peer, *wanted = self.other_end(row)
+        text = self.schedule.ranks[rank].word(index)
+        other = word(*wanted)
+        is_send = self.schedule.columns.kind[row] in (Kind.SEND_F, Kind.SEND_B)
+        done = "received" if is_send else "sent"
+        message = f"`{text}` on rank {rank} is never {done}: rank {peer} has no `{other}` left"
         help = None
-        if self.stands_there(place):
-            message = (
-                f"{self.word(place)} on rank {place[0]} and `{word(*wanted)}` on rank "
-                f"{peer} "
-                "never meet"
-            )
+        if self.stands_there(row):
+            message = f"`{text}` on rank {rank} and `{other}` on rank {peer} never meet"
             help = (
-                "one is issued in a batch and one alone, which take different ways: issue both "
-                "alike"
+                "one is issued in a batch and one alone, which take different ways: "
+                "issue both alike"
             )
         return Finding(
-            "unmatched-send" if sent else "unmatched-receive",
+            "unmatched-send" if is_send else "unmatched-receive",
             message,
-            place[0],
-            self.source(place),
+            rank,
+            self.source(row),
             help=help,
             waits=(wait,) if wait else (),
-            numbers=(self.schedule.ranks[place[0]].stage[place[1]], wanted[1]),
+            numbers=(int(self.schedule.columns.stage[row]), wanted[1]),
         )
 
-    def stands_there(self, place: Place) -> bool:
+    def stands_there(self, row: int) -> bool:
         """Whether the other side of a transfer waits as well, on another channel."""
-        peer, *wanted = self.other_end(place)
-        actions = self.schedule.ranks[peer]
-        waiting = self.network.waiting()
-        return any([*actions.row(index)[:3]] == wanted for rank, index in waiting if rank == peer)
+        peer, *wanted = self.other_end(row)
+        columns = self.schedule.columns
+        return any(
+            [columns.kind[other], columns.stage[other], columns.microbatch[other]] == wanted
+            for other in self.waiting
+            if columns.rank[other] == peer
+        )
 
-    def deadlock(self, waiting: list[Place]) -> Finding:
+    def deadlock(self) -> Finding:
         """The ranks that wait for each other: from any that waits, follow what it waits for until
         that comes again.
         """
-        started = [place for place in waiting if self.network.progress(place) == Progress.STARTED]
-        steps = [(rank, held) for rank, held in enumerate(self.held_at) if held is not None]
-        order = [min(started or [place for place in steps if not self.is_transfer(place)])]
+        started = [row for row in self.waiting if self.progress(row) == Progress.STARTED]
+        steps = [row for row in self.held_at if row is not None and not self.is_transfer(row)]
+        order = [min(started or steps)]
         while (following := self.waits_for(order[-1])) not in order:
             order.append(following)
         cycle = order[order.index(following) :]
         # Begin where a rank comes first that waits for another one.
         crossings = [
-            (a, b) for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True) if a[0] != b[0]
+            (a, b)
+            for a, b in zip(cycle, [*cycle[1:], cycle[0]], strict=True)
+            if self.rank(a) != self.rank(b)
         ]
         waits = describe(self.schedule, [self.edge(waiter, until) for waiter, until in crossings])
-        rank = crossings[0][0][0]
-        place = self.source(crossings[0][0])
+        first = crossings[0][0]
         spans = self.schedule.spans
-        text = self.schedule.source.text
-        if text.startswith(("send", "recv"), spans[place].start if spans else 0):
+        start = spans[self.source(first)].start if spans else 0
+        if self.schedule.source.text.startswith(("send", "recv"), start):
             help = (
-                "issue transfers that cross as one batch, `exchange { … }`, or in one order on "
-                "both ranks"
+                "issue transfers that cross as one batch, `exchange { … }`, "
+                "or in one order on both ranks"
             )
         else:
             help = (
-                "these ops cannot run in this order, whatever the communication: change the "
-                "order of one rank"
+                "these ops cannot run in this order, whatever the communication: "
+                "change the order of one rank"
             )
-        message = (
-            f"{ranks_text(sorted({waiter[0] for waiter, _ in crossings}))} wait for each other"
+        ranks = ranks_text(sorted({self.rank(waiter) for waiter, _ in crossings}))
+        message = f"{ranks} wait for each other"
+        return Finding(
+            "deadlock", message, self.rank(first), self.source(first), help=help, waits=waits
         )
-        return Finding("deadlock", message, rank, place, help=help, waits=waits)
 
-    def edge(self, waiter: Place, until: Place) -> Edge:
+    def edge(self, waiter: int, until: int) -> Edge:
         """A wait for another rank, and why that has not come there: it stands elsewhere, or one of
         its streams does.
         """
         if not self.is_transfer(waiter):
             reason = "sum"
-        elif self.network.progress(waiter) == Progress.MET:
+        elif self.progress(waiter) == Progress.MET:
             reason = "batch"
         else:
-            reason = "stream" if self.network.progress(until) == Progress.POSTED else "partner"
-        return Edge(waiter, reason, until, self.is_alone(waiter))
+            reason = "stream" if self.progress(until) == Progress.POSTED else "partner"
+        return Edge(self.place(waiter), reason, self.place(until), self.is_alone(waiter))
 
-    def is_alone(self, place: Place) -> bool:
+    def is_alone(self, row: int) -> bool:
         """Whether a transfer does not hold its rank, only what comes behind it in its lane."""
-        held = self.held_at[place[0]]
-        if held is not None and not self.is_transfer((place[0], held)):
-            return place[1] != held
-        return held is None or place[1] not in self.network.batch((place[0], held))
+        held = self.held_at[self.rank(row)]
+        if held is not None and not self.is_transfer(held):
+            return row != held
+        return held is None or row not in self.batch(held)
 
-    def waits_for(self, place: Place) -> Place:
+    def waits_for(self, row: int) -> int:
         """What an action waits for: its other side, or one before it on its own rank, or one that
         goes with it.
         """
-        rank = place[0]
-        progress = self.network.progress(place)
+        progress = Progress.AHEAD if not self.is_transfer(row) else self.progress(row)
         if progress == Progress.AHEAD:
-            held = self.held_at[rank]
+            held = self.held_at[self.rank(row)]
             assert held is not None
-            if place[1] == held:
-                return self.lacking(place)
-            is_step = not self.is_transfer((rank, held))
-            return (rank, held) if is_step else self.unmet(rank, self.network.batch((rank, held)))
+            if row == held:
+                return self.lacking(row)
+            return self.unmet(self.batch(held)) if self.is_transfer(held) else held
         if progress == Progress.POSTED:
-            return self.unmet(rank, self.network.head(place))
+            return self.unmet(self.batch(self.head(row)))
         if progress == Progress.STARTED:
-            release = self.release(place)
+            release = self.release(row)
             assert release is not None
             return release
-        lagging = self.network.lagging(place)
-        assert lagging is not None
-        return self.unmet(*lagging)
+        return self.unmet(self.lagging(row))
 
-    def is_transfer(self, place: Place) -> bool:
+    def head(self, row: int) -> int:
+        """A transfer of the batch that goes first in the lane of an issued one."""
+        graph = self.events.graph
+        columns = self.schedule.columns
+        thread = self._thread(int(self.events.item[row]))
+        own = np.arange(columns.first[self.rank(row)], columns.first[self.rank(row) + 1])
+        heads: Ints = own[columns.is_transfer[own] & (columns.batch[own] == own)]
+        return next(
+            int(head)
+            for head in heads
+            if self._thread(int(self.events.item[head])) == thread
+            and not graph.happened(int(graph.over[self.events.item[head]]))
+        )
+
+    def lagging(self, row: int) -> list[int]:
+        """A batch that is not met among those that complete together with a transfer's."""
+        batches = self.connected(row)
+        return next(
+            batch for batch in batches if not all(self.is_met(transfer) for transfer in batch)
+        )
+
+    def connected(self, row: int) -> list[list[int]]:
+        """The batches that a batch has exchanged messages with, directly or through others, and
+        itself.
+        """
+        channels = self.events.channels
+        assert channels is not None
+        found = {int(self.schedule.columns.batch[row]): self.batch(row)}
+        following = [self.batch(row)]
+        while following:
+            for transfer in following.pop():
+                partner = int(channels.partner[transfer])
+                if partner < 0 or not self.has_started(partner):
+                    continue
+                head = int(self.schedule.columns.batch[partner])
+                if head not in found:
+                    found[head] = self.batch(partner)
+                    following.append(found[head])
+        return list(found.values())
+
+    def is_transfer(self, row: int) -> bool:
         """Whether an action is a transfer."""
-        return is_transfer(self.schedule.ranks[place[0]].kind[place[1]])
+        return bool(self.schedule.columns.is_transfer[row])
 
-    def lacking(self, step: Place) -> Place:
+    def lacking(self, step: int) -> int:
         """The op that will make a gradient for which an optimizer step waits, the first that its
         rank has to do.
         """
-        wanted = {
-            need[1:]
-            for need in needs(self.schedule, *self.schedule.ranks[step[0]].row(step[1])[:3])
-        }
-        return next(
-            (rank, index)
-            for rank, actions in enumerate(self.schedule.ranks)
-            for index in range(self.held_at[rank] or 0, len(actions))
-            if rank != step[0] and self.held_at[rank] is not None
-            if Kind.W in MAKES.get(actions.kind[index], ()) and actions.row(index)[1:3] in wanted
-        )
+        needs = self.schedule.needs
+        makers = np.sort(needs.maker[(needs.user == step) & needs.is_sum])
+        return next(int(row) for row in makers if row >= 0 and not self.is_over(int(row)))
 
-    def unmet(self, rank: int, batch: range) -> Place:
+    def unmet(self, batch: Ints | list[int]) -> int:
         """A transfer of a batch that keeps it from completing: one that is not met, if there is
         one.
         """
-        waiting = [index for index in batch if self.network.progress((rank, index)) < Progress.MET]
-        return rank, (waiting or batch)[0]
+        rows = [int(row) for row in batch]
+        return next((row for row in rows if self.progress(row) < Progress.MET), rows[0])

@@ -2,243 +2,262 @@
 halves.
 """
 
-from functools import cached_property
-
+import numpy as np
 from attrs import frozen
 
 from schedlang.diagnostics.diagnostic import CompileError, counted
-from schedlang.proof.columnwise import is_large
-from schedlang.schedule.actions import is_copy, is_transfer, word
+from schedlang.schedule.actions import word
+from schedlang.schedule.columns import Columns, Ints, is_any, repeats
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 
-# What is done for a stage and a microbatch: a whole backward does both halves.
-_FORWARD = 1
-_INPUT = 2
-_WEIGHT = 4
-_AGAIN = 8
-_UPDATE = 16
-_AWAY = 32
-_BACK = 64
-_DOES: dict[int, int] = {
-    Kind.F: _FORWARD,
-    Kind.B: _INPUT | _WEIGHT,
-    Kind.I: _INPUT,
-    Kind.W: _WEIGHT,
-    Kind.R: _AGAIN,
-    Kind.U: _UPDATE,
-    Kind.OFFLOAD: _AWAY,
-    Kind.RELOAD: _BACK,
-}
-_WORDS: dict[int, str] = {
-    Kind.F: "the forward",
-    Kind.B: "the backward",
-    Kind.I: "the backward",
-    Kind.W: "the weight gradient",
-    Kind.R: "the recomputation",
-    Kind.U: "the optimizer step",
-    Kind.OFFLOAD: "the offload",
-    Kind.RELOAD: "the reload",
-}
+
+@frozen
+class Work:
+    """A piece of work of a stage and microbatch, and the kinds of op that do it: a whole backward
+    does both halves.
+    """
+
+    name: str
+    kinds: tuple[Kind, ...]
+
+
+FORWARD = Work("the forward", (Kind.F,))
+INPUT = Work("the backward", (Kind.B, Kind.I))
+WEIGHT = Work("the weight gradient", (Kind.B, Kind.W))
+RECOMPUTATION = Work("the recomputation", (Kind.R,))
+UPDATE = Work("the optimizer step", (Kind.U,))
+OFFLOAD = Work("the offload", (Kind.OFFLOAD,))
+RELOAD = Work("the reload", (Kind.RELOAD,))
+
+_ALL = (FORWARD, INPUT, WEIGHT, RECOMPUTATION, UPDATE, OFFLOAD, RELOAD)
 
 
 def check_structure(schedule: Schedule) -> None:
     """CompileError when an action is unknown, on the wrong rank, missing, or there twice."""
-    if is_large(schedule):
-        from schedlang.proof.columnwise.structure import is_complete
+    check_actions(schedule)
+    for check in (_repeated, _missing, _missing_updates, _offloads):
+        findings = check(schedule)
+        if findings:
+            raise CompileError(diagnose(schedule, findings))
 
-        if is_complete(schedule):
-            return
-    findings = [
-        finding for rank in range(len(schedule.ranks)) for finding in _unknown(schedule, rank)
-    ]
-    if not findings:
-        findings = _repeated_or_missing(schedule)
+
+def check_actions(schedule: Schedule) -> None:
+    """CompileError when an action is unknown, or on the wrong rank."""
+    findings = _unknown(schedule)
     if findings:
         raise CompileError(diagnose(schedule, findings))
 
 
-def _unknown(schedule: Schedule, rank: int) -> list[Finding]:
+def _unknown(schedule: Schedule) -> list[Finding]:
     """Actions of stages and microbatches that do not exist or belong to another rank."""
-    findings: list[Finding] = []
-    actions = schedule.ranks[rank]
+    columns = schedule.columns
     layout = schedule.layout
-    placement = schedule.placement
+    stages = len(schedule.placement)
+    numbers = stages + len(layout.skip_stages) * columns.is_transfer
+    is_stage = (columns.stage >= 0) & (columns.stage < numbers)
+    stage = _stages(schedule, np.where(is_stage, columns.stage, 0))
+    rank = np.array(schedule.placement)[stage]
+    units = np.array([layout.units(each) for each in range(stages)])[stage]
+    is_update = columns.kind == Kind.U
+    is_unit = is_update | ((columns.microbatch >= 0) & (columns.microbatch < units))
 
-    def find(code: str, index: int, wrong: str) -> None:
-        message = f"`{actions.word(index)}` on rank {rank}: {wrong}"
-        place = actions.source[index]
-        findings.append(Finding(code, message, rank, place, numbers=(actions.stage[index],)))
+    def place(row: int) -> tuple[int, int]:
+        return int(columns.rank[row]), int(columns.source[row])
 
-    for index, (kind, number, microbatch) in enumerate(
-        zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+    def here(row: int) -> str:
+        at, index = columns.place(row)
+        return f"`{schedule.ranks[at].word(index)}` on rank {at}"
+
+    def number(row: int) -> tuple[int]:
+        return (int(columns.stage[row]),)
+
+    def no_such_stage(row: int) -> Finding:
+        message = f"{here(row)}: there are stages 0 to {stages - 1}"
+        return Finding("no-such-stage", message, *place(row), numbers=number(row))
+
+    def not_on_this_rank(row: int) -> Finding:
+        message = f"{here(row)}: stage {stage[row]} is on rank {rank[row]}"
+        return Finding("not-on-this-rank", message, *place(row), numbers=number(row))
+
+    def no_such_update(row: int) -> Finding:
+        message = f"{here(row)}: there are updates 0 to {layout.updates - 1}"
+        return Finding("update", message, *place(row))
+
+    def no_such_microbatch(row: int) -> Finding:
+        message = f"{here(row)}: there are microbatches 0 to {units[row] - 1}"
+        return Finding("no-such-microbatch", message, *place(row), numbers=number(row))
+
+    def copy_in_a_group(row: int) -> Finding:
+        what = "a copy goes on beside what follows by itself, it stands alone"
+        return Finding("overlap", f"{here(row)}: {what}", *place(row))
+
+    is_such_update = ~is_update | (columns.microbatch < layout.updates)
+    findings: dict[int, Finding] = {}
+    for is_right, finding in (
+        (is_stage, no_such_stage),
+        (rank == columns.rank, not_on_this_rank),
+        (is_such_update, no_such_update),
+        (is_unit, no_such_microbatch),
+        (~columns.is_copy | (columns.group == 0), copy_in_a_group),
     ):
-        stage = layout.stage_of(kind, number)
-        if number >= len(placement) and not (is_transfer(kind) and number in layout.skip_stages):
-            find("no-such-stage", index, f"there are stages 0 to {len(placement) - 1}")
-        elif placement[stage] != rank:
-            find("not-on-this-rank", index, f"stage {stage} is on rank {placement[stage]}")
-        elif kind == Kind.U and microbatch >= layout.updates:
-            find("update", index, f"there are updates 0 to {layout.updates - 1}")
-        elif microbatch >= layout.units(stage):
-            find(
-                "no-such-microbatch",
-                index,
-                f"there are microbatches 0 to {layout.units(stage) - 1}",
-            )
-        elif is_copy(kind) and actions.group[index]:
-            find("overlap", index, "a copy goes on beside what follows by itself, it stands alone")
-    return findings
+        for row in np.flatnonzero(~is_right).tolist():
+            findings.setdefault(row, finding(row))
+    return [findings[row] for row in sorted(findings)]
 
 
-def _repeated_or_missing(schedule: Schedule) -> list[Finding]:
-    done: dict[tuple[int, int], int] = {}
-    first: dict[tuple[int, int, int], int] = {}
-    findings = []
-    for rank, actions in enumerate(schedule.ranks):
-        for kind, stage, microbatch, place in zip(
-            actions.kind, actions.stage, actions.microbatch, actions.source, strict=True
-        ):
-            if kind not in _DOES:
-                continue
-            # The only update of a schedule needs no number.
-            microbatch = max(microbatch, 0)
-            does = _DOES[kind]
-            before = done.get((stage, microbatch), 0)
-            if before & does:
-                which = f"update {microbatch}" if kind == Kind.U else f"microbatch {microbatch}"
-                message = f"{_WORDS[kind]} of {which} on stage {stage} runs twice"
-                related = (first[stage, microbatch, before & does & -(before & does)], "first here")
-                again = f"again, as `{word(kind, stage, microbatch)}`"
-                findings.append(
-                    Finding(
-                        "repeated-op", message, rank, place, again, (related,), _split_help(kind)
-                    )
-                )
-            for bit in (_FORWARD, _INPUT, _WEIGHT, _AGAIN, _UPDATE, _AWAY, _BACK):
-                if does & bit and not before & bit:
-                    first[stage, microbatch, bit] = place
-            done[stage, microbatch] = before | does
-    places = _Places(first)
-    return (
-        findings
-        or _missing(schedule, done, places)
-        or _missing_updates(schedule, done, places)
-        or _offloads(schedule, done, places)
+def _stages(schedule: Schedule, numbers: Ints) -> Ints:
+    """The stage of every action: of a transfer by a skip, the one at its own end."""
+    if not schedule.layout.skip_stages:
+        return numbers
+    stages = numbers.copy()
+    for row in np.flatnonzero(numbers >= len(schedule.placement)).tolist():
+        kind = int(schedule.columns.kind[row])
+        stages[row] = schedule.layout.stage_of(kind, int(numbers[row]))
+    return stages
+
+
+def _slots(columns: Columns, rows: Ints) -> Ints:
+    """A number for the stage and microbatch of each op, or update; the only update needs none."""
+    units = int(columns.microbatch.max(initial=0)) + 1
+    return columns.stage[rows] * np.int64(units) + np.maximum(columns.microbatch[rows], 0)
+
+
+def _repeated(schedule: Schedule) -> list[Finding]:
+    """Work that is done again, in the order of the actions."""
+    columns = schedule.columns
+    first_rows: dict[int, int] = {}
+    for work in _ALL:
+        rows = columns.where(*work.kinds)
+        later, first = repeats(_slots(columns, rows))
+        for row, before in zip(rows[later].tolist(), rows[first].tolist(), strict=True):
+            first_rows.setdefault(row, before)
+    return [_repeated_op(schedule, row, first_rows[row]) for row in sorted(first_rows)]
+
+
+def _repeated_op(schedule: Schedule, row: int, before: int) -> Finding:
+    columns = schedule.columns
+    kind = Kind(int(columns.kind[row]))
+    stage = int(columns.stage[row])
+    microbatch = max(int(columns.microbatch[row]), 0)
+    which = f"{'update' if kind == Kind.U else 'microbatch'} {microbatch}"
+    help = "a `W` completes an `I`; a whole backward needs none" if kind == Kind.W else None
+    name = next(work.name for work in _ALL if kind in work.kinds)
+    return Finding(
+        "repeated-op",
+        f"{name} of {which} on stage {stage} runs twice",
+        int(columns.rank[row]),
+        int(columns.source[row]),
+        f"again, as `{word(kind, stage, microbatch)}`",
+        ((int(columns.source[before]), "first here"),),
+        help,
     )
 
 
-@frozen
-class _Places:
-    """Where work stands in the program, by stage, microbatch and bit; and where others stand near
-    work that is not.
+def _missing(schedule: Schedule) -> list[Finding]:
+    """The first microbatch for which a piece of work is missing, on each stage: there may be
+    millions.
+    """
+    columns = schedule.columns
+    stages = len(schedule.placement)
+    wanted = ((FORWARD, Kind.F), (INPUT, Kind.B), (WEIGHT, Kind.W))
+    for work, kind in wanted[:1] if schedule.is_forward_only else wanted:
+        rows = columns.where(*work.kinds)
+        counts = np.bincount(columns.stage[rows], minlength=stages).tolist()
+        lacking = [schedule.layout.units(stage) - counts[stage] for stage in range(stages)]
+        findings = [
+            _missing_op(schedule, work, kind, stage, lacking[stage])
+            for stage in range(stages)
+            if lacking[stage]
+        ]
+        if findings:
+            return findings
+    return []
+
+
+def _missing_op(schedule: Schedule, work: Work, kind: Kind, stage: int, lacking: int) -> Finding:
+    columns = schedule.columns
+    rows = columns.where(*work.kinds)
+    there = np.sort(columns.microbatch[rows[columns.stage[rows] == stage]])
+    gaps = np.flatnonzero(there != np.arange(len(there)))
+    microbatch = int(gaps[0]) if len(gaps) else len(there)
+    name = "the weight gradient" if kind == Kind.W else work.name
+    message = f"{name} of microbatch {microbatch} never runs on stage {stage}"
+    if lacking > 1:
+        message += f", nor that of {counted(lacking - 1, 'other microbatch')}"
+    help = None
+    if kind == Kind.W:
+        help = "every half for the inputs needs its `W`; write `BW` for a whole backward"
+    place, label = _place_near(columns, stage, work)
+    return Finding("missing-op", message, schedule.placement[stage], place, label, help=help)
+
+
+def _place_near(columns: Columns, stage: int, work: Work) -> tuple[int, str]:
+    """The place of the same work for another microbatch, or of other work of the stage, and what it
+    is.
     """
 
-    first: dict[tuple[int, int, int], int]
+    def of_stage(each: Work) -> Ints:
+        return np.flatnonzero(is_any(columns.kind, *each.kinds) & (columns.stage == stage))
 
-    @cached_property
-    def of_work(self) -> dict[tuple[int, int], int]:
-        """A place of each work of each stage."""
-        return {(stage, bit): place for (stage, _, bit), place in self.first.items()}
-
-    def near(self, stage: int, bit: int) -> tuple[int, str]:
-        """The place of the same work for another microbatch, or of other work of the stage, and
-        what it is.
-        """
-        if (stage, bit) in self.of_work:
-            return self.of_work[stage, bit], "others run here"
-        own = [place for (at, _), place in self.of_work.items() if at == stage]
-        return (own[-1], f"stage {stage} runs here") if own else (0, "")
+    same = of_stage(work)
+    if len(same):
+        return int(columns.source[same[-1]]), "others run here"
+    others = [rows for rows in map(of_stage, _ALL) if len(rows)]
+    if not others:
+        return 0, ""
+    latest = max(others, key=lambda rows: int(rows[0]))
+    return int(columns.source[latest[-1]]), f"stage {stage} runs here"
 
 
-def _split_help(kind: int) -> str | None:
-    if kind == Kind.W:
-        return "a `W` completes an `I`; a whole backward needs none"
-    return None
-
-
-def _missing(
-    schedule: Schedule, done: dict[tuple[int, int], int], places: _Places
-) -> list[Finding]:
-    """The first piece of work missing on each stage, per kind: there may be millions."""
-    wanted = [(_FORWARD, Kind.F), (_INPUT, Kind.B), (_WEIGHT, Kind.W)]
-    findings: list[Finding] = []
-    for bit, kind in wanted[:1] if schedule.is_forward_only else wanted:
-        counts = [0] * len(schedule.placement)
-        for (stage, _), bits in done.items():
-            counts[stage] += bool(bits & bit)
-        for stage, count in enumerate(counts):
-            lacking = schedule.layout.units(stage) - count
-            if lacking:
-                absent = (
-                    unit
-                    for unit in range(schedule.layout.units(stage))
-                    if not done.get((stage, unit), 0) & bit
-                )
-                findings.append(
-                    _missing_op(
-                        schedule, kind, stage, next(absent), lacking, places.near(stage, bit)
-                    )
-                )
-        if findings:
-            break
-    return findings
-
-
-def _missing_updates(
-    schedule: Schedule, done: dict[tuple[int, int], int], places: _Places
-) -> list[Finding]:
+def _missing_updates(schedule: Schedule) -> list[Finding]:
     """Updates that some stages make and others do not."""
-    made = next((place for (_, _, bit), place in places.first.items() if bit == _UPDATE), 0)
-    updates = {op for op, bits in done.items() if bits & _UPDATE}
-    wanted = [
-        (stage, each)
-        for each in range(schedule.layout.updates)
-        for stage in range(len(schedule.placement))
-    ]
+    columns = schedule.columns
+    rows = columns.where(Kind.U)
+    stages = columns.stage[rows].tolist()
+    made = set(zip(stages, np.maximum(columns.microbatch[rows], 0).tolist(), strict=True))
     return [
         Finding(
             "missing-op",
-            f"stage {stage} never makes update {each}, others do",
+            f"stage {stage} never makes update {update}, others do",
             schedule.placement[stage],
-            made,
+            int(columns.source[rows[0]]),
             "others run here",
         )
-        for stage, each in wanted
-        if updates and (stage, each) not in updates
+        for update in range(schedule.layout.updates if made else 0)
+        for stage in range(len(schedule.placement))
+        if (stage, update) not in made
     ]
 
 
-def _offloads(
-    schedule: Schedule, done: dict[tuple[int, int], int], places: _Places
-) -> list[Finding]:
-    """Activations that are offloaded but not there, or never brought back."""
-    findings = []
-    for (stage, microbatch), bits in done.items():
-        of = f"the activations of microbatch {microbatch} on stage {stage}"
-        if bits & _AWAY and bits & _AGAIN:
-            message = f"{of} are offloaded, but dropped after the forward: `R` makes them again"
-        elif bits & _AWAY and not bits & _BACK:
-            message = f"{of} are offloaded, and never reloaded"
-        elif bits & _BACK and not bits & _AWAY:
-            message = f"{of} are reloaded, and never offloaded"
-        else:
-            continue
-        place = places.first[stage, microbatch, _AWAY if bits & _AWAY else _BACK]
-        findings.append(Finding("offload", message, schedule.placement[stage], place))
-    return findings[:1]
-
-
-def _missing_op(
-    schedule: Schedule, kind: Kind, stage: int, microbatch: int, lacking: int, near: tuple[int, str]
-) -> Finding:
-    message = f"{_WORDS[kind]} of microbatch {microbatch} never runs on stage {stage}"
-    if lacking > 1:
-        message += f", nor that of {counted(lacking - 1, 'other microbatch')}"
-    help = (
-        "every half for the inputs needs its `W`; write `BW` for a whole backward"
-        if kind == Kind.W
-        else None
-    )
-    return Finding("missing-op", message, schedule.placement[stage], *near, help=help)
+def _offloads(schedule: Schedule) -> list[Finding]:
+    """The first activations that are offloaded but not there, or never brought back."""
+    columns = schedule.columns
+    away, back, again = (columns.where(kind) for kind in (Kind.OFFLOAD, Kind.RELOAD, Kind.R))
+    if not len(away) and not len(back):
+        return []
+    away_slots, back_slots, again_slots = (_slots(columns, rows) for rows in (away, back, again))
+    wrong = [
+        (
+            away[np.isin(away_slots, again_slots)],
+            "offloaded, but dropped after the forward: `R` makes them again",
+        ),
+        (away[~np.isin(away_slots, back_slots)], "offloaded, and never reloaded"),
+        (back[~np.isin(back_slots, away_slots)], "reloaded, and never offloaded"),
+    ]
+    ops = np.flatnonzero(~columns.is_transfer & (columns.kind != Kind.U))
+    slots, first = np.unique(_slots(columns, ops), return_index=True)
+    found = []
+    for rows, what in wrong:
+        starts = ops[first[np.searchsorted(slots, _slots(columns, rows))]]
+        found += [
+            (start, row, what) for start, row in zip(starts.tolist(), rows.tolist(), strict=True)
+        ]
+    if not found:
+        return []
+    _, row, what = min(found, key=lambda each: each[0])
+    microbatch = int(columns.microbatch[row])
+    stage = int(columns.stage[row])
+    message = f"the activations of microbatch {microbatch} on stage {stage} are {what}"
+    return [Finding("offload", message, int(columns.rank[row]), int(columns.source[row]))]

@@ -14,7 +14,7 @@ from schedlang.language.imports import load
 from schedlang.language.syntax import Param
 from schedlang.plan.plan import Plan
 from schedlang.plan.reader import read_plan
-from schedlang.proof.machine import simulate
+from schedlang.proof.prove import simulate
 from schedlang.report.figures import figures
 from schedlang.schedule.costs import Costs
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from schedlang.plan.plan import Plan
 from schedlang.proof.execution import Execution
-from schedlang.proof.machine import simulate
+from schedlang.proof.prove import simulate
 from schedlang.ranks.lifetimes import peak_messages
 from schedlang.ranks.weights import follow_weights
 from schedlang.report.bubbles.critical_path import critical_path, path_by_ops

@@ -8,13 +8,16 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 from attrs import field, frozen
 
 from schedlang.diagnostics.source import Source, Span
 from schedlang.schedule.actions import Actions
+from schedlang.schedule.columns import Columns, Flags, Ints, columns_of, is_any
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
+from schedlang.schedule.needs import Needs, needs_of
 from schedlang.schedule.transports import PORTABLE
 
 #: The most actions of one schedule.
@@ -104,6 +107,16 @@ class Schedule:
     transport: str = PORTABLE
     objective: str = "makespan"
 
+    @cached_property
+    def columns(self) -> Columns:
+        """All actions as numpy columns."""
+        return columns_of(self.ranks)
+
+    @cached_property
+    def needs(self) -> Needs:
+        """What every action needs; of a schedule that has the right structure."""
+        return needs_of(self.layout, self.columns)
+
     @property
     def placement(self) -> tuple[int, ...]:
         """The rank of each stage."""
@@ -178,6 +191,16 @@ class Schedule:
         return kind != Kind.F or not (
             self.is_forward_only or (stage, microbatch) in self.recomputed
         )
+
+    def keeps_all(self, kinds: Ints, stages: Ints, microbatches: Ints) -> Flags:
+        """`keeps` of many ops."""
+        if self.is_forward_only:
+            return ~is_any(kinds, Kind.F)
+        if not self.recomputed:
+            return np.ones(len(kinds), bool)
+        units = int(microbatches.max(initial=0)) + 1
+        dropped = [stage * units + microbatch for stage, microbatch in self.recomputed]
+        return ~is_any(kinds, Kind.F) | ~np.isin(stages * np.int64(units) + microbatches, dropped)
 
     def peer(self, kind: int, number: int) -> int | None:
         """See `Layout.peer`."""

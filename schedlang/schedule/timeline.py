@@ -4,9 +4,10 @@ from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from operator import sub
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 from attrs import define, field, frozen
+from numpy.typing import NDArray
 
 from schedlang.schedule.actions import word
 
@@ -42,6 +43,14 @@ class Bars(Sequence[Bar]):
             found.add(*bar)
         return found
 
+    @classmethod
+    def from_columns(cls, *columns: NDArray[Any]) -> "Bars":
+        """The bars of some columns, in the order of the fields."""
+        found = cls()
+        for target, column in zip(found.columns, columns, strict=True):
+            target.frombytes(column.astype(target.typecode).tobytes())
+        return found
+
     def add(self, kind: int, stage: int, microbatch: int, start: float, end: float) -> None:
         """Append one bar."""
         self.kind.append(kind)
@@ -49,6 +58,11 @@ class Bars(Sequence[Bar]):
         self.microbatch.append(microbatch)
         self.start.append(start)
         self.end.append(end)
+
+    @property
+    def columns(self) -> "tuple[array[Any], ...]":
+        """Its columns, in the order of the fields of a bar."""
+        return self.kind, self.stage, self.microbatch, self.start, self.end
 
     def __len__(self) -> int:
         return len(self.kind)

@@ -19,7 +19,7 @@ from schedlang.lowering import lower
 from schedlang.plan.plan import Plan
 from schedlang.plan.torch_tables.layout import find_layout
 from schedlang.plan.torch_tables.markers import Marker, check_markers
-from schedlang.proof.machine import prove
+from schedlang.proof.prove import prove
 from schedlang.proof.structure import check_structure
 from schedlang.schedule.actions import OVERLAP, Actions, is_transfer
 from schedlang.schedule.kinds import Kind

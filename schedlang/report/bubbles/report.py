@@ -8,7 +8,7 @@ from typing import Any
 from attrs import frozen
 
 from schedlang.plan.plan import Plan
-from schedlang.proof.machine import simulate
+from schedlang.proof.prove import simulate
 from schedlang.report.bubbles.attribution import CAUSES, Idle, bubbles
 from schedlang.report.bubbles.critical_path import Segment, critical_path
 from schedlang.report.bubbles.exposed import exposed

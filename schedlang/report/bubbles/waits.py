@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from itertools import pairwise
 from operator import attrgetter
 
+import numpy as np
 from attrs import define, field
 
+from schedlang.proof.edges import latencies
 from schedlang.schedule.actions import is_copy, is_transfer
 from schedlang.schedule.costs import Costs
-from schedlang.schedule.needs import MAKES, Op, needs
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Timeline
 
@@ -86,28 +87,29 @@ def waits(schedule: Schedule, timeline: Timeline, costs: Costs) -> Waits:
     with some costs.
     """
     ranks, links = _steps(schedule, timeline)
-    makers: dict[Op, Step] = {}
+    step_of: dict[int, Step] = {}
     for step in [step for steps in (*ranks, *links) for step in steps]:
-        for kind, stage, microbatch in _ops(schedule, step):
-            makers.update(((made, stage, microbatch), step) for made in MAKES[kind])
-    transfers = costs.over(schedule.costs).transfers(len(schedule.placement))
+        first = int(schedule.columns.first[step.rank])
+        step_of.update((first + index, step) for index in step.rows)
+    table = latencies(
+        schedule.layout, costs.over(schedule.costs).transfers(len(schedule.placement))
+    )
+    needs = schedule.needs
+    items = np.flatnonzero(~schedule.columns.is_transfer[needs.user])
+    items = items[np.argsort(needs.user[items], kind="stable")]
+    made = needs.made[items]
+    number = needs.number[items]
+    is_message = needs.is_message[items]
+    delay = np.zeros(len(items))
+    delay[is_message] = table[made[is_message], number[is_message]]
+    columns = needs.user[items], needs.maker[items], delay
+    for user, maker, latency in zip(*(column.tolist() for column in columns), strict=True):
+        if step_of[maker] is not step_of[user]:
+            step_of[user].needs.append((step_of[maker], latency))
     for steps in (*ranks, *links):
-        for step in steps:
-            for need, stage in (
-                (need, op[1]) for op in _ops(schedule, step) for need in needs(schedule, *op)
-            ):
-                maker = makers[need]
-                if maker is not step:
-                    step.needs.append(
-                        (maker, transfers.time(need[0], min(stage, need[1]), maker.rank, step.rank))
-                    )
         for earlier, later in pairwise(steps):
             later.before.append(earlier)
     return Waits(schedule, ranks, timeline.makespan)
-
-
-def _ops(schedule: Schedule, step: Step) -> list[tuple[int, int, int]]:
-    return [schedule.ranks[step.rank].row(index)[:3] for index in step.rows]
 
 
 def _steps(schedule: Schedule, timeline: Timeline) -> tuple[list[list[Step]], list[list[Step]]]:

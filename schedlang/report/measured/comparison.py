@@ -5,7 +5,7 @@ from statistics import fmean, median, quantiles
 from attrs import evolve, frozen
 
 from schedlang.plan.plan import Plan
-from schedlang.proof.machine import simulate
+from schedlang.proof.prove import simulate
 from schedlang.report.measured.run import Run
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import Kind

@@ -8,13 +8,13 @@ whole backward also where what ran are halves or overlaps.
 
 from itertools import pairwise
 
+import numpy as np
 from attrs import evolve
 
 from schedlang.passes.graph import Graph
 from schedlang.plan.plan import Plan
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import Kind
-from schedlang.schedule.needs import MAKES, SENDS, Op, needs
 from schedlang.schedule.timeline import Bars, Timeline
 
 
@@ -58,39 +58,35 @@ def quirky_bubble_rate(plan: Plan, timeline: Timeline, costs: Costs) -> float:
 
 def _needs(graph: Graph, p2p: float, gaps: bool) -> list[list[tuple[int, float]]]:
     """What each node of a graph waits for, with the time that passes from its end."""
-    makers: dict[Op, int] = {
-        (made, stage, unit): node
-        for node, ops in enumerate(graph.ops)
-        for kind, stage, unit, *_ in ops
-        for made in MAKES[kind]
-    }
-    found: list[list[tuple[int, float]]] = []
-    for node, ops in enumerate(graph.ops):
-        found.append([])
-        for kind, stage, unit, *_ in ops:
-            for need in needs(graph.schedule, kind, stage, unit):
-                charged = need[1] != stage or (
-                    kind == Kind.W and not graph.schedule.layout.is_last(stage)
-                )
-                found[node].append((makers[need], p2p * charged))
-        found[node] = [(maker, latency) for maker, latency in found[node] if maker != node]
+    schedule = graph.schedule
+    columns = schedule.columns
+    needs = schedule.needs
+    found: list[list[tuple[int, float]]] = [[] for _ in graph.ops]
+    receivers: dict[int, int] = {}
+    items = np.argsort(needs.user, kind="stable").tolist()
+    for item in items:
+        user = int(needs.user[item])
+        maker = int(needs.maker[item])
+        stage = int(columns.stage[user])
+        is_weight = columns.kind[user] == Kind.W and not schedule.layout.is_last(stage)
+        if graph.node_of[maker] != graph.node_of[user]:
+            charged = bool(needs.stage[item] != stage or is_weight)
+            found[graph.node_of[user]].append((graph.node_of[maker], p2p * charged))
+        if needs.is_message[item]:
+            receivers.setdefault(graph.node_of[maker], graph.node_of[user])
     for order in graph.order:
         for earlier, later in pairwise(order):
-            if gaps and _keeps_apart(graph, makers, earlier, later):
+            if gaps and _keeps_apart(graph, receivers.get(earlier), earlier, later):
                 found[later].append((earlier, p2p))
     return found
 
 
-def _keeps_apart(graph: Graph, makers: dict[Op, int], earlier: int, later: int) -> bool:
+def _keeps_apart(graph: Graph, receiver: int | None, earlier: int, later: int) -> bool:
     """Whether a node starts only when the transfer of the one before it on its rank is over."""
-    if len(graph.ops[earlier]) > 1 or len(graph.ops[later]) > 1:
+    if receiver is None or len(graph.ops[earlier]) > 1 or len(graph.ops[later]) > 1:
         return False
-    (kind, stage, unit, *_) = graph.ops[earlier][0]
+    (kind, stage, *_) = graph.ops[earlier][0]
     (other_kind, other_stage, *_) = graph.ops[later][0]
     if stage != other_stage or (kind == Kind.F) != (other_kind == Kind.F):
         return False
-    for made in MAKES[kind]:
-        if made in SENDS and graph.schedule.peer(SENDS[made], stage) is not None:
-            receiver = makers[made, stage + (1 if made == Kind.F else -1), unit]
-            return len(graph.ops[receiver]) == 1
-    return False
+    return len(graph.ops[receiver]) == 1

@@ -8,6 +8,7 @@ rank.
 from collections.abc import Sequence
 from functools import cached_property
 
+import numpy as np
 from attrs import frozen
 
 from schedlang.plan.plan import Plan
@@ -16,7 +17,6 @@ from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.needs import MAKES, Op, needs
 from schedlang.schedule.timeline import Bar, Timeline
 
 Steps = tuple[tuple[float, float], ...]
@@ -127,15 +127,17 @@ def lay_out(plan: Plan, execution: Execution) -> Picture:
 
 def _arrows(plan: Plan, bars: list[Bar]) -> tuple[tuple[int, int], ...]:
     """From what makes something to what needs it."""
-    makers: dict[Op, int] = {}
-    for index, bar in enumerate(bars):
-        for made in MAKES[bar.kind]:
-            makers[made, bar.stage, bar.microbatch] = index
-    return tuple(
-        (makers[need], index)
-        for index, bar in enumerate(bars)
-        for need in needs(plan, bar.kind, bar.stage, bar.microbatch)
+    boxes = {tuple(bar[:3]): index for index, bar in enumerate(bars)}
+    columns = plan.columns
+    ops = zip(
+        columns.kind.tolist(), columns.stage.tolist(), columns.microbatch.tolist(), strict=True
     )
+    box_of = np.array([boxes.get(op, -1) for op in ops])
+    items = np.flatnonzero(~columns.is_transfer[plan.needs.user])
+    makers = box_of[plan.needs.maker[items]]
+    users = box_of[plan.needs.user[items]]
+    order = np.argsort(users, kind="stable")
+    return tuple(zip(makers[order].tolist(), users[order].tolist(), strict=True))
 
 
 class _Scribe:

@@ -1,0 +1,66 @@
+"""The text of all actions of a schedule; see `Actions.text`."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, Actions, word
+from schedlang.schedule.columns import Ints
+from schedlang.schedule.kinds import Kind
+
+#: Texts of one length, which end in zeros: of each row its characters.
+Table = NDArray[np.uint8]
+
+
+def texts(ranks: Sequence[Actions]) -> list[str]:
+    """The text of each rank's actions."""
+    stages = 1 + max(max(actions.stage, default=0) for actions in ranks)
+    words = _table([word(kind, stage, NO_MICROBATCH) for kind in Kind for stage in range(stages)])
+    # The last row is found under NO_MICROBATCH.
+    numbers = [*range(1 + max(max(actions.microbatch, default=0) for actions in ranks)), ""]
+    followed = (
+        _table([f"{number} " for number in numbers]),
+        _table([f"{number}" for number in numbers]),
+    )
+    return [_text(actions, words, stages, *followed) for actions in ranks]
+
+
+def numbers_text(columns: Sequence[Sequence[int]]) -> list[str]:
+    """The numbers of each column, separated by blanks."""
+    table = _table(
+        [f"{number} " for number in range(1 + max(max(column, default=0) for column in columns))]
+    )
+    return [_joined(table[np.asarray(column)]) for column in columns]
+
+
+def _text(actions: Actions, words: Table, stages: int, alone: Table, numbers: Table) -> str:
+    """The text of a rank, from words for kinds and stages, and microbatches with a blank behind and
+    without.
+    """
+    kind, group, microbatch = (
+        np.asarray(each) for each in (actions.kind, actions.group, actions.microbatch)
+    )
+    which: Ints = (kind - np.int32(1)) * stages + np.asarray(actions.stage)
+    if not group.any():
+        return _joined(np.concatenate([words[which], alone[microbatch]], axis=1))
+    goes_on = np.zeros(len(group) + 1, bool)
+    goes_on[1:-1] = (group[1:] > 0) & (group[1:] == group[:-1])
+    begins = goes_on[1:] & ~goes_on[:-1]
+    ends = goes_on[:-1] & ~goes_on[1:]
+    close = np.where(ends, np.where(kind < Kind.SEND_F, 3, 2), goes_on[1:])
+    parts = _OPEN[begins.view(np.int8)], words[which], numbers[microbatch], _CLOSE[close]
+    return _joined(np.concatenate(parts, axis=1))
+
+
+def _table(texts: Sequence[str]) -> Table:
+    return np.array(texts, "S").view(np.uint8).reshape(len(texts), -1)
+
+
+def _joined(rows: Table) -> str:
+    """All rows as one text, without the blank at its end."""
+    return str(rows[rows != 0].tobytes()[:-1], "ascii")
+
+
+_OPEN = _table(["", "("])
+_CLOSE = _table([" ", ";", ") ", f"){OVERLAP} "])

@@ -1,0 +1,267 @@
+"""Which send meets which receive on a transport.
+
+A *channel* is an ordered pair of ranks. Programs of ranks have no wildcards, so the n-th send on a
+channel meets the n-th receive, whatever happens on others; with tags, the n-th for the same
+message.
+"""
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+from attrs import frozen
+
+from schedlang.schedule.columns import Columns, Flags, Floats, Ints, is_any, repeats
+from schedlang.schedule.findings import Finding
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout
+from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.transports import Transport
+
+NO_PARTNER = -1
+
+
+@frozen(eq=False)
+class Channels:
+    """The transfers of a schedule on a transport; of all columns, row i is of action i.
+
+    `partner` is the other side of a transfer, or NO_PARTNER; `peer` its rank, or -1 where there is
+    none to reach. `nth[row]` counts the sends, or the receives, of its channel `channel[row]`
+    before it.
+    """
+
+    schedule: Schedule
+    partner: Ints
+    peer: Ints
+    channel: Ints
+    nth: Ints
+
+    @property
+    def columns(self) -> Columns:
+        """The actions of the schedule."""
+        return self.schedule.columns
+
+    @cached_property
+    def is_send(self) -> Flags:
+        """Which actions are sends."""
+        return is_any(self.columns.kind, Kind.SEND_F, Kind.SEND_B)
+
+    @property
+    def has_peer(self) -> Flags:
+        """Which actions have another rank to reach."""
+        return self.peer >= 0
+
+    @cached_property
+    def alone(self) -> Ints:
+        """The transfers that nothing is at the other end of, though there is a rank."""
+        is_alone = self.columns.is_transfer & self.has_peer & (self.partner == NO_PARTNER)
+        return np.flatnonzero(is_alone)
+
+    def latency(self, table: Floats) -> Floats:
+        """How long each transfer takes; `table` is by what is made and the receive's number."""
+        found = np.zeros(len(self.columns))
+        for send, receive, made in (
+            (Kind.SEND_F, Kind.RECV_F, Kind.F),
+            (Kind.SEND_B, Kind.RECV_B, Kind.B),
+        ):
+            rows = self.columns.where(send)
+            numbers = other_numbers(self.schedule.layout, send)[self.columns.stage[rows]]
+            found[rows] = table[made, np.minimum(numbers, table.shape[1] - 1)]
+            rows = self.columns.where(receive)
+            found[rows] = table[made, self.columns.stage[rows]]
+        # Where a message is not what its receive is for, it takes the time of what was sent.
+        received = np.flatnonzero(~self.is_send & (self.partner >= 0))
+        found[received] = found[self.partner[received]]
+        return found
+
+    def components(self) -> Ints:
+        """For each transfer, a number of the batches that exchange messages, directly or through
+        others; -1 where two single transfers meet, or one is alone.
+        """
+        columns = self.columns
+        label = columns.batch.astype(np.int64)
+        rows = np.flatnonzero(self.partner >= 0)
+        heads = columns.batch[rows]
+        others = columns.batch[self.partner[rows]]
+        while True:
+            before = label.copy()
+            np.minimum.at(label, heads, label[others])
+            label = label[label]
+            if (label == before).all():
+                break
+        label = label[columns.batch]
+        largest = np.zeros(len(columns), np.int64)
+        np.maximum.at(largest, label, columns.sizes)
+        return np.where(largest[label] > 1, label, -1)
+
+    def taking_room(self, capacity: float) -> tuple[Ints, Ints]:
+        """The sends that must wait until an earlier message of their channel is received, where so
+        many may wait; and the receive of that one, or NO_PARTNER.
+        """
+        sends = np.flatnonzero(self.is_send & self.has_peer & (self.nth >= capacity))
+        if not len(sends):
+            return sends, sends
+        receives = np.flatnonzero(self.columns.is_transfer & ~self.is_send & self.has_peer)
+        found = _lookup(self._key(receives, 0), receives, self._key(sends, int(capacity)))
+        return sends, found
+
+    def _key(self, rows: Ints, earlier: int) -> Ints:
+        return self.channel[rows] * np.int64(len(self.columns) + 1) + self.nth[rows] - earlier
+
+    def nowhere(self) -> list[Finding]:
+        """Transfers with no rank to reach."""
+        rows = np.flatnonzero(self.columns.is_transfer & ~self.has_peer)
+        found = []
+        for row in rows.tolist():
+            rank, index = self.columns.place(row)
+            text = self.schedule.ranks[rank].word(index)
+            message = f"`{text}` has no other rank to reach"
+            found.append(
+                Finding(
+                    "unmatched-send" if self.is_send[row] else "unmatched-receive",
+                    message,
+                    rank,
+                    int(self.columns.source[row]),
+                    numbers=(int(self.columns.stage[row]),),
+                )
+            )
+        return found
+
+    def repeated(self) -> Iterator[tuple[int, Finding]]:
+        """Sends of messages that were sent before, each with what to say of it."""
+        columns = self.columns
+        rows = np.flatnonzero(self.is_send)
+        microbatches = int(columns.microbatch.max(initial=0)) + 1
+        number = columns.stage[rows] * 2 + (columns.kind[rows] == Kind.SEND_B)
+        later, _ = repeats(number * np.int64(microbatches) + columns.microbatch[rows])
+        for row in rows[later].tolist():
+            rank, index = columns.place(row)
+            message = f"`{self.schedule.ranks[rank].word(index)}` is sent twice"
+            numbers = (int(columns.stage[row]),)
+            place = int(columns.source[row])
+            yield row, Finding("repeated-send", message, rank, place, numbers=numbers)
+
+    def mismatched(self) -> Iterator[tuple[int, Finding]]:
+        """Sends whose messages meet the receives of other ones, each with what to say of it."""
+        columns = self.columns
+        layout = self.schedule.layout
+        sends = np.flatnonzero(self.is_send & (self.partner >= 0))
+        receives = self.partner[sends]
+        numbers = np.where(
+            columns.kind[sends] == Kind.SEND_F,
+            other_numbers(layout, Kind.SEND_F)[columns.stage[sends]],
+            other_numbers(layout, Kind.SEND_B)[columns.stage[sends]],
+        )
+        is_wrong = (
+            (columns.kind[receives] != columns.kind[sends] + 1)
+            | (columns.stage[receives] != numbers)
+            | (columns.microbatch[receives] != columns.microbatch[sends])
+        )
+        wrong = zip(sends[is_wrong].tolist(), receives[is_wrong].tolist(), strict=True)
+        for send, receive in wrong:
+            sender, sent = columns.place(send)
+            receiver, received = columns.place(receive)
+            text = self.schedule.ranks[sender].word(sent)
+            wanted = self.schedule.ranks[receiver].word(received)
+            message = f"rank {receiver} receives `{wanted}` where rank {sender} sends `{text}`"
+            related = ((int(columns.source[send]), f"`{text}` is next on this channel"),)
+            help = "messages between two ranks arrive in the order of their sends"
+            place = int(columns.source[receive])
+            yield (
+                send,
+                Finding(
+                    "mismatched-transfer",
+                    message,
+                    receiver,
+                    place,
+                    related=related,
+                    help=help,
+                    numbers=(int(columns.stage[send]), int(columns.stage[receive])),
+                ),
+            )
+
+
+def channels_of(schedule: Schedule, transport: Transport) -> Channels:
+    """The transfers of a schedule, and which of them meet on a transport."""
+    columns = schedule.columns
+    layout = schedule.layout
+    partner = np.full(len(columns), NO_PARTNER, np.int64)
+    channel = np.full(len(columns), -1, np.int64)
+    nth = np.zeros(len(columns), np.int64)
+    peer = np.full(len(columns), -1, np.int64)
+    rows = np.flatnonzero(columns.is_transfer)
+    peer[rows] = _peers(schedule, rows)
+    rows = rows[peer[rows] >= 0]
+    sends = is_any(columns.kind[rows], Kind.SEND_F, Kind.SEND_B)
+    own = columns.rank[rows].astype(np.int64)
+    key = np.where(sends, own, peer[rows]) * len(schedule.ranks) + np.where(sends, peer[rows], own)
+    if transport.apart:
+        key = key * 2 + (columns.sizes[rows] > 1)
+    if transport.tags:
+        key = key * (2 * _most_numbers(layout)) + _tags(layout, columns, rows)
+        key = key * (int(columns.microbatch[rows].max(initial=0)) + 1) + columns.microbatch[rows]
+    channel[rows] = key
+    for side in (sends, ~sends):
+        nth[rows[side]] = _counted(key[side])
+    count = np.int64(len(columns) + 1)
+    sent = rows[sends]
+    received = rows[~sends]
+    partner[sent] = _lookup(
+        channel[received] * count + nth[received], received, channel[sent] * count + nth[sent]
+    )
+    met = sent[partner[sent] >= 0]
+    partner[partner[met]] = met
+    return Channels(schedule, partner, peer, channel, nth)
+
+
+def _counted(keys: Ints) -> Ints:
+    """How many of the same key have been before each."""
+    order = np.argsort(keys, kind="stable")
+    ordered = keys[order]
+    begins = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
+    lengths = np.diff(np.append(begins, len(ordered)))
+    found = np.empty(len(keys), np.int64)
+    found[order] = np.arange(len(keys)) - np.repeat(begins, lengths)
+    return found
+
+
+def _lookup(keys: Ints, values: Ints, wanted: Ints) -> Ints:
+    """The value of each wanted key, or NO_PARTNER."""
+    if not len(keys):
+        return np.full(len(wanted), NO_PARTNER, np.int64)
+    order = np.argsort(keys)
+    ordered = keys[order]
+    at = np.minimum(np.searchsorted(ordered, wanted), len(keys) - 1)
+    return np.where(ordered[at] == wanted, values[order[at]], NO_PARTNER)
+
+
+def _most_numbers(layout: Layout) -> int:
+    return len(layout.placement) + len(layout.skip_stages) + 2
+
+
+def _tags(layout: Layout, columns: Columns, rows: Ints) -> Ints:
+    """What each transfer carries: the kind and number of its receive."""
+    found = columns.stage[rows].astype(np.int64)
+    kind = columns.kind[rows]
+    for send in (Kind.SEND_F, Kind.SEND_B):
+        chosen = kind == send
+        found[chosen] = other_numbers(layout, send)[found[chosen]]
+    return found * 2 + is_any(kind, Kind.SEND_B, Kind.RECV_B)
+
+
+def other_numbers(layout: Layout, kind: Kind) -> Ints:
+    """The number of the other end of each transfer of a kind."""
+    numbers = range(len(layout.placement) + len(layout.skip_stages))
+    return np.array([layout.counterpart(kind, number)[1] for number in numbers], np.int64)
+
+
+def _peers(schedule: Schedule, rows: Ints) -> Ints:
+    """The rank at the other end of each transfer; -1 where there is none."""
+    numbers = len(schedule.placement) + len(schedule.layout.skip_stages)
+    table = np.full((max(Kind) + 1, numbers), -1, np.int64)
+    for kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B):
+        for number in range(numbers):
+            peer = schedule.peer(kind, number)
+            if peer is not None:
+                table[kind, number] = peer
+    return table[schedule.columns.kind[rows], schedule.columns.stage[rows]]

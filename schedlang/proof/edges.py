@@ -1,0 +1,430 @@
+"""A transport is a set of edges: what waits for what in a schedule, as an event graph.
+
+Every rank has a thread with its ops, where each waits for the one before. What else there is to
+wait for depends on the transport (`schedlang.schedule.transports`, and docs/transports.md in
+words):
+
+- where ranks block, batches of transfers stand on the ranks' threads, among the ops;
+- where they do not, batches stand on the threads of their lanes. A batch is issued once its rank
+  has come to it, and an op waits for the batches that bring what it needs;
+- where every transfer is on its own (gloo), a message is under way once its rank has come to the
+  send, and an op waits for its messages;
+- `ideal`, an op waits for the ops that make what it needs, and no transfer for another.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+from attrs import define, field, frozen
+
+from schedlang.proof.channels import Channels, channels_of
+from schedlang.proof.graph import NEVER, NOTHING, Graph, Items
+from schedlang.schedule.columns import Columns, Floats, Ints, is_any
+from schedlang.schedule.costs import Costs, Durations, Transfers
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout
+from schedlang.schedule.needs import RECEIVES
+from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.timeline import Bars, Timeline
+from schedlang.schedule.transports import Transport
+
+#: Among the orders of items on a thread: a batch is issued right before it stands there.
+_ISSUED = 0
+_STANDS = 1
+
+
+@frozen(eq=False)
+class Events:
+    """The event graph of a schedule, and which of its items are which actions.
+
+    `item[row]` is the item with which an action is over, or NOTHING for one that has none of its
+    own: transfers on gloo, and ideally. `come[row]` is, for transfers and copies, the event by
+    which the rank has come to it, or NOTHING. `about[edge]` is the action that an edge is about:
+    the receive that brings what is needed, or the op that needs a sum.
+    """
+
+    schedule: Schedule
+    graph: Graph
+    item: Ints
+    come: Ints
+    about: Ints
+    channels: Channels | None
+    after: Floats
+
+    def timeline(self) -> Timeline:
+        """When each op and each copy runs."""
+        columns = self.schedule.columns
+        starts = self.graph.starts
+        ends = self.graph.ends
+        ops = np.flatnonzero(~columns.is_transfer & ~columns.is_copy)
+        begins = starts[self.item[ops]]
+        stops = begins + self.after[ops]
+        # Of ops that overlap, each is shown behind the one before.
+        later = np.flatnonzero(columns.batch[ops] != ops)
+        begins[later] = stops[later - 1]
+        copies = np.flatnonzero(columns.is_copy)
+        items = self.item[copies]
+        return Timeline(
+            _bars(columns, ops, begins, stops), _bars(columns, copies, starts[items], ends[items])
+        )
+
+
+def _bars(columns: Columns, rows: Ints, starts: Floats, ends: Floats) -> tuple[Bars, ...]:
+    """The bars of each rank, in order."""
+    bounds = np.searchsorted(rows, columns.first)
+    values = columns.kind[rows], columns.stage[rows], columns.microbatch[rows], starts, ends
+    return tuple(
+        Bars.from_columns(*(column[begin:end] for column in values))
+        for begin, end in pairwise(bounds)
+    )
+
+
+def ideal_events(schedule: Schedule, costs: Costs) -> Events:
+    """The events where what an op makes is at once on its way, and no transfer waits for another.
+
+    An op that needs something of its own rank, which is not made before it, never runs.
+    """
+    return _in_turns(schedule, lambda turns: _ideal_events(_Build(schedule, costs, turns)))
+
+
+def transport_events(schedule: Schedule, costs: Costs, transport: Transport) -> Events:
+    """The events on a transport.
+
+    Its order is known to be right: where an op stands before what it needs, nothing waits.
+    """
+    channels = channels_of(schedule, transport)
+    return _in_turns(
+        schedule,
+        lambda turns: _transport_events(_Build(schedule, costs, turns), channels, transport),
+    )
+
+
+def _in_turns(schedule: Schedule, events_of: Callable[[Ints | None], Events]) -> Events:
+    """The events where copies of several ranks take turns on their links, in the order in which
+    their ranks come to them.
+
+    That order follows from the times, and these from it. So it is looked for: from an order, the
+    times, and from these the order. Each round the first copy that had a wrong turn gets its right
+    one, since what comes before it does not change any more.
+    """
+    events = events_of(None)
+    links = schedule.layout.links
+    copies = np.flatnonzero(schedule.columns.is_copy)
+    if len(set(links)) == len(links) or not len(copies):
+        return events
+    turns = None
+    while events.graph.is_whole:
+        waits = events.graph.times_of(events.come[copies])
+        following = np.argsort(np.lexsort((copies, schedule.columns.rank[copies], waits)))
+        if turns is not None and (following == turns).all():
+            break
+        turns = following
+        events = events_of(turns)
+    return events
+
+
+def _ideal_events(build: "_Build") -> Events:
+    schedule = build.schedule
+    build.place_ops()
+    build.place_copies()
+    needs = schedule.needs
+    items = build.item[needs.user]
+    is_op = items >= 0
+    is_before = (needs.maker >= 0) & (needs.maker < schedule.columns.batch[needs.user])
+    build.wait_never(np.flatnonzero(is_op & ~needs.is_far & ~is_before))
+    wanted = np.flatnonzero(is_op & needs.is_message)
+    makers = needs.maker[wanted]
+    target = np.where(makers >= 0, build.item[makers], NEVER)
+    delay = build.latency(needs.made[wanted], needs.number[wanted])
+    build.wait(items[wanted], target, needs.user[wanted], delay)
+    build.wait_for_copies()
+    build.wait_for_sums()
+    return build.events()
+
+
+def _transport_events(build: "_Build", channels: Channels, transport: Transport) -> Events:
+    if transport.blocks:
+        build.place_ops(with_batches=True)
+    else:
+        build.place_ops()
+    build.place_copies()
+    if transport.lane == "none":
+        build.wait_for_messages(channels)
+    else:
+        if not transport.blocks:
+            build.place_lanes(channels, transport)
+            build.wait_for_receives()
+        if transport.capacity:
+            build.wait_for_room(channels, transport.capacity)
+        else:
+            build.meet(channels, transport.atomic)
+    build.wait_for_copies()
+    build.wait_for_sums()
+    return build.events(channels)
+
+
+@define(eq=False)
+class _Build:
+    """The items and edges of a schedule that is being put together."""
+
+    schedule: Schedule
+    costs: Costs
+    #: The turns of copies on the links that ranks share; without, each rank has a link of its own.
+    turns: Ints | None = None
+    items: Items = field(factory=Items)
+    #: How many threads there are by now; the actions that each edge is about.
+    threads: int = 0
+    about: list[Ints] = field(factory=list)
+    item: Ints = field(init=False)
+    after: Floats = field(init=False)
+    #: The heads of the batches on the ranks' threads, by their rows, in order.
+    on_rank: Ints = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.item = np.full(len(self.columns), NOTHING, np.int64)
+        self.after = np.zeros(len(self.columns))
+        self.threads = len(self.schedule.ranks)
+
+    @property
+    def columns(self) -> Columns:
+        return self.schedule.columns
+
+    @cached_property
+    def durations(self) -> Durations:
+        return self.costs.durations(len(self.schedule.placement))
+
+    @cached_property
+    def _latencies(self) -> Floats:
+        return latencies(self.schedule.layout, self.costs.transfers(len(self.schedule.placement)))
+
+    def latency(self, made: Ints, number: Ints) -> Floats:
+        """How long messages take, by what is made, and the numbers of their receives."""
+        return self._latencies[made, number]
+
+    def wait(
+        self,
+        waiter: Ints,
+        target: Ints,
+        about: Ints,
+        delay: Floats | float = 0.0,
+        at_begin: bool = False,
+    ) -> None:
+        """Let items wait for others; each edge is about an action."""
+        self.items.wait(waiter, target, delay, at_begin)
+        self.about.append(about)
+
+    def wait_never(self, needs: Ints) -> None:
+        """Ops that need what does not come before them."""
+        users = self.schedule.needs.user[needs]
+        self.wait(self.item[users], np.full(len(needs), NEVER), users)
+
+    def place_ops(self, with_batches: bool = False) -> None:
+        """Put the ops of each rank on its thread, and `with_batches` its transfers as well."""
+        columns = self.columns
+        is_head = columns.batch == np.arange(len(columns))
+        on_rank = ~columns.is_copy if with_batches else ~columns.is_copy & ~columns.is_transfer
+        self.on_rank = np.flatnonzero(is_head & on_rank)
+        is_op = ~columns.is_copy & ~columns.is_transfer
+        self.after[is_op] = op_ends(columns, np.flatnonzero(is_op), self.durations)
+        takes = np.zeros(len(columns))
+        np.maximum.at(takes, columns.batch[is_op], self.after[is_op])
+        heads = self.on_rank
+        self.item[heads] = self.items.add(columns.rank[heads], heads * 2 + _STANDS, takes[heads])
+        rows = np.flatnonzero(on_rank)
+        self.item[rows] = self.item[columns.batch[rows]]
+
+    def rank_before(self, rows: Ints) -> Ints:
+        """The item on its rank's thread that comes before each action, or NOTHING."""
+        before = np.searchsorted(self.on_rank, rows) - 1
+        heads = self.on_rank[before] if len(self.on_rank) else np.zeros(len(rows), np.int64)
+        is_there = (before >= 0) & (self.columns.rank[heads] == self.columns.rank[rows])
+        return np.where(is_there, self.item[heads], NOTHING)
+
+    def place_copies(self) -> None:
+        """Put copies on the threads of their links: each is begun when its rank comes to it."""
+        rows = np.flatnonzero(self.columns.is_copy)
+        if not len(rows):
+            return
+        links: Sequence[int] = range(len(self.schedule.ranks))
+        order: Ints = rows
+        if self.turns is not None:
+            links = self.schedule.layout.links
+            order = self.turns
+        link: Ints = np.unique(links, return_inverse=True)[1]
+        takes = _by_kind(self.durations)[self.columns.kind[rows], self.columns.stage[rows]]
+        thread = self.threads + link[self.columns.rank[rows]]
+        self.threads += len(link)
+        self.item[rows] = self.items.add(thread, order, takes)
+        self.wait(self.item[rows], self.rank_before(rows), rows)
+
+    def wait_for_copies(self) -> None:
+        """Ops wait for what is brought back from the host."""
+        needs = self.schedule.needs
+        is_op = self.columns.kind[needs.user] < Kind.SEND_F
+        is_before = (needs.maker >= 0) & (needs.maker < self.columns.batch[needs.user])
+        wanted = np.flatnonzero((needs.made == Kind.RELOAD) & is_op & is_before)
+        users = needs.user[wanted]
+        self.wait(self.item[users], self.item[needs.maker[wanted]], users)
+
+    def wait_for_sums(self) -> None:
+        """Optimizer steps wait for the last gradient of each rank with replicas of the stage."""
+        needs = self.schedule.needs
+        wanted = np.flatnonzero(needs.is_sum & (needs.maker >= 0))
+        if not len(wanted):
+            return
+        makers = needs.maker[wanted]
+        key = needs.user[wanted] * np.int64(len(self.schedule.ranks)) + self.columns.rank[makers]
+        order = np.lexsort((makers, key))
+        is_last = np.diff(key[order], append=-1) != 0
+        chosen = wanted[order[is_last]]
+        users = needs.user[chosen]
+        self.wait(self.item[users], self.item[needs.maker[chosen]], users)
+
+    def wait_for_messages(self, channels: Channels) -> None:
+        """Each transfer is on its own: ops wait for the sends of what they need, and the way."""
+        wanted, receives = self._received()
+        sends = channels.partner[receives]
+        target = np.where(sends >= 0, self.rank_before(sends), NEVER)
+        delay = channels.latency(self._latencies)[receives]
+        self.wait(self.item[self.schedule.needs.user[wanted]], target, receives, delay)
+
+    def wait_for_receives(self) -> None:
+        """Ops wait for the batches that bring what they need."""
+        wanted, receives = self._received()
+        users = self.schedule.needs.user[wanted]
+        self.wait(self.item[users], self.item[receives], receives)
+
+    def _received(self) -> tuple[Ints, Ints]:
+        """The needs of ops for messages, and the receives that bring these before them."""
+        needs = self.schedule.needs
+        is_op = self.columns.kind[needs.user] < Kind.SEND_F
+        is_before = (needs.receive >= 0) & (needs.receive < self.columns.batch[needs.user])
+        wanted = np.flatnonzero(needs.is_message & is_op & is_before)
+        return wanted, needs.receive[wanted]
+
+    def place_lanes(self, channels: Channels, transport: Transport) -> None:
+        """Put batches of transfers on the threads of their lanes, each issued when its rank comes
+        to it.
+        """
+        columns = self.columns
+        rows = np.flatnonzero(columns.is_transfer)
+        heads = rows[columns.batch[rows] == rows]
+        lane = columns.rank[heads].astype(np.int64)
+        if transport.lane == "pair":
+            ranks = len(self.schedule.ranks)
+            # Batches of several transfers have a lane of their own.
+            peer = np.where(columns.sizes[heads] > 1, ranks, channels.peer[heads])
+            lane = lane * (ranks + 1) + peer
+        thread = self.threads + lane
+        self.threads = int(thread.max(initial=self.threads)) + 1
+        issued = self.items.add(thread, heads * 2 + _ISSUED)
+        self.wait(issued, self.rank_before(heads), heads)
+        self.item[heads] = self.items.add(thread, heads * 2 + _STANDS)
+        self.item[rows] = self.item[columns.batch[rows]]
+
+    def meet(self, channels: Channels, atomic: bool) -> None:
+        """Transfers are over one latency after both sides have started; and batches with the last
+        of theirs, or if `atomic`, all that exchange messages, directly or through others, together.
+        """
+        is_there = self.columns.is_transfer & channels.has_peer
+        together = channels.components() if atomic else np.full(len(is_there), -1)
+        latency = channels.latency(self._latencies)
+        rows = np.flatnonzero(is_there & (together < 0))
+        others = np.where(channels.partner >= 0, self.item[channels.partner], NEVER)
+        waiter = self.item[rows]
+        self.wait(waiter, others[rows], rows, latency[rows], at_begin=True)
+        # The way begins at the later of the two sides.
+        late = np.flatnonzero(latency[rows] > 0)
+        delay = latency[rows[late]]
+        self.wait(waiter[late], waiter[late], rows[late], delay, at_begin=True)
+        self.meet_together(np.flatnonzero(is_there & (together >= 0)), together, others, latency)
+
+    def meet_together(self, rows: Ints, together: Ints, others: Ints, latency: Floats) -> None:
+        """Batches that are complete together: each such set of batches has an item of its own,
+        which waits for all of them to start, and with which they are over.
+        """
+        numbers, which = np.unique(together[rows], return_inverse=True)
+        thread = self.threads + np.arange(len(numbers))
+        self.threads += len(numbers)
+        whole = self.items.add(thread, np.zeros(len(numbers), np.int64))[which]
+        started = np.where(others[rows] >= 0, self.item[rows], NEVER)
+        self.wait(whole, started, rows, latency[rows], at_begin=True)
+        self.wait(self.item[rows], whole, rows)
+
+    def wait_for_room(self, channels: Channels, capacity: float) -> None:
+        """A send is over once its message may wait, behind fewer than `capacity` others; a receive
+        one latency after that.
+
+        Transfers of one batch do not wait for each other: each is on a thread of its own.
+        """
+        columns = self.columns
+        rows = np.flatnonzero(columns.is_transfer)
+        rows = rows[channels.has_peer[rows]]
+        done = self.item.copy()
+        several = rows[columns.sizes[rows] > 1]
+        done[several] = self.items.add(self.threads + np.arange(len(several)), several)
+        self.threads += len(several)
+        self.wait(done[several], self.item[several], several, at_begin=True)
+        self.wait(self.item[several], done[several], several)
+        receives = rows[~is_any(columns.kind[rows], Kind.SEND_F, Kind.SEND_B)]
+        sends = channels.partner[receives]
+        delay = channels.latency(self._latencies)[receives]
+        self.wait(done[receives], np.where(sends >= 0, done[sends], NEVER), receives, delay)
+        sends, earlier = channels.taking_room(capacity)
+        self.wait(done[sends], np.where(earlier >= 0, done[earlier], NEVER), sends)
+
+    def events(self, channels: Channels | None = None) -> Events:
+        """All of it as a graph."""
+        graph = self.items.graph()
+        come = np.full(len(self.columns), NOTHING, np.int64)
+        rows = np.flatnonzero(self.columns.is_transfer | self.columns.is_copy)
+        before = self.rank_before(self.columns.batch[rows])
+        come[rows] = np.where(before >= 0, graph.over[before], NOTHING)
+        about = np.concatenate(self.about) if self.about else np.zeros(0, np.int64)
+        return Events(self.schedule, graph, self.item, come, about, channels, self.after)
+
+
+def latencies(layout: Layout, transfers: Transfers) -> Floats:
+    """How long each transfer takes, by what it brings, and the number of its receive."""
+    numbers = len(layout.placement) + len(layout.skip_stages)
+    found = np.zeros((max(RECEIVES) + 1, numbers))
+    for made, receive in RECEIVES.items():
+        for number in range(numbers):
+            stage, other = layout.ends(receive, number)
+            sender = layout.peer(receive, number)
+            if sender is not None:
+                earlier = min(stage, other)
+                found[made, number] = transfers.time(made, earlier, sender, layout.placement[stage])
+    return found
+
+
+def _by_kind(durations: Durations) -> Floats:
+    """How long ops take, by kind and stage."""
+    stages = len(durations.by_kind[Kind.F])
+    return np.array([durations.by_kind.get(kind, [0.0] * stages) for kind in range(max(Kind) + 1)])
+
+
+def op_ends(columns: Columns, ops: Ints, durations: Durations) -> Floats:
+    """For each op, its end after the start of the ops that it overlaps with."""
+    table = _by_kind(durations)
+    kind = columns.kind[ops]
+    stage = columns.stage[ops]
+    after = table[kind, stage]
+    heads = columns.batch[ops]
+    is_alone = columns.sizes[ops] == 1
+    if is_alone.all():
+        return after
+    # Overlaps are few, each of a kind of its own: what they take is asked once for each of these.
+    known: dict[tuple[tuple[int, int], ...], list[float]] = {}
+    (overlapping,) = np.nonzero(~is_alone)
+    starts = overlapping[heads[overlapping] == ops[overlapping]]
+    sizes = columns.sizes[ops[starts]]
+    words = list(zip(kind.tolist(), stage.tolist(), strict=True))
+    for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
+        group = tuple(words[start : start + size])
+        if group not in known:
+            known[group] = durations.ends(group)
+        after[start : start + size] = known[group]
+    return after

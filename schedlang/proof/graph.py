@@ -1,0 +1,246 @@
+"""The event graph: what waits for what, and how long after; and the one walk over it.
+
+Events stand on *threads*: what a rank does, one thing after the other, is a thread, and so is a
+lane of a transport, or a link to the host. An event happens once the one before it on its thread
+has happened, and, if it waits for another event, once that one has, plus a delay; then it takes its
+time:
+
+    rank 0   --o F0 ----o F1 --------------------o B0
+                |                               |
+                | delay: the transfer           | delay
+                |                               |
+    rank 1      +-------o F0 ---------o B0 -----+
+
+Programs of ranks have no choices, so all of this is known before anything runs: it is a timed event
+graph. What the walk does not reach never happens: that is a deadlock. When an event happens is the
+longest path to it.
+"""
+
+import hashlib
+from array import array
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from itertools import pairwise
+from math import inf
+
+import numpy as np
+from attrs import define, field, frozen
+
+from schedlang.schedule.columns import Flags, Floats, Ints
+
+#: An event that never happens, as what something waits for; and none.
+NEVER = -2
+NOTHING = -1
+
+
+@frozen(eq=False)
+class Graph:
+    """Events as columns, thread after thread: thread t has the events `first[t]` up to `first[t +
+    1]`.
+
+    An event waits for the event `waits` (NOTHING is the begin of all, at 0) and for `delay` more,
+    and `takes` time. Events are made for *items*: item i is over with the event `over[i]`, and
+    begins after the event `begin[i]`, which is the last one before it on its thread, or NOTHING.
+    `edge[e]` is the edge, by its number, for which event e waits, or NOTHING.
+    """
+
+    first: Ints
+    waits: Ints
+    delay: Floats
+    takes: Floats
+    edge: Ints
+    begin: Ints
+    over: Ints
+
+    @cached_property
+    def times(self) -> Floats:
+        """When each event happens; infinite for those that never do."""
+        columns = self.first, self.waits, self.delay, self.takes
+        return _known_walk(_Key(self, hashlib.sha256(b"".join(map(bytes, columns))).digest()))
+
+    @cached_property
+    def before(self) -> Ints:
+        """For each event the one before it on its thread, or NOTHING."""
+        found = np.arange(-1, len(self.waits) - 1)
+        found[self.first[:-1][self.first[:-1] < len(found)]] = NOTHING
+        return found
+
+    @cached_property
+    def begins(self) -> Floats:
+        """For each event, when all that it waits for is there, and it begins to take its time."""
+        arrival = self.times_of(self.waits) + self.delay
+        return np.maximum(self.times_of(self.before), arrival)
+
+    @property
+    def starts(self) -> Floats:
+        """For each item, when it has waited for everything, and begins to take its time."""
+        return self.begins[self.over]
+
+    @property
+    def ends(self) -> Floats:
+        """For each item, when it is over; infinite if it never is."""
+        return self.times[self.over]
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether everything happens."""
+        return not np.isinf(self.times).any()
+
+    def times_of(self, events: Ints) -> Floats:
+        """When some events happen: NOTHING at 0, which is the begin of all, and NEVER never."""
+        return np.append(self.times, [inf, 0.0])[events]
+
+    def happened(self, event: int) -> bool:
+        """Whether an event happens, or there is none to wait for."""
+        return event == NOTHING or (event >= 0 and self.times[event] < inf)
+
+
+@define
+class Items:
+    """Items and edges that are put together to a graph.
+
+    Items of one thread happen in the order of their `order`. An edge lets an item wait for another
+    one: until that is over, or `at_begin`, until the one before that is over.
+    """
+
+    count: int = 0
+    edges: int = 0
+    #: Of each item: its thread, its place in the order there, and how long it takes.
+    threads: list[Ints] = field(factory=list)
+    orders: list[Ints] = field(factory=list)
+    takes: list[Floats] = field(factory=list)
+    #: Of each edge: the item that waits, the one that it waits for, whether for its begin, how long
+    #: after, and what the edge is about: a row of the schedule's columns.
+    waiters: list[Ints] = field(factory=list)
+    targets: list[Ints] = field(factory=list)
+    at_begins: list[Flags] = field(factory=list)
+    delays: list[Floats] = field(factory=list)
+
+    def add(self, thread: Ints, order: Ints, takes: Floats | float = 0.0) -> Ints:
+        """More items; their numbers."""
+        numbers = np.arange(self.count, self.count + len(order))
+        self.count += len(order)
+        self.threads.append(np.broadcast_to(thread, order.shape))
+        self.orders.append(order)
+        self.takes.append(np.broadcast_to(np.asarray(takes, np.float64), order.shape))
+        return numbers
+
+    def wait(
+        self, waiter: Ints, target: Ints, delay: Floats | float = 0.0, at_begin: bool = False
+    ) -> Ints:
+        """More edges; their numbers. A target may be NEVER."""
+        numbers = np.arange(self.edges, self.edges + len(waiter))
+        self.edges += len(waiter)
+        self.waiters.append(waiter)
+        self.targets.append(target)
+        self.at_begins.append(np.broadcast_to(np.asarray(at_begin), waiter.shape))
+        self.delays.append(np.broadcast_to(np.asarray(delay, np.float64), waiter.shape))
+        return numbers
+
+    def graph(self) -> Graph:
+        """The graph: an item that waits for n others has n events, of which the last takes its
+        time.
+        """
+        threads = np.concatenate(self.threads)
+        orders = np.concatenate(self.orders)
+        waiters = np.concatenate(self.waiters)
+        targets = np.concatenate(self.targets)
+        sequence = np.lexsort((orders, threads))
+        counts = np.bincount(waiters, minlength=self.count)
+        sizes = np.maximum(counts, 1)[sequence]
+        ends = np.cumsum(sizes)
+        over = np.empty(self.count, np.int64)
+        over[sequence] = ends - 1
+        size = np.empty(self.count, np.int64)
+        size[sequence] = sizes
+        begin = over - size
+        is_first = np.diff(threads[sequence], prepend=-1) != 0
+        begin[sequence[is_first]] = NOTHING
+        events = int(ends[-1]) if self.count else 0
+        waits = np.full(events, NOTHING, np.int64)
+        delay = np.zeros(events)
+        edge = np.full(events, NOTHING, np.int64)
+        # The edges of each item in the order in which they were given, on its events from the
+        # first.
+        order = np.argsort(waiters, kind="stable")
+        nth = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+        event = over[waiters[order]] - size[waiters[order]] + 1 + nth
+        target = targets[order]
+        is_item = target >= 0
+        at_begin = np.concatenate(self.at_begins)[order]
+        waits[event] = target
+        reached = target[is_item]
+        waits[event[is_item]] = np.where(at_begin[is_item], begin[reached], over[reached])
+        delay[event] = np.concatenate(self.delays)[order]
+        edge[event] = order
+        takes_of = np.zeros(events)
+        takes_of[over] = np.concatenate(self.takes)
+        first = np.append((ends - sizes)[is_first], events)
+        return Graph(first, waits, delay, takes_of, edge, begin, over)
+
+
+@frozen(hash=True)
+class _Key:
+    """A graph, known by a hash of its events."""
+
+    graph: Graph = field(eq=False)
+    digest: bytes
+
+
+@lru_cache(1)
+def _known_walk(key: _Key) -> Floats:
+    """`walk`; a schedule that is lowered, proved and simulated asks for one graph again."""
+    return walk(key.graph)
+
+
+def walk(graph: Graph) -> Floats:
+    """When each event of a graph happens; infinite for those that never do.
+
+    Each thread goes on until it has to wait. What it waits for stays there once it is there, so the
+    order in which threads are visited does not matter, and one walk decides (Kahn 1974). It takes
+    time linear in the events.
+    """
+    times = array("d", [inf]) * len(graph.waits)
+    threads = _rows(graph)
+    #: Of each thread: its event that is next, with all that it waits for, and the time by then.
+    following = [next(rows, None) for rows in threads]
+    clock = [0.0] * len(threads)
+    #: The threads that wait for an event.
+    waiting: dict[int, list[int]] = {}
+    ready = list(range(len(threads) - 1, -1, -1))
+    while ready:
+        thread = ready.pop()
+        rows = threads[thread]
+        row = following[thread]
+        now = clock[thread]
+        while row is not None:
+            event, other, delay, takes = row
+            if other >= 0:
+                there = times[other] + delay
+                if there == inf:
+                    waiting.setdefault(other, []).append(thread)
+                    break
+                if there > now:
+                    now = there
+            elif other == NEVER:
+                break
+            elif delay > now:
+                now = delay
+            now += takes
+            times[event] = now
+            if event in waiting:
+                ready += waiting.pop(event)
+            row = next(rows, None)
+        following[thread] = row
+        clock[thread] = now
+    return np.frombuffer(times) if len(times) else np.zeros(0)
+
+
+def _rows(graph: Graph) -> list[Iterator[tuple[int, int, float, float]]]:
+    """The events of each thread."""
+    columns = graph.waits.tolist(), graph.delay.tolist(), graph.takes.tolist()
+    bounds = graph.first.tolist()
+    return [
+        zip(range(begin, end), *(column[begin:end] for column in columns), strict=True)
+        for begin, end in pairwise(bounds)
+    ]

@@ -1,0 +1,192 @@
+"""The moments of one global execution, in which the two sides of a message come at once.
+
+The execution is the ideal one where nothing is on its way for any time. Its moments are the ends of
+ops: then an op hands over what it made. Of ops that end together, those hand over first whose ranks
+have done less; then all ops start that can:
+
+    time      0        1          2
+    moment    0        1          2
+    rank 0    F0 ──────┤SEND F1 ──┤SEND …
+    rank 1             ┤RECV F0 ──┤RECV …
+
+Where each rank's actions are in the order of their moments, the schedule runs on every transport:
+of all that is not done yet, what comes first in that order waits for nothing but what is done. So
+it is the order in which the compiler places transfers, and the quickest proof of a schedule.
+"""
+
+import numpy as np
+from attrs import evolve
+
+from schedlang.proof.edges import Events, ideal_events
+from schedlang.proof.graph import NOTHING
+from schedlang.schedule.columns import Flags, Floats, Ints, repeats
+from schedlang.schedule.costs import Costs
+from schedlang.schedule.needs import RECEIVES, Needs
+from schedlang.schedule.schedule import Schedule
+
+
+class Moments:
+    """When each op of a schedule is issued on its rank, and when it hands over what it made.
+
+    Moments are whole numbers, of which the order counts. `issue[row]` and `hand_over[row]` are
+    those of an action; a copy is issued as the op before it hands over. `is_stuck[row]` says of an
+    op that it never runs: all such moments come after the others.
+    """
+
+    def __init__(self, events: Events) -> None:
+        schedule = events.schedule
+        columns = schedule.columns
+        rows = np.arange(len(columns))
+        #: The heads of ops, one for all that overlap.
+        heads = rows[(columns.batch == rows) & ~columns.is_copy & ~columns.is_transfer]
+        items = events.item[heads]
+        starts = events.graph.starts[items]
+        ends = events.graph.ends[items]
+        start_round, end_round = _rounds(events, items)
+        is_stuck = np.isinf(ends)
+        #: How many moments there are before the standstill, if it comes to one.
+        self.stand = 2 * len(heads) + 3
+        turn = np.empty(len(items), np.int64)
+        # Of ops that end together, each rank's number of ops before decides, not its transfers.
+        ops_before = np.cumsum(np.append(0, ~columns.is_transfer))
+        index = ops_before[heads] - ops_before[columns.first[columns.rank[heads]]]
+        turn[np.lexsort((columns.rank[heads], index, end_round, ends))] = np.arange(len(items))
+        handed = _before(starts, start_round, ends, end_round)
+        # After a standstill each rank just goes on: it receives what an op lacks, runs it, and
+        # sends.
+        stuck = self.stand + 3 * np.arange(len(heads))
+        issue = np.where(is_stuck, stuck + 1, 2 * handed + 1)
+        hand_over = np.where(is_stuck, stuck + 2, 2 * turn + 2)
+        at = np.searchsorted(heads, columns.batch, "right") - 1
+        is_there = (at >= 0) & (columns.rank[heads[at]] == columns.rank)
+        self.is_stuck: Flags = is_stuck[at] & is_there
+        self.hand_over: Ints = np.where(is_there, hand_over[at], 0)
+        self.issue: Ints = np.where(
+            columns.is_copy, self.hand_over, np.where(is_there, issue[at], 0)
+        )
+
+
+def sent_as(schedule: Schedule, needs: Needs, items: Ints) -> Ints:
+    """The numbers under which what some needs need is sent."""
+    numbers = range(len(schedule.placement) + len(schedule.layout.skip_stages))
+    table = np.zeros((max(RECEIVES) + 1, len(numbers)), np.int64)
+    for kind, receive in RECEIVES.items():
+        table[kind] = [schedule.layout.counterpart(receive, each)[1] for each in numbers]
+    found: Ints = table[needs.made[items], needs.number[items]]
+    return found
+
+
+def global_events(schedule: Schedule) -> Events:
+    """The events of the execution whose moments count: what is handed over is there at once."""
+    return ideal_events(schedule, _without_ways(schedule))
+
+
+def follows_moments(schedule: Schedule, ideal: Events) -> bool:
+    """Whether each rank's actions are in the order of their moments, and of every message both
+    sides.
+
+    `ideal` are the ideal events at the schedule's own costs.
+
+    A schedule in which this is not so may be right all the same.
+    """
+    columns = schedule.columns
+    if columns.group[columns.is_transfer].any():
+        return False
+    needs = schedule.needs
+    is_at_once = _without_ways(schedule) == schedule.costs
+    moments = Moments(ideal if is_at_once else global_events(schedule))
+    if moments.is_stuck.any():
+        return False
+    received = np.flatnonzero(needs.is_message)
+    sent = np.flatnonzero(columns.is_transfer[needs.user])
+    sides = (
+        (needs.receive[received], received, sent_as(schedule, needs, received)),
+        (needs.user[sent], sent, needs.number[sent]),
+    )
+    when = moments.issue * np.int64(len(sent) + 1)
+    messages = []
+    for rows, items, number in sides:
+        # In the order in which they are handed over: by their makers, then to the neighbour first.
+        order = np.lexsort((number, needs.maker[items]))
+        rows = rows[order]
+        makers = needs.maker[items][order]
+        if (rows < 0).any() or (makers < 0).any():
+            return False
+        when[rows] = moments.hand_over[makers] * np.int64(len(sent) + 1) + 1 + np.arange(len(rows))
+        messages.append((makers, number[order], rows))
+    (makers, number, receives), (makers_sent, number_sent, sends) = messages
+    if not np.array_equal(makers, makers_sent) or not np.array_equal(number, number_sent):
+        return False
+    transfers = np.concatenate([receives, sends])
+    if len(transfers) != np.count_nonzero(columns.is_transfer) or len(repeats(transfers)[0]):
+        return False
+    is_same_rank = columns.rank[1:] == columns.rank[:-1]
+    is_strict = columns.is_transfer[1:]
+    grows = np.diff(when) >= is_strict
+    return bool((grows | ~is_same_rank).all())
+
+
+def _without_ways(schedule: Schedule) -> Costs:
+    """The schedule's costs where transfers and copies to the host take no time."""
+    no_time = (0.0,) if schedule.columns.is_copy.any() else None
+    return evolve(
+        schedule.costs,
+        p2p=None,
+        boundary_bytes=None,
+        latency_in_node=None,
+        bandwidth_in_node=None,
+        latency_between_nodes=None,
+        bandwidth_between_nodes=None,
+        offload=no_time or schedule.costs.offload,
+        reload=no_time or schedule.costs.reload,
+    )
+
+
+def _before(starts: Floats, start_round: Ints, ends: Floats, end_round: Ints) -> Ints:
+    """For each op, how many others have ended by the moment that it starts."""
+    if not end_round.any() and not start_round.any():
+        return np.searchsorted(np.sort(ends), starts, "right")
+    moments = np.concatenate([starts, ends])
+    rounds = np.concatenate([start_round, end_round])
+    # Of one moment, ends come before starts.
+    is_start = np.arange(len(moments)) < len(starts)
+    order = np.lexsort((is_start, rounds, moments))
+    ended = np.cumsum(~is_start[order])
+    found = np.empty(len(moments), np.int64)
+    found[order] = ended
+    return found[: len(starts)]
+
+
+def _rounds(events: Events, items: Ints) -> tuple[Ints, Ints]:
+    """Of ops at one time, which come one after the other, since some take no time: for each op the
+    round in which it starts, and the one in which it ends.
+
+    They are the longest paths over the same events, counted in ops without duration, along those
+    edges only where nobody waits.
+    """
+    graph = events.graph
+    takes = graph.takes[graph.over[items]]
+    is_short = (takes == 0) & np.isfinite(graph.ends[items])
+    nothing = np.zeros(len(items), np.int64)
+    if not is_short.any():
+        return nothing, nothing
+    times = graph.times
+    counted = np.zeros(len(times))
+    counted[graph.over[items[is_short]]] = 1.0
+
+    def counts(events: Ints) -> Flags:
+        """Whether events happen as others begin, and have taken no time themselves."""
+        took = np.append(graph.takes, [0.0, 0.0])[events]
+        found: Flags = (events >= 0) & (took == 0) & (graph.times_of(events) == graph.begins)
+        return found
+
+    rounds = evolve(
+        graph,
+        # A thread goes on only from an event that counts.
+        first=np.append(np.flatnonzero(~counts(graph.before)), len(times)),
+        waits=np.where(counts(graph.waits), graph.waits, NOTHING),
+        delay=np.zeros(len(times)),
+        takes=counted,
+    ).times
+    rounds = np.where(np.isfinite(times), rounds, 0)[graph.over[items]].astype(np.int64)
+    return rounds - is_short, np.where(is_short, rounds, 0)

@@ -1,0 +1,94 @@
+"""A schedule on a transport: does it run, is it right, and how long does it take?"""
+
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.proof.edges import Events, ideal_events, transport_events
+from schedlang.proof.execution import Execution
+from schedlang.proof.first_use import check_first_use
+from schedlang.proof.moments import follows_moments
+from schedlang.proof.order import check_order
+from schedlang.proof.standstill import Standstill
+from schedlang.proof.structure import check_actions, check_structure
+from schedlang.ranks.weights import follow_weights
+from schedlang.schedule.columns import Columns
+from schedlang.schedule.costs import UNIT, Costs
+from schedlang.schedule.findings import Finding, diagnose
+from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.transports import Transport, timed, transports
+
+
+def prove(schedule: Schedule) -> Execution:
+    """Check a schedule with communication in every way; CompileError with all that is wrong with
+    it.
+
+    The execution is the ideal one, see `simulate`.
+    """
+    check_structure(schedule)
+    ideal = ideal_events(schedule, schedule.costs)
+    rules = transports(schedule.transport, has_batches(schedule.columns))
+    if follows_moments(schedule, ideal):
+        # It runs on every transport, but for what there is besides transfers.
+        if any(transport.first_use for transport in rules):
+            check_first_use(schedule)
+    else:
+        for transport in rules:
+            run_on(schedule, schedule.costs, transport)
+    findings = follow_weights(schedule).findings
+    if findings:
+        raise CompileError(diagnose(schedule, list(findings)))
+    return _execution(schedule, schedule.costs, "ideal", ideal)
+
+
+def has_batches(columns: Columns) -> bool:
+    """Whether some transfers are issued as one."""
+    return bool(columns.group[columns.is_transfer].any())
+
+
+def simulate(schedule: Schedule, costs: Costs = UNIT, ideal: bool = False) -> Execution:
+    """The execution with durations: an op starts when its rank is free and what it needs is there.
+
+    Transfers go by the rules of the schedule's transport, those of a portable plan by gloo's
+    (docs/transports.md, "How long transfers take"). In the `ideal` execution no transfer waits for
+    another, nor a rank for its sends: only the time of `costs.transfers` counts. What `costs` leave
+    open is as the program gave it. ValueError for a wrong number of costs; CompileError for a
+    schedule that does not run there.
+    """
+    costs = costs.over(schedule.costs)
+    costs.check(len(schedule.placement))
+    check_actions(schedule)
+    transport = timed(schedule.transport)
+    events = run_on(schedule, costs, transport)
+    if ideal:
+        return _execution(schedule, costs, "ideal", ideal_events(schedule, costs))
+    return _execution(schedule, costs, transport.name, events)
+
+
+def run_on(schedule: Schedule, costs: Costs, transport: Transport) -> Events:
+    """The events of a schedule on a transport; CompileError if it does not run there."""
+    events = transport_events(schedule, costs, transport)
+    findings = _findings(schedule, events, transport)
+    if findings:
+        raise CompileError(diagnose(schedule, findings))
+    if transport.first_use:
+        check_first_use(schedule)
+    return events
+
+
+def _findings(schedule: Schedule, events: Events, transport: Transport) -> list[Finding]:
+    """All that keeps a schedule from running on a transport as it should."""
+    channels = events.channels
+    assert channels is not None
+    standstill = Standstill(schedule, events, transport)
+    # Of what stands behind a standstill, nothing is known yet.
+    findings = [
+        *standstill.reached(check_order(schedule)),
+        *channels.nowhere(),
+        *standstill.reached(channels.repeated()),
+        *standstill.met(channels.mismatched()),
+    ]
+    if not events.graph.is_whole or len(channels.alone):
+        findings += standstill.explain(bool(findings))
+    return findings
+
+
+def _execution(schedule: Schedule, costs: Costs, name: str, events: Events) -> Execution:
+    return Execution(name, schedule, costs, events.timeline())

@@ -1,0 +1,133 @@
+"""All actions of a schedule as numpy columns.
+
+The actions of rank 0 come first, then those of rank 1, and so on; row i of all columns is action i:
+
+    row          0    1    2         3    4       5    6     ...
+    rank         0    0    0         0    1       1    1     ...
+    kind         F    F    SEND_F    B    RECV_F  F    B     ...
+    stage        0    0    0         0    1       1    1     ...
+    microbatch   0    1    0         0    0       0    0     ...
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+
+import numpy as np
+from attrs import field, frozen
+from numpy.typing import NDArray
+
+from schedlang.schedule.actions import Actions
+from schedlang.schedule.kinds import Kind
+
+Ints = NDArray[np.integer]
+Flags = NDArray[np.bool_]
+Floats = NDArray[np.float64]
+
+
+@frozen(eq=False)
+class Columns:
+    """The actions of all ranks; rank r has the rows `first[r]` up to `first[r + 1]`.
+
+    `stage` is, of a transfer by a skip, the number of the skip (see `schedlang.schedule.layout`).
+    `group` is that of `Actions`.
+    """
+
+    kind: Ints
+    stage: Ints
+    microbatch: Ints
+    group: Ints
+    source: Ints
+    rank: Ints
+    first: Ints
+    _rows: dict[tuple[Kind, ...], Ints] = field(factory=dict, init=False)
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @cached_property
+    def batch(self) -> Ints:
+        """Of each action, the first row of those that are issued together with it."""
+        rows = np.arange(len(self), dtype=np.int32)
+        if self.group.any():
+            same_group = (self.group[1:] > 0) & (self.group[1:] == self.group[:-1])
+            rows[1:][same_group & (self.rank[1:] == self.rank[:-1])] = 0
+            rows = np.maximum.accumulate(rows)
+        return rows
+
+    @cached_property
+    def sizes(self) -> Ints:
+        """Of each action, how many are issued together with it, itself included."""
+        return np.bincount(self.batch, minlength=len(self))[self.batch]
+
+    @cached_property
+    def is_transfer(self) -> Flags:
+        """Which actions move a tensor between ranks."""
+        return self.kind >= Kind.SEND_F
+
+    @cached_property
+    def is_copy(self) -> Flags:
+        """Which actions move activations to the host or back."""
+        return is_any(self.kind, Kind.OFFLOAD, Kind.RELOAD)
+
+    def where(self, *kinds: Kind) -> Ints:
+        """The rows of some kinds, in order."""
+        if kinds not in self._rows:
+            self._rows[kinds] = np.flatnonzero(is_any(self.kind, *kinds))
+        return self._rows[kinds]
+
+    def place(self, row: int) -> tuple[int, int]:
+        """The rank of an action, and its index there."""
+        rank = int(self.rank[row])
+        return rank, int(row - self.first[rank])
+
+
+def columns_of(ranks: Sequence[Actions]) -> Columns:
+    """The columns of all ranks' actions."""
+    lengths = [len(actions) for actions in ranks]
+    kind, stage, microbatch, group, source = (
+        np.concatenate([np.asarray(getattr(actions, name)) for actions in ranks])
+        if ranks
+        else np.zeros(0, np.int32)
+        for name in ("kind", "stage", "microbatch", "group", "source")
+    )
+    first = np.cumsum([0, *lengths])
+    rank = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    return Columns(kind, stage, microbatch, group, source, rank, first)
+
+
+def is_any(kind: Ints, *kinds: int) -> Flags:
+    """Which of some kinds are one of these."""
+    table = np.zeros(max(Kind) + 1, bool)
+    table[list(kinds)] = True
+    found: Flags = table[kind]
+    return found
+
+
+def repeats(keys: Ints) -> tuple[Ints, Ints]:
+    """The items whose key, which is not negative, an earlier one has; and the first one that has
+    it.
+    """
+    nothing = np.zeros(0, np.int64)
+    if not len(keys):
+        return nothing, nothing
+    # To count them is faster than to sort them, where they are not far apart.
+    are_near = keys.max() < 8 * len(keys) + 1000
+    if are_near and np.bincount(keys).max() == 1:
+        return nothing, nothing
+    _, first, item = np.unique(keys, return_index=True, return_inverse=True)
+    later = np.flatnonzero(first[item] != np.arange(len(keys)))
+    return later, first[item[later]]
+
+
+def actions_of(ranks: int, columns: Columns) -> tuple[Actions, ...]:
+    """The actions of each rank, from columns in the order of ranks; `first` does not count."""
+    ends = np.searchsorted(columns.rank, np.arange(ranks), "right").tolist()
+    found = []
+    for begin, end in zip([0, *ends], ends, strict=False):
+        actions = Actions()
+        for name in ("kind", "stage", "microbatch", "source", "group"):
+            target = getattr(actions, name)
+            column = getattr(columns, name)[begin:end]
+            target.frombytes(column.astype(target.typecode).tobytes())
+        found.append(actions)
+    return tuple(found)

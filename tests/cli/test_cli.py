@@ -1,0 +1,492 @@
+"""The command as a user meets it: its output, its exit codes, its manners."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import schedlang
+from schedlang.cli.main import main
+from tests.support.paths import CASES, PROGRAMS
+
+ONE_F_ONE_B = str(PROGRAMS / "1f1b.sched")
+
+
+def schedc(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "schedlang", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def test_compile_show_simulate(tmp_path: Path) -> None:
+    plan = str(tmp_path / "plan.json")
+    result = schedc("compile", ONE_F_ONE_B, "-p", "ranks=2", "-p", "microbatches=3", "-o", plan)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == (
+        "one_f_one_b: 2 ranks, 2 stages, 3 microbatches, 24 actions; no deadlock; 25.0% idle at unit costs\n"
+        f"wrote {plan}\n"
+    )
+    assert (
+        schedc("show", plan, "--ranks", "--compute").stdout
+        == "0F0 0F1 0B0 0F2 0B1 0B2\n1F0 1B0 1F1 1B1 1F2 1B2\n"
+    )
+    assert schedc("show", plan, "--ranks").stdout.startswith(
+        "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 "
+    )
+    assert "rank 1, stage 1\n" in schedc("show", plan).stdout
+    figures = json.loads(schedc("simulate", plan, "--json").stdout)
+    assert figures == {
+        "schedule": "one_f_one_b",
+        "params": {"ranks": 2, "microbatches": 3},
+        "ranks": 2,
+        "stages": 2,
+        "microbatches": 3,
+        "actions": 24,
+        "transport": "gloo",
+        "makespan": 12.0,
+        "ideal_makespan": 12.0,
+        "bubble": {"over_ideal": pytest.approx(1 / 3), "over_makespan": 0.25, "span": 0.25},
+        "span": 12.0,
+        "spans": [12.0, 9.0],
+        "peak_activations": [2, 1],
+        "peak_messages": [4, 3],
+        "peak_memory": [2, 1],
+        "busy": [9.0, 9.0],
+        "copying": [0.0, 0.0],
+        "exposed": 0.0,
+        "critical_path": {"F": 4.0, "B": 8.0},
+        "versions": [1, 1],
+    }
+
+
+def test_communication_takes_time_on_its_transport(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The recorded 1F1B with exchanges costs 0.75 on NCCL; a plan is replayed as it was compiled,
+    or elsewhere.
+    """
+    explicit = str(PROGRAMS / "1f1b_explicit.sched")
+    plan = str(tmp_path / "plan.json")
+    slow = ["--p2p-time", "0.25"]
+    for options, transport, makespan in [
+        ([], "gloo", 37),
+        (["--transport", "nccl"], "nccl", 37.75),
+        (["--transport", "nccl", "--ideal"], "ideal", 37),
+    ]:
+        figures = simulated(explicit, *slow, *options)
+        assert (figures["transport"], figures["makespan"], figures["ideal_makespan"]) == (
+            transport,
+            makespan,
+            37,
+        )
+    assert main(["compile", ONE_F_ONE_B, "--transport", "nccl", "-o", plan]) == 0
+    assert simulated(plan, *slow)["transport"] == "nccl"
+    assert (
+        simulated(plan, *slow)["makespan"] == 38.75
+    )  # proved without times of transfers: nothing was to be gained
+    assert simulated(plan, *slow, "--transport", "gloo")["makespan"] == 37
+    assert simulated(ONE_F_ONE_B, *slow, "--transport", "nccl")["makespan"] == 37.5
+    capsys.readouterr()
+    assert main(["simulate", explicit, *slow, "--transport", "nccl"]) == 0
+    assert (
+        "\nbeyond the ideal      0.75     longer on nccl than the ideal 37,"
+        in capsys.readouterr().out
+    )
+    assert main(["simulate", explicit, *slow]) == 0
+    assert "beyond the ideal" not in capsys.readouterr().out
+
+
+def test_verbose_says_how_communication_was_chosen(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "slow.sched"
+    text = re.sub("assert .*", "", Path(ONE_F_ONE_B).read_text())
+    program.write_text(
+        text.replace("rank r {", "cost F = 4  cost B = 8  cost send = 1\n    rank r {")
+    )
+    assert main(["compile", str(program), "-v", "--transport", "nccl"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "lowering: posted early; makespan 150 on nccl, 148 ideal (+1.4%)",
+        "tried: co-issued 155, posted early 150, posted early in order 150, fused 150, fused and posted early 150, "
+        "deferred 157",
+    ]
+    assert main(["compile", str(program), "-v"]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "lowering: co-issued; makespan 148 on gloo, 148 ideal (+0.0%)"
+    ]
+
+
+def test_forward_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = str(tmp_path / "plan.json")
+    assert (
+        main(
+            [
+                "compile",
+                ONE_F_ONE_B,
+                "-p",
+                "ranks=2",
+                "-p",
+                "microbatches=3",
+                "--forward-only",
+                "-o",
+                plan,
+            ]
+        )
+        == 0
+    )
+    assert "12 actions; no deadlock; 25.0% idle" in capsys.readouterr().out
+    assert main(["show", plan, "--ranks"]) == 0
+    assert capsys.readouterr().out == (
+        "0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2\n1RECV_F0 1F0 1RECV_F1 1F1 1RECV_F2 1F2\n"
+    )
+
+
+def simulated(*arguments: str) -> dict[str, object]:
+    return json.loads(schedc("simulate", *arguments, "--json").stdout)
+
+
+def test_costs(tmp_path: Path) -> None:
+    per_stage = ["--forward-times", "1", "1", "1", "2", "--backward-times", "2", "2", "2", "4"]
+    assert simulated(ONE_F_ONE_B, *per_stage)["makespan"] == 57  # as a public visualizer has it
+    assert simulated(ONE_F_ONE_B, "--p2p-time", "0.5")["makespan"] == 41
+    (tmp_path / "costs.json").write_text(
+        json.dumps({"forward_times": [1, 1, 1, 2], "backward_times": [2, 2, 2, 4]})
+    )
+    assert simulated(ONE_F_ONE_B, "--costs", str(tmp_path / "costs.json"))["makespan"] == 57
+    zero_bubble = str(PROGRAMS / "zb_h1.sched")
+    halves = simulated(
+        zero_bubble, "--input-times", "2", "--weight-times", "2", "--forward-times", "2"
+    )
+    assert halves["makespan"] == 2 * 27
+    assert simulated(zero_bubble, "--backward-times", "4", "--forward-times", "2") == halves
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ([], "COMMAND"),
+        (["compile"], "FILE"),
+        (["compile", ONE_F_ONE_B, "-p", "ranks"], "`ranks` is not NAME=VALUE"),
+        (["compile", ONE_F_ONE_B, "-p", "ranks=4.5"], "`ranks=4.5` is not NAME=VALUE"),
+        (
+            ["simulate", ONE_F_ONE_B, "--forward-times", "1", "2"],
+            "2 durations of `F` are given, there are 4 stages",
+        ),
+        (["simulate", ONE_F_ONE_B, "--p2p-time", "-1"], "`p2p_time` must be numbers from 0"),
+        (["simulate", ONE_F_ONE_B, "--p2p-time", "nan"], "`p2p_time` must be numbers from 0"),
+        (
+            ["simulate", ONE_F_ONE_B, "--p2p-time", "1", "--costs", "x"],
+            "as options or as a file, not both",
+        ),
+        (
+            ["compile", str(CASES / "deadlock.json")],
+            "is a plan, which `schedc check` proves",
+        ),
+        (
+            ["check", ONE_F_ONE_B, "--for", "ranks=2..3", "-p", "ranks=4"],
+            "`ranks` has a -p and a --for",
+        ),
+        (
+            ["simulate", ONE_F_ONE_B, "--updates", "3"],
+            "the plan has 1 update: no part of it repeats",
+        ),
+        (
+            ["simulate", str(PROGRAMS / "pipedream.sched"), "--updates", f"{10**12}"],
+            "more than 20,000,000 actions",
+        ),
+        (["run", ONE_F_ONE_B, "--steps", "0"], "`0` is not a whole number from 1"),
+        (["explain", "deadlok"], "there is no code `deadlok`; near it: `deadlock`"),
+        (["explain", "deadlock", "zzz"], "there is no code `zzz`; all: `schedc explain`"),
+    ],
+)
+def test_wrong_usage_is_2(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_diagnostics_are_1_and_on_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.sched"
+    bad.write_text("schedule bad { param ranks = 2 param microbatches = 2 rank r { F(x) B(y) } }")
+    plan = tmp_path / "plan.json"
+    assert main(["compile", str(bad), "-o", str(plan)]) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.count("error[unknown-name]") == 2
+    assert captured.err.endswith("\n\n2 errors; see: schedc explain unknown-name\n")
+    assert not plan.exists()
+
+    assert main(["compile", str(bad), "--format", "json"]) == 1
+    diagnostics = json.loads(capsys.readouterr().err)["diagnostics"]
+    assert [each["code"] for each in diagnostics] == ["unknown-name", "unknown-name"]
+    assert diagnostics[0]["start"] == {"line": 1, "column": 66}
+
+    assert main(["compile", str(bad), "--format", "github"]) == 1
+    place = f"file={bad},line=1,col=66,endLine=1,endColumn=67,title=unknown-name"
+    assert capsys.readouterr().err.splitlines()[0] == f"::error {place}::no name `x` in scope"
+
+
+@pytest.mark.parametrize("command", ["compile", "show", "simulate", "view", "run"])
+def test_files_that_are_no_program(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, content, complaint in [
+        ("empty.sched", b"", "the program is empty"),
+        ("binary.sched", bytes(range(128, 256)), "not UTF-8"),
+        ("plan.json", b'{"format": "schedlang.plan/1"', "not a whole plan file"),
+    ][: 2 if command == "compile" else 3]:
+        (tmp_path / name).write_bytes(content)
+        assert main([command, str(tmp_path / name)]) == 1
+        assert complaint in capsys.readouterr().err
+    assert main([command, str(tmp_path / "absent")]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
+def test_costs_files_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "costs.json"
+    for content, complaint in [
+        ("", "Expecting value"),
+        ("[1]", "it must be an object"),
+        ('{"forward_time": 1}', "there is no cost `forward_time`, there is `forward_times`"),
+        ('{"forward_times": ["1"]}', "`forward_times` must be numbers"),
+        ('{"forward_times": []}', "`forward_times` must be numbers"),
+        ('{"forward_times": 1e308}', "`forward_times` must be numbers from 0 to 1e+100"),
+        (
+            '{"forward_times": 1' + "0" * 400 + "}",
+            "`forward_times` must be numbers from 0 to 1e+100",
+        ),
+        ("[" * 100_000, "it is nested too deep"),
+        (
+            '{"traceEvents": [{"ph": "X", "name": "0F0", "dur": -1}]}',
+            "`0F0` lasts -1, it must be a number from 0",
+        ),
+        (
+            '{"traceEvents": [{"ph": "X", "name": "0F0", "dur": NaN}]}',
+            "`0F0` lasts nan, it must be a number from 0",
+        ),
+        ('{"p2p_time": Infinity}', "`p2p_time` must be numbers"),
+    ]:
+        path.write_text(content)
+        assert main(["simulate", ONE_F_ONE_B, "--costs", str(path)]) == 1
+        assert complaint in capsys.readouterr().err
+
+
+def test_every_command_has_an_example_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "programs").symlink_to(PROGRAMS)
+    (tmp_path / "table.csv").write_text("0F0,0B0")
+    monkeypatch.chdir(tmp_path)  # the examples write files
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    commands = re.findall(r"^    ([a-z-]+)", capsys.readouterr().out, re.MULTILINE)
+    assert len(commands) == 12
+    for command in commands:
+        with pytest.raises(SystemExit):
+            main([command, "--help"])
+        example = capsys.readouterr().out.split("example: schedc ")[1].split()
+        assert example[0] == command
+        if command == "run":
+            continue  # test_runtime runs it
+        assert main(example) == 0
+        capsys.readouterr()
+
+
+def test_the_compiler_never_imports_torch(tmp_path: Path) -> None:
+    """Every command but `run`, with a torch that fails when it is imported."""
+    (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
+    plan = str(tmp_path / "plan.json")
+    table = str(tmp_path / "table.csv")
+    environment = dict(os.environ, PYTHONPATH=str(tmp_path))
+    for arguments in (
+        ["compile", ONE_F_ONE_B, "-o", plan],
+        ["show", plan],
+        ["simulate", plan],
+        ["export", plan, "--to", "torch-csv", "-o", table],
+        ["import", table],
+    ):
+        subprocess.run(
+            [sys.executable, "-m", "schedlang", *arguments],
+            env=environment,
+            check=True,
+            timeout=60,
+            stdout=subprocess.DEVNULL,
+        )
+    lines = "import sys; from schedlang import *; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", lines], env=environment, check=True, timeout=60)
+
+
+def imported_by(*arguments: str) -> set[str]:
+    """The modules that a command imports."""
+    lines = "import sys; from schedlang.cli.main import main\ntry: main()\nfinally: print(*sys.modules, file=sys.stderr)"
+    command = [sys.executable, "-c", lines, *arguments]
+    return set(
+        subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=True
+        ).stderr.split()
+    )
+
+
+def test_a_command_imports_what_it_needs() -> None:
+    """This is why it starts fast: `make bench` has the times."""
+    found = imported_by("--help")
+    assert {name for name in found if name.startswith("schedlang")} == {
+        "schedlang",
+        "schedlang.cli",
+        "schedlang.cli.main",
+    }
+    assert not {"attrs", "lark", "yaml", "json", "pathlib"} & found
+    found = imported_by("compile", ONE_F_ONE_B)
+    assert {"lark", "schedlang.proof.prove"} <= found
+    assert (
+        not {"yaml", "concurrent.futures", "difflib", "fractions", "statistics", "subprocess"}
+        & found
+    )
+    ours = {name.split(".")[1] for name in found if name.startswith("schedlang.")}
+    assert (
+        not {
+            "advice",
+            "bubbles",
+            "documents",
+            "plan_reader",
+            "repair",
+            "report",
+            "torch_tables",
+            "views",
+        }
+        & ours
+    )
+    assert "yaml" not in imported_by("simulate", ONE_F_ONE_B, "--p2p-time", "1")
+
+
+def test_public_names_are_imported_when_they_are_used() -> None:
+    """The table that the program reads, and the imports that mypy reads, say the same."""
+    tree = ast.parse(Path(schedlang.__file__).read_text())
+    nodes = [
+        node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level == 0
+    ]
+    seen = {name.name: node.module for node in nodes if node.module for name in node.names}
+    assert dir(schedlang) == sorted(schedlang.__all__)
+    for name in schedlang.__all__:
+        assert getattr(schedlang, name) is getattr(sys.modules[str(seen[name])], name)
+    assert {name for name, module in seen.items() if str(module).startswith("schedlang.")} == set(
+        schedlang.__all__
+    )
+    with pytest.raises(AttributeError, match="has no `nothing`"):
+        schedlang.nothing  # noqa: B018
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    command = f"{sys.executable} -m schedlang show {ONE_F_ONE_B} -p microbatches=4000 | head -c 1"
+    result = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert result.stderr == ""
+
+
+def test_a_home_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    environment = dict(os.environ, XDG_CACHE_HOME=str(tmp_path / "file"))
+    subprocess.run(
+        [sys.executable, "-m", "schedlang", "compile", ONE_F_ONE_B],
+        env=environment,
+        check=True,
+        timeout=60,
+        stdout=subprocess.DEVNULL,
+    )
+
+
+def test_check(tmp_path: Path) -> None:
+    explicit = str(PROGRAMS / "1f1b_explicit.sched")
+    table = schedc("check", explicit, "-p", "microbatches=2", "--transport", "all")
+    assert table.returncode == 1
+    verdicts = [line.split(maxsplit=1) for line in table.stdout.splitlines()]
+    assert [verdict for name, verdict in verdicts if name != "nccl"] == ["proved"] * 6
+    assert "error[first-use]: rank 2 waits at its first batch for rank 0" in dict(verdicts)["nccl"]
+    plan = str(tmp_path / "plan.json")
+    assert schedc("compile", explicit, "-p", "microbatches=2", "-o", plan).returncode == 0
+    assert schedc("check", plan, "--transport", "all").stdout == table.stdout
+    found = json.loads(schedc("check", plan, "--transport", "nccl", "--json").stdout)
+    assert [each["code"] for verdict in found["verdicts"] for each in verdict["diagnostics"]] == [
+        "first-use"
+    ]
+    assert (
+        schedc("compile", explicit, "-p", "microbatches=2", "--transport", "nccl").returncode == 1
+    )
+    assert schedc("check", explicit).stdout == "proved for portable\n"
+
+
+def test_check_of_many_sizes() -> None:
+    sizes = ["--for", "ranks=2..4", "--for", "microbatches=1..6"]
+    assert (
+        schedc("check", ONE_F_ONE_B, *sizes).stdout
+        == "18 sizes proved, 0 refused by the program's own `require`\n"
+    )
+    dualpipe = schedc("check", str(PROGRAMS / "dualpipe.sched"), *sizes).stdout
+    assert dualpipe.endswith("refused by the program's own `require`\n")
+    wrong = schedc("check", str(PROGRAMS / "1f1b_explicit.sched"), *sizes, "--transport", "nccl")
+    assert wrong.returncode == 1
+    assert "note: the smallest size where this is so: ranks = 3, microbatches = 2\n" in wrong.stderr
+    for arguments in (
+        ["--for", "ranks"],
+        ["--for", "ranks=4..2"],
+        [*sizes, "--json"],
+        ["--transport", "mpi"],
+    ):
+        assert schedc("check", ONE_F_ONE_B, *arguments).returncode == 2
+    large = ["--for", "ranks=1..1000000", "--for", "microbatches=1..2"]
+    for arguments in (["--for", f"ranks=1..{10**20}"], large, [*sizes, *sizes]):
+        refused = schedc("check", ONE_F_ONE_B, *arguments)
+        assert refused.returncode == 2
+        assert "Traceback" not in refused.stderr
+
+
+def test_warnings_stand_beside_a_verdict() -> None:
+    explicit = str(PROGRAMS / "1f1b_explicit.sched")
+    for options, expected in [
+        (
+            [],
+            "warning[mixed-transfers]: ranks 0 and 1 exchange batches as well as single transfers\n",
+        ),
+        (["--format", "github"], "::warning file="),
+        (["--format", "json"], '"severity": "warning"'),
+    ]:
+        done = schedc("compile", explicit, "--transport", "nccl", *options)
+        assert done.returncode == 0
+        assert expected in done.stderr
+        assert "no deadlock" in done.stdout
+    assert schedc("compile", explicit).stderr == ""
+    table = schedc("check", explicit, "--transport", "all")
+    assert table.returncode == 0
+    assert {line.split(maxsplit=1)[1] for line in table.stdout.splitlines()} == {"proved"}
+    assert table.stderr.count("warning[") == 1
+    verdicts = json.loads(schedc("check", explicit, "--transport", "all", "--json").stdout)[
+        "verdicts"
+    ]
+    assert {each["transport"] for each in verdicts if each["warnings"]} == {"nccl"}
+
+
+def test_a_run_that_cannot_end_well_does_not_begin(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+    for options, complaint in [
+        ([ONE_F_ONE_B, "--trace", "/no/such/folder/run.json"], "there is no folder for the trace"),
+        ([str(PROGRAMS / "pipedream.sched"), "--steps", "10000000000"], "updates are more than"),
+    ]:
+        with pytest.raises(SystemExit) as ended:
+            main(["run", *options])
+        assert ended.value.code == 2
+        assert complaint in capsys.readouterr().err

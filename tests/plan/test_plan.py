@@ -1,0 +1,277 @@
+"""The plan file: what is written is read back, and nothing else is believed."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schedlang import (
+    CompileError,
+    Plan,
+    Source,
+    compile,
+    open_plan,
+    read_plan,
+    read_source,
+    write_plan,
+)
+from tests.support.paths import GALLERY
+
+
+@pytest.fixture
+def plan() -> Plan:
+    text = "schedule s { param ranks = 2 param microbatches = 2 rank r { F(0) F(1) B(0) B(1) U } }"
+    return compile(Source("s.sched", text))
+
+
+def document(plan: Plan) -> Any:
+    return json.loads(json.dumps(plan.to_json()))
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_round_trip(path: Path, tmp_path: Path) -> None:
+    plan = compile(read_source(path))
+    write_plan(plan, tmp_path / "plan.json")
+    again = read_plan(tmp_path / "plan.json")
+    assert again.to_json() == plan.to_json()
+    assert again.digest == plan.digest
+    assert again.where(0, 3) == plan.where(0, 3)
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_parts(path: Path, tmp_path: Path) -> None:
+    """Each rank's actions by themselves, from a file that is one document of JSON."""
+    plan = compile(read_source(path))
+    write_plan(plan, tmp_path / "plan.json")
+    opened = open_plan(tmp_path / "plan.json")
+    assert opened.digest == plan.digest
+    for rank in reversed(range(len(plan.ranks))):
+        ours = opened.ranks[rank]
+        theirs = plan.ranks[rank]
+        assert (ours.text(), ours.source) == (theirs.text(), theirs.source)
+    found = json.loads((tmp_path / "plan.json").read_text())
+    del found["lines"]
+    assert found == document(plan)
+    assert opened.to_json() == plan.to_json()
+
+
+def test_a_rank_reads_its_part_alone(plan: Plan, tmp_path: Path) -> None:
+    """What is wrong with another rank's does not matter to it, and is told by the rank that reads
+    the whole.
+    """
+    path = tmp_path / "plan.json"
+    write_plan(plan, path)
+    path.write_text(path.read_text().replace("0F0", "0F9"))
+    opened = open_plan(path)
+    assert opened.ranks[1] == plan.ranks[1]
+    with pytest.raises(CompileError, match="the part of rank 0 has changed since it was written"):
+        opened.ranks[0]
+    with pytest.raises(CompileError, match="no-such-microbatch"):
+        read_plan(path)
+    path.unlink()
+    with pytest.raises(CompileError, match=r"cannot read `\S+`: No such file"):
+        opened.ranks[0]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda text: text.replace('"lines"', '"line"'), "`lines` must be a list"),
+        (
+            lambda text: text.replace('"lines": [', '"lines": [3,'),
+            "`lines` must be the lengths of two lines",
+        ),
+        (lambda text: text.replace('"ranks": 2,', '"ranks": 3,'), "`lines` must have 3 entries"),
+        (lambda text: json.dumps(json.loads(text)), "it has no lines of `actions` of its own"),
+        (lambda text: text[:100], "not a whole plan file"),
+        (lambda text: "[" + text, "not a whole plan file"),
+    ],
+)
+def test_a_damaged_plan_is_not_opened(
+    plan: Plan, tmp_path: Path, damage: Callable[[str], str], reason: str
+) -> None:
+    path = tmp_path / "plan.json"
+    write_plan(plan, path)
+    path.write_text(damage(path.read_text()))
+    with pytest.raises(CompileError) as caught:
+        open_plan(path)
+    assert reason in str(caught.value)
+
+
+def test_where_an_action_comes_from(plan: Plan) -> None:
+    plan = compile(read_source(GALLERY[0]))
+    assert GALLERY[0].stem == "1f1b"
+    assert plan.ranks[0].word(0) == "0F0"
+    assert plan.where(0, 0) == f"{GALLERY[0]}:8"
+
+
+def with_pipeline(document: Any, **fields: Any) -> Any:
+    return document | {"pipelines": [document["pipelines"][0] | fields]}
+
+
+Damage = Callable[[Any], Any]
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda d: [], "not a plan file: it has no `format`"),
+        (lambda d: {}, "not a plan file: it has no `format`"),
+        (lambda d: d | {"format": "schedlang.plan/2"}, "the format is `schedlang.plan/2`"),
+        (lambda d: d | {"format": None}, "the format is `None`"),
+        (lambda d: d | {"program": 3}, "`program` must be an object"),
+        (lambda d: d | {"program": {"name": "s"}}, "`program` must hold the texts"),
+        (lambda d: d | {"ranks": "2"}, "`ranks` must be a whole number"),
+        (lambda d: d | {"ranks": True}, "`ranks` must be a whole number"),
+        (lambda d: d | {"ranks": 3}, "must have 3 lines"),
+        (lambda d: with_pipeline(d, microbatches=2.5), "`pipelines` must hold whole numbers"),
+        (lambda d: with_pipeline(d, microbatches=10**12), "missing-op"),
+        (lambda d: with_pipeline(d, microbatches=1), "no-such-microbatch"),
+        (lambda d: with_pipeline(d, microbatches=0), "no-such-microbatch"),
+        (lambda d: with_pipeline(d, start=1), "`pipelines` must divide the 2 stages"),
+        (lambda d: with_pipeline(d, stop=3), "`pipelines` must divide the 2 stages"),
+        (lambda d: with_pipeline(d, name=None), "`pipelines` must be objects"),
+        (lambda d: d | {"pipelines": []}, "`pipelines` must divide the 2 stages"),
+        (lambda d: d | {"slices": 0}, "`slices` must be 1 or more"),
+        (lambda d: d | {"slices": 2}, "missing-op"),
+        (
+            lambda d: d | {"skips": [[0, 1]]},
+            "`skips` must be pairs of an earlier and a later stage of 2",
+        ),
+        (lambda d: d | {"skips": [[1]]}, "`skips` must be pairs"),
+        (lambda d: d | {"skips": [1]}, "`skips` must hold whole numbers"),
+        (lambda d: d | {"skips": 1}, "`skips` must be a list"),
+        (
+            lambda d: d | {"placement": [0, 5]},
+            "`placement` must give every stage one of the `ranks`",
+        ),
+        (lambda d: d | {"placement": [0, -1]}, "`placement` must hold whole numbers from 0"),
+        (lambda d: d | {"placement": [1, 0]}, "stage 0 is on rank 1"),
+        (lambda d: d | {"placement": []}, "`placement` must give"),
+        (lambda d: d | {"params": {"ranks": "2"}}, "`params` must be whole numbers"),
+        (lambda d: d | {"spans": [[0, 10**9]]}, "`spans` must be pairs of places"),
+        (lambda d: d | {"spans": [[1]]}, "`spans` must be pairs of places"),
+        (lambda d: d | {"spans": []}, "not an index of `spans`"),
+        (lambda d: d | {"transport": None}, "`transport` must be text"),
+        (lambda d: d | {"transport": "mpi"}, "`transport`: there is no transport `mpi`"),
+        (lambda d: d | {"costs": None}, "costs: it must be an object"),
+        (
+            lambda d: d | {"costs": {"forward_times": [-1]}},
+            "costs: `forward_times` must be numbers from 0",
+        ),
+        (
+            lambda d: d | {"costs": {"input_memory": [1, 2, 3]}},
+            "3 memories of `I` are given, there are 2 stages",
+        ),
+        (lambda d: d | {"actions": None}, "`actions` must be a list"),
+        (lambda d: d | {"actions": [1, 2]}, "must be lines of text"),
+        (
+            lambda d: d | {"actions": [d["actions"][0] + " 0F9x", d["actions"][1]]},
+            "`0F9x` is not an action",
+        ),
+        (
+            lambda d: d | {"actions": [d["actions"][0] + " 0F1", d["actions"][1]]},
+            "fewer sources than actions",
+        ),
+        (
+            lambda d: d | {"actions": [d["actions"][0][:-3], d["actions"][1]]},
+            "more sources than actions",
+        ),
+        (
+            lambda d: d | {"actions": [d["actions"][0].replace("0F0 0S", "(0F0;0S"), ""]},
+            "is not an action",
+        ),
+        (
+            lambda d: d | {"actions": ["(0F0;0SEND_F0)", ""], "sources": ["1 1", ""]},
+            "transfers are batched alone",
+        ),
+        (lambda d: d | {"sources": ["x", ""]}, "sources of rank 0"),
+        (lambda d: d | {"sources": [d["sources"][0], "-" + d["sources"][1]]}, "sources of rank 1"),
+        (
+            lambda d: (
+                d
+                | {
+                    "actions": [
+                        d["actions"][0].replace("0F0 0SEND_F0", "0SEND_F0 0F0"),
+                        d["actions"][1],
+                    ]
+                }
+            ),
+            "order",
+        ),
+    ],
+)
+def test_a_damaged_plan_is_refused_with_its_reason(
+    plan: Plan, tmp_path: Path, damage: Damage, reason: str
+) -> None:
+    (tmp_path / "plan.json").write_text(json.dumps(damage(document(plan))))
+    with pytest.raises(CompileError) as caught:
+        read_plan(tmp_path / "plan.json")
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"format": ', b"\xff\xfe", b"[" * 100_000, b"null", b"3"]
+)
+def test_what_is_not_json(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "plan.json").write_bytes(content)
+    with pytest.raises(CompileError, match=r"not a (whole )?plan file"):
+        read_plan(tmp_path / "plan.json")
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(
+        [
+            "program",
+            "params",
+            "ranks",
+            "pipelines",
+            "slices",
+            "skips",
+            "placement",
+            "costs",
+            "spans",
+            "actions",
+            "sources",
+        ]
+    ),
+    JSON,
+)
+def test_any_value_in_any_field_is_answered(
+    tmp_path_factory: pytest.TempPathFactory, name: str, value: Any
+) -> None:
+    plan = compile(
+        Source(
+            "s.sched", "schedule s { param ranks = 1 param microbatches = 1 rank r { F(0) B(0) } }"
+        )
+    )
+    path = tmp_path_factory.getbasetemp() / "fuzzed.json"
+    path.write_text(json.dumps(document(plan) | {name: value}))
+    try:
+        again = read_plan(path)
+    except CompileError:
+        return
+    assert [each.text() for each in again.ranks] == ["0F0 0B0"]
+
+
+def test_a_plan_that_cannot_be_written_leaves_nothing(plan: Plan, tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="cannot be written: No such file or directory"):
+        write_plan(plan, tmp_path / "absent" / "plan.json")
+    (tmp_path / "directory").mkdir()
+    with pytest.raises(CompileError, match="cannot be written: Is a directory"):
+        write_plan(plan, tmp_path / "directory")
+    assert [each.name for each in tmp_path.iterdir()] == ["directory"]

@@ -1,0 +1,43 @@
+"""The pages on costs and bubbles name everything that there is, and their examples work."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from schedlang import compile, read_source, simulate
+from schedlang.cli.main import main
+from schedlang.report.bubbles.attribution import CAUSES
+from schedlang.schedule.costs import NAMES, read_costs
+from tests.support.paths import DOCS, PROGRAMS
+
+
+def page(name: str) -> str:
+    return (DOCS / f"{name}.md").read_text(encoding="utf-8")
+
+
+def test_every_cost_is_explained_and_the_example_is_one(tmp_path: Path) -> None:
+    text = page("costs")
+    assert [name for name in NAMES if f"`{name}`" not in text] == []
+    example = re.search(r"^```yaml\n(.*?)^```", text, re.M | re.S)
+    assert example
+    (tmp_path / "costs.yaml").write_text(example[1])
+    costs = read_costs(tmp_path / "costs.yaml")
+    execution = simulate(compile(read_source(PROGRAMS / "1f1b.sched")), costs)
+    assert execution.peak_bytes == (4 * 1.2e9 + 5e9, 3 * 1.2e9 + 4e9, 2 * 1.2e9 + 4e9, 1.2e9 + 5e9)
+
+
+def test_every_cause_is_explained() -> None:
+    text = page("bubbles")
+    assert sorted(re.findall(r"^\| (\w+) \| ", text, re.M)) == sorted([*CAUSES, "cause"])
+
+
+def test_the_commands_of_the_page_on_the_visualizer_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)  # they write pictures
+    (tmp_path / "config.yaml").write_text("num_stages: 2\nnum_batches: 2\n")
+    commands = re.findall(r"^schedc (.*?)(?: +#.*)?$", page("pipeline"), re.M)
+    assert len(commands) == 3
+    for command in commands:
+        assert main(command.split()) == 0

@@ -1,0 +1,101 @@
+"""What holds of the project as a whole: the grammar, the package, the limits of its style."""
+
+import ast
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+from lark import Lark
+
+from tests.support.paths import PROGRAMS, ROOT
+
+MODULES = [
+    path for folder in ("schedlang", "runtime") for path in sorted((ROOT / folder).glob("**/*.py"))
+]
+
+
+def test_the_grammar_has_no_conflict_and_no_colliding_terminals() -> None:
+    grammar = (ROOT / "grammars" / "sched.lark").read_text()
+    Lark(grammar, parser="lalr", lexer="basic", start="schedule", strict=True)
+
+
+#: What the page of `schedc view` is made of.
+PAGE = sorted(
+    path
+    for ending in ("html", "css", "js")
+    for path in (ROOT / "schedlang" / "report" / "views").glob(f"*.{ending}")
+)
+
+
+def test_the_compiler_and_the_runtime_meet_only_in_the_plan() -> None:
+    """No torch in the compiler; no parser in the runtime."""
+    for path in MODULES:
+        imported = {
+            name
+            for node in ast.walk(ast.parse(path.read_text()))
+            for name in (
+                [alias.name for alias in node.names]
+                if isinstance(node, ast.Import)
+                else [node.module or ""]
+                if isinstance(node, ast.ImportFrom)
+                else []
+            )
+        }
+        if "runtime" in path.relative_to(ROOT).parts:
+            assert (
+                not {
+                    "lark",
+                    "schedlang.language.parser",
+                    "schedlang.language.expand",
+                    "schedlang.language.syntax",
+                }
+                & imported
+            ), path
+        else:
+            assert not any(
+                name.split(".")[0] == "torch" or "runtime" in name for name in imported
+            ), path
+
+
+def test_the_wheel_is_whole(tmp_path: Path) -> None:
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--quiet",
+        "--no-deps",
+        "--wheel-dir",
+        str(tmp_path),
+        str(ROOT),
+    ]
+    subprocess.run(build, check=True, timeout=300)
+    (wheel,) = tmp_path.glob("*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names if ".dist-info" not in name} == {"schedlang"}
+    data = [
+        path
+        for glob in ("grammars/*.lark", "programs/*.sched", "docs/**/*.md")
+        for path in ROOT.glob(glob)
+    ]
+    for path in [*MODULES, *PAGE, *data]:
+        inside = path.relative_to(ROOT).as_posix()
+        assert (inside if inside.startswith("schedlang/") else f"schedlang/{inside}") in names
+    assert "schedlang/py.typed" in names
+    assert not any("pictures" in name for name in names)
+    # Nothing in it needs the checkout.
+    zipfile.ZipFile(wheel).extractall(tmp_path / "installed")
+    command = [
+        sys.executable,
+        "-m",
+        "schedlang",
+        "view",
+        str(PROGRAMS / "1f1b.sched"),
+        "-o",
+        "view.html",
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
+    subprocess.run(command, check=True, timeout=60, cwd=tmp_path, env=environment)
+    assert "class Timeline" in (tmp_path / "view.html").read_text(encoding="utf-8")

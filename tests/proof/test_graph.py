@@ -1,0 +1,149 @@
+"""The event graph: its walk against the definition, and the order of moments against the walk."""
+
+import random
+import tracemalloc
+from math import inf
+from pathlib import Path
+
+import numpy as np
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+
+from schedlang import CompileError, Costs, Schedule, Source, compile, read_source, simulate
+from schedlang.lowering import lower
+from schedlang.proof.edges import ideal_events, transport_events
+from schedlang.proof.graph import NEVER, NOTHING, Graph, Items, walk
+from schedlang.proof.moments import follows_moments
+from schedlang.proof.order import needs_too_late
+from schedlang.proof.prove import has_batches
+from schedlang.proof.structure import check_structure
+from schedlang.schedule.transports import transports
+from tests.support.damage import damaged_plans, gallery, one_of, random_plan, replicated_plan
+from tests.support.own_needs import needs
+from tests.support.paths import GALLERY
+from tests.support.strategies import schedules
+
+TRANSPORTS = ["blocking", "gloo", "nccl", "nccl-eager", "buffered:1", "buffered:2", "buffered"]
+#: Far more work than ops: of what is indexed by microbatch, a machine has not the memory.
+FAR = """
+schedule s {
+    param ranks = 2
+    param microbatches = 1000000000
+    rank r { for m in 0 .. 1500 { F(m) B(m) } }
+}
+"""
+
+
+def some_graph(rng: random.Random) -> Graph:
+    """A few threads whose items wait for any others, some for one that never comes."""
+    items = Items()
+    count = rng.randint(1, 12)
+    threads = np.array([rng.randrange(3) for _ in range(count)])
+    items.add(threads, np.array(rng.sample(range(count), count)), rng.choice([0.0, 1.0, 2.5]))
+    for _ in range(rng.randint(0, 2 * count)):
+        waiter = np.array([rng.randrange(count)])
+        target = np.array([NEVER if rng.random() < 0.05 else rng.randrange(count)])
+        items.wait(waiter, target, rng.choice([0.0, 0.5]), at_begin=rng.random() < 0.5)
+    items.wait(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    return items.graph()
+
+
+def by_definition(graph: Graph) -> list[float]:
+    """When each event happens, from the definition again and again until nothing changes."""
+    times = [inf] * len(graph.waits)
+    for _ in range(len(times) + 1):
+        for event in range(len(times)):
+            before = 0.0 if event in graph.first else times[event - 1]
+            other = int(graph.waits[event])
+            arrival = 0.0 if other == NOTHING else inf if other == NEVER else times[other]
+            start = max(before, arrival + float(graph.delay[event]))
+            times[event] = start + float(graph.takes[event])
+    return times
+
+
+def test_the_walk_is_the_definition() -> None:
+    rng = random.Random(0)
+    whole = 0
+    for _ in range(500):
+        graph = some_graph(rng)
+        times = by_definition(graph)
+        assert walk(graph).tolist() == times
+        assert graph.is_whole == (inf not in times)
+        whole += graph.is_whole
+    assert 50 < whole < 450
+
+
+@settings(max_examples=200, deadline=None)
+@given(schedules())
+def test_what_the_compiler_places_is_in_the_order_of_its_moments(schedule: Schedule) -> None:
+    lowered = lower(schedule)
+    assert follows_moments(lowered, ideal_events(lowered, lowered.costs))
+
+
+def test_the_gallery_is_proved_by_its_moments() -> None:
+    """Or the quick proof would be one that nobody gets."""
+    plans = gallery(((4, 8),))
+    assert len(plans) > 25
+    for plan in plans:
+        if not has_batches(plan.columns):
+            assert follows_moments(plan, ideal_events(plan, plan.costs)), plan.name
+
+
+@pytest.mark.parametrize("draw", [random_plan, replicated_plan, None], ids=str)
+def test_what_follows_its_moments_runs_on_every_transport(draw: object) -> None:
+    """The quick proof says yes to nothing that the graph of a transport says no to."""
+    follows = 0
+    of_gallery = one_of(gallery(((2, 4), (3, 3), (4, 4)), slices=2))
+    for plan in damaged_plans(draw or of_gallery, 600, random.Random(1)):  # type: ignore[arg-type]
+        try:
+            check_structure(plan)
+        except CompileError:
+            continue
+        if not follows_moments(plan, ideal_events(plan, plan.costs)):
+            continue
+        follows += 1
+        assert not len(needs_too_late(plan))
+        for name in TRANSPORTS:
+            for transport in transports(name, has_batches(plan.columns)):
+                events = transport_events(plan, plan.costs, transport)
+                assert events.graph.is_whole
+                assert events.channels is not None
+                assert not len(events.channels.alone)
+                assert not list(events.channels.mismatched())
+    assert follows > 30
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_ideal_times_do_not_depend_on_the_transport(path: Path) -> None:
+    costs = Costs(forward=(0.1,), input=(0.7,), weight=(0.3,), overlap=(1.1,), p2p=0.05)
+    plan = compile(read_source(path))
+    ideal = [
+        simulate(evolve(plan, transport=name), costs, ideal=True).timeline for name in TRANSPORTS
+    ]
+    assert all(each == ideal[0] for each in ideal)
+
+
+def test_what_is_held_is_no_more_than_there_are_actions() -> None:
+    wrong = "never runs on stage 0, nor that of 999998499 other microbatches"
+    tracemalloc.start()
+    try:
+        with pytest.raises(CompileError, match=wrong):
+            compile(Source("far.sched", FAR))
+        assert tracemalloc.get_traced_memory()[1] < 10**8
+    finally:
+        tracemalloc.stop()
+
+
+@settings(max_examples=200, deadline=None)
+@given(schedules())
+def test_needs_are_those_of_each_op(schedule: Schedule) -> None:
+    for plan in [schedule, lower(schedule), *gallery(((4, 4),), slices=2)[::7]]:
+        columns = plan.columns
+        found: dict[int, list[tuple[int, int, int]]] = {}
+        rows = plan.needs.user, plan.needs.made, plan.needs.stage, plan.needs.microbatch
+        for row, *need in zip(*(column.tolist() for column in rows), strict=True):
+            found.setdefault(row, []).append((need[0], need[1], need[2]))
+        for row in np.flatnonzero(~columns.is_transfer).tolist():
+            op = (int(column[row]) for column in (columns.kind, columns.stage, columns.microbatch))
+            assert found.get(row, []) == needs(plan, *op)

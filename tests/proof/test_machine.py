@@ -1,0 +1,138 @@
+"""The proof against an oracle that executes plans, on random schedules and on every kind of damage
+to them.
+"""
+
+import random
+from collections import Counter
+from itertools import chain
+
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+
+from schedlang import Actions, CompileError, Costs, Schedule, compile, prove, read_source, simulate
+from schedlang.diagnostics.source import Span
+from schedlang.lowering import lower
+from schedlang.plan.reader import parse_actions
+from schedlang.proof.structure import check_structure
+from tests.support.damage import damaged_plans, gallery, one_of, replicated_plan
+from tests.support.paths import GALLERY
+from tests.support.strategies import make_schedule, oracle, schedules
+
+
+def proved(schedule: Schedule) -> bool:
+    try:
+        prove(schedule)
+    except CompileError:
+        return False
+    return True
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "wrong"),
+    [
+        ("0F0 0F1 2F0", "no-such-stage", "there are stages 0 to 1"),
+        ("0F0 0F1 1F0", "not-on-this-rank", "stage 1 is on rank 1"),
+        ("0F0 0F1 0F2", "no-such-microbatch", "there are microbatches 0 to 1"),
+        ("0F0 0F1 0U1", "update", "there are updates 0 to 0"),
+    ],
+)
+def test_actions_that_cannot_be(text: str, code: str, wrong: str) -> None:
+    """Of a schedule that was made without a program; each action has a place of its own."""
+    actions = parse_actions(text, [0, 1, 2])
+    schedule = make_schedule((0, 1), 2, (actions, Actions()))
+    schedule = evolve(schedule, spans=tuple(Span(each, each + 1) for each in range(3)))
+    with pytest.raises(CompileError) as caught:
+        check_structure(schedule)
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.message) == (code, f"`{text[-3:]}` on rank 0: {wrong}")
+    assert [label.span for label in found.labels] == [Span(2, 3)]
+
+
+def test_of_many_actions_that_cannot_be_one_is_told() -> None:
+    schedule = make_schedule((0, 1), 2, (Actions(), parse_actions("2F0 2F1 2B0", [0, 0, 0])))
+    with pytest.raises(CompileError) as caught:
+        check_structure(schedule)
+    assert [each.notes for each in caught.value.diagnostics] == [("and 2 more, on rank 1",)]
+
+
+def test_a_copy_is_in_no_group() -> None:
+    actions = parse_actions("0F0 0F1 0OFFLOAD1", [0, 1, 2])
+    actions.group[2] = 1
+    with pytest.raises(
+        CompileError, match=r"`0OFFLOAD1` on rank 0: a copy .* stands alone"
+    ) as caught:
+        check_structure(make_schedule((0, 1), 2, (actions, Actions())))
+    assert [each.code for each in caught.value.diagnostics] == ["overlap"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(schedules())
+def test_every_schedule_that_can_run_is_lowered_and_proved(schedule: Schedule) -> None:
+    lowered = lower(schedule)
+    prove(lowered)
+    assert oracle(lowered)
+    assert [each.compute().text() for each in lowered.ranks] == [
+        each.text() for each in schedule.ranks
+    ]
+
+
+@settings(max_examples=100, deadline=None)
+@given(schedules())
+def test_a_lower_bound_of_the_makespan(schedule: Schedule) -> None:
+    """No rank works faster than its work, and no microbatch passes faster than through all stages
+    and back.
+    """
+    execution = simulate(lower(schedule), Costs(p2p=0.5))
+    crossings = sum(
+        a != b for a, b in zip(schedule.placement, schedule.placement[1:], strict=False)
+    )
+    path = len(schedule.placement) * 2 + 2 * 0.5 * crossings
+    assert execution.timeline.makespan >= max([path, *execution.timeline.busy]) - 1e-9
+
+
+#: Programs ask for different numbers; each has plans at two of these sizes at least.
+SIZES = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 3), (3, 6), (4, 4), (4, 8))
+
+
+def test_damaged_plans_are_judged_as_by_the_oracle(block: int, tally: Counter[str]) -> None:
+    disagreements = []
+    rng = random.Random(block)
+    of_gallery = damaged_plans(one_of(gallery(SIZES, slices=2)), 1000, rng, only=None)
+    for plan in chain(of_gallery, damaged_plans(replicated_plan, 300, rng, only=None)):
+        right = oracle(plan)
+        tally["right" if right else "wrong"] += 1
+        if proved(evolve(plan, transport="blocking")) != right:
+            tally["disagreements"] += 1
+            disagreements.append([each.text() for each in plan.ranks])
+    assert not disagreements
+    # Some damage is harmless: the test sees both verdicts.
+    assert min(tally["right"], tally["wrong"]) > 100
+
+
+def test_every_program_is_damaged() -> None:
+    names = Counter(plan.source.path for plan in gallery(SIZES, slices=2))
+    assert set(names) == set(map(str, GALLERY))
+    assert min(names.values()) > 1
+
+
+def test_cost_of_a_proof_grows_with_the_actions_only() -> None:
+    """Steps of the machine, not seconds: twice the microbatches take twice the steps."""
+    import sys
+
+    def steps(microbatches: int) -> int:
+        plan = compile(read_source(GALLERY[0]), {"ranks": 4, "microbatches": microbatches})
+        count = 0
+
+        def count_calls(frame: object, event: str, argument: object) -> None:
+            nonlocal count
+            count += event == "call"
+
+        sys.setprofile(count_calls)
+        try:
+            prove(plan)
+        finally:
+            sys.setprofile(None)
+        return count
+
+    assert steps(64) < 2.1 * steps(32)

@@ -1,0 +1,389 @@
+"""Verdicts against real processes: what is proved runs to its end with the right gradients, a
+deadlock does hang.
+"""
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import chain, count, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from attrs import asdict, evolve, frozen
+
+from schedlang import CompileError, Kind, Plan, Schedule, prove, read_plan, write_plan
+from schedlang.plan.reader import parse_actions
+from tests.support.damage import batched_plan, damaged_plans, gallery, one_of, random_plan
+from tests.support.own_order import is_in_order
+from tests.support.ranks import Outcome, Run
+
+pytest.importorskip("torch", reason="real processes need torch", exc_type=ImportError)
+import torch
+import torch.distributed as dist
+
+from schedlang.runtime import Pipeline
+from tests.support.skip_models import Skipping
+
+pytestmark = [pytest.mark.processes, pytest.mark.blocks(4)]
+
+SIZES = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 2), (3, 4))
+TRANSPORTS = ("blocking", "gloo")
+#: By whose rules processes run what is proved for a transport; schedlang's runtime, where it takes
+#: the plan.
+RUN_BY = {
+    "blocking": ("blocking", "runtime"),
+    "gloo": ("gloo", "runtime"),
+    "portable": ("blocking", "gloo", "runtime"),
+}
+#: Plans of one block, for each transport and number of ranks: so many that are proved.
+PROVED = 5
+#: In seconds, from when all ranks have started: for a plan that should hang, and for many that
+#: should not.
+HANGS = 1.0
+RUNS = 30.0
+#: What keeps ranks waiting; other mistakes compute something wrong.
+WAITS = {"deadlock", "unmatched-send", "unmatched-receive"}
+
+# What a rank does: an interpreter carries out its actions by the rules of a transport, apart from
+# schedlang's runtime.
+
+WIDTH = 3
+Key = tuple[str, int, int]
+
+
+def weights(stages: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.double) for _ in range(stages)
+    ]
+
+
+def inputs(plan: Any) -> dict[int, list[torch.Tensor]]:
+    """For the first stage of each pipeline, its microbatches."""
+    generator = torch.Generator().manual_seed(1)
+    found = {}
+    for each in plan["pipelines"]:
+        values = torch.randn(
+            each["microbatches"], 2, WIDTH, generator=generator, dtype=torch.double
+        )
+        found[each["start"]] = list(values)
+    return found
+
+
+def skips(plan: Any) -> dict[int, tuple[int, int]]:
+    """The earlier and the later stage of each skip, by its number."""
+    pairs = [
+        (each["start"] + a, each["start"] + b)
+        for each in plan["pipelines"]
+        for a, b in plan["skips"]
+    ]
+    return dict(enumerate(pairs, len(plan["placement"])))
+
+
+def loss(output: torch.Tensor, target: object = None) -> torch.Tensor:
+    return (output**2).sum() / 2
+
+
+def alone(plan: Any) -> list[torch.Tensor]:
+    """The gradients of all stages, by autograd on one process."""
+    parameters = [each.requires_grad_() for each in weights(len(plan["placement"]))]
+    for pipeline in plan["pipelines"]:
+        for value in inputs(plan)[pipeline["start"]]:
+            outputs: dict[int, torch.Tensor] = {}
+            for stage in range(pipeline["start"], pipeline["stop"]):
+                for earlier in (a for a, b in skips(plan).values() if b == stage):
+                    value = value + outputs[earlier]
+                outputs[stage] = value = value @ parameters[stage]
+            loss(value).backward()
+    return [each.grad for each in parameters if each.grad is not None]
+
+
+class Interpreter:
+    """Carries out one rank's actions over gloo, as a transport has it; the stages are matrices."""
+
+    def __init__(self, plan: Any, rank: int, transport: str) -> None:
+        self.plan = plan
+        self.rank = rank
+        self.blocks = transport == "blocking"
+        self.weights = weights(len(plan["placement"]))
+        self.gradients = [torch.zeros(WIDTH, WIDTH, dtype=torch.double) for _ in self.weights]
+        self.ends = {each["stop"] - 1 for each in plan["pipelines"]}
+        self.inputs = inputs(plan)
+        self.skips = skips(plan)
+        #: Outputs F of stages, and gradients B of their inputs; and the receives that bring them.
+        self.held: dict[Key, torch.Tensor] = {}
+        self.coming: dict[Key, dist.Work] = {}
+        self.sends: list[dist.Work] = []
+
+    def run(self) -> list[torch.Tensor]:
+        for batch in self.batches():
+            for action in batch:
+                self.act(*action)
+            if self.blocks:
+                self.finish()
+        self.finish()
+        return self.gradients
+
+    def finish(self) -> None:
+        """Wait for all that is under way; gloo wants one wait for each."""
+        for work in [*self.sends, *self.coming.values()]:
+            work.wait()
+        self.sends = []
+        self.coming = {}
+
+    def batches(self) -> Iterator[list[tuple[str, int, int]]]:
+        for token in self.plan["actions"][self.rank].split():
+            words = [
+                re.fullmatch(r"(\d+)([A-Z_]+?)(\d+)", each)
+                for each in re.findall(r"\d+[A-Z_]+?\d+", token)
+            ]
+            yield [(word[2], int(word[1]), int(word[3])) for word in words if word]
+
+    def act(self, word: str, stage: int, microbatch: int) -> None:
+        if word == "F":
+            self.held["F", stage, microbatch] = self.input(stage, microbatch) @ self.weights[stage]
+        if word in ("B", "I"):
+            self.held["B", stage, microbatch] = (
+                self.output_gradient(stage, microbatch) @ self.weights[stage].T
+            )
+        if word in ("B", "W"):
+            gradient = self.output_gradient(stage, microbatch)
+            self.gradients[stage] += self.input(stage, microbatch).T @ gradient
+        if "_" in word:
+            self.transfer(word, stage, microbatch)
+
+    def input(self, stage: int, microbatch: int) -> torch.Tensor:
+        value = (
+            self.inputs[stage][microbatch]
+            if stage in self.inputs
+            else self.value("F", stage - 1, microbatch)
+        )
+        for number, (earlier, later) in self.skips.items():
+            if later == stage:
+                value = value + self.by_skip("F", number, earlier, microbatch)
+        return value
+
+    def output_gradient(self, stage: int, microbatch: int) -> torch.Tensor:
+        value = (
+            self.value("F", stage, microbatch)
+            if stage in self.ends
+            else self.value("B", stage + 1, microbatch)
+        )
+        for number, (earlier, later) in self.skips.items():
+            if earlier == stage:
+                value = value + self.by_skip("B", number, later, microbatch)
+        return value
+
+    def by_skip(self, what: str, number: int, stage: int, microbatch: int) -> torch.Tensor:
+        """What a skip brings: received under its number, or from a stage of this rank."""
+        here = self.plan["placement"][stage] == self.rank
+        return self.value(what, stage if here else number, microbatch)
+
+    def value(self, *key: Any) -> torch.Tensor:
+        if key in self.coming:
+            self.coming.pop(key).wait()
+        return self.held[key]
+
+    def transfer(self, word: str, stage: int, microbatch: int) -> None:
+        what = word[-1]
+        step = 1 if word in ("SEND_F", "RECV_B") else -1
+        sends = word.startswith("SEND")
+        skips = stage in self.skips
+        own, other = self.skips[stage][::step] if skips else (stage, stage + step)
+        peer = self.plan["placement"][other]
+        key = (what, stage if skips else own if sends else other, microbatch)
+        if skips and sends:
+            self.held[key] = self.held[what, own, microbatch]
+        tag = 0 if self.blocks else 1 + ((key[1] << 8) + microbatch) * 2 + (what == "B")
+        if word.startswith("SEND"):
+            self.sends.append(dist.isend(self.held[key], peer, tag=tag))
+        else:
+            self.held[key] = torch.full((2, WIDTH), torch.nan, dtype=torch.double)
+            self.coming[key] = dist.irecv(self.held[key], peer, tag=tag)
+
+
+def by_runtime(file: str, plan: Any, rank: int) -> list[torch.Tensor]:
+    """The gradients that schedlang's own runtime computes."""
+    mine = {}
+    for stage, value in enumerate(weights(len(plan["placement"]))):
+        mine[stage] = torch.nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.double)
+        mine[stage].weight = torch.nn.Parameter(value.T.contiguous())
+    own = {stage: module for stage, module in mine.items() if plan["placement"][stage] == rank}
+    if plan["skips"]:
+        later = {stage: [b for a, b in plan["skips"] if a == stage] for stage in own}
+        own = {stage: Skipping(module, later=later[stage]) for stage, module in own.items()}
+    batch = torch.cat(inputs(plan)[0])
+    Pipeline(read_plan(file), own, loss, loss_scale=1.0).step(batch, batch)
+    return [
+        module.weight.grad.T if module.weight.grad is not None else value
+        for module in mine.values()
+    ]
+
+
+def difference(how: str, file: str, rank: int) -> float:
+    """The largest difference of a gradient of this rank's stages from that of one process; or
+    nothing was run.
+    """
+    plan = json.loads(Path(file).read_text())
+    ours = by_runtime(file, plan, rank) if how == "runtime" else Interpreter(plan, rank, how).run()
+    right = alone(plan)
+    mine = [stage for stage, holder in enumerate(plan["placement"]) if holder == rank]
+    found = [float((ours[s] - right[s]).abs().max() / right[s].abs().max()) for s in mine]
+    return max([0.0, *(each if each == each else torch.inf for each in found)])
+
+
+def run_plans(how: str, files: list[str], folder: Path) -> None:
+    """Run plans one after the other, and leave after each the differences so far."""
+    rank = dist.get_rank()
+    found = []
+    for file in files:
+        found.append(difference(how, file, rank))
+        if len(files) > 1:
+            dist.barrier()
+        (folder / f"differences{rank}").write_text(json.dumps(found))
+
+
+@frozen
+class Launch:
+    """What became of plans that were run one after the other, on all ranks."""
+
+    outcome: Outcome
+    #: Of each rank, for each plan that it has finished, the largest difference of a gradient from
+    #: that of one process.
+    differences: list[list[float]]
+
+
+Launcher = Callable[[str, list[Schedule], float], Launch]
+
+
+@pytest.fixture
+def launch(run_ranks: Run, tmp_path: Path) -> Launcher:
+    """Run plans one after the other on fresh processes.
+
+    `how` is a transport, whose rules the interpreter follows, or `runtime` for schedlang's.
+    """
+    numbers = count()
+
+    def launch(how: str, plans: list[Schedule], seconds: float) -> Launch:
+        folder = tmp_path / f"{next(numbers)}"
+        folder.mkdir()
+        files = [str(folder / f"{number}.json") for number in range(len(plans))]
+        for plan, file in zip(plans, files, strict=True):
+            write_plan(as_plan(plan), file)
+        ranks = len(plans[0].ranks)
+        outcome = run_ranks(run_plans, ranks, how, files, folder, seconds=seconds)
+        found = [folder / f"differences{rank}" for rank in range(ranks)]
+        return Launch(
+            outcome, [json.loads(each.read_text()) if each.exists() else [] for each in found]
+        )
+
+    return launch
+
+
+def as_plan(schedule: Schedule) -> Plan:
+    if isinstance(schedule, Plan):
+        return schedule
+    return Plan(**asdict(schedule, recurse=False))
+
+
+def can_run(plan: Schedule) -> bool:
+    """Whether the interpreter knows all that is in a plan, and does not fail before it
+    communicates.
+    """
+    kinds = set(chain.from_iterable(actions.kind for actions in plan.ranks))
+    plain = plan.layout.slices == plan.layout.updates == 1 and not plan.is_forward_only
+    return (
+        plain
+        and Kind.U not in kinds
+        and any(kind >= Kind.SEND_F for kind in kinds)
+        and is_in_order(plan)
+    )
+
+
+def codes(plan: Schedule) -> set[str]:
+    try:
+        prove(plan)
+    except CompileError as error:
+        return {each.code for each in error.diagnostics}
+    return set()
+
+
+def samples(block: int, transport: str) -> Iterator[Schedule]:
+    """Random and damaged plans for a transport that processes can run."""
+    rng = random.Random(f"{transport} {block}")
+    while True:
+        draw = (
+            one_of(gallery(SIZES))
+            if rng.random() < 0.5
+            else rng.choice([random_plan, batched_plan])
+        )
+        for plan in damaged_plans(draw, 1, rng):
+            if can_run(plan):
+                yield evolve(plan, transport=transport)
+
+
+@pytest.mark.parametrize("transport", RUN_BY)
+def test_what_is_proved_ends_with_the_right_gradients(
+    launch: Launcher, transport: str, block: int, tally: Counter[str]
+) -> None:
+    found: dict[int, list[Schedule]] = {2: [], 3: []}
+    candidates = (plan for plan in samples(block, transport) if not codes(plan))
+    while min(map(len, found.values())) < PROVED:
+        plan = next(candidates)
+        if len(found[len(plan.ranks)]) < PROVED:
+            found[len(plan.ranks)].append(plan)
+    for how, plans in product(RUN_BY[transport], found.values()):
+        runs = plans if how != "runtime" else [plan for plan in plans if runtime_takes(plan)]
+        if runs:
+            run_all(launch, how, runs, tally)
+
+
+def runtime_takes(plan: Schedule) -> bool:
+    """Whether schedlang's runtime runs a plan, and the worker knows how to give it its batch."""
+    return len(plan.layout.pipelines) == 1
+
+
+def run_all(launch: Launcher, how: str, plans: list[Schedule], tally: Counter[str]) -> None:
+    """Run plans that are proved; all must end, on all ranks, with the right gradients."""
+    found = launch(how, plans, RUNS)
+    texts = [[each.text() for each in plan.ranks] for plan in plans]
+    tally[f"{how} proved"] += len(plans)
+    ended = min(map(len, found.differences))
+    tally[f"{how} hangs"] += len(plans) - ended
+    assert ended == len(plans), (found, texts[ended])
+    for text, differences in zip(texts, zip(*found.differences, strict=True), strict=True):
+        tally[f"{how} wrong gradients"] += max(differences) > 1e-9
+        assert max(differences) <= 1e-9, (differences, text)
+
+
+def test_what_deadlocks_hangs(launch: Launcher, block: int, tally: Counter[str]) -> None:
+    """One plan of each block, for the transports in turn: fresh processes for each, as a hang
+    leaves its threads.
+    """
+    transport = TRANSPORTS[block % 2]
+    plan = next(each for each in samples(block, transport) if codes(each) and codes(each) <= WAITS)
+    found = launch(transport, [plan], HANGS)
+    tally[f"{transport} deadlocks"] += 1
+    assert found.outcome.has_started()
+    assert not any(found.outcome.codes), found.outcome.logs
+    tally[f"{transport} ended after deadlock"] += all(found.differences)
+    assert not all(found.differences), [each.text() for each in plan.ranks]
+
+
+def test_wrong_gradients_and_hangs_are_seen(launch: Launcher) -> None:
+    """Microbatches received for one another: where messages come in order, that trains wrong; with
+    tags it is right.
+    """
+    right = next(each for each in gallery(((2, 2),)) if Path(each.source.path).stem == "gpipe")
+    text = right.ranks[1].text()
+    assert text.startswith("1RECV_F0 1F0 1RECV_F1 1F1")
+    swapped = text.replace("1RECV_F0 1F0 1RECV_F1", "1RECV_F1 1RECV_F0 1F0")
+    wrong = evolve(
+        right, ranks=(right.ranks[0], parse_actions(swapped, list(right.ranks[1].source)))
+    )
+    assert max(map(max, launch("blocking", [right], RUNS).differences)) < 1e-9
+    assert max(map(max, launch("blocking", [wrong], RUNS).differences)) > 0.01
+    assert max(map(max, launch("gloo", [wrong], RUNS).differences)) < 1e-9

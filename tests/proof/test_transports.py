@@ -1,0 +1,298 @@
+"""The verdicts for each transport, against every interleaving, recorded cases, and known traps."""
+
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from schedlang import Actions, CompileError, Schedule, prove, read_source, simulate
+from schedlang.cli.verdicts import errors
+from schedlang.compiler import check_program
+from schedlang.diagnostics.source import Span
+from schedlang.plan.reader import parse_actions
+from schedlang.proof.lints import lint
+from schedlang.schedule.transports import NAMES, transports
+from tests.support.damage import (
+    batched_plan,
+    damaged_plans,
+    gallery,
+    one_of,
+    random_plan,
+    replicated_plan,
+)
+from tests.support.explorer import right_on
+from tests.support.paths import CASES, DIAGNOSTICS, GALLERY, PROGRAMS
+from tests.support.strategies import make_schedule
+
+TRANSPORTS = ["blocking", "gloo", "nccl", "nccl-eager", "buffered:1", "buffered:2", "buffered"]
+#: Ranks and microbatches at which every interleaving of a program can be tried.
+SMALL = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 2))
+#: Of each of its kinds.
+PROGRAMS_OF_A_BLOCK = 250
+
+
+def verdict(schedule: Schedule, transport: str) -> bool:
+    try:
+        prove(evolve(schedule, transport=transport))
+    except CompileError:
+        return False
+    return True
+
+
+def as_case(schedule: Schedule) -> dict[str, object]:
+    """A plan as cases/disagreements.json has it."""
+    ranks = [actions.text() for actions in schedule.ranks]
+    sizes = {
+        "placement": schedule.placement,
+        "microbatches": schedule.microbatches,
+        "skips": schedule.layout.skips,
+    }
+    return sizes | {"ranks": ranks}
+
+
+def actions_of(text: str) -> Actions:
+    """Actions from their text, all from one place of a program."""
+    return parse_actions(text, [0] * len(re.findall(r"\d+[A-Z]", text)))
+
+
+#: The programs of a block: of each kind so many.
+KINDS = {
+    "random": random_plan,
+    "batched": batched_plan,
+    "replicated": replicated_plan,
+    "gallery": lambda rng: rng.choice(gallery(SMALL, slices=2)),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_verdicts_are_those_of_every_interleaving(
+    kind: str, block: int, tally: Counter[str]
+) -> None:
+    disagreements = []
+    for plan in damaged_plans(KINDS[kind], PROGRAMS_OF_A_BLOCK, random.Random(f"{kind} {block}")):
+        tally[f"{kind} programs"] += 1
+        for transport, right in right_on(plan, [*TRANSPORTS, "portable"]).items():
+            tally[f"{transport} {'right' if right else 'wrong'}"] += 1
+            if verdict(plan, transport) != right:
+                tally[f"{transport} disagreements"] += 1
+                disagreements.append({transport: right} | as_case(plan))
+    assert not disagreements, json.dumps(disagreements)
+    assert all(
+        tally[f"{transport} {word}"] for transport in TRANSPORTS for word in ("right", "wrong")
+    )
+
+
+def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(block: int) -> None:
+    """`nccl` itself asks for more than `portable`, the order of first uses."""
+    weaker = {
+        "portable": ["blocking", "gloo", "nccl-eager", "buffered:1", "buffered"],
+        "blocking": ["nccl-eager", "buffered:1"],
+        "nccl-eager": ["gloo"],
+        "nccl": ["gloo"],
+        "buffered:1": ["buffered:2"],
+        "buffered:2": ["buffered"],
+    }
+    seen = set()
+    for plan in damaged_plans(one_of(gallery(((3, 4), (4, 4)))), 30, random.Random(block)):
+        right = {transport: verdict(plan, transport) for transport in [*TRANSPORTS, "portable"]}
+        for transport, others in weaker.items():
+            if right[transport]:
+                assert all(right[other] for other in others), as_case(plan)
+        seen.add(tuple(right.values()))
+    assert len(seen) > 1
+
+
+def test_warnings_are_of_what_other_transports_refuse() -> None:
+    """Batches whose other side is none are not portable; receives in another order are right on
+    gloo only.
+    """
+    seen = set()
+    explicit = [
+        plan
+        for plan in gallery(((2, 2), (3, 4)))
+        if plan.source.path.endswith("1f1b_explicit.sched")
+    ]
+    for mutant in damaged_plans(one_of(explicit), 300, random.Random("warnings")):
+        right = {transport for transport in [*TRANSPORTS, "portable"] if verdict(mutant, transport)}
+        warned = {
+            name: {each.code for each in lint(evolve(mutant, transport=name))} for name in right
+        }
+        asymmetric = [name for name in right if "asymmetric-batch" in warned[name]]
+        assert not ("portable" in right and asymmetric)
+        assert set(asymmetric) <= {"nccl", "nccl-eager"}
+        if "gloo" in right and "needs-tags" in warned["gloo"]:
+            assert right == {"gloo"}
+        seen |= {(name, code) for name in right for code in warned[name]}
+    assert seen == {
+        ("nccl", "mixed-transfers"),
+        ("nccl-eager", "asymmetric-batch"),
+        ("gloo", "needs-tags"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("ranks", "microbatches"), [(2, 1), (3, 2), (4, 2), (4, 3), (4, 4), (4, 8), (8, 7)]
+)
+def test_exchanges_hang_at_the_first_use_of_nccl(ranks: int, microbatches: int) -> None:
+    """1F1B with exchanges: where 2 <= M < P, a rank without a steady state never makes a batch."""
+    source = read_source(PROGRAMS / "1f1b_explicit.sched")
+    params = {"ranks": ranks, "microbatches": microbatches}
+    found = check_program(source, params, NAMES)
+    wrong = {
+        name: errors(diagnostics)[0].code
+        for name, diagnostics in found.items()
+        if errors(diagnostics)
+    }
+    assert wrong == ({"nccl": "first-use"} if 2 <= microbatches < ranks else {})
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_programs_that_leave_communication_to_the_compiler_run_everywhere(path: Path) -> None:
+    if path.stem != "1f1b_explicit":
+        assert not any(check_program(read_source(path), {}, NAMES).values())
+
+
+def test_transports_are_known_by_name() -> None:
+    names = "it is portable, blocking, gloo, nccl, nccl-eager, buffered, buffered:1 or buffered:k"
+    for name in (
+        "mpi",
+        "buffered:",
+        "buffered:0",
+        "buffered:x",
+        "buffered:1000000000",
+        "gloo:1",
+        "",
+    ):
+        with pytest.raises(ValueError, match=f"there is no transport `{name}`: {names}$"):
+            transports(name)
+    assert [each.capacity for each in transports("buffered:999999999")] == [999999999]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "buffered:2"])
+def test_an_execution_says_on_which_transport_its_times_are(name: str) -> None:
+    plan = evolve(gallery(((2, 2),), slices=2)[0], transport=name)
+    assert simulate(plan).transport == ("gloo" if name == "portable" else name)
+    assert simulate(plan, ideal=True).transport == "ideal"
+
+
+@pytest.mark.parametrize(
+    ("first", "right"),
+    [
+        # Sends that cross: there must be room for one.
+        (
+            "0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+            {"gloo", "buffered:1", "buffered:2", "buffered"},
+        ),
+        # A receive before the send that it depends on.
+        ("0F0 0RECV_B0 0SEND_F0 0B0 0F1 0SEND_F1 0RECV_B1 0B1", {"gloo"}),
+    ],
+)
+def test_transports_by_hand(first: str, right: set[str]) -> None:
+    second = "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1"
+    schedule = make_schedule((0, 1), 2, (actions_of(first), actions_of(second)))
+    assert {
+        name for name in TRANSPORTS if not name.startswith("nccl") and verdict(schedule, name)
+    } == right
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_some_transports_block_at_a_receive(transport: str) -> None:
+    """The gradient is there at 4; others do the next forward in between."""
+    first = "0F0 0SEND_F0 0RECV_B0 0F1 0SEND_F1 0B0 0RECV_B1 0B1"
+    second = "1RECV_F0 1F0 1B0 1SEND_B0 1RECV_F1 1F1 1B1 1SEND_B1"
+    schedule = make_schedule((0, 1), 2, (actions_of(first), actions_of(second)))
+    bars = simulate(evolve(schedule, transport=transport)).timeline.ranks[0]
+    blocks = transport.startswith(("blocking", "buffered"))
+    assert [(str(bar), bar.start) for bar in bars[:2]] == [("0F0", 0), ("0F1", 4 if blocks else 1)]
+
+
+PLACES = (Span(0, 1), Span(1, 2), Span(2, 3))
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "word"),
+    [
+        ("0F0 0B0 0SEND_B0", "unmatched-send", "0SEND_B0"),
+        ("0F0 0RECV_F0 0B0", "unmatched-receive", "0RECV_F0"),
+    ],
+)
+def test_a_transfer_must_have_another_end(text: str, code: str, word: str) -> None:
+    with pytest.raises(CompileError) as caught:
+        prove(evolve(make_schedule((0,), 1, (parse_actions(text, [0, 1, 2]),)), spans=PLACES))
+    (found,) = caught.value.diagnostics
+    assert (found.code, found.message) == (code, f"`{word}` has no other rank to reach")
+    assert [label.span for label in found.labels] == [PLACES[text.split().index(word)]]
+
+
+#: Ranks that stand at the first use of different communicators; and one that never comes to a
+#: batch.
+FIRST_USES = {
+    "cycle": (
+        (0, 1, 2, 0),
+        1,
+        [
+            "3RECV_F0 0F0 0SEND_F0 3F0 3B0 3SEND_B0 0RECV_B0 0B0",
+            "1RECV_F0 1F0 1SEND_F0 1RECV_B0 1B0 1SEND_B0",
+            "2RECV_F0 2F0 2SEND_F0 2RECV_B0 2B0 2SEND_B0",
+        ],
+    ),
+    "never": (
+        (0, 1, 2),
+        2,
+        [
+            "0F0 0SEND_F0 0F1 (0SEND_F1;0RECV_B0) 0B0 0RECV_B1 0B1",
+            "1RECV_F0 1F0 1SEND_F0 1RECV_B0 1B0 (1SEND_B0;1RECV_F1) 1F1 1SEND_F1 1RECV_B1 1B1 1SEND_B1",
+            "2RECV_F0 2F0 2B0 2SEND_B0 2RECV_F1 2F1 2B1 2SEND_B1",
+        ],
+    ),
+    # Rank 1 would come to a batch later.
+    "never_beside_a_cycle": (
+        (1, 2, 3, 1, 0),
+        2,
+        [
+            "(4RECV_F0;4RECV_F1) 4F0 4B0 4SEND_B0 4F1 4B1 4SEND_B1",
+            "3RECV_F0 0F0 0SEND_F0 0F1 0SEND_F1 3RECV_F1 3F0 3F1 (3SEND_F0;3SEND_F1) 3RECV_B0 3B0 3SEND_B0 3RECV_B1 3B1 "
+            "3SEND_B1 0RECV_B0 0B0 0RECV_B1 0B1",
+            "1RECV_F0 1F0 1SEND_F0 1RECV_F1 1F1 1SEND_F1 1RECV_B0 1B0 1SEND_B0 1RECV_B1 1B1 1SEND_B1",
+            "2RECV_F0 2F0 2SEND_F0 2RECV_F1 2F1 2SEND_F1 2RECV_B0 2B0 2SEND_B0 2RECV_B1 2B1 2SEND_B1",
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FIRST_USES)
+def test_messages_of_first_uses(name: str, golden: Callable[[str, Path], None]) -> None:
+    placement, microbatches, texts = FIRST_USES[name]
+    schedule = make_schedule(placement, microbatches, tuple(map(actions_of, texts)))
+    assert verdict(schedule, "gloo")
+    with pytest.raises(CompileError) as caught:
+        prove(evolve(schedule, transport="nccl"))
+    golden(f"{caught.value}\n", DIAGNOSTICS / f"first_use_{name}.txt")
+
+
+RECORDED = json.loads((CASES / "deadlock.json").read_text())
+RECORDED |= json.loads((CASES / "disagreements.json").read_text())
+#: The recorded models' names; `pair_fifo` is `nccl` where every transfer is issued alone.
+MODELS = {
+    "blocking": "blocking",
+    "pair_fifo": "nccl",
+    "rank_fifo": "nccl-eager",
+    "unordered": "gloo",
+}
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_recorded_verdicts(name: str) -> None:
+    """Plans with their verdicts from an independent checker, for each model of a transport."""
+    case = RECORDED[name]
+    batches = any("(" in text for text in case["ranks"])
+    ranks = tuple(map(actions_of, case["ranks"]))
+    schedule = make_schedule(tuple(case["placement"]), case["microbatches"], ranks)
+    for model, recorded in case["verdicts"].items():
+        if model != "pair_fifo" or not batches:
+            assert verdict(schedule, MODELS.get(model, model)) == (recorded == "ok"), model

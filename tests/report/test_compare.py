@@ -1,0 +1,112 @@
+"""`schedc compare`: the figures of several schedules in one table."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedlang.cli.main import main
+from tests.support.paths import PROGRAMS
+
+
+def files(*names: str) -> list[str]:
+    return [str(PROGRAMS / f"{name}.sched") for name in names]
+
+
+def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+def compared(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[dict[str, Any]]:
+    return json.loads(output(capsys, "compare", *arguments, "--json"))
+
+
+def test_figures_are_those_of_simulate(capsys: pytest.CaptureFixture[str]) -> None:
+    names = files("gpipe", "zb_h1", "interleaved_1f1b")
+    given = ["-p", "ranks=2", "-p", "microbatches=4", "--p2p-time", "0.1"]
+    found = compared(capsys, *names, *given)
+    assert [each["file"] for each in found] == names
+    for each in found:
+        alone = json.loads(output(capsys, "simulate", each["file"], *given, "--json"))
+        assert each["figures"] == {name: alone[name] for name in each["figures"]}
+    assert compared(capsys, *names, *given, "--sort", "makespan") == sorted(
+        found, key=lambda each: each["figures"]["makespan"]
+    )
+
+
+def test_a_program_takes_the_parameters_that_it_has(capsys: pytest.CaptureFixture[str]) -> None:
+    found = compared(
+        capsys, *files("1f1b", "interleaved_1f1b"), "-p", "chunks=3", "-p", "microbatches=12"
+    )
+    assert [each["figures"]["params"].get("chunks") for each in found] == [None, 3]
+    assert {each["figures"]["microbatches"] for each in found} == {12}
+    with pytest.raises(SystemExit) as caught:
+        main(["compare", *files("1f1b", "gpipe"), "-p", "chunks=3"])
+    assert caught.value.code == 2
+    assert "no program has a parameter `chunks`" in capsys.readouterr().err
+
+
+def test_who_refuses_the_size_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    given = [*files("dualpipe", "1f1b"), "-p", "microbatches=6"]
+    reason = "the schedule requires: there are at least two microbatches per rank"
+    assert compared(capsys, *given)[0] == {"file": given[0], "refusal": reason}
+    assert compared(capsys, *given, "--sort", "makespan")[-1]["file"] == given[0]
+    assert f"\n\nrefused: {given[0]}: {reason}\n" in output(capsys, "compare", *given)
+    assert output(capsys, "compare", given[0], *given[2:]) == f"refused: {given[0]}: {reason}\n"
+
+
+def test_the_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = str(tmp_path / "plan.json")
+    assert main(["compile", *files("pipedream_2bw"), "-o", plan]) == 0
+    capsys.readouterr()
+    (tmp_path / "costs.yaml").write_text("activation_bytes: 1.0e6\nweights_bytes: 5.0e5\n")
+    text = output(capsys, "compare", *files("1f1b"), plan, "--costs", str(tmp_path / "costs.yaml"))
+    head, first, second, empty, *meanings = text.splitlines()
+    assert len(head) == len(first) == len(second)
+    columns = [
+        "stages",
+        "makespan",
+        "over ideal",
+        "over makespan",
+        "of span",
+        "exposed",
+        "activations",
+        "bytes",
+        "versions",
+    ]
+    for column in columns:
+        assert column in head
+        assert any(line.startswith(column) for line in meanings)
+    assert first.split() == [
+        *files("1f1b"),
+        "4",
+        "x",
+        "8",
+        "4",
+        "33",
+        "37.50%",
+        "27.27%",
+        "27.27%",
+        "0",
+        "4",
+        "4,500,000",
+        "1",
+    ]
+    assert second.split()[-2:] == ["5,000,000", "2"]
+    assert empty == ""
+
+
+def test_what_is_wrong_is_an_error_of_the_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = tmp_path / "bad.sched"
+    bad.write_text("schedule bad { param ranks = 1 param microbatches = 1 rank r { B(0) F(0) } }")
+    assert main(["compare", *files("1f1b"), str(bad)]) == 1
+    assert "error[order]" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["compare", *files("1f1b", "zb_v"), "--forward-times", "1", "1", "1", "2"])
+    assert (
+        "zb_v.sched`: 4 durations of `F` are given, there are 8 stages" in capsys.readouterr().err
+    )

@@ -1,0 +1,368 @@
+"""Views: one picture of an execution, and what each format makes of it."""
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from attrs import asdict
+from hypothesis import given
+
+from schedlang import Costs, Execution, Kind, Plan, Schedule, compile, read_source, simulate
+from schedlang.cli.main import main
+from schedlang.lowering import lower
+from schedlang.plan.torch_tables import export_table, plan_of, read_table
+from schedlang.report.views import Picture, lay_out, palette, write_view
+from schedlang.report.views.html import page
+from schedlang.report.views.svg import svg
+from schedlang.report.views.terminal import view
+from schedlang.report.views.trace import trace
+from schedlang.schedule.actions import is_copy, is_transfer
+from schedlang.schedule.costs import UNIT
+from tests.support.own_needs import needs
+from tests.support.paths import DOCS, GALLERY, PROGRAMS, ROOT
+from tests.support.strategies import schedules
+
+GOLDEN = ROOT / "tests" / "golden" / "views"
+SVG = "{http://www.w3.org/2000/svg}"
+#: Costs at which no op lies on round numbers, and transfers take time.
+ODD = Costs(forward=(1.25,), input=(1.1,), weight=(0.7,), recompute=(1.3,), p2p=0.3, offload=(0.9,))
+
+
+def run(name: str, costs: Costs = UNIT, **params: int) -> tuple[Plan, Execution]:
+    plan = compile(read_source(PROGRAMS / f"{name}.sched"), params)
+    return plan, simulate(plan, costs)
+
+
+def drawn(name: str, costs: Costs = UNIT, **params: int) -> Picture:
+    return lay_out(*run(name, costs, **params))
+
+
+def check_picture(plan: Schedule, execution: Execution, picture: Picture) -> None:
+    """What holds of the picture of any execution."""
+    boxes = picture.boxes
+    for rank, actions in enumerate(plan.ranks):
+        ops = [
+            (kind, stage, m)
+            for kind, stage, m in zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+        ]
+        for row, wanted in ((picture.ops[rank], False), (picture.copies[rank], True)):
+            shown = [(box.bar.kind, box.bar.stage, box.bar.microbatch) for box in row]
+            assert shown == [
+                op for op in ops if not is_transfer(op[0]) and is_copy(op[0]) == wanted
+            ]
+            assert all(before.bar.end <= after.bar.start for before, after in pairwise(row))
+            assert all(box.rank == rank for box in row)
+    wanted = {
+        (each, box.bar)
+        for box in boxes
+        for each in needs(plan, box.bar.kind, box.bar.stage, box.bar.microbatch)
+    }
+    assert len(picture.arrows) == len(wanted)
+    for source, target in picture.arrows:
+        assert boxes[source].bar.end <= boxes[target].bar.start
+    for steps, peak in zip(picture.memory, execution.peak_memory, strict=True):
+        assert all(before[0] <= after[0] for before, after in pairwise(steps))
+        assert max((amount for _, amount in steps), default=0.0) == peak
+
+
+@pytest.mark.parametrize("costs", [UNIT, ODD], ids=["unit", "odd"])
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_every_op_is_one_box_and_every_arrow_goes_forward(path: Path, costs: Costs) -> None:
+    plan, execution = run(path.stem, costs)
+    picture = lay_out(plan, execution)
+    check_picture(plan, execution, picture)
+    text = path.read_text().splitlines()
+    for rank, row in enumerate(picture.ops):
+        where = {
+            plan.ranks[rank].word(index): plan.where(rank, index)
+            for index in range(len(plan.ranks[rank]))
+        }
+        for box in row:
+            place = picture.places[box.place]
+            assert place.where == where[str(box.bar)]
+            if place.where.startswith(str(path)):
+                assert place.text == text[int(place.where.rpartition(":")[2]) - 1].strip()
+
+
+@given(schedules())
+def test_random_schedules_have_pictures(schedule: Schedule) -> None:
+    plan = Plan(**asdict(lower(schedule), recurse=False))
+    execution = simulate(plan)
+    check_picture(plan, execution, lay_out(plan, execution))
+
+
+def test_what_stands_on_boxes() -> None:
+    slices = drawn("seq1f1b", microbatches=2)
+    assert [box.label for box in slices.ops[3] if box.bar.kind == Kind.F] == [
+        "0.0",
+        "0.1",
+        "1.0",
+        "1.1",
+    ]
+    stream = drawn("pipedream_2bw")
+    assert [box.label for box in stream.ops[3] if box.bar.kind == Kind.U] == ["U", "U", "U"]
+    # Delayed by one update: the third update reads what the first has made.
+    assert [box.version for box in stream.ops[3] if box.bar.kind == Kind.F] == [0] * 8 + [1] * 4
+    overlaps = [box.overlap for box in drawn("dualpipe").ops[0]]
+    assert [overlaps.count(group) for group in sorted(set(overlaps) - {0})] == [2, 2, 2]
+    assert {box.chunk for box in drawn("chimera").ops[0]} == {0, 1}
+    assert drawn("zb_h1").title == "zb_h1 (ranks = 4, microbatches = 8)"
+
+
+def test_kinds_stay_apart_in_grey_print_and_text_is_legible() -> None:
+    """In each chunk's shade, also next to any other chunk's: a recomputation is a hatched forward,
+    copies lie apart.
+    """
+    bands = []
+    for kind in (Kind.W, Kind.F, Kind.I, Kind.B, Kind.U):
+        fills = [palette.fill(kind, chunk, 8) for chunk in range(8)]
+        lightness = list(map(palette.luminance, fills))
+        assert lightness == sorted(lightness, reverse=True)
+        assert kind == Kind.U or len(set(fills)) == 8
+        bands.append((lightness[0], lightness[-1]))
+        assert all(palette.contrast(fill, palette.ink(fill)) >= 4.5 for fill in fills)
+    assert all(darkest > lightest for (_, darkest), (lightest, _) in pairwise(bands))
+    assert palette.fill(Kind.R, 0, 1) == palette.fill(Kind.F, 0, 1)
+    assert Kind.R in palette.HATCHED
+
+
+def test_golden_svg(golden: Callable[[str, Path], None]) -> None:
+    golden(svg(drawn("zb_h1", ranks=2, microbatches=2)), GOLDEN / "zb_h1.svg")
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_svg_shows_every_op(path: Path) -> None:
+    picture = drawn(path.stem)
+    root = ElementTree.fromstring(svg(picture))
+    numbers = [text.text for group in root.iter(f"{SVG}g") for text in group.iter(f"{SVG}text")]
+    longer = [box for row in picture.ops for box in row if box.bar.end > box.bar.start]
+    assert sorted(map(str, numbers)) == sorted(box.label for box in longer)
+    shapes = [each for group in root.iter(f"{SVG}g") for each in group.iter(f"{SVG}rect")]
+    ops = sum(map(len, picture.ops))
+    strips = (
+        sum(box.bar.kind != Kind.U for row in picture.ops for box in row)
+        if picture.has_versions
+        else 0
+    )
+    assert len(shapes) == ops + sum(map(len, picture.copies)) + strips
+    width = float(root.attrib["width"])
+    height = float(root.attrib["height"])
+    for shape in shapes:
+        x, y, wide, high = (float(shape.attrib[name]) for name in ("x", "y", "width", "height"))
+        assert 0 <= x <= x + wide <= width
+        assert 0 <= y <= y + high <= height
+    names = [text.text for text in root.iterfind(f"{SVG}text")]
+    assert {palette.NAMES[kind] for kind in picture.kinds} < set(names)
+
+
+def test_svg_of_many_ops_is_no_wider_than_a_poster() -> None:
+    root = ElementTree.fromstring(svg(drawn("1f1b", ranks=2, microbatches=400)))
+    assert 3500 < float(root.attrib["width"]) < 4200
+
+
+def test_png(tmp_path: Path) -> None:
+    plan, execution = run("zb_v")
+    write_view(plan, execution, tmp_path / "zb_v.png")
+    content = (tmp_path / "zb_v.png").read_bytes()
+    root = ElementTree.fromstring(svg(lay_out(plan, execution)))
+    size = tuple(int.from_bytes(content[start : start + 4]) for start in (16, 20))
+    assert content.startswith(b"\x89PNG")
+    assert size == tuple(2 * int(root.attrib[name]) for name in ("width", "height"))
+
+
+def test_png_without_its_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "resvg_py", None)
+    assert main(["view", str(GALLERY[0]), "-o", str(tmp_path / "view.png")]) == 1
+    assert (
+        capsys.readouterr().err == "schedc view: a PNG needs resvg: pip install 'schedlang[png]'\n"
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_golden_trace(golden: Callable[[str, Path], None]) -> None:
+    text = trace(drawn("1f1b", Costs(p2p=0.5), ranks=2, microbatches=2))
+    golden(text.replace(str(ROOT), "ROOT"), GOLDEN / "1f1b.json")
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_trace(path: Path) -> None:
+    """A slice per op; every flow begins within its producer's slice and ends at its consumer's
+    start.
+    """
+    picture = drawn(path.stem, ODD)
+    events: list[dict[str, Any]] = json.loads(trace(picture))["traceEvents"]
+    slices = {(each["pid"], each["name"]): each for each in events if each["ph"] == "X"}
+    assert len(slices) == len(picture.boxes)
+    threads = {each["tid"]: each["pid"] for each in events if each["name"] == "thread_name"}
+    assert all(threads[each["tid"]] == pid > 0 for (pid, _), each in slices.items())
+    starts = {each["id"]: each for each in events if each["ph"] == "s"}
+    ends = {each["id"]: each for each in events if each["ph"] == "f"}
+    crossing = [(a, b) for a, b in picture.arrows if picture.boxes[a].rank != picture.boxes[b].rank]
+    assert len(starts) == len(ends) == len(crossing)
+    for number, start in starts.items():
+        source, target = (picture.boxes[box] for box in picture.arrows[number])
+        made, needed = (slices[box.rank + 1, str(box.bar)] for box in (source, target))
+        assert made["ts"] <= start["ts"] < made["ts"] + made["dur"]
+        assert ends[number]["ts"] == needed["ts"] >= made["ts"] + made["dur"]
+        assert (start["pid"], ends[number]["pid"]) == (source.rank + 1, target.rank + 1)
+    counters = [each for each in events if each["ph"] == "C"]
+    assert len(counters) == sum(len({time for time, _ in steps}) for steps in picture.memory)
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_page_has_everything_in_it(path: Path) -> None:
+    picture = drawn(path.stem)
+    text = page([picture, picture])
+    assert not re.search(r"""(src|href)\s*=|url\(|@import|https?://""", text)
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    assert found
+    data, other = json.loads(found[1])
+    assert data == other
+    assert sum(data["ops"]) + sum(data["copies"]) == len(picture.boxes)
+    assert {len(column) for column in data["boxes"].values()} == {len(picture.boxes)}
+    assert list(zip(*data["arrows"], strict=True)) == list(picture.arrows)
+    assert data["boxes"]["start"] == [box.bar.start for box in picture.boxes]
+
+
+def test_program_text_cannot_end_the_data(tmp_path: Path) -> None:
+    program = tmp_path / "</script><b>.sched"
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(
+        "schedule s { param ranks = 1 param microbatches = 1 rank r { F(0) B(0) # </script>\n } }"
+    )
+    plan = compile(read_source(program))
+    text = page([lay_out(plan, simulate(plan))])
+    assert text.count("</script>") == 2
+
+
+def plain(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text)
+
+
+@pytest.mark.parametrize("columns", [40, 80, 200])
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_terminal(path: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Colour changes nothing but the colours; rows fit the width; every op is there, or the last
+    line says so.
+    """
+    monkeypatch.setenv("COLUMNS", str(columns))
+    picture = drawn(path.stem)
+    text = view(picture, colour=False)
+    coloured = view(picture, colour=True)
+    assert plain(coloured) == text.replace("─", " ")
+    assert coloured.count("\x1b[0m") == coloured.count("\x1b[38;5;")
+    rows = [line for line in text.splitlines() if "│" in line]
+    assert len(rows) == len(picture.ops) * (2 if picture.has_copies else 1)
+    assert max(map(len, rows)) <= max(columns, 30)
+    words = sum(len(re.findall(r"[A-Z]+[0-9]+", row)) for row in rows)
+    complete = words == sum(box.bar.end > box.bar.start for box in picture.boxes)
+    assert complete == (not text.endswith("a page zooms, -o NAME.html"))
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = str(PROGRAMS / "1f1b.sched")
+    second = str(PROGRAMS / "pipedream_2bw.sched")
+    monkeypatch.setenv("COLUMNS", "120")
+    assert main(["view", first, "--forward-times", "2"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(
+        "one_f_one_b (ranks = 4, microbatches = 8): makespan 44, 27.3% idle\n\nrank 0 │F0"
+    )
+    assert "\x1b" not in shown
+    for ending in ("svg", "png", "html", "json"):
+        path = tmp_path / f"view.{ending}"
+        assert main(["view", second, "--updates", "5", "-o", str(path)]) == 0
+        assert capsys.readouterr().out == f"wrote {path}\n"
+        assert path.stat().st_size > 1000
+    assert main(["compile", first, "-o", str(tmp_path / "plan.json")]) == 0
+    assert (
+        main(["view", str(tmp_path / "plan.json"), second, "-o", str(tmp_path / "two.html")]) == 0
+    )
+    assert (
+        "<title>one_f_one_b (ranks = 4, microbatches = 8) and pipedream_2bw"
+        in (tmp_path / "two.html").read_text()
+    )
+
+
+def test_colour_is_for_terminals_and_not_with_no_color(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = str(PROGRAMS / "1f1b.sched")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert main(["view", program]) == 0
+    assert "\x1b[38;5;" in capsys.readouterr().out
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["view", program]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["-o", "view.pdf"], "`view.pdf` must end in .svg, .png, .html or .json"),
+        (["-o", "view"], "`view` must end in .svg, .png, .html or .json"),
+        ([str(GALLERY[1])], "two schedules stand side by side on a page: -o NAME.html"),
+        (
+            [str(GALLERY[1]), "-o", "view.svg"],
+            "two schedules stand side by side on a page, NAME.html",
+        ),
+        (["--updates", "2"], "the plan has 1 update: no part of it repeats"),
+    ],
+)
+def test_wrong_usage(
+    arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["view", str(GALLERY[0]), *arguments])
+    assert caught.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_a_view_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["view", str(GALLERY[0]), "-o", str(tmp_path / "absent" / "view.svg")]) == 1
+    assert "error[unwritable]" in capsys.readouterr().err
+
+
+def test_the_pictures_in_the_readme_are_current() -> None:
+    listed = re.search(r"^\tfor name in (.*); do", (ROOT / "Makefile").read_text(), re.M)
+    assert listed
+    names = listed[1].split()
+    assert re.findall(r"\(docs/pictures/(\w+)\.svg\)", (ROOT / "README.md").read_text()) == names
+    assert sorted(path.stem for path in (DOCS / "pictures").iterdir()) == sorted(names)
+    for name in names:
+        assert (DOCS / "pictures" / f"{name}.svg").read_text() == svg(drawn(name)), (
+            "run `make pictures`"
+        )
+
+
+def test_nothing_takes_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Costs of 0, as when only the order matters."""
+    program = str(PROGRAMS / "1f1b.sched")
+    zero = ["--forward-times", "0", "--backward-times", "0"]
+    for ending in ("svg", "png", "html", "json"):
+        assert main(["view", program, *zero, "-o", str(tmp_path / f"view.{ending}")]) == 0
+    capsys.readouterr()
+    assert main(["view", program, *zero]) == 0
+    assert "makespan 0, 0.0% idle\n\nrank 0 ││   0% idle\n" in capsys.readouterr().out
+
+
+def test_a_table_of_torch(tmp_path: Path) -> None:
+    """A table has an op in each cell; a picture keeps its rows once, and not all of a long one."""
+    plan, _ = run("1f1b", microbatches=64)
+    table = tmp_path / "table.csv"
+    table.write_text(export_table(plan, "torch-csv-compute"))
+    imported = plan_of(read_table(read_source(table)), "portable")
+    places = lay_out(imported, simulate(imported)).places
+    assert [place.where for place in places] == [f"{table}:{line}" for line in (1, 2, 3, 4)]
+    assert [len(place.text) for place in places] == [120] * 4

@@ -1,0 +1,227 @@
+"""Models and optimizers that a pipeline saves and loads, by several ranks and by one."""
+
+import os
+import re
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+import torch
+import torch.distributed as dist
+from safetensors.torch import save_file
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from schedlang.runtime import Pipeline, PipelineError, load_model, load_optimizers, split
+from tests.support.cut_models import ROWS, alone, sequence
+from tests.support.models import OPTIMIZERS, difference, pipeline, program
+from tests.support.ranks import Run
+
+pytestmark = pytest.mark.processes
+
+
+def replicas(folder: Path) -> float:
+    """Two replicas of a pipeline: how far what they save is from one process, trained on the
+    batches of both.
+    """
+    both = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "pp"))
+    plan = program("1f1b", ranks=2, microbatches=8)
+    stages = split(sequence(), plan, rank=both.get_local_rank("pp"))
+    optimizers = [OPTIMIZERS["momentum"](stage.parameters()) for stage in stages.values()]
+    batches = torch.randn(
+        2, 2, 8 * ROWS, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+    ours = Pipeline(plan, stages, nn.functional.mse_loss, mesh=both)
+    ours.step(*batches[both.get_local_rank("dp")])
+    optimizers[0].step()
+    ours.save_model(folder, optimizers=optimizers)
+    whole = sequence()
+    loaded = sequence()
+    for batch in batches:
+        alone(whole, nn.functional.mse_loss, *batch)
+    for weight in whole.parameters():
+        weight.grad /= 2
+    OPTIMIZERS["momentum"](whole.parameters()).step()
+    load_model(folder, {0: loaded})
+    assert len(list(folder.glob("model-*"))) == 2
+    pairs = zip(loaded.parameters(), whole.parameters(), strict=True)
+    return max(difference(*each) for each in pairs)
+
+
+def test_replicas_of_a_pipeline_save_one_model(run_ranks: Run, tmp_path: Path) -> None:
+    assert max(run_ranks(replicas, 4, tmp_path / "saved").results()) < 1e-12
+
+
+def updated(folder: Path) -> tuple[int, bool]:
+    """A pipeline that updates by itself, with late weights: whether the newest are saved, and what
+    AdamW keeps.
+    """
+    plan = program("pipedream_2bw", ranks=2, microbatches=4).for_updates(6)
+    stages = split(sequence(), plan)
+    optimizers = {
+        stage: OPTIMIZERS["adamw"](module.parameters()) for stage, module in stages.items()
+    }
+    ours = Pipeline(plan, stages, nn.functional.mse_loss, optimizers=optimizers)
+    ours.step(
+        *torch.randn(
+            2, plan.microbatches, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+        )
+    )
+    ours.save_model(folder)
+    whole = sequence()
+    optimizer = OPTIMIZERS["adamw"](whole.parameters())
+    load_model(folder, {0: whole})
+    load_optimizers(folder, {0: whole}, [optimizer])
+    weights = dict(whole.named_parameters())
+    same = []
+    for stage, module in stages.items():
+        for name, weight in module.named_parameters():
+            theirs = optimizer.state[weights[name]]
+            kept = optimizers[stage].state[weight]
+            same += [
+                torch.equal(weight, weights[name]),
+                theirs["step"] == 6,
+                kept.keys() == theirs.keys(),
+            ]
+            same += [torch.equal(each, theirs[key]) for key, each in kept.items()]
+    return len(same), all(map(bool, same))
+
+
+def test_a_pipeline_that_updates_saves_its_newest_weights(run_ranks: Run, tmp_path: Path) -> None:
+    """Of 14 weights, themselves and what AdamW keeps of each."""
+    found = run_ranks(updated, 2, tmp_path / "saved").results()
+    assert sum(count for count, _ in found) == 14 * 6
+    assert [same for _, same in found] == [True, True]
+
+
+def split_pipeline(dies: bool = False) -> Pipeline:
+    """A pipeline of two ranks, of which the second one may die when it is to be saved."""
+    plan = program("1f1b", ranks=2, microbatches=8)
+    stages = split(sequence(), plan)
+    if dies and dist.get_rank() == 1:
+        stages[1].register_state_dict_pre_hook(lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    return Pipeline(plan, stages, nn.functional.mse_loss, timeout=2)
+
+
+def saves(folder: Path, dies: bool) -> int:
+    """The step of the model that was saved."""
+    split_pipeline(dies).save_model(folder, 3)
+    return load_model(folder, {0: sequence()})
+
+
+def test_a_model_is_saved_whole_or_not_at_all(run_ranks: Run, tmp_path: Path) -> None:
+    """A rank dies; the next attempt, in the same place, is not harmed by what is left of the first."""
+    folder = tmp_path / "saved"
+    outcome = run_ranks(saves, 2, folder, True)
+    assert outcome.codes == [1, -9]
+    assert re.search(
+        r"rank 1 has not written its part of the model within 2 s$", outcome.logs[0], re.M
+    )
+    assert not folder.exists()
+    assert (tmp_path / "saved.new").exists()
+    assert run_ranks(saves, 2, folder, False).results() == [3, 3]
+    assert not (tmp_path / "saved.new").exists()
+
+
+def names_twice(folder: Path) -> None:
+    """Stages that were made one by one: both have a weight `0.weight`."""
+    plan = program("1f1b", ranks=2, microbatches=2)
+    model = [nn.Sequential(nn.Linear(8, 8)) for _ in range(2)]
+    pipeline(plan, model).save_model(folder / "saved")
+
+
+def apart(folder: Path) -> None:
+    """The ranks have a folder each."""
+    split_pipeline().save_model(folder / f"{dist.get_rank()}" / "saved")
+
+
+def nowhere(folder: Path) -> None:
+    (folder / "file").write_text("")
+    split_pipeline().save_model(folder / "file" / "saved")
+
+
+def still_empty(_: Path) -> None:
+    plan = program("1f1b", ranks=2, microbatches=2)
+    with torch.device("meta"):
+        Pipeline(plan, split(sequence(), plan), nn.functional.mse_loss)
+
+
+@pytest.mark.parametrize(
+    ("fails", "message"),
+    [
+        (
+            names_twice,
+            r"two stages have a weight `0\.weight`: save_model is for stages of one model, by `split`",
+        ),
+        (
+            apart,
+            r"`\S+00002-of-00002\.safetensors` is not there for rank 0: all ranks must share the folder",
+        ),
+        (nowhere, r"the model `\S+/file/saved` cannot be written: (Not a directory|File exists)"),
+        (
+            still_empty,
+            r"the stages are on the meta device: give them their weights first, by `load_model`",
+        ),
+    ],
+)
+def test_what_cannot_be_saved_or_run_is_one_error(
+    run_ranks: Run, tmp_path: Path, fails: Callable[[Path], None], message: str
+) -> None:
+    outcome = run_ranks(fails, 2, tmp_path)
+    assert outcome.codes == [1, 1], outcome.logs
+    for log in outcome.logs:
+        assert re.search(rf"rank \d failed: {message}$", log, re.M), outcome.logs
+
+
+def linears() -> nn.Module:
+    return nn.ModuleDict({"layers": nn.ModuleList(nn.Linear(4, 4) for _ in range(4))})
+
+
+def model_in(folder: Path) -> dict[int, nn.Module]:
+    """A model, and a file of it."""
+    stages = {0: linears()}
+    save_file(stages[0].state_dict(), folder / "model.safetensors")
+    return stages
+
+
+def test_files_that_are_of_no_use(tmp_path: Path) -> None:
+    stages = model_in(tmp_path)
+    assert load_model(tmp_path, stages) == 0
+    with pytest.raises(
+        PipelineError,
+        match=r"`\S+/optimizer.safetensors.index.json` cannot be read: No such file or d",
+    ):
+        load_optimizers(tmp_path, stages, [])
+    with pytest.raises(PipelineError, match=r"`\S+` has no `0\.weight`"):
+        load_model(tmp_path, {0: nn.Sequential(nn.Linear(4, 4))})
+    other = linears()
+    other["layers"][2] = nn.Linear(4, 5)
+    with pytest.raises(
+        PipelineError, match=r"`layers\.2\.weight` is \[4, 4\] in `\S+`, here \[5, 4\]"
+    ):
+        load_model(tmp_path, {0: other})
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(PipelineError, match=r"cannot be read: .*header"):
+        load_model(tmp_path, stages)
+
+
+def test_weights_do_not_live_in_their_file(tmp_path: Path) -> None:
+    whole = model_in(tmp_path)[0].state_dict()
+    with torch.device("meta"):
+        model = linears()
+    load_model(tmp_path, {0: model})
+    os.truncate(tmp_path / "model.safetensors", 100)
+    assert all(torch.equal(each, whole[name]) for name, each in model.state_dict().items())
+
+
+def test_a_buffer_in_no_file_is_not_left_empty(tmp_path: Path) -> None:
+    model_in(tmp_path)
+    with torch.device("meta"):
+        model = linears()
+        model.register_buffer("positions", torch.arange(4), persistent=False)
+    with pytest.raises(PipelineError, match="`positions` is on the meta device and in no file"):
+        load_model(tmp_path, {0: model})

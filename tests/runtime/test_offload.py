@@ -1,0 +1,118 @@
+"""Activations that are copied to the host and back: the same gradients, and the memory is free in
+between.
+"""
+
+import copy
+from collections.abc import Iterable
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+
+from torch import Tensor, nn  # noqa: E402
+from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from schedlang.runtime.example.gpt import Block  # noqa: E402
+from schedlang.runtime.stage.stage import Stage  # noqa: E402
+from tests.support.storages import counted_storages  # noqa: E402
+
+SHAPE = 2, 16, 128
+
+
+class InCheckpoint(nn.Module):
+    def __init__(self, part: nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, input: Tensor) -> Tensor:
+        return checkpoint(self.part, input, use_reentrant=False)
+
+
+def stage(module: nn.Module, offloaded: set[int], split: bool) -> Stage:
+    return Stage(
+        1,
+        module,
+        torch.device("cpu"),
+        is_first=False,
+        loss_fn=None,
+        loss_scale=1.0,
+        offloaded=offloaded,
+        split={0, 1} if split else (),
+    )
+
+
+def gradients(ours: Stage, split: bool) -> list[Tensor]:
+    """Of the input and the weights, for two microbatches, of which the first is on the host while
+    the second runs.
+    """
+    for microbatch in range(2):
+        torch.manual_seed(microbatch)
+        ours.inputs[microbatch] = torch.randn(SHAPE)
+        ours.gradients[microbatch] = [torch.randn(SHAPE)]
+        ours.forward(microbatch)
+        if microbatch in ours.offloaded:
+            ours.offload(microbatch)
+    for microbatch in range(2):
+        if microbatch in ours.offloaded:
+            ours.reload(microbatch)
+        for call in (ours.backward_input, ours.backward_weight) if split else (ours.backward,):
+            call(microbatch)
+    return [
+        *(each for box in ours.input_gradients.values() for each in box),
+        *(p.grad for p in ours.module.parameters()),
+    ]
+
+
+MODULES = {
+    "block": Block,
+    "dropout": lambda: nn.TransformerEncoderLayer(128, 4, 64, dropout=0.3, batch_first=True),
+    "checkpoint": lambda: nn.Sequential(InCheckpoint(Block()), Block()),
+    "norm": lambda: nn.Sequential(nn.BatchNorm1d(16), nn.Linear(128, 128)),
+}
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+@pytest.mark.parametrize("name", MODULES)
+def test_gradients_are_those_without_copies(name: str, split: bool) -> None:
+    torch.manual_seed(0)
+    module = MODULES[name]()
+    expected = gradients(stage(copy.deepcopy(module), set(), split), split)
+    found = gradients(stage(module, {0}, split), split)
+    assert len(found) == len(expected) > 2
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
+def test_the_memory_is_free_while_the_copy_is_away(split: bool) -> None:
+    ours = stage(
+        nn.Sequential(nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 512), nn.Tanh()), {0}, split
+    )
+    ours.inputs[0] = torch.randn(SHAPE)
+    ours.gradients[0] = [torch.randn(2, 16, 512)]
+    activation = 2 * 16 * 128 * 4
+    output = 2 * 16 * 512 * 4
+    others = {
+        StorageWeakRef(each.untyped_storage())
+        for each in (ours.inputs[0], *ours.module.parameters())
+    }
+    with counted_storages() as storages:
+
+        def held(made: Iterable[StorageWeakRef]) -> int:
+            return sum(storages.made[each] for each in set(made) - others if not each.expired())
+
+        ours.forward(0)
+        made = list(storages.made)
+        assert held(made) == activation + output
+        ours.offload(0)
+        # Of what the forward has made, the output is left, which is on its way to the next stage;
+        # and there are copies.
+        assert held(made) == output
+        assert held(storages.made) == activation + 2 * output
+        ours.reload(0)
+        assert held(storages.made) == activation + 2 * output
+        ours.outputs.clear()
+        for call in (ours.backward_input, ours.backward_weight) if split else (ours.backward,):
+            call(0)
+        gradients = [*ours.input_gradients[0], *(each.grad for each in ours.module.parameters())]
+        assert held(storages.made) == sum(each.nbytes for each in gradients)

@@ -1,0 +1,238 @@
+"""`python -m schedlang.runtime`, and a user's own script, under torchrun."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from schedlang import Plan, Source, compile, read_plan, write_plan
+from schedlang.cli.main import main
+from schedlang.report.measured import compare as compare_run
+from schedlang.report.measured import read_run
+from schedlang.schedule.costs import read_costs
+from tests.support.paths import PROGRAMS
+from tests.support.processes import python, torchrun
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+from tests.support.training import Train
+
+pytestmark = pytest.mark.processes
+
+
+def exit_codes(stderr: str) -> list[str]:
+    """Those in torchrun's account of a failure."""
+    return re.findall(r"exitcode  : (-?\d+)", stderr)
+
+
+def plan_file(folder: Path, name: str, **params: int) -> Path:
+    path = folder / "plan.json"
+    program = PROGRAMS / f"{name}.sched"
+    write_plan(compile(Source(program.name, program.read_text()), params), path)
+    return path
+
+
+def test_training_is_that_of_one_process(train: Train, tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, "interleaved_1f1b", ranks=4, microbatches=4)
+    done = train(4, plan, "--steps", 4, "--check")
+    assert done.codes == [0] * 4, done.stderr
+    check_training(done.stdout, "interleaved_1f1b", 4, 8)
+
+
+def test_schedc_run_is_a_training_under_torchrun() -> None:
+    sizes = ["-p", "ranks=2", "-p", "microbatches=4"]
+    options = ["--steps", "4", "--check"]
+    done = python("-m", "schedlang", "run", PROGRAMS / "zb_h1.sched", *sizes, *options)
+    assert done.returncode == 0, done.stderr
+    check_training(done.stdout, "zb_h1", 2, 2)
+
+
+def check_training(out: str, name: str, ranks: int, stages: int) -> None:
+    """What 4 steps print: a loss that goes down, and figures."""
+    lines = out.splitlines()
+    assert re.fullmatch(
+        rf"{name} \(ranks {ranks}, stages {stages}, microbatches 4\) trains a GPT .*", lines[0]
+    )
+    losses = [
+        float(loss)
+        for loss in re.findall(r"^step +\d+  loss (\d\.\d{4}) .* tokens/s$", out, re.MULTILINE)
+    ]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0] - 0.5
+    figures = json.loads(lines[-1])
+    assert figures["steps"] == 4
+    assert figures["loss"] == pytest.approx(losses[-1], abs=1e-4)
+    assert figures["tokens_per_second"] > 0
+    assert figures["loss_error"] <= 1e-5
+    assert figures["gradient_error"] <= 1e-5
+    for idle in (figures["predicted_idle"], figures["measured_idle"]):
+        assert len(idle) == ranks
+        assert all(0 <= share < 1 for share in idle)
+
+
+@pytest.mark.parametrize(("name", "exact"), [("pipedream_2bw", True), ("dualpipe", False)])
+def test_training_with_late_gradients_and_with_replicas(
+    train: Train, tmp_path: Path, name: str, exact: bool
+) -> None:
+    plan = plan_file(tmp_path, name, ranks=2, microbatches=4)
+    trace = tmp_path / "trace.json"
+    done = train(2, plan, "--steps", 3, "--check", "--trace", trace)
+    assert done.codes == [0, 0], done.stderr
+    run = read_run(trace)
+    check_trace(run.plan, json.loads(trace.read_text())["traceEvents"])
+    assert run.plan.layout.updates * len(run.steps) == (3 if exact else 2)
+    assert 0 < sum(each.makespan for each in run.steps) < 60e6
+    assert read_costs(trace) == run.costs
+    found = compare_run(read_plan(plan), run)
+    # In one clock, ranks do not work longer than the steps take.
+    assert all(0 <= idle < 1 for idle in (*found.predicted.idle, *found.measured.idle))
+    assert main(["view", str(trace)]) == 0
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["steps"] == 3
+    assert figures["loss_error"] <= (0 if exact else 1e-5)
+    assert figures["gradient_error"] <= (0 if exact else 1e-5)
+
+
+def check_trace(plan: Plan, events: list[dict]) -> None:
+    """Every op and message of a rank is there, and no receive is over before its send began: clocks
+    are aligned.
+    """
+    spans = [each for each in events if each["ph"] == "X"]
+    for rank, actions in enumerate(plan.ranks):
+        words = set(map(actions.word, range(len(actions))))
+        assert words <= {each["name"] for each in spans if each["pid"] == rank}
+    sends = {each["name"]: each["ts"] for each in spans if each["name"] == "0SEND_F0"}
+    ends = {each["name"]: each["ts"] + each["dur"] for each in spans if each["name"] == "1RECV_F0"}
+    assert ends["1RECV_F0"] > sends["0SEND_F0"]
+
+
+def test_a_plan_for_inference_is_not_trained(train: Train, tmp_path: Path) -> None:
+    done = train(0, plan_file(tmp_path, "forward_only", ranks=1, microbatches=2))
+    assert (done.codes, done.stderr) == ([1], "the plan has no backward\n")
+
+
+def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, "gpipe", ranks=1, microbatches=2)
+    done = python("-m", "schedlang.runtime", plan, "--steps", 1)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert "gradient_error" not in figures
+    assert figures["measured_idle"][0] < 0.5
+
+
+def test_a_wrong_number_of_processes(train: Train, tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, "1f1b", ranks=4, microbatches=4)
+    message = f"the plan needs 4 processes, {{}} started: torchrun --nproc-per-node 4 -m schedlang.runtime {plan}\n"
+    done = train(0, plan)
+    assert (done.codes, done.stderr) == ([1], message.format("1 was"))
+    done = train(2, plan)
+    assert (done.codes, done.stderr) == ([1, 1], message.format("2 were"))
+
+
+def test_replicas(train: Train, tmp_path: Path) -> None:
+    """Losses are means over replicas; the trace is of the first one; and what they train is what
+    one pipeline does.
+    """
+    program = PROGRAMS / "zb_v.sched"
+    trace = tmp_path / "trace.json"
+    kept = tmp_path / "kept"
+    options = ["--checkpoint", kept, "--check", "--steps"]
+    half = ["-p", "microbatches=4", "--replicas", 2]
+    done = train(4, program, *half, *options, 3, "--trace", trace)
+    assert done.codes == [0] * 4, done.stderr
+    assert done.stdout.startswith(
+        "zb_v (ranks 2, stages 4, microbatches 4, replicas 2) trains a GPT of "
+    )
+    figures = json.loads(done.stdout.splitlines()[-1])
+    losses = re.findall(r"^step +\d+  loss (\d\.\d{4}) ", done.stdout, re.MULTILINE)
+    assert float(losses[-1]) == pytest.approx(figures["loss"], abs=1e-4)
+    assert figures["loss_error"] <= 1e-5
+    assert figures["gradient_error"] <= 1e-5
+    assert len(figures["measured_idle"]) == 2
+    check_trace(read_run(trace).plan, json.loads(trace.read_text())["traceEvents"])
+    done = train(0, program, "-p", "microbatches=8", *options, 5)
+    assert done.codes == [0], done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["steps"] == 5
+    assert figures["loss_error"] <= 1e-5
+
+
+@pytest.mark.parametrize(
+    ("ranks", "replicas", "message"),
+    [
+        (
+            1,
+            1,
+            "the plan needs 1 process, 2 were started: torchrun --nproc-per-node 1 -m schedlang.runtime {plan}, or "
+            "--replicas 2",
+        ),
+        (
+            2,
+            3,
+            "3 replicas of the plan need 6 processes, 2 were started: torchrun --nproc-per-node 6 "
+            "-m schedlang.runtime {plan} --replicas 3, or --replicas 1",
+        ),
+        (None, 3, "3 replicas need a multiple of 3 processes, not 2"),
+    ],
+)
+def test_a_wrong_number_of_replicas(
+    train: Train, tmp_path: Path, ranks: int | None, replicas: int, message: str
+) -> None:
+    plan = plan_file(tmp_path, "1f1b", ranks=ranks) if ranks else PROGRAMS / "1f1b.sched"
+    done = train(2, plan, "--replicas", replicas)
+    assert (done.codes, done.stderr) == ([1, 1], message.format(plan=plan) + "\n")
+
+
+def test_a_plan_that_cannot_be_read(train: Train, tmp_path: Path) -> None:
+    done = train(0, tmp_path / "none.json")
+    assert done.codes == [1]
+    assert done.stderr.startswith("error[unreadable]: cannot read ")
+    assert "Traceback" not in done.stderr
+
+
+USER = """
+import os, signal, sys, torch
+import torch.distributed as dist
+from schedlang import read_plan
+from schedlang.runtime import Pipeline
+
+class Fails(torch.nn.Linear):
+    def forward(self, input):
+        if dist.get_rank() == 1:
+            if sys.argv[2] == "killed":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if sys.argv[2] == "raises":
+                raise ValueError("boom")
+        return super().forward(input)
+
+dist.init_process_group("gloo")
+plan = read_plan(sys.argv[1])
+pipeline = Pipeline(plan, {dist.get_rank(): Fails(2, 2)}, torch.nn.functional.mse_loss)
+pipeline.step(torch.ones(8, 2), torch.ones(8, 2))
+if dist.get_rank() == 1:
+    raise ValueError("between")
+pipeline.step(torch.ones(8, 2), torch.ones(8, 2))
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "message"),
+    [
+        ("raises", "1", r"rank 1 failed at 1F0 \(1f1b.sched:\d+\): ValueError: boom"),
+        ("raises_between", "1", r"rank 1 failed: ValueError: between"),
+        (
+            "killed",
+            "-9",
+            r"rank 1 is gone: rank \d lost its connection at \S+ \(1f1b.sched:\d+\): .*",
+        ),
+    ],
+)
+def test_ranks_have_the_last_word_before_the_launcher_ends_them(
+    tmp_path: Path, end: str, code: str, message: str
+) -> None:
+    script = tmp_path / "user.py"
+    script.write_text(USER)
+    done = torchrun(3, script, plan_file(tmp_path, "1f1b", ranks=3, microbatches=4), end)
+    assert sorted(exit_codes(done.stderr)) == sorted(["1", "1", code]), done.stderr
+    said = re.findall(rf"(?:rank \d: stopped|PipelineError): {message}$", done.stderr, re.MULTILINE)
+    assert len(said) == (2 if end == "killed" else 3), done.stderr

@@ -1,0 +1,307 @@
+"""The shipped programs: golden plans, recorded cases, closed forms, and what they refuse."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+
+from schedlang import CompileError, Costs, Kind, Plan, compile, read_source, simulate
+from schedlang.report.views.terminal import draw
+from tests.support.paths import CASES, GALLERY, GOLDEN, PROGRAMS
+
+# The recorded cases, from an independent simulator, by the name of their family.
+FAMILIES = {
+    "gpipe": "gpipe",
+    "1f1b": "1f1b",
+    "eager-1f1b": "eager_1f1b",
+    "interleaved": "interleaved_1f1b",
+    "looped-bfs": "looped_bfs",
+    "zb-h1": "zb_h1",
+    "zb-h2": "zb_h2",
+    "chimera": "chimera",
+    "gems": "gems",
+    "bitpipe": "bitpipe",
+    "dualpipe": "dualpipe",
+    "dualpipev": "dualpipe_v",
+    "seq1f1b": "seq1f1b",
+}
+PARAMETERS = {
+    "P": "ranks",
+    "M": "microbatches",
+    "v": "chunks",
+    "N": "group",
+    "k": "slices",
+    "w": "waves",
+}
+RECORDED = json.loads((CASES / "schedules.json").read_text())
+
+
+def program(name: str, forward_only: bool = False, **params: int) -> Plan:
+    return compile(read_source(PROGRAMS / f"{name}.sched"), params, forward_only=forward_only)
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_golden_plan(path: Path, golden: Callable[[str, Path], None]) -> None:
+    plan = compile(read_source(path))
+    execution = simulate(plan, Costs())
+    text = "\n".join(
+        [
+            *(actions.text() for actions in plan.ranks),
+            "",
+            draw(execution.timeline, 120),
+            "",
+            f"makespan {execution.timeline.makespan:g}, bubble over ideal {execution.timeline.bubble_over_ideal:.4f}",
+            f"peak activations {' '.join(map(str, execution.peak_activations))}",
+            "",
+        ]
+    )
+    golden(text, GOLDEN / f"{path.stem}.txt")
+
+
+def recorded(text: str, plan: Plan) -> str:
+    """A recorded op, `Fp1s3m0+Bp0s1m2` or `Fp0s3m0k1`, as a plan has it: stages and slices are
+    counted through.
+    """
+    words = []
+    for op in text.split("+"):
+        match = re.fullmatch(r"([A-Z])p(\d)s(\d+)m(\d+)(?:k(\d+))?", op)
+        assert match
+        stage = plan.layout.pipelines[int(match[2])].start + int(match[3])
+        words.append(f"{stage}{match[1]}{int(match[4]) * plan.layout.slices + int(match[5] or 0)}")
+    return words[0] if len(words) == 1 else f"({';'.join(words)})OVERLAP_F_B"
+
+
+def parameters(name: str) -> dict[str, int]:
+    """The parameters in a recorded case's name."""
+    return {
+        PARAMETERS[letter]: int(value) for letter, value in re.findall(r" ([PMvNkw])(\d+)", name)
+    }
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if name.split()[0] in FAMILIES])
+def test_recorded_case(name: str) -> None:
+    case = RECORDED[name]
+    latency = json.loads(name[name.index("{") :]).get("lat", 0.0) if "{" in name else 0.0
+    plan = program(FAMILIES[name.split()[0]], **parameters(name))
+
+    order = [" ".join(recorded(op, plan) for op in rank) for rank in case["order"]]
+    assert [actions.compute().text() for actions in plan.ranks] == order
+    execution = simulate(plan, Costs(p2p=latency))
+    assert execution.timeline.makespan == pytest.approx(case["makespan"])
+    assert execution.timeline.busy == pytest.approx(case["busy"])
+    assert execution.timeline.bubble_over_ideal == pytest.approx(case["bubble_rate"])
+    assert execution.timeline.bubble_over_makespan == pytest.approx(case["bubble_frac"])
+    assert list(execution.peak_activations) == case["peak"]
+
+
+@pytest.mark.parametrize("name", [name for name in RECORDED if name.startswith("hanayo")])
+def test_hanayo_is_no_worse_than_the_recorded_order(name: str) -> None:
+    """The recorded orders come from a greedy search: the same work in the same places, at most as
+    long and as large.
+    """
+    case = RECORDED[name]
+    plan = program("hanayo", **parameters(name))
+    execution = simulate(plan, Costs())
+    assert [sorted(actions.compute().text().split()) for actions in plan.ranks] == [
+        sorted(recorded(op, plan) for op in rank) for rank in case["order"]
+    ]
+    assert execution.timeline.makespan <= case["makespan"]
+    assert all(
+        ours <= theirs
+        for ours, theirs in zip(execution.peak_activations, case["peak"], strict=True)
+    )
+
+
+@pytest.mark.parametrize("waves", [1, 2, 3])
+def test_hanayo_in_waves(waves: int) -> None:
+    """Whole units idle for 4 (ranks - 1), whatever the waves; no size needs more memory than 1F1B."""
+    for ranks in range(1, 7):
+        for microbatches in range(1, 3 * ranks + 1):
+            execution = simulate(
+                program("hanayo", ranks=ranks, microbatches=microbatches, waves=waves), Costs()
+            )
+            assert max(execution.peak_activations) <= 2 * waves * ranks
+            if microbatches % ranks == 0:
+                assert execution.timeline.makespan == 6 * waves * microbatches + 4 * (ranks - 1)
+    assert refusal("hanayo", waves=0) == ["require"]
+
+
+#: Bubble and peak activations at unit costs, of 2 microbatches or more per rank (zero-bubble
+#: papers, see the programs).
+CLOSED_FORMS: dict[str, Callable[[int, int], tuple[int, int]]] = {
+    "gpipe": lambda p, m: (3 * (p - 1), m),
+    "1f1b": lambda p, m: (3 * (p - 1), p),
+    "eager_1f1b": lambda p, m: (3 * (p - 1), 2 * p - 1),
+    "interleaved_1f1b": lambda p, m: (3 * (p - 1), 3 * p - 1),
+    "interleaved_low_memory": lambda p, m: (2 * (p - 1), 2 * p),
+    "seq1f1b": lambda p, m: (3 * (p - 1), p + 1),
+    "zb_h1": lambda p, m: (p - 1, p),
+    "zb_h2": lambda p, m: (p - 1, 2 * p - 1),
+    "zb_1p": lambda p, m: (p - 1, p),
+    "zb_v": lambda p, m: (p - 1, 2 * p),
+    "v_zb": lambda p, m: (p - 1, 2 * p),
+    "v_half": lambda p, m: (max(3 * p - (4 if p % 2 else 7), 1), 2 * ((p + 2) // 2)),
+    "v_min": lambda p, m: (4 * p - (5 if p % 3 == 1 else 7), 2 * ((p + 4) // 3)),
+}
+
+
+@pytest.mark.parametrize("ranks", range(2, 17))
+@pytest.mark.parametrize("name", CLOSED_FORMS)
+def test_closed_form_at_unit_costs(name: str, ranks: int) -> None:
+    """The flush's bubble in slots, and the highest peak; by span, ZB-H2, ZB-2p and ZB-V have no
+    bubble at all.
+    """
+    microbatches = 2 * ranks
+    execution = simulate(program(name, ranks=ranks, microbatches=microbatches))
+    timeline = execution.timeline
+    found = timeline.makespan - max(timeline.busy), max(execution.peak_activations)
+    assert found == CLOSED_FORMS[name](ranks, microbatches)
+
+
+@pytest.mark.parametrize("ranks", range(2, 17))
+@pytest.mark.parametrize("name", ["zb_h2", "zb_2p", "zb_v"])
+def test_no_bubble_by_span(name: str, ranks: int) -> None:
+    timeline = simulate(program(name, ranks=ranks, microbatches=2 * ranks)).timeline
+    assert timeline.span == max(timeline.busy)
+    assert timeline.makespan == timeline.span + ranks - 1
+
+
+@pytest.mark.parametrize("ranks", range(1, 9))
+@pytest.mark.parametrize("microbatches", [1, 2, 3, 7, 8, 16])
+def test_closed_forms(ranks: int, microbatches: int) -> None:
+    """(M + P - 1)(F + B) for GPipe and 1F1B; M(F + B + W) + (P - 1)(F + B - W) for ZB-H1 where M >=
+    P.
+    """
+    costs = Costs(forward=(3,), backward=(5,), input=(3,), weight=(2,))
+    for name in ("gpipe", "1f1b", "1f1b_explicit", "eager_1f1b"):
+        execution = simulate(program(name, ranks=ranks, microbatches=microbatches), costs)
+        assert execution.timeline.makespan == (microbatches + ranks - 1) * 8
+    one_f_one_b = simulate(program("1f1b", ranks=ranks, microbatches=microbatches), costs)
+    assert list(one_f_one_b.peak_activations) == [
+        min(ranks - rank, microbatches) for rank in range(ranks)
+    ]
+    if microbatches >= ranks:
+        zero_bubble = simulate(program("zb_h1", ranks=ranks, microbatches=microbatches), Costs())
+        assert zero_bubble.timeline.makespan == 3 * microbatches + ranks - 1
+        assert max(zero_bubble.peak_activations) == ranks
+
+
+def refusal(name: str, **params: int) -> list[str]:
+    """The codes with which a program is refused, or none."""
+    try:
+        program(name, **params)
+    except CompileError as error:
+        return [each.code for each in error.diagnostics]
+    return []
+
+
+# Where a program runs; everywhere else it refuses with its own reason.
+LEGAL = {
+    "interleaved_1f1b": lambda ranks, microbatches: (
+        microbatches >= ranks and microbatches % ranks == 0
+    ),
+    "interleaved_overlap": lambda ranks, microbatches: (
+        microbatches >= ranks and microbatches % ranks == 0
+    ),
+    "interleaved_low_memory": lambda ranks, microbatches: microbatches % ranks == 0,
+    "pipe_offload": lambda ranks, microbatches: microbatches % ranks == 0,
+    "chimera": lambda ranks, microbatches: ranks % 2 == 0 and microbatches % ranks == 0,
+    "bitpipe": lambda ranks, microbatches: ranks % 2 == 0 and microbatches % ranks == 0,
+    "gems": lambda ranks, microbatches: microbatches % 2 == 0,
+    "dualpipe": lambda ranks, microbatches: (
+        ranks % 2 == 0 and microbatches % 2 == 0 and microbatches >= 2 * ranks
+    ),
+    "dualpipe_v": lambda ranks, microbatches: microbatches >= 2 * ranks,
+    "pipedream": lambda ranks, microbatches: microbatches == 1,
+    "pipedream_vertical": lambda ranks, microbatches: microbatches == 1,
+    "pipedream_2bw": lambda ranks, microbatches: microbatches >= ranks - 1,
+    "pipedream_replicated": lambda ranks, microbatches: (
+        ranks > 1 and microbatches % (ranks - 1) == 0
+    ),
+    "interleaved_zb": lambda ranks, microbatches: microbatches % ranks == 0,
+    "wpipe": lambda ranks, microbatches: microbatches % ranks == 0,
+}
+
+
+def legal(name: str, ranks: int, microbatches: int) -> bool:
+    return name not in LEGAL or LEGAL[name](ranks, microbatches)
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_every_size_compiles_or_is_refused_with_its_reason(path: Path) -> None:
+    for ranks in range(1, 8):
+        for microbatches in range(1, 4 * ranks + 1):
+            codes = refusal(path.stem, ranks=ranks, microbatches=microbatches)
+            assert codes == ([] if legal(path.stem, ranks, microbatches) else ["require"]), (
+                ranks,
+                microbatches,
+            )
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_forward_only(path: Path) -> None:
+    """Every training program has an inference plan in it that proves: its forwards, in the same
+    order.
+
+    Of a schedule without a flush, they are those of one update.
+    """
+    sizes = [(1, 3), (2, 4), (3, 6), (3, 7), (4, 8)]
+    for ranks, microbatches in [size for size in sizes if legal(path.stem, *size)]:
+        training = program(path.stem, ranks=ranks, microbatches=microbatches)
+        plan = program(path.stem, forward_only=True, ranks=ranks, microbatches=microbatches)
+        for actions, inference in zip(training.ranks, plan.ranks, strict=True):
+            forwards = [row for row in map(actions.row, range(len(actions))) if row[0] == Kind.F]
+            forwards = [row[:3] for row in forwards if row[2] < plan.layout.units(row[1])]
+            compute = inference.compute()
+            assert [compute.row(index)[:3] for index in range(len(compute))] == forwards
+        assert not {Kind.SEND_B, Kind.RECV_B} & {
+            kind for actions in plan.ranks for kind in actions.kind
+        }
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "1f1b_explicit"])
+@pytest.mark.parametrize(("ranks", "microbatches"), [(1, 4), (4, 1), (4, 8), (7, 16)])
+def test_forward_only_takes_a_forward_per_microbatch_and_rank(
+    name: str, ranks: int, microbatches: int
+) -> None:
+    plan = program(name, forward_only=True, ranks=ranks, microbatches=microbatches)
+    assert simulate(plan, Costs()).timeline.makespan == microbatches + ranks - 1
+
+
+def test_interleaved_groups() -> None:
+    """Megatron's rule: a group of ranks..microbatches, and a last group of at least `ranks`."""
+    for group in range(1, 12):
+        for microbatches in range(1, 12):
+            runs = 3 <= group <= microbatches and not 0 < microbatches % group < 3
+            codes = refusal("interleaved_1f1b", ranks=3, microbatches=microbatches, group=group)
+            assert codes == ([] if runs else ["require"])
+
+
+def test_first_lines_say_what_and_where_from() -> None:
+    for path in GALLERY:
+        lines = path.read_text().splitlines()
+        comment = " ".join(takewhile(lambda line: line.startswith("#"), lines))
+        assert re.search(r"\(.*(arXiv|19|20|order of|GPipe|Alpa|visualizer).*\)|, as ", comment), (
+            path
+        )
+        assert ": " in comment, (
+            f"{path}: the first clause of the comment is the program's row in the gallery's table"
+        )
+        assert len(lines) <= 60, path
+
+
+def test_the_table_is_current() -> None:
+    command = [sys.executable, "-m", "schedlang.report.gallery"]
+    printed = subprocess.run(
+        command, capture_output=True, encoding="utf-8", check=True, timeout=60
+    ).stdout
+    assert printed == (PROGRAMS / "README.md").read_text(encoding="utf-8"), "run `make gallery`"
+    rows = dict(re.findall(r"^\| \[(\w+)\]\(\1\.sched\) \| (.*) \|$", printed, re.M))
+    assert list(rows) == [path.stem for path in GALLERY]
+    assert rows["1f1b"].endswith("| 14 | 4 x 8 | 33 | 37.5% | 27.3% | 27.3% | 4 | 1")
+    assert rows["zb_h2"].endswith("| 19 | 4 x 8 | 27 | 12.5% | 11.1% | 0.0% | 7 | 1")

@@ -1,0 +1,309 @@
+"""Damaged plans: the gallery's at small sizes and random ones, each with some actions changed, from
+a fixed seed.
+"""
+
+import random
+from collections.abc import Callable, Iterator
+from functools import cache
+
+from attrs import evolve
+
+from schedlang import Actions, CompileError, Kind, Schedule, compile, read_source
+from schedlang.lowering import lower
+from schedlang.schedule.actions import NO_MICROBATCH, is_send, is_transfer
+from schedlang.schedule.layout import Layout, Pipeline
+from tests.support.paths import GALLERY
+from tests.support.strategies import make_schedule
+
+Row = tuple[int, int, int, int, int]
+
+
+def changed(schedule: Schedule, rng: random.Random, only: str | None = None) -> Schedule:
+    """One action of a schedule dropped, doubled, moved, swapped, made another one, or issued
+    otherwise.
+
+    `only` = "transfers" leaves the ops as they are.
+    """
+    places = [
+        (rank, index)
+        for rank, actions in enumerate(schedule.ranks)
+        for index, kind in enumerate(actions.kind)
+        if only is None or is_transfer(kind)
+    ]
+    if not places:
+        return schedule
+    rank, index = rng.choice(places)
+    rows = [schedule.ranks[rank].row(each) for each in range(len(schedule.ranks[rank]))]
+    CHANGES[rng.choice(list(CHANGES))](schedule, rows, index, rng)
+    return evolve(
+        schedule, ranks=(*schedule.ranks[:rank], in_form(rows), *schedule.ranks[rank + 1 :])
+    )
+
+
+def in_form(rows: list[Row]) -> Actions:
+    """The actions in the form of a plan: transfers are batched among themselves, and so are ops
+    that overlap.
+    """
+    actions = Actions()
+    batches = {row[4] for row in rows if is_transfer(row[0])}
+    for row in rows:
+        actions.add(*row[:4], row[4] if is_transfer(row[0]) == (row[4] in batches) else 0)
+    return actions
+
+
+def _drop(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
+    del rows[index]
+
+
+def _duplicate(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
+    rows.insert(rng.randrange(len(rows)), rows[index])
+
+
+def _move(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
+    near = index + rng.choice([-2, -1, 1, 2])
+    rows.insert(rng.choice([max(0, near), rng.randrange(len(rows))]), rows.pop(index))
+
+
+def _swap(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
+    alike = [
+        each for each, row in enumerate(rows) if is_transfer(row[0]) == is_transfer(rows[index][0])
+    ]
+    other = rng.choice(alike)
+    rows[index], rows[other] = rows[other], rows[index]
+
+
+def _other_kind(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
+    if rows[index][0] != Kind.U:
+        rows[index] = (rng.choice([each for each in Kind if each != Kind.U]), *rows[index][1:])
+
+
+def _retarget(schedule: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
+    rows[index] = (
+        rows[index][0],
+        rng.randrange(len(schedule.placement) + len(schedule.layout.skips)),
+        *rows[index][2:],
+    )
+
+
+def _other_microbatch(schedule: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
+    count = (
+        schedule.layout.updates
+        if rows[index][0] == Kind.U
+        else schedule.microbatches * schedule.layout.slices
+    )
+    rows[index] = (*rows[index][:2], rng.randrange(count), *rows[index][3:])
+
+
+def _group(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
+    run = range(index, min(index + rng.choice([2, 3]), len(rows)))
+    if all(is_transfer(rows[each][0]) for each in run):
+        group = max(row[4] for row in rows) + 1
+        for each in run:
+            rows[each] = (*rows[each][:4], group)
+
+
+def _ungroup(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
+    rows[index] = (*rows[index][:4], 0)
+
+
+CHANGES = {
+    "drop": _drop,
+    "duplicate": _duplicate,
+    "move": _move,
+    "swap": _swap,
+    "kind": _other_kind,
+    "retarget": _retarget,
+    "microbatch": _other_microbatch,
+    "group": _group,
+    "ungroup": _ungroup,
+}
+
+
+@cache
+def gallery(sizes: tuple[tuple[int, int], ...], **params: int) -> tuple[Schedule, ...]:
+    """The plans of all programs at some numbers of ranks and microbatches, where these are for
+    them.
+    """
+    found: list[Schedule] = []
+    for path in GALLERY:
+        source = read_source(path)
+        for ranks, microbatches in sizes:
+            own = {name: value for name, value in params.items() if f"param {name} " in source.text}
+            try:
+                found.append(compile(source, {"ranks": ranks, "microbatches": microbatches, **own}))
+            except CompileError:
+                continue
+    return tuple(found)
+
+
+def random_plan(rng: random.Random) -> Schedule:
+    """A plan of a few random ops and transfers, the transfers near their places, some of them in
+    batches.
+
+    Of three or four stages, some have a skip, or several.
+    """
+    stages, microbatches = rng.choice([(2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1)])
+    ranks = rng.randint(2, min(stages, 3))
+    placement = tuple(
+        rng.sample([*range(ranks), *rng.choices(range(ranks), k=stages - ranks)], stages)
+    )
+    pairs = [(earlier, later) for later in range(stages) for earlier in range(later - 1)]
+    skips = tuple(rng.sample(pairs, rng.randint(0, len(pairs))))
+    schedule = lower(
+        make_schedule(placement, microbatches, _ops(placement, microbatches, ranks, rng), skips)
+    )
+    return evolve(schedule, ranks=tuple(_scattered(schedule, each, rng) for each in schedule.ranks))
+
+
+def batched_plan(rng: random.Random) -> Schedule:
+    """GPipe with its transfers in batches, which each rank cuts its own way: a batch meets parts of
+    several.
+    """
+    stages, microbatches = rng.choice([(2, 2), (2, 3), (2, 4), (3, 2), (3, 3)])
+    ranks = []
+    for stage in range(stages):
+        ops = {kind: [(kind, stage, each, 0) for each in range(microbatches)] for kind in Kind}
+        before = stage > 0
+        after = stage < stages - 1
+        turn = [*ops[Kind.SEND_F], *ops[Kind.RECV_B]] if after else []
+        if rng.random() < 0.5:
+            turn.sort(key=lambda op: op[2])
+        rows = [(*op, 0) for op in ops[Kind.F]]
+        rows = (
+            _in_batches(ops[Kind.RECV_F] if before else [], 100, rng)
+            + rows
+            + _in_batches(turn, 200, rng)
+        )
+        rows += [(*op, 0) for op in ops[Kind.B]] + _in_batches(
+            ops[Kind.SEND_B] if before else [], 300, rng
+        )
+        ranks.append(in_form(rows))
+    return make_schedule(tuple(range(stages)), microbatches, tuple(ranks))
+
+
+def replicated_plan(rng: random.Random) -> Schedule:
+    """Two or three pipelines of one or two stages each, whose optimizer steps stand anywhere behind
+    their gradients.
+    """
+    pieces, count, ranks = rng.choice([(1, 2, 2), (1, 3, 2), (1, 3, 3), (2, 2, 2), (2, 2, 3)])
+    stages = pieces * count
+    placement = tuple(
+        rng.sample([*range(ranks), *rng.choices(range(ranks), k=stages - ranks)], stages)
+    )
+    pipelines = tuple(
+        Pipeline(f"p{each}", each * pieces, (each + 1) * pieces, 1) for each in range(count)
+    )
+    layout = Layout(placement, pipelines)
+    programs = tuple(Actions() for _ in range(ranks))
+    chains = [_chain(each, 0, rng) for each in pipelines]
+    _interleave(chains, placement, programs, rng)
+    schedule = evolve(
+        make_schedule(placement, 1, tuple(_updated(each, rng) for each in programs)), layout=layout
+    )
+    return lower(schedule)
+
+
+def _updated(actions: Actions, rng: random.Random) -> Actions:
+    """The ops of a rank with optimizer steps, mostly right behind the last gradient of the stage or
+    further back.
+    """
+    rows = [actions.row(index) for index in range(len(actions))]
+    for stage in {row[1] for row in rows}:
+        last = max(index for index, row in enumerate(rows) if row[1] == stage)
+        at = last + 1 if rng.random() < 0.4 else rng.randint(last + 1, len(rows))
+        rows.insert(at, (Kind.U, stage, NO_MICROBATCH, 0, 0))
+    return in_form(rows)
+
+
+def _in_batches(ops: list[tuple[int, int, int, int]], group: int, rng: random.Random) -> list[Row]:
+    """Transfers cut into batches of two and more."""
+    cuts = [at for at in range(2, len(ops) - 1, 2) if rng.random() < 0.5]
+    return [(*op, group + sum(at >= cut for cut in cuts)) for at, op in enumerate(ops)]
+
+
+def _ops(
+    placement: tuple[int, ...], microbatches: int, ranks: int, rng: random.Random
+) -> tuple[Actions, ...]:
+    """Ops in the order in which one random execution does them."""
+    programs = tuple(Actions() for _ in range(ranks))
+    whole = Pipeline("", 0, len(placement), microbatches)
+    _interleave(
+        [_chain(whole, each, rng) for each in range(microbatches)], placement, programs, rng
+    )
+    return programs
+
+
+def _chain(pipeline: Pipeline, microbatch: int, rng: random.Random) -> list[tuple[Kind, int, int]]:
+    """The forwards and backwards of a microbatch, some of these in halves."""
+    stages = range(pipeline.start, pipeline.stop)
+    halves = {stage: rng.random() < 0.3 for stage in stages}
+    chain = [(Kind.F, stage) for stage in stages]
+    chain += [(Kind.I if halves[stage] else Kind.B, stage) for stage in reversed(stages)]
+    return [(kind, stage, microbatch) for kind, stage in chain]
+
+
+def _interleave(
+    work: list[list[tuple[Kind, int, int]]],
+    placement: tuple[int, ...],
+    programs: tuple[Actions, ...],
+    rng: random.Random,
+) -> None:
+    """Do chains of ops, a random one's next op at a time, with weight halves at any time after."""
+    while work := [each for each in work if each]:
+        order = rng.choice(work)
+        kind, stage, microbatch = order.pop(0)
+        programs[placement[stage]].add(kind, stage, microbatch, 0)
+        if kind == Kind.I:
+            work.append([(Kind.W, stage, microbatch)])
+
+
+def _scattered(schedule: Schedule, actions: Actions, rng: random.Random) -> Actions:
+    """The actions with a few transfers moved, sends to later places and receives to any; neighbours
+    made batches.
+    """
+    rows = [actions.row(index) for index in range(len(actions))]
+    if rng.random() < 0.5:
+        rows = _received_late(schedule, rows)
+    moved = rng.choice([0, 0.1, 0.4])
+    batched = rng.choice([0, 0.3, 0.7])
+    for row in [row for row in rows if is_transfer(row[0]) and rng.random() < moved]:
+        at = rows.index(row)
+        step = 1 if is_send(row[0]) else rng.choice([-1, 1])
+        rows.insert(max(0, at + step * rng.randint(1, 3)), rows.pop(at))
+    for at in range(1, len(rows)):
+        if is_transfer(rows[at - 1][0]) and is_transfer(rows[at][0]) and rng.random() < batched:
+            group = rows[at - 1][4] or at
+            rows[at - 1], rows[at] = (*rows[at - 1][:4], group), (*rows[at][:4], group)
+    return in_form(rows)
+
+
+def _received_late(schedule: Schedule, rows: list[Row]) -> list[Row]:
+    """The actions with every receive right before the op that needs it, as people write them first."""
+    receives = {row[:3]: row for row in rows if row[0] in (Kind.RECV_F, Kind.RECV_B)}
+    found: list[Row] = []
+    for row in (row for row in rows if row[:3] not in receives):
+        if row[0] in (Kind.F, Kind.B, Kind.I):
+            need = Kind.RECV_F if row[0] == Kind.F else Kind.RECV_B
+            wanted = [(need, number, row[2]) for number in schedule.layout.numbers(need, row[1])]
+            found += [receives[each] for each in wanted if each in receives]
+        found.append(row)
+    return found
+
+
+def damaged_plans(
+    draw: Callable[[random.Random], Schedule],
+    count: int,
+    rng: random.Random,
+    only: str | None = "transfers",
+) -> Iterator[Schedule]:
+    """Plans as they are drawn, with up to three changes, of which most are `only` so."""
+    for _ in range(count):
+        plan = draw(rng)
+        which = rng.choice([None, only, only, only])
+        for _ in range(rng.choice([0, 0, 1, 1, 2, 3])):
+            plan = changed(plan, rng, which)
+        yield plan
+
+
+def one_of(plans: tuple[Schedule, ...]) -> Callable[[random.Random], Schedule]:
+    return lambda rng: rng.choice(plans)

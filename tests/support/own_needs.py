@@ -1,0 +1,37 @@
+"""What each op needs, one op at a time: written from the rules of pipeline training, apart from
+`schedlang.schedule.needs`, which has them for all actions at once.
+"""
+
+from schedlang import Kind, Schedule
+from schedlang.schedule.needs import RECEIVES, Op
+
+
+def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op]:
+    """The ops whose results an op needs; Kind.B is the gradient of an input, whoever makes it."""
+    layout = schedule.layout
+    if kind == Kind.F:
+        found: list[Op] = [(Kind.F, before, microbatch) for before in layout.before[stage]]
+        return found + ([(Kind.F, stage, microbatch - 1)] if microbatch % layout.slices else [])
+    if kind in (Kind.B, Kind.I):
+        own = Kind.R if (stage, microbatch) in schedule.recomputed else Kind.F
+        own = Kind.RELOAD if (stage, microbatch) in schedule.offloaded else own
+        found = [(own, stage, microbatch)]
+        found += [(Kind.B, after, microbatch) for after in layout.after[stage]]
+        is_last_slice = (microbatch + 1) % layout.slices == 0
+        return found + ([] if is_last_slice else [(Kind.B, stage, microbatch + 1)])
+    if kind == Kind.U:
+        update = max(microbatch, 0)
+        return [
+            (Kind.W, replica, unit)
+            for replica in layout.replicas(stage)
+            for unit in range(layout.units(replica))
+            if layout.update_of(replica, unit) == update
+        ]
+    of_own = {Kind.W: Kind.B, Kind.R: Kind.F, Kind.OFFLOAD: Kind.F, Kind.RELOAD: Kind.OFFLOAD}
+    return [(of_own[Kind(kind)], stage, microbatch)]
+
+
+def receive_of(schedule: Schedule, need: Op, stage: int) -> Op:
+    """The receive that brings what an op of a stage needs from a stage of another rank."""
+    kind, maker, microbatch = need
+    return RECEIVES[Kind(kind)], schedule.layout.number(stage, maker), microbatch

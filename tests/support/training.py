@@ -1,0 +1,83 @@
+"""`torchrun -m schedlang.runtime` without the time that it takes: its processes are forked from one
+that has imported torch already, and have the environment that torchrun gives them.
+
+Tests of what torchrun itself does about them start a real one, see `processes.py`.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from tempfile import mkdtemp
+
+import torch.distributed as dist
+from attrs import frozen
+
+from schedlang.runtime.__main__ import main
+from tests.support.forks import fork, print_to, read, write
+from tests.support.ranks import Run
+
+
+@frozen
+class Training:
+    """What became of a training: the exit code of each process, and what all have printed."""
+
+    codes: list[int]
+    stdout: str
+    stderr: str
+
+
+Train = Callable[..., Training]
+
+
+def train(run_ranks: Run, tmp_path: Path, ranks: int, *arguments: object) -> Training:
+    """Run `schedlang.runtime` with these arguments on so many ranks; on 0, without a launcher."""
+    folder = Path(mkdtemp(dir=tmp_path))
+    given = partial(launch, ranks, list(map(str, arguments)), folder)
+    (codes,) = run_ranks(given, 1, joins=False).results()
+    return Training(codes, (folder / "stdout").read_text(), (folder / "stderr").read_text())
+
+
+def launch(ranks: int, arguments: list[str], folder: Path) -> list[int]:
+    """As torchrun does: has the store of the processes, waits for them to end, and asks all others
+    to end where one has failed.
+    """
+    print_to(folder / "stdout", 1)
+    print_to(folder / "stderr", 2)
+    port = folder / "port"
+    mains = [partial(rank_main, rank, ranks, port, arguments) for rank in range(ranks)]
+    children = [fork(each) for each in mains or [partial(module_main, arguments)]]
+    # Only now, for it has threads.
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    write(port, str(store.port).encode())
+    codes: dict[int, int] = {}
+    while len(codes) < len(children):
+        child, status = os.wait()
+        codes[child] = os.waitstatus_to_exitcode(status)
+        if codes[child] != 0:
+            for other in set(children) - codes.keys():
+                os.kill(other, signal.SIGTERM)
+    return [codes[child] for child in children]
+
+
+def rank_main(rank: int, ranks: int, port: Path, arguments: list[str]) -> None:
+    """A process as torchrun starts it."""
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": read(port).decode(),
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "LOCAL_WORLD_SIZE": str(ranks),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+    }
+    module_main(arguments)
+
+
+def module_main(arguments: list[str]) -> None:
+    """`python -m schedlang.runtime`."""
+    sys.argv = ["schedlang.runtime", *arguments]
+    main()
