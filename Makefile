@@ -23,6 +23,7 @@ test: .venv/installed
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist worksteal
 
 # The page of `schedc view`, and its trace in Perfetto, in a real Chromium, which must be on this machine. It prints the

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from schedlang import compile, read_source
 from schedlang.runtime.calls import prepare
-from schedlang.runtime.stage.stage import Stage
+from schedlang.runtime.stage.stage import Stage, StagePlan
 from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.wire import InFlight
 
@@ -59,9 +59,9 @@ def main() -> None:
     """Print the time per action."""
     dist.init_process_group("gloo", init_method="tcp://127.0.0.1:0", rank=0, world_size=1)
     plan = compile(read_source(PROGRAMS / "1f1b.sched"), {"ranks": 4, "microbatches": 16})
-    stage = Idle(0, nn.Identity(), torch.device("cpu"), is_first=True, loss_fn=None, loss_scale=1.0)
+    stage = Idle(StagePlan(0, is_first=True), nn.Identity(), torch.device("cpu"))
     exchange = Exchange(plan, 0, 0, torch.device("cpu"), Nowhere(), None)  # type: ignore[arg-type]
-    calls = prepare(plan, 0, {0: stage}, exchange, {})
+    calls = prepare(plan, 0, {0: stage}, exchange, [])
     found = []
     for _ in range(ROUNDS):
         start = process_time()

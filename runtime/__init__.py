@@ -1,14 +1,23 @@
-"""Runs a plan on real processes: the same walk over the actions as `schedlang.proof.prove`, with
-tensors.
+"""The runtime: runs a plan on torch.distributed processes.
 
-`Pipeline` is one rank's part of it; `split` cuts a model into its stages. `torchrun -m
-schedlang.runtime PLAN` trains a small model.
+It is the same walk over the actions as the proof's (`schedlang.proof.prove`), with tensors. Read
+it in this order:
+
+    pipeline.py         `Pipeline`, one rank's part: the walk over the calls of a step
+    calls.py            the plan's actions as calls, each bound once to all that it needs
+    part.py             the port through which all else is added to a stage and to the walk
+    stage/              a stage: what F, B, I, W, R and U mean on a torch module, and its parts
+    transport/          tensors between ranks
+    gradients/          sums, norms and updates of gradients that stages or replicas share
+    watch/              heartbeats, and what ranks print when one fails
+    saving/ cutting/    checkpoints and models in files; a model cut into stages
+    example/            the command `torchrun -m schedlang.runtime PLAN`, which trains a small model
 """
 
 from schedlang.runtime.cutting.block_costs import measure
 from schedlang.runtime.cutting.model import split
+from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.pipeline import Pipeline
 from schedlang.runtime.saving.model_files import load_model, load_optimizers
-from schedlang.runtime.watch.watchdog import PipelineError
 
 __all__ = ["Pipeline", "PipelineError", "load_model", "load_optimizers", "measure", "split"]

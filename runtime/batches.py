@@ -1,70 +1,82 @@
-"""What a step is given, cut into microbatches for the stages of a rank, and what it gives back."""
+"""The batch of a step, cut into microbatches for the stages of a rank, and what comes back."""
 
 from collections.abc import Hashable, Mapping, Sequence
 from itertools import count, islice
 from typing import Any
 
+from attrs import frozen
+
 from schedlang.plan.plan import Plan
+from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.stage.stage import Stage
-from schedlang.runtime.stage.values import Look, Value, cut, flatten
-from schedlang.runtime.watch.watchdog import PipelineError
+from schedlang.runtime.stage.values import Value, ValueSpec, cut, flatten
 from schedlang.schedule.layout import Layout
 
 #: Keyword arguments of modules, by microbatch.
 Options = Sequence[Mapping[str, Any]]
 
 
+@frozen(eq=False)
+class Batch:
+    """What a step is given: see `Pipeline.step`, and if it `evaluates`, `Pipeline.evaluate`."""
+
+    inputs: Value
+    targets: Value
+    options: Options | None
+    evaluates: bool
+
+
 class Batches:
-    """Of one rank, whose stages it fills and empties; PipelineError for what does not fit the
-    plan.
+    """Gives the batch of a step to the stages of one rank, and takes what they make of it;
+    PipelineError for what does not fit the plan.
     """
 
     def __init__(self, plan: Plan, stages: Mapping[int, Stage]) -> None:
         self._plan = plan
         self._stages = stages
 
-    def load(
-        self, inputs: Value, targets: Value, options: Options | None, evaluates: bool
-    ) -> dict[int, Hashable]:
-        """Give this rank's stages what is theirs of a batch; what the inputs look like, by first
-        stage.
+    def load(self, batch: Batch) -> dict[int, Hashable]:
+        """Give this rank's stages their part of a batch. Gives the shapes and types of the inputs,
+        by first stage.
         """
-        looks: dict[int, Hashable] = {}
+        specs: dict[int, Hashable] = {}
         for pipeline, mine in zip(
             self._plan.layout.pipelines, shares(self._plan.layout), strict=True
         ):
             first = self._stages.get(pipeline.start)
             last = self._stages.get(pipeline.stop - 1)
             if first is not None:
-                parts = self._cut("inputs", inputs, mine)
+                parts = self._cut("inputs", batch.inputs, mine)
                 first.inputs.update(enumerate(parts))
-                looks[pipeline.start] = evaluates, Look.of(*flatten(parts[0], "`inputs`"))
+                spec = ValueSpec.of(*flatten(parts[0], "`inputs`"))
+                specs[pipeline.start] = batch.evaluates, spec
             if last is not None:
-                given = not evaluates or targets is not None
-                last.targets = dict(enumerate(self._cut("targets", targets, mine) if given else []))
+                has_targets = not batch.evaluates or batch.targets is not None
+                parts = self._cut("targets", batch.targets, mine) if has_targets else []
+                last.targets = dict(enumerate(parts))
             for number in range(pipeline.start, pipeline.stop):
                 if number in self._stages:
-                    self._stages[number].begin(self._options(options, mine))
-        return looks
+                    self._stages[number].options = self._options(batch.options, mine)
+        return specs
 
     def outputs(self) -> list[Value]:
-        """What the last stages that are on this rank have made, by microbatch, or slice of one."""
+        """What the last stages on this rank have made, by microbatch, or slice of one."""
         layout = self._plan.layout
         last = [
-            (number, each)
+            (number, microbatch)
             for number in self._stages
             if layout.is_last(number)
-            for each in range(layout.units(number))
+            for microbatch in range(layout.units(number))
         ]
-        # Of each update those of the first pipeline come first, as they were given.
+        # Of each update the microbatches of the first pipeline come first, as in the batch.
         last.sort(key=lambda op: layout.update_of(*op))
-        return [self._stages[number].outputs.pop(each) for number, each in last]
+        return [self._stages[number].outputs.pop(microbatch) for number, microbatch in last]
 
     def _cut(self, name: str, batch: Value, mine: Sequence[int]) -> list[Value]:
         """Some microbatches of a batch, or their slices."""
         parts = cut(name, batch, self._plan.microbatches)
         slices = self._plan.layout.slices
-        parts = [parts[each] for each in mine]
+        parts = [parts[number] for number in mine]
         if slices == 1:
             return parts
         return [each for part in parts for each in cut(name, part, slices, "slices", dimension=1)]
@@ -76,12 +88,19 @@ class Batches:
             raise PipelineError(
                 f"`options` are {len(options)}, the plan has {self._plan.microbatches} microbatches"
             )
-        return {number: options[each] for number, each in enumerate(mine)} if options else {}
+        if not options:
+            return {}
+        slices = self._plan.layout.slices
+        return {
+            number * slices + slice: options[microbatch]
+            for number, microbatch in enumerate(mine)
+            for slice in range(slices)
+        }
 
 
 def shares(layout: Layout) -> list[list[int]]:
-    """For each pipeline its microbatches, by their numbers in a step: of each update the first ones
-    are the first's.
+    """For each pipeline the numbers of its microbatches in the batch of a step: of each update, the
+    first pipeline has the first ones.
     """
     found: list[list[int]] = [[] for _ in layout.pipelines]
     numbers = count()

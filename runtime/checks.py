@@ -1,4 +1,4 @@
-"""What must be right before a pipeline runs; PipelineError says what is not."""
+"""Checks before a pipeline runs; each raises PipelineError if something is wrong."""
 
 import json
 from collections.abc import Mapping
@@ -7,16 +7,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.optim import Optimizer
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
 from schedlang.ranks.norms import why_not
-from schedlang.runtime.gradients.copies import Tied
-from schedlang.runtime.stage.sharded import sharded
-from schedlang.runtime.stage.stage import LossFn
-from schedlang.runtime.transport.ranks import PIPELINE, Ranks
-from schedlang.runtime.watch.watchdog import PipelineError, Watchdog
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.setup import Setup
+from schedlang.runtime.stage.shards import is_sharded
+from schedlang.runtime.transport.processes import PIPELINE, Processes
+from schedlang.runtime.watch.watchdog import Watchdog
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.transports import NCCL, NCCL_EAGER, PORTABLE
 
@@ -50,11 +49,11 @@ def check_mesh(mesh: DeviceMesh | None) -> None:
         raise PipelineError(f"rank {dist.get_rank()} is not in the mesh")
 
 
-def check_plan(plan: Plan, ranks: Ranks) -> None:
-    """Whether the plan is for so many processes."""
-    wrong = wrong_number(plan, len(ranks.pipeline))
-    along = len(ranks.pipeline)
-    if wrong is not None and ranks.are_of_mesh:
+def check_plan(plan: Plan, processes: Processes) -> None:
+    """Whether there are as many processes as the plan needs."""
+    wrong = wrong_number(plan, len(processes.pipeline))
+    along = len(processes.pipeline)
+    if wrong is not None and processes.are_of_mesh:
         wrong = (
             f"the plan needs {counted(len(plan.ranks), 'rank')}, the mesh has {along} along "
             f"`{PIPELINE}`"
@@ -63,59 +62,49 @@ def check_plan(plan: Plan, ranks: Ranks) -> None:
         raise PipelineError(wrong)
 
 
-def check_stages(
-    plan: Plan,
-    rank: int,
-    stages: Mapping[int, nn.Module],
-    optimizers: Mapping[int, Optimizer],
-    loss_fn: LossFn | None,
-    tied: Tied,
-    max_gathered: int | None,
-    max_norm: float | None,
-) -> None:
-    """Whether this rank of the plan was given what the plan wants here."""
+def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
+    """Whether a rank was given what the plan needs there."""
     held = plan.stages_of(rank)
     actions = plan.ranks[rank]
-    if sorted(stages) != held:
+    if sorted(setup.modules) != held:
         raise PipelineError(
-            f"the plan gives this rank the stages {held}, `stages` has {sorted(stages)}"
+            f"the plan gives this rank the stages {held}, `stages` has {sorted(setup.modules)}"
         )
-    if loss_fn is None and not plan.is_forward_only and any(map(plan.layout.is_last, held)):
+    has_last = any(map(plan.layout.is_last, held))
+    if setup.loss_fn is None and has_last and not plan.is_forward_only:
         raise PipelineError("the last stage is on this rank, so it needs a `loss_fn`")
     updated = sorted(
         {stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U}
     )
-    if sorted(optimizers) != updated:
+    if sorted(setup.optimizers) != updated:
         raise PipelineError(
-            f"the plan updates the stages {updated}, `optimizers` has {sorted(optimizers)}"
+            f"the plan updates the stages {updated}, `optimizers` has {sorted(setup.optimizers)}"
         )
-    if tied and plan.has_updates:
+    if setup.tied and plan.has_updates:
         raise PipelineError(
             "the plan updates its stages itself (`U`), so none of their weights can be tied"
         )
-    if max_gathered is not None and max_gathered < 1:
-        raise PipelineError(f"`max_gathered` is {max_gathered}, it must be 1 or more")
-    if max_norm is not None:
-        _check_max_norm(plan, rank, stages, max_norm)
+    if setup.max_gathered is not None and setup.max_gathered < 1:
+        raise PipelineError(f"`max_gathered` is {setup.max_gathered}, it must be 1 or more")
+    if setup.max_norm is not None:
+        _check_max_norm(plan, rank, setup)
 
 
 def check_clipping(plan: Plan) -> None:
-    """Whether there is a moment at which all gradients are there."""
+    """Whether all gradients are there at the end of a step."""
     if plan.has_updates:
         raise PipelineError(
             "the plan updates its stages itself (`U`), which leaves no moment for "
-            "`clip_grad_norm_`: give the pipeline "
-            "`max_norm`, or clip each stage in a hook of its optimizer, `register_step_pre_hook`"
+            "`clip_grad_norm_`: give the pipeline `max_norm`, or clip each stage in a hook of its "
+            "optimizer, `register_step_pre_hook`"
         )
 
 
-def _check_max_norm(
-    plan: Plan, rank: int, stages: Mapping[int, nn.Module], max_norm: float
-) -> None:
-    """Whether the updates of a plan can be clipped; one rank looks at the whole plan for all."""
-    if not max_norm > 0:
-        raise PipelineError(f"`max_norm` is {max_norm}, it must be above 0")
-    if any(map(sharded, stages.values())):
+def _check_max_norm(plan: Plan, rank: int, setup: Setup) -> None:
+    """Whether the updates of a plan can be clipped; rank 0 looks at the whole plan for all."""
+    if setup.max_norm is None or not setup.max_norm > 0:
+        raise PipelineError(f"`max_norm` is {setup.max_norm}, it must be above 0")
+    if any(map(is_sharded, setup.modules.values())):
         raise PipelineError("the stages are sharded, so `max_norm` cannot clip their updates yet")
     wrong = why_not(plan) if rank == 0 else None
     if wrong is not None:
@@ -125,25 +114,22 @@ def _check_max_norm(
         raise PipelineError(f"`max_norm` is for the updates of a plan, but {wrong}: {instead}")
 
 
-def check_same(
-    plan: Plan,
-    tied: Tied,
-    transfer_dtype: torch.dtype | None,
-    max_norm: float | None,
-    ranks: Ranks,
-    watchdog: Watchdog,
-) -> None:
+def check_same(plan: Plan, setup: Setup, processes: Processes, watchdog: Watchdog) -> None:
     """Compare what all ranks must be given alike, which also waits for all of them."""
-    given = {"plan": plan.digest, "`tied`": str([*map(dict, tied)])}
-    given |= {"`transfer_dtype`": str(transfer_dtype), "`max_norm`": str(max_norm)}
-    for rank, theirs in watchdog.gather(json.dumps(given), "built no pipeline").items():
+    own = {
+        "plan": plan.digest,
+        "`tied`": str([*map(dict, setup.tied)]),
+        "`transfer_dtype`": str(setup.transfer_dtype),
+        "`max_norm`": str(setup.max_norm),
+    }
+    for rank, theirs in watchdog.gather(json.dumps(own), "built no pipeline").items():
         for what, value in json.loads(theirs).items():
-            if value != given[what]:
-                raise PipelineError(f"{ranks.name(rank)} has another {what}")
+            if value != own[what]:
+                raise PipelineError(f"{processes.name(rank)} has another {what}")
 
 
 def device_of(stages: Mapping[int, nn.Module]) -> torch.device:
-    """Where the modules live, which must be one device."""
+    """The device of the modules, which must be one."""
     devices = {weight.device for stage in stages.values() for weight in stage.parameters()} or {
         torch.device("cpu")
     }
@@ -160,13 +146,13 @@ def device_of(stages: Mapping[int, nn.Module]) -> torch.device:
 
 
 def check_transport(plan: Plan, group: dist.ProcessGroup, device: torch.device) -> None:
-    """Whether the plan is proved for what its tensors go by."""
+    """Whether the plan is proved for the transport that its tensors go by."""
     if "cpu:" not in dist.get_backend_config(group):
         raise PipelineError(
             "the first messages go between CPUs: use init_process_group('cpu:gloo,cuda:nccl')"
         )
     used = NCCL if group.bound_device_id is None else NCCL_EAGER
-    # gloo runs every plan: its ranks wait for nothing but what they need, and its messages meet by
+    # gloo runs every plan: a rank waits for nothing but what it needs, and messages are matched by
     # their tags.
     if device.type == "cuda" and plan.transport not in (PORTABLE, used.name):
         raise PipelineError(

@@ -1,8 +1,15 @@
-"""One rank's part of a pipeline: the plan's actions as a list of calls, walked once per step."""
+"""One rank's part of a pipeline: the plan's actions as a list of calls, walked once per step.
+
+    step:   cut the batch ─► announce its shapes ─► call, call, call, … ─► sums that are left
+
+The calls are bound to stages, messages and parts when the pipeline is built, so the walk itself
+knows neither (`schedlang.runtime.calls`). Beside it runs the thread of the watchdog, which looks at
+the index of the action under way.
+"""
 
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from time import perf_counter
@@ -16,36 +23,48 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.batches import Batches, Options
+from schedlang.runtime.batches import Batch, Batches, Options
+from schedlang.runtime.building import build_parts, build_stages
 from schedlang.runtime.calls import Call, prepare
 from schedlang.runtime.checks import (
     check_clipping,
     check_mesh,
     check_plan,
     check_same,
-    check_stages,
+    check_setup,
     check_transport,
     device_of,
 )
 from schedlang.runtime.cutting.model import Stages
+from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.gradients.clipping import UpdateClip, total_norm
-from schedlang.runtime.gradients.copies import Tied, check_copies, find_copies
-from schedlang.runtime.gradients.sums import Sums, replica_sums
-from schedlang.runtime.gradients.updates import replica_updates
-from schedlang.runtime.saving.checkpoint import VERSIONS, RandomState, Stateful, resume, write
-from schedlang.runtime.saving.model_files import write_model
+from schedlang.runtime.gradients.shared_weights import (
+    Tied,
+    check_shared_weights,
+    find_shared_weights,
+)
+from schedlang.runtime.part import Part
+from schedlang.runtime.saving.checkpoint import (
+    VERSIONS,
+    Checkpoints,
+    RandomState,
+    Stateful,
+)
+from schedlang.runtime.saving.model_files import ModelPart, write_model
+from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.stage import LossFn
 from schedlang.runtime.stage.values import Value, join
-from schedlang.runtime.stages import connect
+from schedlang.runtime.stage.versions import WeightVersions
 from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.precision import rounding_to
-from schedlang.runtime.transport.ranks import ranks_of
+from schedlang.runtime.transport.processes import processes_of
 from schedlang.runtime.transport.wire import Wire, warm_up
-from schedlang.runtime.watch.watchdog import BETWEEN, PipelineError, Watchdog
+from schedlang.runtime.watch.watchdog import BETWEEN, Watchdog
 from schedlang.schedule.actions import is_transfer, word
 from schedlang.schedule.forward_only import FORWARD, forward_only
 from schedlang.schedule.timeline import Bar
 
+#: All processes build the same pipelines one after another, and number them alike.
 _pipelines = count()
 
 
@@ -60,9 +79,11 @@ class Pipeline:
     `stages` are the modules of exactly the stages that the plan gives to this rank. A stage takes
     what the one before returns, a tensor, or tensors in tuples, lists and dictionaries, microbatch
     first; a tuple as several arguments. Where the plan has slices or skips, stages take and return
-    more, see `SlicedStage` and `SkippingStage`. `loss_fn(output, targets)` gives the scalar loss of
-    one microbatch. Every microbatch's loss is multiplied by `loss_scale` before its backward;
-    without it by 1/microbatches, those of one update in all replicas, for the gradient of the mean.
+    more, see `schedlang.runtime.stage.slices.Past` and `schedlang.runtime.stage.skips.Skips`.
+    `loss_fn(output, targets)` gives the scalar loss of one microbatch. Every microbatch's loss is
+    multiplied by `loss_scale` before its backward; without it by 1/microbatches, those of one
+    update in all replicas, for the gradient of the mean.
+
     `tied` has for each weight that several stages have, as input and output embeddings, its names
     by stage: `[{0: "byte.weight", 3: "scores.weight"}]`, by default those of `split`; its gradients
     are summed at the end of a step. `transfer_dtype`, bfloat16 or float16, is what activations and
@@ -100,49 +121,53 @@ class Pipeline:
         timeout: float = 60.0,
     ) -> None:
         check_mesh(mesh)
-        tied = stages.tied if tied is None and isinstance(stages, Stages) else tied or ()
+        if tied is None:
+            tied = stages.tied if isinstance(stages, Stages) else ()
+        setup = Setup(
+            modules=stages,
+            loss_fn=loss_fn,
+            optimizers=optimizers or {},
+            tied=tied,
+            loss_scale=loss_scale,
+            transfer_dtype=transfer_dtype,
+            max_gathered=max_gathered,
+            max_norm=max_norm,
+        )
         self.record = False
         self.bars = list[Bar]()
         self.messages = list[Bar]()
-        ranks = ranks_of(mesh)
-        number = next(_pipelines)
         self._plan = plan
-        self._ranks = ranks
-        self._rank = ranks.own
-        self._watchdog = Watchdog(plan, ranks, number, timeout)
-        weakref.finalize(
-            self, self._watchdog.close
-        ).atexit = False  # at the exit of the process, it closes itself
-        try:
-            check_plan(plan, ranks)
-            check_stages(
-                plan, self._rank, stages, optimizers or {}, loss_fn, tied, max_gathered, max_norm
-            )
-            check_same(plan, tied, transfer_dtype, max_norm, ranks, self._watchdog)
-            self._device = device_of(stages)
-            check_transport(plan, ranks.group, self._device)
-            self._copies = find_copies(plan, stages, tied)
-            check_copies(self._copies, ranks, self._watchdog)
-            self._stages = connect(plan, ranks, stages, optimizers or {}, loss_fn, loss_scale)
-            self._wire = wire = Wire(ranks, timeout, self._watchdog)
-            self._exchange = Exchange(
-                plan, self._rank, number, self._device, wire, rounding_to(transfer_dtype)
-            )
-            updates = replica_updates(plan, self._stages, ranks, wire)
-            self._batches = Batches(plan, self._stages)
-            self._sums = Sums([] if updates else self._copies, ranks, wire)
-            self._clip = clip = (
-                None if max_norm is None else UpdateClip(plan, ranks, max_norm, self._stages, wire)
-            )
-            self._prepare = partial(
-                prepare, self._rank, self._stages, self._exchange, max_gathered, updates, clip
-            )
-            self._training = self._prepare(
-                plan, replica_sums(self._stages, self._copies, ranks, wire)
-            )
-            warm_up(plan, ranks, self._device)
-        except Exception as error:
-            self._watchdog.fail(error)
+        self._processes = processes_of(mesh)
+        self._rank = self._processes.own
+        number = next(_pipelines)
+        self._watchdog = Watchdog(plan, self._processes, number, timeout)
+        finalizer = weakref.finalize(self, self._watchdog.close)
+        # At the exit of the process the watchdog closes itself.
+        finalizer.atexit = False
+        with self._watchdog.guard():
+            self._build(setup, number, timeout)
+
+    def _build(self, setup: Setup, number: int, timeout: float) -> None:
+        """Check what was given, and bind the calls of a step. All ranks do so together: they
+        compare what they were given, and make process groups in the same order.
+        """
+        plan = self._plan
+        processes = self._processes
+        check_plan(plan, processes)
+        check_setup(plan, self._rank, setup)
+        check_same(plan, setup, processes, self._watchdog)
+        self._device = device_of(setup.modules)
+        check_transport(plan, processes.group, self._device)
+        self._shared = find_shared_weights(plan, setup.modules, setup.tied)
+        check_shared_weights(self._shared, processes, self._watchdog)
+        self._stages = build_stages(plan, processes, setup, self._device)
+        self._batches = Batches(plan, self._stages)
+        self._wire = Wire(processes, timeout, self._watchdog)
+        rounding = rounding_to(setup.transfer_dtype)
+        self._exchange = Exchange(plan, self._rank, number, self._device, self._wire, rounding)
+        self._parts = build_parts(plan, setup, self._stages, self._shared, self._wire)
+        self._training = prepare(plan, self._rank, self._stages, self._exchange, self._parts)
+        warm_up(plan, processes, self._device)
 
     def step(
         self, inputs: Value = None, targets: Value = None, options: Options | None = None
@@ -158,8 +183,7 @@ class Pipeline:
         """
         if self._plan.is_forward_only:
             raise PipelineError("the plan has no backward, it evaluates")
-        self._sums.begin()
-        self._run(self._training, inputs, targets, options, evaluates=False)
+        self._run(self._training, Batch(inputs, targets, options, evaluates=False))
         losses = self._batches.outputs()
         slices = self._plan.layout.slices
         return torch.stack(losses).view(-1, slices).mean(dim=1) if losses else None
@@ -173,173 +197,34 @@ class Pipeline:
         None elsewhere.
         """
         with torch.no_grad():
-            self._run(self._evaluation, inputs, targets, options, evaluates=True)
+            self._run(self._evaluation, Batch(inputs, targets, options, evaluates=True))
         found = self._batches.outputs()
         slices = self._plan.layout.slices
         if slices > 1:
             parts = [found[begin : begin + slices] for begin in range(0, len(found), slices)]
-            found = [join(each) if targets is None else torch.stack(each).mean() for each in parts]
+            found = [join(part) if targets is None else torch.stack(part).mean() for part in parts]
         return found or None
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
-        """Scale the gradients of all stages to a norm of at most `max_norm`; what it was before, on
-        all ranks.
-
-        As `torch.nn.utils.clip_grad_norm_` does for the whole model in one process; all ranks do
-        so, after a step. A plan that updates its stages itself leaves no moment for it.
-        """
-        self._watchdog.between = "in clip_grad_norm_"
-        try:
-            check_clipping(self._plan)
-            norm = total_norm(self._copies, self._rank, norm_type, self._device, self._wire)
-            clip_grads_with_norm_(
-                [weight for each in self._copies for weight in each.parameters], max_norm, norm
-            )
-        except Exception as error:
-            self._watchdog.fail(error)
-        self._watchdog.between = BETWEEN
-        return norm
-
-    @property
-    def norms(self) -> list[Tensor]:
-        """For each update of the last step its norm, on all ranks the same, before it was clipped
-        to `max_norm`.
-        """
-        return [norm for _, norm in sorted(self._clip.norms.items())] if self._clip else []
-
-    def mean_over_replicas(self, values: Tensor) -> Tensor:
-        """The mean of a tensor, such as losses, over the replicas of this rank, which all do so,
-        after a step.
-        """
-        self._watchdog.between = "in mean_over_replicas"
-        total = values.clone()
-        try:
-            if self._ranks.replicas.are_several:
-                self._wire.end_sum(
-                    self._wire.begin_sum(total, self._ranks.replicas), self._ranks.replicas
-                )
-        except Exception as error:
-            self._watchdog.fail(error)
-        self._watchdog.between = BETWEEN
-        return total / len(self._ranks.replicas.processes)
-
-    def state_dict(self) -> dict[int, Any]:
-        """What a checkpoint needs beside modules and optimizers: older versions of the weights, by
-        stage.
-        """
-        return {
-            number: stage.weights.state_dict()
-            for number, stage in self._stages.items()
-            if stage.weights
-        }
-
-    def load_state_dict(self, state: Mapping[int, Any]) -> None:
-        """Go on where a checkpoint was made, whose weights the modules have by now."""
-        versioned = {
-            number: stage.weights for number, stage in self._stages.items() if stage.weights
-        }
-        if state.keys() != versioned.keys():
-            raise PipelineError(
-                f"the checkpoint has versions of the stages {sorted(state)}, not of "
-                f"{sorted(versioned)}"
-            )
-        for number, weights in versioned.items():
-            weights.load_state_dict(state[number])
-
-    def save(self, folder: str | Path, step: int, others: Sequence[Stateful] = ()) -> None:
-        """Write this rank's file of a checkpoint, between two updates; all ranks do so, after the
-        same steps.
-
-        It has the weights of the stages, in all versions, the optimizers that the pipeline was
-        given, and torch's random state; and the states of `others`, such as optimizers of the
-        script and learning rate schedulers.
-        """
-        try:
-            write(Path(folder), self._plan, dist.get_rank(), step, self._parts(others))
-        except Exception as error:
-            self._watchdog.fail(error)
-
-    def resume(self, folder: str | Path, others: Sequence[Stateful] = ()) -> int:
-        """Go on from the newest checkpoint that all ranks have in the folder: its step, or 0 if
-        there is none.
-
-        All ranks do so, with as many `others`, in the same order, as for `save`.
-        """
-        try:
-            return resume(
-                Path(folder), self._plan, self._device, self._parts(others), self._watchdog
-            )
-        except Exception as error:
-            self._watchdog.fail(error)
-
-    def save_model(
-        self, folder: str | Path, step: int = 0, optimizers: Sequence[Optimizer] = ()
-    ) -> None:
-        """Write the model under its own names, whole or not at all, into a folder that all ranks
-        share.
-
-        `load_model` reads the weights for any plan, and `load_optimizers` what optimizers keep:
-        those of the pipeline, and the script's. The stages are those of `split`.
-        """
-        modules = {number: stage.module for number, stage in self._stages.items()}
-        all_optimizers = [
-            *optimizers,
-            *(each.optimizer for each in self._stages.values() if each.optimizer),
-        ]
-        try:
-            rank = self._rank if self._ranks.replicas.processes[0] == dist.get_rank() else None
-            write_model(
-                Path(folder), self._plan, rank, step, modules, all_optimizers, self._watchdog
-            )
-        except Exception as error:
-            self._watchdog.fail(error)
-
-    def _parts(self, others: Sequence[Stateful]) -> dict[str, Stateful]:
-        """What a checkpoint is made of, modules before the versions of their weights."""
-        parts: dict[str, Stateful] = {
-            f"stage {number}": stage.module for number, stage in self._stages.items()
-        }
-        for number, stage in self._stages.items():
-            if stage.optimizer is not None:
-                parts[f"the optimizer of stage {number}"] = stage.optimizer
-        parts |= {VERSIONS: self, "the random state": RandomState(self._device)}
-        return parts | {
-            f"number {number} of the others": each for number, each in enumerate(others)
-        }
-
-    @cached_property
-    def _evaluation(self) -> list[Call]:
-        """The calls of the forwards, by their places in the whole plan."""
-        forwards = forward_only(self._plan)
-        places = [
-            index for index, kind in enumerate(self._plan.ranks[self._rank].kind) if kind in FORWARD
-        ]
-        calls = self._prepare(forwards, {})
-        return [(places[index], call, op) for index, call, op in calls]
-
-    def _run(
-        self,
-        calls: list[Call],
-        inputs: Value,
-        targets: Value,
-        options: Options | None,
-        evaluates: bool,
-    ) -> None:
+    def _run(self, calls: list[Call], batch: Batch) -> None:
+        """Run a step: the walk over its calls, and what is to be done before and after it."""
         watchdog = self._watchdog
         watchdog.step += 1
+        parts = [] if batch.evaluates else self._all_parts
         try:
-            looks = self._batches.load(inputs, targets, options, evaluates)
+            for part in parts:
+                part.begin_step()
+            specs = self._batches.load(batch)
             # The wait for the other ranks counts as one for the first action.
             watchdog.action = 0
-            self._exchange.begin(looks)
+            self._exchange.begin(specs)
             if self.record:
                 self._walk_recording(calls)
             else:
                 for watchdog.action, call, _ in calls:
                     call()
             self._exchange.end()
-            if not evaluates:
-                self._sums.end()
+            for part in parts:
+                part.end_step()
             if self._device.type == "cuda":
                 # The host has gone ahead; here the watchdog sees a GPU that waits in vain.
                 torch.cuda.synchronize(self._device)
@@ -350,6 +235,7 @@ class Pipeline:
             watchdog.between = BETWEEN
 
     def _walk_recording(self, calls: list[Call]) -> None:
+        """The same walk, with the time of each call that stands for an op or a message."""
         self.bars = []
         self.messages = []
         for self._watchdog.action, call, op in calls:
@@ -362,5 +248,130 @@ class Pipeline:
                 if self._device.type == "cuda":
                     # Not the streams of messages, which may wait for what this rank has yet to do.
                     torch.cuda.current_stream(self._device).synchronize()
-            found = self.messages if is_transfer(op[0]) else self.bars
-            found.append(Bar(*op, start, perf_counter()))
+            bars = self.messages if is_transfer(op[0]) else self.bars
+            bars.append(Bar(*op, start, perf_counter()))
+
+    @cached_property
+    def _evaluation(self) -> list[Call]:
+        """The calls of the forwards, by the indices that these have in the whole plan."""
+        forwards = forward_only(self._plan)
+        kinds = self._plan.ranks[self._rank].kind
+        indices = [index for index, kind in enumerate(kinds) if kind in FORWARD]
+        calls = prepare(forwards, self._rank, self._stages, self._exchange, self._parts)
+        return [(indices[index], call, op) for index, call, op in calls]
+
+    @cached_property
+    def _all_parts(self) -> list[Part]:
+        """The parts of the walk and of all stages."""
+        return [*self._parts, *(part for stage in self._stages.values() for part in stage.parts)]
+
+    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+        """Scale the gradients of all stages to a norm of at most `max_norm`; gives the norm that
+        they had before, on all ranks.
+
+        As `torch.nn.utils.clip_grad_norm_` does for the whole model in one process; all ranks do
+        so, after a step. A plan that updates its stages itself has applied the gradients by then.
+        """
+        with self._watchdog.guard("in clip_grad_norm_"):
+            check_clipping(self._plan)
+            norm = total_norm(self._shared, norm_type, self._device, self._wire)
+            weights = [weight for shared in self._shared for weight in shared.parameters]
+            clip_grads_with_norm_(weights, max_norm, norm)
+        return norm
+
+    @property
+    def norms(self) -> list[Tensor]:
+        """For each update of the last step its norm, on all ranks the same, before it was clipped
+        to `max_norm`.
+        """
+        for part in self._parts:
+            if isinstance(part, UpdateClip):
+                return [norm for _, norm in sorted(part.norms.items())]
+        return []
+
+    def mean_over_replicas(self, values: Tensor) -> Tensor:
+        """The mean of a tensor, such as losses, over the replicas of this rank, which all do so,
+        after a step.
+        """
+        replicas = self._processes.replicas
+        total = values.clone()
+        with self._watchdog.guard("in mean_over_replicas"):
+            if replicas.are_several:
+                self._wire.end_sum(self._wire.begin_sum(total, replicas), replicas)
+        return total / len(replicas.processes)
+
+    def state_dict(self) -> dict[int, Any]:
+        """What a checkpoint needs beside modules and optimizers: older versions of the weights, by
+        stage.
+        """
+        return {number: versions.state_dict() for number, versions in self._versions.items()}
+
+    def load_state_dict(self, state: Mapping[int, Any]) -> None:
+        """Go on where a checkpoint was made, whose weights the modules have by now."""
+        versions = self._versions
+        if state.keys() != versions.keys():
+            raise PipelineError(
+                f"the checkpoint has versions of the stages {sorted(state)}, not of "
+                f"{sorted(versions)}"
+            )
+        for number, part in versions.items():
+            part.load_state_dict(state[number])
+
+    @property
+    def _versions(self) -> dict[int, WeightVersions]:
+        return {
+            number: part
+            for number, stage in self._stages.items()
+            for part in stage.parts
+            if isinstance(part, WeightVersions)
+        }
+
+    def save(self, folder: str | Path, step: int, others: Sequence[Stateful] = ()) -> None:
+        """Write this rank's file of a checkpoint, between two updates; all ranks do so, after the
+        same steps.
+
+        It has the weights of the stages, in all versions, the optimizers that the pipeline was
+        given, and torch's random state; and the states of `others`, such as optimizers of the
+        script and learning rate schedulers.
+        """
+        with self._watchdog.guard():
+            self._checkpoints(folder, others).write(step)
+
+    def resume(self, folder: str | Path, others: Sequence[Stateful] = ()) -> int:
+        """Go on from the newest checkpoint that all ranks have in the folder: its step, or 0 if
+        there is none.
+
+        All ranks do so, with as many `others`, in the same order, as for `save`.
+        """
+        with self._watchdog.guard():
+            return self._checkpoints(folder, others).resume(self._device, self._watchdog)
+
+    def _checkpoints(self, folder: str | Path, others: Sequence[Stateful]) -> Checkpoints:
+        """This rank's checkpoints in a folder: modules before the versions of their weights."""
+        parts = dict[str, Stateful]()
+        for number, stage in self._stages.items():
+            parts[f"stage {number}"] = stage.module
+        for number, stage in self._stages.items():
+            if stage.optimizer is not None:
+                parts[f"the optimizer of stage {number}"] = stage.optimizer
+        parts[VERSIONS] = self
+        parts["the random state"] = RandomState(self._device)
+        for number, other in enumerate(others):
+            parts[f"number {number} of the others"] = other
+        return Checkpoints(Path(folder), self._plan, parts)
+
+    def save_model(
+        self, folder: str | Path, step: int = 0, optimizers: Sequence[Optimizer] = ()
+    ) -> None:
+        """Write the model under its own names, whole or not at all, into a folder that all ranks
+        share.
+
+        `load_model` reads the weights for any plan, and `load_optimizers` what optimizers keep:
+        those of the pipeline, and the script's. The stages are those of `split`.
+        """
+        modules = {number: stage.module for number, stage in self._stages.items()}
+        own = [stage.optimizer for stage in self._stages.values() if stage.optimizer is not None]
+        is_writer = self._processes.replicas.processes[0] == dist.get_rank()
+        part = ModelPart(self._plan, self._rank, modules, [*optimizers, *own])
+        with self._watchdog.guard():
+            write_model(Path(folder), step, part if is_writer else None, self._watchdog)

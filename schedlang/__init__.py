@@ -66,7 +66,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from its module."""
+    """A public name, from its module; or `__version__`, that of the installed package."""
+    if name == "__version__":
+        # Reading it takes as long as all else that `schedc --help` does.
+        return import_module("importlib.metadata").version("schedlang")
     if name not in _MODULES:
         raise AttributeError(f"module `schedlang` has no `{name}`")
     return getattr(import_module(f"schedlang.{_MODULES[name]}"), name)

@@ -1,4 +1,4 @@
-"""The line from a program to its plan, and the verdicts on it for one size or many."""
+"""From a program to its plan; and verdicts on a program, for many transports or sizes."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
@@ -41,14 +41,16 @@ def compile(
     """The plan of a program for some parameters, proved; CompileError with everything that is wrong
     with it.
 
-    It is proved for a transport (`schedlang.schedule.transports`; ValueError for an unknown one),
-    by default for all. Its passes choose the order that is best for its own costs, or where they
-    are given, for `costs`, and so is its lowering chosen for its transport; ValueError if these are
-    not for its number of stages. What it claims of time or memory, it claims at its own costs only.
-    `forward_only` makes it the inference plan of a training program, without the claims, which
-    speak of training.
+    It is proved for a transport (`schedlang.schedule.transports`), by default for all. Passes and
+    the lowering choose what is best for `costs`, or where these leave something open, for the
+    program's own costs. What the program claims of time or memory, it claims at its own costs only.
+    `forward_only` makes the inference plan of a training program; claims are then left out, since
+    they are about training.
+
+    ValueError for an unknown transport, and for costs of another number of stages.
     """
-    return compile_tree(*load(source), params, costs, forward_only, transport)
+    whole, tree = load(source)
+    return compile_tree(whole, tree, params, costs, forward_only, transport)
 
 
 def compile_tree(
@@ -59,72 +61,85 @@ def compile_tree(
     forward_only: bool = False,
     transport: str = PORTABLE,
 ) -> Plan:
-    """`compile` of a program that is loaded already."""
+    """`compile` for a program that was loaded before, with its imports and its syntax tree."""
+    # An unknown one is refused before any work is done.
     transports(transport)
     try:
-        schedule = evolve(_ops(source, tree, params, costs, forward_only), transport=transport)
-        choice = choose_lowering(schedule, costs)
+        ops = _schedule_of_ops(source, tree, params, costs, forward_only)
+        choice = choose_lowering(evolve(ops, transport=transport), costs)
         execution = prove(choice.schedule)
     except CompileError as error:
+        # Only now somebody wants to know the loop variables.
         raise CompileError(with_variables(error.diagnostics, tree, params)) from None
     check_claims(choice.schedule, execution, costs)
-    parts = asdict(evolve(choice.schedule, claims=()), recurse=False)
-    idle = execution.timeline.bubble_over_makespan
+    # Claims are functions of the program; a plan is data.
+    fields = asdict(evolve(choice.schedule, claims=()), recurse=False)
     return Plan(
-        **parts, kernels=choice.kernels, idle=idle, lowering=choice.name, trials=choice.trials
+        **fields,
+        kernels=choice.kernels,
+        idle=execution.timeline.bubble_over_makespan,
+        lowering=choice.name,
+        trials=choice.trials,
     )
 
 
-def _ops(
+def _schedule_of_ops(
     source: Source,
     tree: syntax.Schedule,
     params: Mapping[str, int],
     costs: Costs,
     forward_only: bool,
 ) -> Schedule:
-    """The schedule of a program as it is written: without communication, unless it has its own."""
+    """The schedule of a program after its passes, with no transfers but those that it writes."""
     schedule = expand(source, tree, params, costs)
     if schedule.stream and forward_only:
+        # Without backwards there is nothing to overlap with the next update.
         schedule = unroll(schedule, 1)
+    # Of a stream, two updates: the second one begins before the first is done.
     check_structure(unroll(schedule, 2) if schedule.stream else schedule)
-    return evolve(passes.forward_only(schedule), claims=()) if forward_only else schedule
+    if forward_only:
+        return evolve(passes.forward_only(schedule), claims=())
+    return schedule
 
 
 def check_program(
     source: Source, params: Mapping[str, int], names: Iterable[str]
 ) -> dict[str, list[Diagnostic]]:
-    """`check_schedule` of a program; CompileError for what is wrong on all transports."""
-    loaded, tree = load(source)
+    """For each of some transports what is wrong with a program there, as `check_schedule`;
+    CompileError for what is wrong whatever the transport.
+    """
+    whole, tree = load(source)
     try:
-        schedule = choose_lowering(_ops(loaded, tree, params, UNIT, False), UNIT).schedule
+        ops = _schedule_of_ops(whole, tree, params, UNIT, False)
+        schedule = choose_lowering(ops, UNIT).schedule
     except CompileError as error:
         raise CompileError(with_variables(error.diagnostics, tree, params)) from None
-    old = old_forms(loaded, tree)
-    return {
-        name: with_variables(diagnostics, tree, params) + old
-        for name, diagnostics in check_schedule(schedule, names).items()
-    }
+    old = old_forms(whole, tree)
+    verdicts = check_schedule(schedule, names)
+    for name, diagnostics in verdicts.items():
+        verdicts[name] = with_variables(diagnostics, tree, params) + old
+    return verdicts
 
 
 def check_schedule(schedule: Schedule, names: Iterable[str]) -> dict[str, list[Diagnostic]]:
-    """For each of some transports, what is wrong with a schedule with communication there; if
-    nothing, warnings.
+    """For each of some transports what is wrong there with a schedule and its communication; if
+    nothing is, the warnings.
     """
-    found: dict[str, list[Diagnostic]] = {}
+    verdicts: dict[str, list[Diagnostic]] = {}
     for name in names:
-        asked = evolve(schedule, transport=name)
+        on_transport = evolve(schedule, transport=name)
         try:
-            check_claims(asked, prove(asked))
-            found[name] = lint(asked)
+            check_claims(on_transport, prove(on_transport))
+            verdicts[name] = lint(on_transport)
         except CompileError as error:
-            found[name] = error.diagnostics
-    return found
+            verdicts[name] = error.diagnostics
+    return verdicts
 
 
 @frozen
 class Instance:
-    """A program at one size: what is wrong with it there, or nothing; and whether its own `require`
-    refuses it.
+    """A program at one size: whether its own `require` refuses the size, and if not, what is wrong
+    there.
     """
 
     params: dict[str, int]
@@ -135,14 +150,22 @@ class Instance:
 def check_range(
     source: Source, params: Mapping[str, int], ranges: Mapping[str, range], transport: str
 ) -> Iterator[Instance]:
-    """Every size in some ranges of parameters, the smallest first, worked on by all cores."""
+    """A program at every size in some ranges of parameters, the smallest size first; all cores work
+    on it.
+    """
     from concurrent.futures import ProcessPoolExecutor
 
-    sizes = [
-        {**params, **dict(zip(ranges, values, strict=True))} for values in product(*ranges.values())
-    ]
-    sizes.sort(key=lambda size: (prod(max(size[name], 1) for name in ranges), list(size.values())))
-    # Ctrl-C is for this process, which ends the others.
+    sizes = []
+    for values in product(*ranges.values()):
+        sizes.append({**params, **dict(zip(ranges, values, strict=True))})
+
+    def order(size: dict[str, int]) -> tuple[int, list[int]]:
+        # A parameter may be 0 or less, which would make all products alike.
+        product_of_ranges = prod(max(size[name], 1) for name in ranges)
+        return product_of_ranges, list(size.values())
+
+    sizes.sort(key=order)
+    # Ctrl-C is for this process only, which then ends the others.
     with ProcessPoolExecutor(initializer=signal, initargs=(SIGINT, SIG_IGN)) as pool:
         try:
             yield from pool.map(partial(_instance, source, transport), sizes, chunksize=4)
@@ -154,6 +177,6 @@ def _instance(source: Source, transport: str, params: dict[str, int]) -> Instanc
     try:
         compile(source, params, transport=transport)
     except CompileError as error:
-        refused = all(each.code == "require" for each in error.diagnostics)
+        refused = all(diagnostic.code == "require" for diagnostic in error.diagnostics)
         return Instance(params, refused, [] if refused else error.diagnostics)
-    return Instance(params, False, [])
+    return Instance(params, refused=False, diagnostics=[])

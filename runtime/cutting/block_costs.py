@@ -1,4 +1,4 @@
-"""What the blocks of a model cost: each runs alone, forward and backward."""
+"""The time that each block of a model takes, measured: it runs by itself, forward and backward."""
 
 from collections.abc import Sequence
 from math import inf
@@ -9,14 +9,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from schedlang.runtime.cutting.model import blocks_of, only
-from schedlang.runtime.stage.split_backward import run_backward
-from schedlang.runtime.stage.stage import with_gradients
-from schedlang.runtime.stage.values import Value, flatten, unflatten
+from schedlang.runtime.cutting.model import blocks_of, with_only
+from schedlang.runtime.stage.values import Value, detached, flatten, with_gradients
+from schedlang.runtime.torch_private import run_backward
 
-#: Runs of a block, one after the other, and how often it has its turn; the fastest run counts. The
-#: first of a turn pays for what is set up once, and a turn may come while the machine has other
-#: work.
+#: All blocks run in turn, so many times in a row, and so many turns; the fastest run of a block
+#: counts. The first run of a turn also pays for what torch sets up once, and in some turns the
+#: machine may have other work.
 _RUNS = 3
 _TURNS = 5
 
@@ -47,11 +46,11 @@ def _measure(model: nn.Module, value: Value, blocks: Sequence[str]) -> list[floa
     known: dict[str, tuple[float, Value]] = {}
     for name, block in named.items():
         if repr(block) not in known:
-            known[repr(block)] = _run(only(model, named, {name: block}), value)
+            known[repr(block)] = _run(with_only(model, named, {name: block}), value)
         seconds, value = known[repr(block)]
         costs.append(seconds)
     _, passed_on = known[repr(next(iter(named.values())))]
-    return [*costs, _run(only(model, named, {}), passed_on)[0]]
+    return [*costs, _run(with_only(model, named, {}), passed_on)[0]]
 
 
 def _run(stage: nn.Module, value: Value) -> tuple[float, Value]:
@@ -60,21 +59,21 @@ def _run(stage: nn.Module, value: Value) -> tuple[float, Value]:
     device = tensors[0].device
     seconds = inf
     state = {
-        name: _filled(each, device)
-        for name, each in (*stage.named_parameters(), *stage.named_buffers())
+        name: _filled(tensor, device)
+        for name, tensor in (*stage.named_parameters(), *stage.named_buffers())
     }
     for _ in range(_RUNS):
-        given = unflatten([each.detach() for each in tensors], tree)
+        given = detached(tensors, tree)
         with_gradients(given)
         _synchronize(device)
         start = perf_counter()
         output = functional_call(stage, state, given if isinstance(given, tuple) else (given,))
         made, tree_made = flatten(output, "the output of a block")
-        if roots := [each for each in made if each.requires_grad]:
-            run_backward(roots, [torch.ones_like(each) for each in roots])
+        if roots := [tensor for tensor in made if tensor.requires_grad]:
+            run_backward(roots, [torch.ones_like(root) for root in roots])
         _synchronize(device)
         seconds = min(seconds, perf_counter() - start)
-    return seconds, unflatten([each.detach() for each in made], tree_made)
+    return seconds, detached(made, tree_made)
 
 
 def _filled(tensor: Tensor, device: torch.device) -> Tensor:

@@ -1,8 +1,12 @@
 """A model cut into the stages of a plan.
 
-A stage is the whole model, in which the blocks of other stages only pass on what they are given. So
-its forward is the model's own, with what it makes for its blocks, such as masks and positions; and
-its weights have the model's own names.
+A stage is the whole model, in which the blocks of other stages only pass on what they are given:
+
+    stage 0     model( embedding,     block,         pass through,  pass through )
+    stage 1     model( pass through,  pass through,  block,         head         )
+
+So the forward of a stage is the model's own, with what it makes for its blocks, such as masks and
+positions; and its weights have the model's own names.
 """
 
 import copy
@@ -16,9 +20,10 @@ from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.cutting.partition import Partition, partition
-from schedlang.runtime.gradients.copies import Tied
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.gradients.shared_weights import Tied
 from schedlang.runtime.stage.values import Value, flatten
-from schedlang.runtime.watch.watchdog import PipelineError
+from schedlang.runtime.torch_private import changes_of
 from schedlang.schedule.layout import Layout
 
 #: A model's blocks by their names, in the order in which it calls them.
@@ -26,10 +31,10 @@ Blocks = dict[str, nn.Module]
 
 
 class Stages(dict[int, nn.Module]):
-    """The stages of a rank by their numbers, as `Pipeline` takes them; `str()` says how even the
+    """The stages of a rank by their numbers, as `Pipeline` takes them; `str()` tells how even the
     partition is.
 
-    `tied` are the weights that several stages have, on whichever ranks, with their names by stage.
+    `tied` are the weights that several stages have, also on other ranks, with their names by stage.
     """
 
     def __init__(
@@ -62,7 +67,7 @@ def split(
     The model calls its `blocks` one after the other, each once, with what the one before has
     returned as first argument; the first one with the model's own first argument, and what the last
     one returns is the model's output. Whatever else its forward does is done in every stage; in the
-    first forward, each stage looks whether this is so. `blocks` are names of submodules; that of a
+    first forward, each stage checks that this is so. `blocks` are names of submodules; that of a
     list of modules stands for all in it, and the model itself may be one: an `nn.Sequential`, or an
     `nn.ModuleList`, which is taken for the same. All weights are in blocks. Blocks are the model's
     own, but for copies of those that have a weight of an earlier stage; they may be on the meta
@@ -83,20 +88,20 @@ def split(
             "the plan has skips, whose stages take and return more than blocks: build them yourself"
         )
     named = blocks_of(model, blocks)
-    shared_out = _share_out(named, plan.layout, costs)
-    tied = _find_tied(model, named, shared_out)
+    parts = _partition(named, plan.layout, costs)
+    tied = _find_tied(model, named, parts)
     pieces = {
-        stage: shared_out.piece_of(stage)
+        stage: parts.piece_of(stage)
         for stage in plan.stages_of(dist.get_rank() if rank is None else rank)
     }
     copied = {name for names in tied for name in [*names.values()][1:]}
     # Two replicas of a piece on one rank are one module.
     modules = {
-        piece: only(model, named, _own(named, shared_out.blocks_of(stage), copied))
+        piece: with_only(model, named, _own(named, parts.blocks_of(stage), copied))
         for stage, piece in pieces.items()
     }
     return Stages(
-        {stage: modules[piece] for stage, piece in pieces.items()}, shared_out, list(named), tied
+        {stage: modules[piece] for stage, piece in pieces.items()}, parts, list(named), tied
     )
 
 
@@ -111,8 +116,11 @@ def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:
         except AttributeError:
             raise PipelineError(f"the model has no block `{name}`") from None
         if isinstance(module, nn.ModuleList | nn.ModuleDict | nn.Sequential):
-            parts = {f"{name}.{child}".lstrip("."): each for child, each in module._modules.items()}
-            found |= {child: each for child, each in parts.items() if each is not None}
+            for child, part in module.named_modules(remove_duplicate=False):
+                # Its own children, and not what is in them; `named_children` leaves out a module
+                # that is there twice.
+                if child and "." not in child:
+                    found[f"{name}.{child}".lstrip(".")] = part
         else:
             found[name] = module
     first: dict[int, str] = {}
@@ -128,30 +136,31 @@ def _own(blocks: Blocks, places: range, copied: Container[str]) -> Blocks:
     """The blocks of a stage; one that has a weight of an earlier stage is a copy."""
     own = islice(blocks.items(), places.start, places.stop)
     return {
-        name: copy.deepcopy(each)
-        if any(weight in copied for weight, _ in each.named_parameters(name))
-        else each
-        for name, each in own
+        name: copy.deepcopy(block)
+        if any(weight in copied for weight, _ in block.named_parameters(name))
+        else block
+        for name, block in own
     }
 
 
-def only(model: nn.Module, blocks: Blocks, kept: Blocks) -> nn.Module:
-    """The model with those of its blocks that are kept, by name, or what is kept in their place."""
+def with_only(model: nn.Module, blocks: Blocks, kept: Blocks) -> nn.Module:
+    """A copy of the model in which all blocks but the kept ones pass on what they are given."""
     theirs = {
-        name: kept[name] if name in kept else Elsewhere(each) for name, each in blocks.items()
+        name: kept[name] if name in kept else PassThrough(block) for name, block in blocks.items()
     }
     if isinstance(model, nn.ModuleList):
         model = nn.Sequential(*model)
-    # A deep copy takes what is in its memo for copied.
-    stage = copy.deepcopy(model, {id(each): theirs[name] for name, each in blocks.items()})
-    _Chain(stage, theirs)
+    # A deep copy does not copy what its memo says is copied: so blocks are put in, not copied.
+    stage = copy.deepcopy(model, {id(block): theirs[name] for name, block in blocks.items()})
+    _ChainCheck(stage, theirs)
     return stage
 
 
-class Elsewhere(nn.Module):
-    """Stands for a block of another stage: it returns its first argument.
+class PassThrough(nn.Module):
+    """Takes the place of a block of another stage: it returns its first argument.
 
-    It has the block's attributes but for modules and tensors, since models read some of them.
+    It has the attributes of the block that are no modules or tensors, since models read some of
+    them.
     """
 
     def __init__(self, block: nn.Module) -> None:
@@ -161,18 +170,20 @@ class Elsewhere(nn.Module):
                 self.__dict__.setdefault(name, value)
 
     def forward(self, value: Any, *_: Any, **__: Any) -> Any:
-        """The value that the block would have worked on."""
+        """Return the value that the block would have worked on."""
         return value
 
 
-class _Chain:
-    """Sees in the first forward of a stage whether the model calls its blocks as `split` has it."""
+class _ChainCheck:
+    """Checks in the first forward of a stage that the model calls its blocks one after the other,
+    each with what the one before has returned; then removes its hooks.
+    """
 
     def __init__(self, stage: nn.Module, blocks: Mapping[str, nn.Module]) -> None:
         self._blocks = list(blocks.values())
         self._names = list(blocks)
-        #: How many blocks have been called, and what has come of them; its tensors' counts of
-        #: changes.
+        #: How many blocks have been called, what the last one returned, and how often its tensors
+        #: had been changed in place by then.
         self._called = 0
         self._value = None
         self._versions = list[int]()
@@ -182,40 +193,40 @@ class _Chain:
         ]
 
     def _begin(self, _: nn.Module, given: tuple[Any, ...]) -> None:
-        for place, block in enumerate(self._blocks):
-            self._hooks.append(block.register_forward_pre_hook(partial(self._take, place)))
-            self._hooks.append(block.register_forward_hook(partial(self._give, place)))
-        self._pass(0, *given[:1])
+        for index, block in enumerate(self._blocks):
+            self._hooks.append(block.register_forward_pre_hook(partial(self._before_block, index)))
+            self._hooks.append(block.register_forward_hook(partial(self._after_block, index)))
+        self._note(0, *given[:1])
 
-    def _pass(self, called: int, value: Value = None) -> None:
+    def _note(self, called: int, value: Value = None) -> None:
         self._called = called
         self._value = value
-        self._versions = [each._version for each in flatten(value, "what is passed on")[0]]
+        self._versions = list(map(changes_of, flatten(value, "what is passed on")[0]))
 
-    def _take(self, place: int, _: nn.Module, given: tuple[Any, ...]) -> None:
-        if place != self._called:
-            raise self._error(f"calls block `{self._names[place]}`")
-        self._compare(f"the model gives block `{self._names[place]}` something else than", given)
+    def _before_block(self, index: int, _: nn.Module, given: tuple[Any, ...]) -> None:
+        if index != self._called:
+            raise self._error(f"calls block `{self._names[index]}`")
+        self._compare(f"the model gives block `{self._names[index]}` something else than", given)
 
-    def _give(self, place: int, _: nn.Module, __: tuple[Any, ...], output: Value) -> None:
-        self._pass(place + 1, output)
+    def _after_block(self, index: int, _: nn.Module, __: tuple[Any, ...], output: Value) -> None:
+        self._note(index + 1, output)
 
     def _end(self, _: nn.Module, __: tuple[Any, ...], output: Value) -> None:
         if self._called < len(self._names):
             raise self._error("calls no block")
         self._compare("the model returns something else than", (output,))
         self._value = None
-        for each in self._hooks:
-            each.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def _error(self, what: str) -> PipelineError:
-        names = [*(f"`{each}`" for each in self._names), "the end"]
+        names = [*(f"`{name}`" for name in self._names), "the end"]
         when = f"after {names[self._called - 1]}" if self._called else "first"
         return PipelineError(f"the model {what} {when}, where `blocks` has {names[self._called]}")
 
     def _compare(self, what: str, found: tuple[Value, ...]) -> None:
-        """Compare with the value that is passed on: it must be the same memory, and nothing written
-        to it.
+        """Compare with what the block before returned: it must be in the same memory, and nothing
+        may have changed it.
         """
         (tensors, tree) = flatten(found[:1], "a value between blocks")
         (ours, own) = flatten((self._value,), "")
@@ -232,28 +243,34 @@ class _Chain:
 
 
 def _is_same(found: Tensor, ours: Tensor, version: int) -> bool:
-    """Whether a tensor is one of before, or a view of all of it, and is unchanged since."""
-    looks = [(each.data_ptr(), each.shape, each.stride(), each.dtype) for each in (found, ours)]
-    return looks[0] == looks[1] and found._version == version
+    """Whether a tensor is another one, or a view of all of it, and unchanged since then."""
+    is_all_of_it = (
+        found.data_ptr() == ours.data_ptr()
+        and found.shape == ours.shape
+        and found.stride() == ours.stride()
+        and found.dtype == ours.dtype
+    )
+    return is_all_of_it and changes_of(found) == version
 
 
-def _share_out(blocks: Blocks, layout: Layout, costs: Sequence[float] | None) -> Partition:
+def _partition(blocks: Blocks, layout: Layout, costs: Sequence[float] | None) -> Partition:
     if costs is not None and len(costs) != len(blocks):
         raise PipelineError(f"the model has {len(blocks)} blocks, `costs` has {len(costs)}")
     try:
         return partition(
-            [_multiplications(each) for each in blocks.values()] if costs is None else costs, layout
+            [_multiplications(block) for block in blocks.values()] if costs is None else costs,
+            layout,
         )
     except ValueError as error:
         raise PipelineError(f"`blocks` and `costs` do not cut the model: {error}") from None
 
 
-def _find_tied(model: nn.Module, blocks: Blocks, shared_out: Partition) -> list[dict[int, str]]:
-    """The weights that several pieces have, with their names by piece; PipelineError for one that
-    no piece has.
+def _find_tied(model: nn.Module, blocks: Blocks, parts: Partition) -> list[dict[int, str]]:
+    """The weights that several pieces of the model have, with their names by piece; PipelineError
+    for a weight that no piece has.
     """
     names: dict[int, dict[int, str]] = {}
-    for piece, (begin, end) in enumerate(pairwise(shared_out.cuts)):
+    for piece, (begin, end) in enumerate(pairwise(parts.cuts)):
         for block_name, block in islice(blocks.items(), begin, end):
             for name, weight in block.named_parameters(block_name):
                 names.setdefault(id(weight), {}).setdefault(piece, name)
@@ -262,12 +279,16 @@ def _find_tied(model: nn.Module, blocks: Blocks, shared_out: Partition) -> list[
             raise PipelineError(
                 f"the weight `{name}` is in none of the blocks, so no stage would have it"
             )
-    return [each for each in names.values() if len(each) > 1]
+    return [by_piece for by_piece in names.values() if len(by_piece) > 1]
 
 
 def _multiplications(block: nn.Module) -> float:
-    """The weights that an input is multiplied with; a block without any is not for nothing."""
-    tables = {id(each.weight) for each in block.modules() if isinstance(each, nn.Embedding)}
+    """The number of weights that an input is multiplied with, and one more: no block costs
+    nothing.
+    """
+    tables = {id(module.weight) for module in block.modules() if isinstance(module, nn.Embedding)}
     return 1 + sum(
-        each.numel() for each in block.parameters() if each.ndim > 1 and id(each) not in tables
+        weight.numel()
+        for weight in block.parameters()
+        if weight.ndim > 1 and id(weight) not in tables
     )

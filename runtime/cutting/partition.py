@@ -1,5 +1,5 @@
-"""A model's blocks shared out among the pieces of a layout, as evenly as can be: a small exact
-dynamic programme.
+"""A model's blocks divided among the pieces of a layout, as evenly as can be: a small, exact
+dynamic program.
 
 The slowest stage sets the pace of a pipeline: PipeDream's optimizer minimises the same (Narayanan
 et al. 2019, SOSP, section 3.1). A V, and two pipelines in opposite directions, have a piece and its
@@ -17,9 +17,9 @@ from attrs import frozen
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.layout import Layout
 
-#: Relative size of what is rounding in a sum of costs.
+#: Sums of costs that differ by less, relative to their size, are equal.
 _ROUNDING = 1e-9
-#: From one bound to the next.
+#: The factor from one bound that is tried to the next.
 _STEP = 1.1
 
 #: The first block of each piece, and the end of the last one.
@@ -52,7 +52,7 @@ class Partition:
 
     @property
     def ranks(self) -> list[float]:
-        """What each rank works per microbatch, on average over all of its stages' pipelines."""
+        """The work of each rank per microbatch, on average over the pipelines of its stages."""
         found = [0.0] * (max(self.layout.placement) + 1)
         pieces = self.pieces
         for stage, rank in enumerate(self.layout.placement):
@@ -72,24 +72,20 @@ class Partition:
         total = sum(self.costs)
         lines = []
         for piece, cost in enumerate(self.pieces):
-            where = [
-                f"stage {each.start + piece} on rank {self.layout.placement[each.start + piece]}"
-                for each in self.layout.pipelines
-            ]
+            stages = [pipeline.start + piece for pipeline in self.layout.pipelines]
+            where = [f"stage {stage} on rank {self.layout.placement[stage]}" for stage in stages]
             first = names[self.cuts[piece]]
             last = names[self.cuts[piece + 1] - 1]
             blocks = first if first == last else f"{first} to {last}"
             lines.append(f"{', '.join(where)}: {blocks}, {cost / total:.1%} of the work")
-        stage, rank = (
-            max(range(len(each)), key=each.__getitem__) for each in (self.pieces, self.ranks)
-        )
-        lines.append(
-            f"stage {stage} limits: it has {self.imbalance:.1%} more than an even share, and no "
-            "split has less"
-        )
-        return "\n".join(
-            [*lines, f"rank {rank} works {_excess(self.ranks):.1%} more than an even share"]
-        )
+        slowest_stage = max(range(len(self.pieces)), key=self.pieces.__getitem__)
+        slowest_rank = max(range(len(self.ranks)), key=self.ranks.__getitem__)
+        lines += [
+            f"stage {slowest_stage} limits: it has {self.imbalance:.1%} more than an even share, "
+            "and no split has less",
+            f"rank {slowest_rank} works {_excess(self.ranks):.1%} more than an even share",
+        ]
+        return "\n".join(lines)
 
 
 def partition(costs: Sequence[float], layout: Layout) -> Partition:
@@ -104,7 +100,7 @@ def partition(costs: Sequence[float], layout: Layout) -> Partition:
         raise ValueError(
             f"{counted(len(costs), 'block')} for {pieces} stages, of which each has one or more"
         )
-    if any(not isfinite(each) or each < 0 for each in costs) or not any(costs):
+    if any(not isfinite(cost) or cost < 0 for cost in costs) or not any(costs):
         raise ValueError("the costs of the blocks must be numbers from 0, not all 0")
     sums = _sums(costs)
     shares = _shares(layout)
@@ -117,7 +113,7 @@ def partition(costs: Sequence[float], layout: Layout) -> Partition:
     sides = [1 if 2 * pair + 1 == pieces else 2 for pair in range(len(shares))]
     cuts, slowest = _fastest(sums, pieces, lambda _, low, high: max(low, high), sides)
     if _is_mirrored(layout):
-        cuts, _ = _fastest(sums, pieces, work, [len(each) for each in shares])
+        cuts, _ = _fastest(sums, pieces, work, [len(share) for share in shares])
     return Partition(layout, tuple(costs), cuts)
 
 
@@ -129,7 +125,7 @@ def _is_mirrored(layout: Layout) -> bool:
     for stage, rank in enumerate(layout.placement):
         piece = stage - layout.pipeline_of[stage].start
         mirror.setdefault(rank, set()).add(min(piece, layout.pieces - 1 - piece))
-    return all(len(each) == 1 for each in mirror.values())
+    return all(len(own) == 1 for own in mirror.values())
 
 
 def _excess(shares: Sequence[float]) -> float:
@@ -173,7 +169,7 @@ def _fastest(
     # No cuts are better than even; what a bound near the best rules out need not be looked at.
     bound = sums[-1] / further_in[0]
     while True:
-        capacity = [bound * (1 + _ROUNDING) * each for each in further_in]
+        capacity = [bound * (1 + _ROUNDING) * count for count in further_in]
         worst, cuts = _search(sums, pieces, cost, capacity, bound * (1 + _ROUNDING))
         if worst < inf:
             return (*cuts, len(sums) - 1), worst
@@ -191,8 +187,8 @@ def _search(
 
     @cache
     def fill(pair: int, begin: int, end: int) -> tuple[float, Cuts]:
-        """The same for a pair of pieces, and all between them, whose blocks are `begin` up to
-        `end`.
+        """The same for the blocks from `begin` up to `end`, which go to a pair of pieces and all
+        between them.
         """
         between = pieces - 2 * pair - 2
         if between == -2:

@@ -19,10 +19,10 @@ from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.weights import follow_weights
-from schedlang.runtime.example.job import share, together
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.example.collective import share, together
 from schedlang.runtime.pipeline import Pipeline
 from schedlang.runtime.saving.model_files import load_model, load_optimizers, names_in
-from schedlang.runtime.watch.watchdog import PipelineError
 
 #: How many models are kept.
 _KEPT = 2
@@ -72,14 +72,14 @@ class CheckpointFolder:
             return
         pipeline.save_model(_path(self.folder, step), step, others)
         if dist.get_rank() == 0:
-            for old in sorted(each for each in _models(self.folder) if each <= step)[:-_KEPT]:
+            for old in sorted(other for other in _models(self.folder) if other <= step)[:-_KEPT]:
                 shutil.rmtree(_path(self.folder, old), ignore_errors=True)
 
 
 def find_checkpoints(
     folder: Path, every: int, plan: Plan, group: dist.ProcessGroup
 ) -> CheckpointFolder:
-    """The checkpoints in a folder; where they are of no use for the plan, all processes end."""
+    """The checkpoints in a folder. If the plan cannot go on from them, all processes end."""
     models = share(_models(folder), group)
     why = _why_no_models(plan)
     layers = together(lambda: _check(folder, plan, why, models), group)
@@ -128,7 +128,7 @@ def _check(folder: Path, plan: Plan, why: str | None, models: list[int]) -> int:
 
 def _models(folder: Path) -> list[int]:
     """The steps of the models in a folder, which are whole."""
-    names = (re.fullmatch(r"step-(\d+)", each.name) for each in folder.glob("step-*"))
+    names = (re.fullmatch(r"step-(\d+)", path.name) for path in folder.glob("step-*"))
     return sorted(int(name[1]) for name in names if name)
 
 

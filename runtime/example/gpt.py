@@ -24,7 +24,7 @@ _HEADS = 4
 
 
 class Embedding(nn.Module):
-    """Bytes to vectors: what the byte is, and where it stands."""
+    """Bytes to vectors: the sum of an embedding of the byte and one of its position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,8 +54,8 @@ class Block(nn.Module):
         return self.extend(x, None)[0]
 
     def extend(self, x: Tensor, past: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The same, for the part of a text after the one with these keys and values; with those of
-        both.
+        """The same for a part of a text that follows one with the keys and values `past`; also
+        gives the keys and values of both.
         """
         rows, length, width = x.shape
         heads = self.query_key_value(self.attention_norm(x)).view(
@@ -127,7 +127,7 @@ class Skipping(nn.Sequential):
         self.later = later
 
     def forward(self, input: Tensor, *, skips: Mapping[int, Tensor] | None = None) -> Any:
-        """The output, and if it goes to later stages, what each of these gets."""
+        """Run the layers."""
         output = self.add(input, skips)
         for layer in self:
             output = layer(output)
@@ -138,12 +138,12 @@ class Skipping(nn.Sequential):
         return sum((skips or {}).values(), start=input)
 
     def give(self, output: Tensor) -> Any:
-        """What is returned."""
+        """The output, and if it goes to later stages, what each of these gets."""
         return (output, dict.fromkeys(self.later, output)) if self.later else output
 
 
 class SlicedSkipping(Skipping, Sliced):
-    """The same for one slice of a text after the other."""
+    """The layers of a stage with skips, for one slice of a text after the other."""
 
     def forward(
         self,
@@ -152,7 +152,7 @@ class SlicedSkipping(Skipping, Sliced):
         *,
         skips: Mapping[int, Tensor] | None = None,
     ) -> Any:
-        """The same, and keys and values as those of `Sliced`."""
+        """What `Skipping` gives, and beside it the keys and values that `Sliced` gives."""
         output, seen = Sliced.forward(self, self.add(input, skips), past)
         return self.give(output), seen
 
@@ -185,8 +185,8 @@ def cut_gpt(layers: Sequence[nn.Module], layout: Layout, sliced: bool) -> list[n
 
 
 def run_gpt(stages: Sequence[nn.Module], skips: Sequence[tuple[int, int]], x: Tensor) -> Tensor:
-    """All stages of a model that were built without slices and skips, one after the other, with
-    these skips.
+    """Run all stages of a model one after the other, with these skips; the stages were built
+    without slices and skips.
     """
     outputs: list[Tensor] = []
     for number, stage in enumerate(stages):

@@ -1,5 +1,5 @@
-"""torchrun, for `schedc run`: the ranks say themselves what went wrong, so its own tracebacks are
-left out.
+"""torchrun, for `schedc run`, without its own tracebacks: the ranks print themselves what went
+wrong.
 """
 
 import logging
@@ -11,8 +11,8 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
 
 def main() -> None:
-    """Launch what the arguments say, as torchrun does; exit code 1 if a rank fails, or 128 + the
-    number of a signal.
+    """Launch what the arguments say, as torchrun does. The exit code is 1 if a rank fails, or 128 +
+    the number of a signal.
     """
     logging.disable(logging.WARNING)
     try:

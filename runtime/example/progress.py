@@ -1,4 +1,4 @@
-"""How a training goes: on a terminal one line that changes, elsewhere a line for each step."""
+"""The progress of a training: on a terminal one line that changes, elsewhere a line per step."""
 
 import sys
 
@@ -10,10 +10,10 @@ _WIDTH = 24
 
 
 class Progress:
-    """Tells it on the rank of the last stage, which has the losses; on the other ranks, nothing.
+    """Prints the progress on the rank of the last stage, which has the losses.
 
-    The line on a terminal has the idle share of that rank in the step, measured: what its ops do
-    not take.
+    The line on a terminal also has the measured share of the step in which that rank was idle: all
+    the time that its ops do not take.
     """
 
     def __init__(self, plan: Plan, steps: int) -> None:

@@ -1,33 +1,33 @@
-"""What a training says in the end."""
+"""The report at the end of a training."""
 
 import os
 
 from schedlang.report.measured import Run, comparison_text
 from schedlang.report.measured import compare as compare_run
-from schedlang.runtime.example.task import Task
 from schedlang.runtime.example.train import Training
+from schedlang.runtime.example.workload import Workload
 
 #: The largest relative difference that another order of the same float32 additions explains.
 TOLERANCE = 1e-5
 
 
-def print_header(task: Task) -> None:
-    """What is about to run."""
-    plan = task.plan
-    weights = sum(each.numel() for layer in task.layers() for each in layer.parameters())
-    replicas = f", replicas {task.replicas}" if task.replicas > 1 else ""
+def print_header(workload: Workload) -> None:
+    """Print what is about to run."""
+    plan = workload.plan
+    weights = sum(weight.numel() for layer in workload.layers() for weight in layer.parameters())
+    replicas = f", replicas {workload.replicas}" if workload.replicas > 1 else ""
     sizes = (
         f"ranks {len(plan.ranks)}, stages {len(plan.placement)}, microbatches "
         f"{plan.microbatches}{replicas}"
     )
     print(
-        f"{plan.name} ({sizes}) trains a GPT of {weights:,} parameters on {task.tokens:,} bytes "
-        "per step",
+        f"{plan.name} ({sizes}) trains a GPT of {weights:,} parameters on "
+        f"{workload.tokens:,} bytes per step",
         flush=True,
     )
 
 
-def report(task: Task, run: Run, trainings: list[Training]) -> dict[str, object]:
+def report(workload: Workload, run: Run, trainings: list[Training]) -> dict[str, object]:
     """Print where the time went; the figures for machines. `trainings` are those of all ranks."""
     plan = run.plan
     found = compare_run(run.plan, run)
@@ -47,7 +47,7 @@ def report(task: Task, run: Run, trainings: list[Training]) -> dict[str, object]
     return {
         "steps": writer.first + len(writer.losses),
         "loss": total_losses(trainings)[-1],
-        "tokens_per_second": task.tokens * len(seconds) / sum(seconds),
+        "tokens_per_second": workload.tokens * len(seconds) / sum(seconds),
         "predicted_idle": found.predicted.idle,
         "measured_idle": found.measured.idle,
     }
@@ -57,23 +57,29 @@ def total_losses(trainings: list[Training]) -> list[float]:
     """The mean loss of each step, to which the ranks of all last stages add."""
     return [
         sum(parts)
-        for parts in zip(*(each.losses for each in trainings if each.losses), strict=True)
+        for parts in zip(
+            *(training.losses for training in trainings if training.losses), strict=True
+        )
     ]
 
 
-def compare(trainings: list[Training], losses: list[float], alone: Training) -> dict[str, float]:
-    """Print the largest differences from the training in one process, relative to its figures; the
-    same as figures.
+def compare(
+    trainings: list[Training], losses: list[float], reference: Training
+) -> dict[str, float]:
+    """Print the largest differences from the reference run, relative to its figures, and give
+    them.
     """
-    last = alone.losses[-len(losses) :]
+    last = reference.losses[-len(losses) :]
     loss_error = max(
         abs(ours - other) / abs(other) for ours, other in zip(losses, last, strict=True)
     )
-    ours = {name: gradient for each in trainings for name, gradient in each.gradients.items()}
-    assert ours.keys() == alone.gradients.keys()
+    ours = {
+        name: gradient for training in trainings for name, gradient in training.gradients.items()
+    }
+    assert ours.keys() == reference.gradients.keys()
     errors = {
         name: float((ours[name] - other).abs().max() / other.abs().max())
-        for name, other in alone.gradients.items()
+        for name, other in reference.gradients.items()
     }
     worst = max(errors, key=lambda name: errors[name])
     print(f"largest difference of the loss, over {len(losses)} steps: {loss_error:.1e}")

@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from schedlang.runtime.example.checkpoint_folder import CheckpointFolder
 from schedlang.runtime.example.gpt import next_byte_loss
 from schedlang.runtime.example.progress import Progress
-from schedlang.runtime.example.task import Task
+from schedlang.runtime.example.trace import clock_offset
+from schedlang.runtime.example.workload import Workload
 from schedlang.runtime.pipeline import Pipeline
-from schedlang.runtime.transport.ranks import PIPELINE
-from schedlang.runtime.watch.trace import clock_offset
+from schedlang.runtime.transport.processes import PIPELINE
 from schedlang.schedule.timeline import Bar
 
 #: The most steps at the end that are recorded.
@@ -25,7 +25,7 @@ RECORDED = 10
 
 @define
 class Training:
-    """What came out on one rank.
+    """The results of a training on one rank.
 
     `first` is how many steps a checkpoint had. `losses` is what the rank's microbatches add to the
     mean loss of each step, on ranks of last stages only; `seconds` how long each took there.
@@ -44,26 +44,26 @@ class Training:
 
 
 def train(
-    task: Task, steps: int, timeout: float, checkpoints: CheckpointFolder | None = None
+    workload: Workload, steps: int, timeout: float, checkpoints: CheckpointFolder | None = None
 ) -> Training:
     """Train with the plan, together with all other ranks; the rank of the last stage prints a line
     per step.
 
     With checkpoints, it goes on from the last one.
     """
-    plan = task.plan
+    plan = workload.plan
     training = Training()
     progress = Progress(plan, steps)
     replica, rank = divmod(dist.get_rank(), len(plan.ranks))
-    stages = task.stages(plan.stages_of(rank))
-    of_modules = {module: _noting_optimizer(training, module) for module in stages.values()}
+    stages = workload.stages(plan.stages_of(rank))
+    of_modules = {module: _optimizer_that_keeps(training, module) for module in stages.values()}
     if checkpoints:
         checkpoints.load(stages, list(of_modules.values()))
     own = (
         {stage: of_modules[module] for stage, module in stages.items()} if plan.has_updates else {}
     )
     pipeline = Pipeline(
-        plan, stages, next_byte_loss, mesh=_mesh(task), optimizers=own, timeout=timeout
+        plan, stages, next_byte_loss, mesh=_mesh(workload), optimizers=own, timeout=timeout
     )
     others = [] if own else list(of_modules.values())
     if checkpoints:
@@ -74,7 +74,7 @@ def train(
     for step in begins:
         start = perf_counter()
         pipeline.record = progress.is_bar or step in recorded
-        losses = pipeline.step(*task.share(step, replica))
+        losses = pipeline.step(*workload.share(step, replica))
         for optimizer in others:
             optimizer.step()
             optimizer.zero_grad()
@@ -84,51 +84,59 @@ def train(
         if losses is not None:
             losses = pipeline.mean_over_replicas(losses)
             busy = sum(bar.end - bar.start for bar in pipeline.bars)
-            _note(training, task, losses, perf_counter() - start, busy, progress)
+            _keep_losses(training, workload, losses, perf_counter() - start, busy, progress)
         if checkpoints and checkpoints.is_due(step, step + plan.layout.updates, steps):
             checkpoints.save(pipeline, step + plan.layout.updates, others)
     training.offset = clock_offset(plan.placement[-1])
     return training
 
 
-def _mesh(task: Task) -> DeviceMesh | None:
+def _mesh(workload: Workload) -> DeviceMesh | None:
     """The processes of the replicas, if there are several."""
-    shape = task.replicas, len(task.plan.ranks)
+    shape = workload.replicas, len(workload.plan.ranks)
     return (
         init_device_mesh("cpu", shape, mesh_dim_names=("dp", PIPELINE))
-        if task.replicas > 1
+        if workload.replicas > 1
         else None
     )
 
 
-def _note(
-    training: Training, task: Task, losses: Tensor, seconds: float, busy: float, progress: Progress
+def _keep_losses(
+    training: Training,
+    workload: Workload,
+    losses: Tensor,
+    seconds: float,
+    busy: float,
+    progress: Progress,
 ) -> None:
-    """Note and tell the losses of a step, means over replicas, by its updates."""
-    updates = task.plan.layout.updates
-    for each in losses.view(updates, -1):
-        training.losses.append(float(each.sum()) / task.microbatches)
+    """Keep and print the losses of a step, means over replicas, for each of its updates."""
+    updates = workload.plan.layout.updates
+    for of_update in losses.view(updates, -1):
+        training.losses.append(float(of_update.sum()) / workload.microbatches)
         training.seconds.append(seconds / updates)
         step = training.first + len(training.losses)
-        progress.show(step, float(each.mean()), updates * task.tokens / seconds, 1 - busy / seconds)
+        speed = updates * workload.tokens / seconds
+        progress.show(step, float(of_update.mean()), speed, idle=1 - busy / seconds)
 
 
-def _noting_optimizer(training: Training, module: nn.Module) -> torch.optim.SGD:
-    """One that notes the gradients, at the last moment at which they are whole, whoever updates."""
+def _optimizer_that_keeps(training: Training, module: nn.Module) -> torch.optim.SGD:
+    """An optimizer that keeps the gradients right before its step, when they are whole, whether the
+    plan makes the step or the script.
+    """
     optimizer = make_optimizer(module)
     optimizer.register_step_pre_hook(partial(keep_gradients, training, module))
     return optimizer
 
 
 def make_optimizer(module: nn.Module) -> torch.optim.SGD:
-    """That of the command."""
+    """The optimizer of the command."""
     # Not Adam: it divides by the gradient's own size, so rounding errors of tiny gradients would
     # grow to full steps.
     return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
 
 
 def keep_gradients(training: Training, module: nn.Module, *_: Any) -> None:
-    """Note the gradients of a stage, which is about to be updated."""
+    """Keep the gradients of a stage that is about to be updated."""
     for name, weight in module.named_parameters():
         assert weight.grad is not None
         training.gradients[name] = weight.grad.clone()

@@ -1,1 +1,1 @@
-"""Gradients that several stages or ranks share: sums, ties, norms, updates."""
+"""Gradients of weights that several stages or replicas have: sums, norms, updates."""

@@ -1,13 +1,16 @@
 """The norm of the gradients of a whole pipeline, as `torch.nn.utils.get_total_norm` has it of one
 module.
 
-Where the plan updates its stages itself, that of each update: the sum over all ranks begins as soon
-as a rank has its part, and is waited for only when something needs the update
-(`schedlang.ranks.norms`).
+Where the plan updates its stages itself, each update has a norm of its own. The sum over all ranks
+begins as soon as a rank has its part, and is waited for only when something needs the update
+(`schedlang.ranks.norms`):
+
+    U of the last stage ─► sum begins ─ ─ other ops ─ ─► a forward needs the weights: clip and step
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from math import inf
 
 import torch
@@ -16,25 +19,27 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.gradients.copies import Copies
+from schedlang.ranks.norms import put_off
+from schedlang.runtime.gradients.shared_weights import SharedWeights
+from schedlang.runtime.part import ExtraCall, Part, When
 from schedlang.runtime.stage.stage import Stage
-from schedlang.runtime.transport.ranks import Ranks
 from schedlang.runtime.transport.wire import InFlight, Wire
 from schedlang.schedule.kinds import Kind
 
 
 def total_norm(
-    copies: Sequence[Copies], rank: int, norm_type: float, device: torch.device, wire: Wire
+    shared: Sequence[SharedWeights], norm_type: float, device: torch.device, wire: Wire
 ) -> Tensor:
     """The norm of all gradients, on all ranks the same to the bit.
 
-    A weight that has copies counts once, on the first rank that has one.
+    A weight that several ranks have counts once, on the first of them.
     """
-    counted = [same[0].grad for each in copies if each.ranks[0] == rank for same in each.weights]
-    norm = get_total_norm([each for each in counted if each is not None], norm_type)
-    # Of FSDP's parts of a stage.
+    rank = wire.processes.own
+    counted = [same[0].grad for each in shared if each.ranks[0] == rank for same in each.weights]
+    norm = get_total_norm([gradient for gradient in counted if gradient is not None], norm_type)
+    # The norm of gradients that FSDP has sharded is in parts.
     norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
-    # All ranks alike, also one that counts nothing.
+    # In the same type on all ranks, also on one that counts nothing.
     norm = norm.to(device, torch.float64)
     if norm_type == inf:
         wire.reduce(norm, dist.ReduceOp.MAX)
@@ -44,56 +49,67 @@ def total_norm(
     return powers ** (1 / norm_type)
 
 
-class UpdateClip:
-    """Clips the updates of a plan to a norm of all gradients, each in two halves: `take` at its
-    `U`, `apply` later.
+class UpdateClip(Part):
+    """The op `U` of all stages of a rank, whose updates are clipped to a norm of all gradients.
 
     `norms` are those of the updates in a step, before they are clipped.
     """
 
     def __init__(
-        self, plan: Plan, ranks: Ranks, max_norm: float, stages: Mapping[int, Stage], wire: Wire
+        self, plan: Plan, max_norm: float, stages: Mapping[int, Stage], wire: Wire
     ) -> None:
         self._max_norm = max_norm
         self._stages = stages
         self._wire = wire
-        # One of its own: sums come at other places among the messages of each rank, but everywhere
-        # in this order.
-        is_part = len(ranks.pipeline) < dist.get_world_size()
-        self._group = dist.new_group([*ranks.pipeline], use_local_synchronization=is_part)
+        # A group of its own: sums come at other places among the messages of each rank, but
+        # everywhere in this order.
+        processes = wire.processes.pipeline
+        is_part = len(processes) < dist.get_world_size()
+        self._group = dist.new_group([*processes], use_local_synchronization=is_part)
         first = next(iter(stages.values()))
-        # NCCL makes its communicator in the first one, for which a rank waits.
+        # NCCL makes its communicator in the first sum, for which a rank waits.
         wire.end_reduce(
             wire.begin_reduce(torch.zeros(1, device=first.device), dist.ReduceOp.SUM, self._group)
         )
-        actions = plan.ranks[ranks.own]
+        actions = plan.ranks[wire.processes.own]
         ops = zip(actions.kind, actions.microbatch, strict=True)
-        #: How many stages an update has on this rank.
-        self._parts = Counter(max(update, 0) for kind, update in ops if kind == Kind.U)
-        self._taken: dict[int, list[Tensor]] = {}
+        #: How many stages of this rank are in each update.
+        self._stages_of = Counter(max(update, 0) for kind, update in ops if kind == Kind.U)
+        #: By update, the squares of the norms of its stages, and their sum over all ranks.
+        self._squares: dict[int, list[Tensor]] = {}
         self._in_flight: dict[int, InFlight] = {}
         self.norms: dict[int, Tensor] = {}
+        self.ops = {
+            (Kind.U, number): partial(self._begin, stage) for number, stage in stages.items()
+        }
 
-    def take(self, number: int, update: int) -> None:
-        """The gradient of a stage is whole; with the last one of this rank, the sum over all ranks
-        begins.
+    def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
+        """The optimizer's steps, each before the action that needs it."""
+        actions = plan.ranks[rank]
+        for index, needed in put_off(plan, rank).items():
+            number = actions.stage[index]
+            update = actions.microbatch[index]
+            call = partial(self._end, self._stages[number], max(update, 0))
+            yield ExtraCall(needed, When.BEFORE, call, op=(Kind.U, number, update))
+
+    def _begin(self, stage: Stage, update: int) -> None:
+        """The gradient of a stage is whole; with the last stage of this rank, the sum over all
+        ranks begins.
         """
-        stage = self._stages[number]
-        stage.take()
-        gradients = [each.grad for each in stage.module.parameters() if each.grad is not None]
-        taken = self._taken.setdefault(update, [])
-        taken.append(get_total_norm(gradients).to(stage.device, torch.float64) ** 2)
-        if len(taken) == self._parts[update]:
-            total = torch.stack(self._taken.pop(update)).sum()
+        stage.begin_update()
+        gradients = [weight.grad for weight in stage.module.parameters() if weight.grad is not None]
+        squares = self._squares.setdefault(update, [])
+        squares.append(get_total_norm(gradients).to(stage.device, torch.float64) ** 2)
+        if len(squares) == self._stages_of[update]:
+            total = torch.stack(self._squares.pop(update)).sum()
             self._in_flight[update] = self._wire.begin_reduce(total, dist.ReduceOp.SUM, self._group)
 
-    def apply(self, number: int, update: int) -> None:
+    def _end(self, stage: Stage, update: int) -> None:
         """Something needs the update of a stage: wait for the norm, clip, and step."""
         if update in self._in_flight:
             in_flight = self._in_flight.pop(update)
             self._wire.end_reduce(in_flight)
             ((_, total),) = in_flight
             self.norms[update] = total.sqrt()
-        stage = self._stages[number]
         clip_grads_with_norm_(stage.module.parameters(), self._max_norm, self.norms[update])
-        stage.apply()
+        stage.end_update()

@@ -1,30 +1,38 @@
-"""Sums of gradients: over the copies of a weight, and over replicas of the pipeline (data
-parallelism).
+"""Sums of gradients: over the stages and replicas that share a weight, and over replicas of the
+pipeline (data parallelism).
 
 The sum of a stage over replicas of the pipeline begins as soon as its gradients are whole, and goes
-on while other stages work; where the plan updates the stage, it is made before each `U`. What
-several stages have is summed at the end of a step, or where the plan updates them, for each update
+on while other stages work:
+
+    rank 1   … B of the stage │ begin ─ ─ ─ other ops ─ ─ ─ end of the step │ end
+    replica  … B of the stage     │ begin ─ ─ ─ other ops ─ ─ ─ │ end
+
+Where the plan updates the stage, the sum is made before each `U`. Weights that several stages have
+are summed at the end of a step, or where the plan updates them, for each update
 (`schedlang.runtime.gradients.updates`).
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial, reduce
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import reduce
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from schedlang.runtime.gradients.copies import Copies
+from schedlang.plan.plan import Plan
+from schedlang.runtime.gradients.shared_weights import SharedWeights
+from schedlang.runtime.part import ExtraCall, Part, When
 from schedlang.runtime.stage.stage import Stage
-from schedlang.runtime.transport.ranks import Ranks, Replicas
+from schedlang.runtime.transport.processes import Replicas
 from schedlang.runtime.transport.wire import InFlight, Wire
+from schedlang.schedule.kinds import Kind
 
 
 class ReplicaSum:
-    """The sum over some replicas of the gradients that weights have when it begins.
+    """The sum over replicas of the gradients that some weights have when it begins.
 
-    `copies` gives the weights of all copies that this process has; the others are those of other
-    processes, in a group.
+    `copies` gives these weights: a list for each of the replicas that this process has. The other
+    replicas are in other processes of a group.
     """
 
     def __init__(
@@ -38,22 +46,24 @@ class ReplicaSum:
         self._in_flight: InFlight = []
 
     def begin(self) -> None:
-        """Begin it. Where a weight has no gradient in this replica, it may have one in others."""
-        self._gradients = [[_gradient(each) for each in copy] for copy in self._copies()]
+        """Begin the sum. Where a weight has no gradient in this replica, it may have one in
+        others.
+        """
+        self._gradients = [[_gradient(weight) for weight in copy] for copy in self._copies()]
         if any(self._gradients):
             # In one piece: a message for each would take longer.
             self._total = _total(
-                torch.cat([each.flatten() for each in copy]) for copy in self._gradients
+                torch.cat([gradient.flatten() for gradient in copy]) for copy in self._gradients
             )
             self._in_flight = self._wire.begin_sum(self._total, self._replicas)
 
     def end(self) -> None:
-        """Wait for it; then the weights have it."""
+        """Wait for the sum, which all copies of the weights then have."""
         if self._total is None:
             return
         self._wire.end_sum(self._in_flight, self._replicas)
         for copy in self._gradients:
-            parts = self._total.split_with_sizes([each.numel() for each in copy])
+            parts = self._total.split_with_sizes([gradient.numel() for gradient in copy])
             for gradient, part in zip(copy, parts, strict=True):
                 gradient.copy_(part.view_as(gradient))
         self._gradients = []
@@ -61,100 +71,124 @@ class ReplicaSum:
         self._in_flight = []
 
 
-def replica_sums(
-    stages: Mapping[int, Stage], copies: Sequence[Copies], ranks: Ranks, wire: Wire
-) -> dict[int, ReplicaSum]:
-    """For each stage of this rank the sum of its own weights, if there are replicas."""
-    tied = {id(weight) for each in copies if each.are_tied for weight in each.parameters}
+class StageSum(Part):
+    """The sum of a stage's own gradients over the replicas of the pipeline, without those of tied
+    weights.
 
-    def own(stage: Stage) -> list[list[Tensor]]:
-        return [[each for each in stage.trained() if id(each) not in tied]]
-
-    several = stages if ranks.replicas.are_several else {}
-    return {
-        number: ReplicaSum(partial(own, stage), wire, ranks.replicas)
-        for number, stage in several.items()
-    }
-
-
-class Sums:
-    """Sums the gradients of a step over all copies of a weight, and adds them to those of earlier
-    steps.
+    All replicas of a rank come to their sums in the same order.
     """
 
-    def __init__(self, copies: Sequence[Copies], ranks: Ranks, wire: Wire) -> None:
+    def __init__(self, stage: Stage, shared: Sequence[SharedWeights], wire: Wire) -> None:
+        self._stage = stage
+        self._tied = {id(weight) for each in shared if each.are_tied for weight in each.parameters}
+        self._sum = ReplicaSum(self._own, wire, wire.processes.replicas)
+
+    def _own(self) -> list[list[nn.Parameter]]:
+        weights = _trained(self._stage.module.parameters())
+        return [[weight for weight in weights if id(weight) not in self._tied]]
+
+    def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
+        """It begins when the last backward is done, and is there at the end of the step; where the
+        plan updates the stage, it is made right before that.
+        """
+        actions = plan.ranks[rank]
+        own = [index for index, stage in enumerate(actions.stage) if stage == self._stage.number]
+        updates = [index for index in own if actions.kind[index] == Kind.U]
+        backwards = [index for index in own if actions.kind[index] in (Kind.B, Kind.W)]
+        for index in updates:
+            for call in (self._stage.begin_update, self._sum.begin, self._sum.end):
+                yield ExtraCall(index, When.BEFORE, call)
+        if backwards and not updates:
+            yield ExtraCall(backwards[-1], When.AFTER, self._sum.begin)
+            yield ExtraCall(len(actions), When.AFTER, self._sum.end)
+
+
+def stage_sums(
+    stages: Mapping[int, Stage], shared: Sequence[SharedWeights], wire: Wire
+) -> list[StageSum]:
+    """The sums of all stages of this rank, if the pipeline has replicas."""
+    if not wire.processes.replicas.are_several:
+        return []
+    return [StageSum(stage, shared, wire) for stage in stages.values()]
+
+
+class SharedSums(Part):
+    """The sums, at the end of a step, of the gradients of shared weights; they add up with those of
+    earlier steps.
+    """
+
+    def __init__(self, shared: Sequence[SharedWeights], wire: Wire) -> None:
         self._wire = wire
-        self._rank = ranks.own
-        self._shared = [each for each in copies if each.are_shared]
-        has_replicas = ranks.replicas.are_several
-        self._parameters = [
-            weight
-            for each in (copies if has_replicas else self._shared)
-            for weight in each.parameters
-        ]
-        tied = [
-            weight
-            for each in copies
-            if each.are_tied
-            for weight in each.parameters
-            if weight.requires_grad
-        ]
-        #: Of tied weights, which are whole when all of their stages are through.
-        self._over_replicas = (
-            ReplicaSum(lambda: [tied], wire, ranks.replicas) if has_replicas else None
-        )
+        self._rank = wire.processes.own
+        self._shared = [each for each in shared if each.are_shared]
+        replicas = wire.processes.replicas
+        summed = shared if replicas.are_several else self._shared
+        self._parameters = [weight for each in summed for weight in each.parameters]
+        #: Of tied weights, whose gradients are whole when all of their stages are through.
+        self._over_replicas: ReplicaSum | None = None
+        if replicas.are_several:
+            tied = _trained(
+                weight for each in shared if each.are_tied for weight in each.parameters
+            )
+            self._over_replicas = ReplicaSum(lambda: [tied], wire, replicas)
         self._earlier: list[Tensor | None] = []
 
-    def begin(self) -> None:
-        """Begin a step: the gradients of earlier ones are summed already."""
-        self._earlier = [each.grad for each in self._parameters]
-        for each in self._parameters:
-            each.grad = None
+    def begin_step(self) -> None:
+        """Set the gradients of earlier steps aside, which are sums already."""
+        self._earlier = [weight.grad for weight in self._parameters]
+        for weight in self._parameters:
+            weight.grad = None
 
-    def end(self) -> None:
-        """End a step."""
+    def end_step(self) -> None:
+        """Sum the gradients of this step, and add those of earlier ones."""
         if self._over_replicas is not None:
             self._over_replicas.begin()
             self._over_replicas.end()
-        self._over_copies()
-        for each, earlier in zip(self._parameters, self._earlier, strict=True):
+        self._sum_in_pipeline()
+        for weight, earlier in zip(self._parameters, self._earlier, strict=True):
             if earlier is not None:
-                each.grad = earlier if each.grad is None else earlier + each.grad
+                weight.grad = earlier if weight.grad is None else earlier + weight.grad
         self._earlier = []
 
-    def _over_copies(self) -> None:
-        """In the order of the ranks: all copies get the same, to the bit."""
+    def _sum_in_pipeline(self) -> None:
+        """Every rank sends its gradients to all others that share the weights, and adds them up in
+        the order of the ranks: so all have the same sum, to the bit.
+        """
         trained = [
             [same for same in each.weights if same[0].requires_grad] for each in self._shared
         ]
-        own = [[_total(map(_part, same)).contiguous() for same in each] for each in trained]
-        found = [
+        own = [[_total(map(_part, same)).contiguous() for same in weights] for weights in trained]
+        by_rank = [
             {
                 rank: gradients
                 if rank == self._rank
-                else [torch.empty_like(each) for each in gradients]
-                for rank in copies.ranks
+                else [torch.empty_like(gradient) for gradient in gradients]
+                for rank in shared.ranks
             }
-            for copies, gradients in zip(self._shared, own, strict=True)
+            for shared, gradients in zip(self._shared, own, strict=True)
         ]
         self._wire.exchange(
             [
                 self._wire.operation(call, tensor, rank)
-                for parts, gradients in zip(found, own, strict=True)
+                for parts, gradients in zip(by_rank, own, strict=True)
                 for rank in parts
                 if rank != self._rank
                 for call, tensors in ((dist.isend, gradients), (dist.irecv, parts[rank]))
                 for tensor in tensors
             ]
         )
-        for weights, parts in zip(trained, found, strict=True):
+        for weights, parts in zip(trained, by_rank, strict=True):
             _put(weights, [_total(same) for same in zip(*parts.values(), strict=True)])
+
+
+def _trained(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:
+    return [weight for weight in weights if weight.requires_grad]
 
 
 def _put(weights: Sequence[tuple[nn.Parameter, ...]], totals: Sequence[Tensor]) -> None:
     for same, total in zip(weights, totals, strict=True):
-        for each in same:
-            _part(each).copy_(total)
+        for weight in same:
+            _part(weight).copy_(total)
 
 
 def _gradient(weight: Tensor) -> Tensor:
@@ -165,8 +199,8 @@ def _gradient(weight: Tensor) -> Tensor:
 
 
 def _part(weight: Tensor) -> Tensor:
-    """The gradient of a weight; where the weight is sharded, this process's part, which is that of
-    the same place.
+    """The gradient of a weight; where the weight is sharded, this process's shard of it, which is
+    the same rows for all that share it.
     """
     gradient = _gradient(weight)
     return gradient.to_local() if hasattr(gradient, "to_local") else gradient

@@ -1,86 +1,96 @@
-"""Optimizer steps of stages that have replicas in other pipelines of the plan: on gradients summed
+"""Optimizer steps of stages that have replicas in other pipelines of the plan, on gradients summed
 over all of them.
 
 Each rank joins the sum for an update when it has done its part, the last backward of its replicas,
-and waits for it at the first `U`. Sums of different stages need not come in the same order on all
-ranks, so each has a group of its own.
+and waits for the sum at the first `U`. Sums of different stages need not come in the same order on
+all ranks, so each has a process group of its own.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations
 
 import torch.distributed as dist
+from torch import nn
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.gradients.sums import ReplicaSum
+from schedlang.runtime.part import ExtraCall, Part, When
+from schedlang.runtime.stage.shards import is_sharded
 from schedlang.runtime.stage.stage import Stage
-from schedlang.runtime.transport.ranks import Ranks, Replicas
+from schedlang.runtime.transport.processes import Replicas
 from schedlang.runtime.transport.wire import Wire
-from schedlang.runtime.watch.watchdog import PipelineError
 from schedlang.schedule.kinds import Kind
 
 
-class Updates:
-    """The optimizer steps of the replicas of one stage that are on this rank; those with one module
-    make one step.
+class ReplicaUpdates(Part):
+    """The op `U` of the replicas of one stage that are on this rank; those with one module make one
+    step.
     """
 
     def __init__(self, stages: Sequence[Stage], wire: Wire, replicas: Replicas) -> None:
-        self.stages = stages
+        self._stages = stages
         #: One stage of each module.
         self._modules = list({id(stage.module): stage for stage in stages}.values())
-        self._sum = ReplicaSum(lambda: [stage.trained() for stage in self._modules], wire, replicas)
+        self._sum = ReplicaSum(self._weights, wire, replicas)
         self._updated: list[Stage] = []
+        self.ops = {(Kind.U, stage.number): partial(self._update, stage) for stage in stages}
 
-    def begin(self) -> None:
-        """Join the sum for the next update, whose gradients are whole here."""
-        self._sum.begin()
-
-    def update(self, stage: Stage) -> None:
-        """The step of a stage."""
-        if not self._updated:
-            self._sum.end()
-        if all(stage.module is not other.module for other in self._updated):
-            stage.update()
-        self._updated.append(stage)
-        if len(self._updated) == len(self.stages):
-            self._updated = []
-
-    def lasts(self, plan: Plan, rank: int) -> list[int]:
-        """For each update the action that makes the last gradient, by index."""
+    def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
+        """The sum for an update begins after the last backward of all replicas on this rank."""
         last = dict[int, int]()
-        numbers = {stage.number for stage in self.stages}
+        numbers = {stage.number for stage in self._stages}
         actions = plan.ranks[rank]
         ops = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
         for index, (kind, number, microbatch) in enumerate(ops):
             if number in numbers and kind in (Kind.B, Kind.W):
                 last[plan.layout.update_of(number, microbatch)] = index
-        return list(last.values())
+        for index in last.values():
+            yield ExtraCall(index, When.AFTER, self._begin)
+
+    def _weights(self) -> list[list[nn.Parameter]]:
+        return [
+            [weight for weight in stage.module.parameters() if weight.requires_grad]
+            for stage in self._modules
+        ]
+
+    def _begin(self) -> None:
+        for stage in self._modules:
+            stage.begin_update()
+        self._sum.begin()
+
+    def _update(self, stage: Stage, _: int) -> None:
+        if not self._updated:
+            self._sum.end()
+        if all(stage.module is not other.module for other in self._updated):
+            stage.end_update()
+        self._updated.append(stage)
+        if len(self._updated) == len(self._stages):
+            self._updated = []
 
 
-def replica_updates(
-    plan: Plan, stages: Mapping[int, Stage], ranks: Ranks, wire: Wire
-) -> list[Updates]:
+def replica_updates(plan: Plan, stages: Mapping[int, Stage], wire: Wire) -> list[ReplicaUpdates]:
     """Those of this rank, if the plan has several pipelines and updates its stages; all ranks make
-    all groups.
+    all process groups.
     """
     if len(plan.layout.pipelines) == 1 or not plan.has_updates:
         return []
-    if len(ranks.pipeline) < dist.get_world_size() or any(
-        stage.sharded for stage in stages.values()
-    ):
+    processes = wire.processes.pipeline
+    has_shards = any(is_sharded(stage.module) for stage in stages.values())
+    if len(processes) < dist.get_world_size() or has_shards:
         raise PipelineError(
             "a plan that updates replicas runs on all processes, and its stages are not sharded"
         )
     found = []
     for piece in range(plan.layout.pieces):
         replicas = plan.layout.replicas(piece)
-        processes = tuple(sorted({ranks.pipeline[plan.placement[number]] for number in replicas}))
-        group = dist.new_group(list(processes)) if len(processes) > 1 else None
+        members = tuple(sorted({processes[plan.placement[number]] for number in replicas}))
+        group = dist.new_group(list(members)) if len(members) > 1 else None
         own = [stages[number] for number in replicas if number in stages]
         if own:
             _check_optimizers(own)
-            found.append(Updates(own, wire, Replicas(processes, group)))
+            found.append(ReplicaUpdates(own, wire, Replicas(members, group)))
     return found
 
 

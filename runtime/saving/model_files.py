@@ -1,11 +1,11 @@
 """A model in files, under its own names: safetensors in parts, with an index, as `transformers`
 writes and reads them.
 
-A folder has the weights, and beside them what the optimizers keep, under the same names. All ranks
-write it together, each its own slice; whoever reads it takes what it needs: a rank of another plan
-its slice, or one process all of it. That is for other schedules, and for the finished model;
-`schedlang.runtime.saving.checkpoint` is for the same plan, which then goes on to the bit: it has
-random numbers and older versions of the weights, too.
+A folder has the weights, and what the optimizers keep for each, under the same names. All ranks
+write it together, each its own part. Who reads it takes what it needs: a rank of another plan its
+part, or one process all of it. So these files are for other schedules, and for the finished model.
+To go on with the same plan, to the bit, is what `schedlang.runtime.saving.checkpoint` is for, which
+also has random states and older versions of the weights.
 """
 
 import json
@@ -26,59 +26,77 @@ from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.cutting.model import Stages
+from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.saving.checkpoint import reason
-from schedlang.runtime.watch.watchdog import PipelineError, Watchdog
+from schedlang.runtime.watch.watchdog import Watchdog
 
 _MODEL = "model"
 _OPTIMIZER = "optimizer"
-#: What is said of a rank that fails the others here.
+#: What others are told of a rank that does not come here in time.
 _MISSES = "not written its part of the model"
 
 _Device = str | torch.device
 Tensors = dict[str, Tensor]
 
 
-def write_model(
-    folder: Path,
-    plan: Plan,
-    rank: int | None,
-    step: int,
-    stages: Mapping[int, nn.Module],
-    optimizers: Iterable[Optimizer],
-    watchdog: Watchdog,
-) -> None:
-    """Write this rank's slice, together with all ranks: the folder appears whole or not at all.
+@frozen(eq=False)
+class ModelPart:
+    """The part of a model that a rank of a plan has, with its optimizers."""
 
-    Of several replicas of the pipeline one writes, and the ranks of the others have no number here.
-    PipelineError if it cannot be written, or if a rank does not write its slice in time.
+    plan: Plan
+    rank: int
+    stages: Mapping[int, nn.Module]
+    optimizers: Sequence[Optimizer]
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """The modules to write: where the plan has several pipelines, those of the first one, since
+        the others are its replicas.
+        """
+        pieces = self.plan.layout.pieces
+        return [module for number, module in self.stages.items() if number < pieces]
+
+    def files(self) -> dict[str, Tensors]:
+        """The files of this part, by name."""
+        part = f"{self.rank + 1:05}-of-{len(self.plan.ranks):05}"
+        weights = {
+            name: tensor for module in self.modules for name, tensor in _state(module).items()
+        }
+        return {
+            f"{_MODEL}-{part}.safetensors": weights,
+            f"{_OPTIMIZER}-{part}.safetensors": dict(
+                _optimizer_state(self.modules, self.optimizers)
+            ),
+        }
+
+
+def write_model(folder: Path, step: int, part: ModelPart | None, watchdog: Watchdog) -> None:
+    """Write this rank's part, together with all ranks: the folder appears whole or not at all.
+
+    Of several replicas of the pipeline one writes, and the ranks of the others have no part here.
+    PipelineError if it cannot be written, or if a rank does not write its part in time.
     """
-    # Of replicas, those of the first pipeline are written.
-    own = [
-        module
-        for number, module in stages.items()
-        if number < plan.layout.pieces and rank is not None
-    ]
-    files = (
-        {}
-        if rank is None
-        else dict(_files(f"{rank + 1:05}-of-{len(plan.ranks):05}", own, optimizers))
-    )
+    files = part.files() if part else {}
     new = folder.with_name(f"{folder.name}.new")
     try:
         new.mkdir(parents=True, exist_ok=True)
         for name, tensors in files.items():
             _write(new / name, tensors)
         sizes = {
-            file: {name: each.nbytes for name, each in tensors.items()}
+            file: {name: tensor.nbytes for name, tensor in tensors.items()}
             for file, tensors in files.items()
         }
-        weights = [name for module in own for name, _ in module.named_parameters()]
-        found = [
-            json.loads(each)
-            for each in watchdog.gather(json.dumps([weights, sizes]), _MISSES).values()
+        weights = [
+            name
+            for module in (part.modules if part else ())
+            for name, _ in module.named_parameters()
         ]
-        if rank == 0:
-            _check_names(each for weights, _ in found for each in weights)
+        found = [
+            json.loads(answer)
+            for answer in watchdog.gather(json.dumps([weights, sizes]), _MISSES).values()
+        ]
+        if part is not None and part.rank == 0:
+            _check_names(weight for weights, _ in found for weight in weights)
             _finish(
                 new, folder, step, {file: of for _, sizes in found for file, of in sizes.items()}
             )
@@ -99,7 +117,7 @@ def load_model(folder: str | Path, stages: Mapping[int, nn.Module], device: _Dev
     for module in stages.values():
         state = _state(module)
         others = _other_names(module)
-        is_meta = any(each.is_meta for each in state.values())
+        is_meta = any(tensor.is_meta for tensor in state.values())
         there = {name: _name_in(source.files, name, stages) for name in state}
         found = source.read(there.values(), device)
         loaded = {name: found[there[name]] for name in state}
@@ -108,14 +126,14 @@ def load_model(folder: str | Path, stages: Mapping[int, nn.Module], device: _Dev
                 raise PipelineError(
                     f"`{name}` is {list(loaded[name].shape)} in `{folder}`, here {list(ours.shape)}"
                 )
-            # Or weights would be in the file itself as long as nothing writes to them.
+            # Without a copy, weights would stay in the memory of the file until they are changed.
             loaded[name] = loaded[name].to(ours.dtype, copy=is_meta)
         module.load_state_dict(loaded, strict=False, assign=is_meta)
         for other, name in others.items():
             part, _, attribute = other.rpartition(".")
             setattr(module.get_submodule(part), attribute, module.get_parameter(name))
-        for name, each in (*module.named_parameters(), *module.named_buffers()):
-            if each.is_meta:
+        for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+            if tensor.is_meta:
                 raise PipelineError(
                     f"`{name}` is on the meta device and in no file: make its module on a real one"
                 )
@@ -143,11 +161,11 @@ def load_optimizers(
     for key in source.files:
         kept.setdefault(key.rpartition(".")[0], []).append(key)
     for optimizer in optimizers:
-        weights = [each for group in optimizer.param_groups for each in group["params"]]
-        if any(id(each) not in names for each in weights):
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        if any(id(weight) not in names for weight in weights):
             raise PipelineError("an optimizer has a weight that is in none of the stages")
-        keys = [kept.get(_name_in(kept, names[id(each)], stages), []) for each in weights]
-        # The optimizer itself knows what of it belongs on which device.
+        keys = [kept.get(_name_in(kept, names[id(weight)], stages), []) for weight in weights]
+        # The optimizer moves its state to the devices where it belongs.
         found = source.read(chain.from_iterable(keys), "cpu")
         state = optimizer.state_dict()
         places = [place for group in state["param_groups"] for place in group["params"]]
@@ -203,25 +221,14 @@ def _name_in(names: Container[str], name: str, stages: Mapping[int, nn.Module]) 
     none.
     """
     tied = stages.tied if isinstance(stages, Stages) else ()
-    others = (each for same in tied if name in same.values() for each in same.values())
-    return next((each for each in (name, *others) if each in names), name)
-
-
-def _files(
-    part: str, modules: Sequence[nn.Module], optimizers: Iterable[Optimizer]
-) -> Iterator[tuple[str, Tensors]]:
-    """The files of a rank, by name."""
-    yield (
-        f"{_MODEL}-{part}.safetensors",
-        {name: each for module in modules for name, each in _state(module).items()},
-    )
-    yield f"{_OPTIMIZER}-{part}.safetensors", dict(_optimizer_state(modules, optimizers))
+    others = (other for same in tied if name in same.values() for other in same.values())
+    return next((other for other in (name, *others) if other in names), name)
 
 
 def _state(module: nn.Module) -> dict[str, Tensor]:
     """Weights and buffers of a module by name; a weight with two names has one."""
     others = _other_names(module)
-    return {name: each for name, each in module.state_dict().items() if name not in others}
+    return {name: tensor for name, tensor in module.state_dict().items() if name not in others}
 
 
 def _other_names(module: nn.Module) -> dict[str, str]:
@@ -240,7 +247,7 @@ def _optimizer_state(
     kept = {
         id(weight): state for optimizer in optimizers for weight, state in optimizer.state.items()
     }
-    for name, weight in (each for module in modules for each in module.named_parameters()):
+    for name, weight in (pair for module in modules for pair in module.named_parameters()):
         for key, value in kept.get(id(weight), {}).items():
             if not isinstance(value, Tensor):
                 raise PipelineError(
@@ -250,16 +257,16 @@ def _optimizer_state(
 
 
 def _write(path: Path, tensors: Tensors) -> None:
-    """Write a file, to the disk."""
-    # What two stages of this rank have in common is written twice, which takes memory twice.
-    first = {each.data_ptr(): name for name, each in reversed(tensors.items())}
+    """Write a file, and wait until it is on the disk."""
+    # A tensor that two stages of this rank share is written twice, and needs a copy for that.
+    first = {tensor.data_ptr(): name for name, tensor in reversed(tensors.items())}
     own = {
-        name: each if first[each.data_ptr()] == name else each.clone()
-        for name, each in tensors.items()
+        name: tensor if first[tensor.data_ptr()] == name else tensor.clone()
+        for name, tensor in tensors.items()
     }
-    # transformers looks for this format.
+    # transformers reads only files that name this format.
     save_file(
-        {name: each.detach().contiguous() for name, each in own.items()}, path, {"format": "pt"}
+        {name: tensor.detach().contiguous() for name, tensor in own.items()}, path, {"format": "pt"}
     )
     path.chmod(0o644)
     with path.open("rb+") as file:
@@ -280,7 +287,7 @@ def _finish(new: Path, folder: Path, step: int, sizes: Mapping[str, Mapping[str,
     """Write the indices, the step in them, when all files are there; then the folder gets its
     name.
     """
-    found = {each.name: each for each in new.iterdir()}
+    found = {path.name: path for path in new.iterdir()}
     if missing := sizes.keys() - found.keys():
         raise PipelineError(
             f"`{new / min(missing)}` is not there for rank 0: all ranks must share the folder"

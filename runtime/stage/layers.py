@@ -1,9 +1,13 @@
-"""Layers in the forward of a backward in two halves, and what B leaves of them to W.
+"""Layers whose backward runs in two halves, and the weight gradients that B leaves to W.
 
 Layers are calls of functions, whatever modules make them, with any `nn.Parameter`; so tied weights,
 functional calls and weights put in by `torch.func.functional_call` are split too. A linear layer
-becomes a function of autograd of its own. Other layers get a graph of their own: B runs the half of
+becomes an autograd function of its own. Other layers get a graph of their own: B runs the half of
 it that leads to the input, W the one that leads to the weights.
+
+                     ┌─► gradient of the input ──► the layer before         in B
+    output gradient ─┤
+                     └─► `Deferred` ─────────────► gradient of the weights  in W
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +21,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
-#: Layers whose weights' gradients are no work beside those of the input.
+from schedlang.runtime.torch_private import base_of, gradients_of, run_backward
+
+#: Layers whose weight gradients take little time compared with their input gradients.
 LIGHT_LAYERS: frozenset[Callable[..., Any]] = frozenset(
     {
         F.layer_norm,
@@ -32,8 +38,7 @@ LIGHT_LAYERS: frozenset[Callable[..., Any]] = frozenset(
     }
 )
 
-#: Functions whose gradients, of the input and of the weights, both come from that of the output in
-#: one step.
+#: Functions whose input and weight gradients both follow from the output gradient in one step.
 LAYERS: frozenset[Callable[..., Any]] = LIGHT_LAYERS.union(
     {
         F.linear,
@@ -60,23 +65,22 @@ LAYERS: frozenset[Callable[..., Any]] = LIGHT_LAYERS.union(
     }
 )
 
-#: Multiplications in the weight gradient of a linear layer that take longer than to split it.
+#: A linear layer is split if its weight gradient takes at least as many multiplications: fewer
+#: take less time than to split it.
 _WORTH = 2**20
 
-#: Ties layers into the graph, even where their inputs need no gradient.
+#: An input of every layer, so that autograd knows the layer even where nothing else that goes in
+#: needs a gradient.
 ANCHOR = torch.zeros((), requires_grad=True)
-
-#: What `torch.autograd.backward` and `grad` call, which take as long again as a small layer.
-ENGINE = torch.autograd.Variable._execution_engine
 
 
 @frozen
-class Owed:
-    """What B owes to some weights: the ends of a graph that leads to them, or they themselves; and
-    the gradients there.
+class Deferred:
+    """The gradients of some weights that B leaves to W.
 
-    Of a linear layer, instead of these, its `input` and the gradient of its output; of a graph,
-    what it has `saved`.
+    `ends` are where W starts: the outputs of a graph that leads to the weights, or the weights
+    themselves; `gradients` are the gradients there. For a linear layer, W computes these from its
+    `input` and the gradient of its output. A graph has `saved` tensors.
     """
 
     weights: Sequence[Tensor]
@@ -86,7 +90,7 @@ class Owed:
     saved: list[Tensor] | None = None
 
     def at_ends(self) -> Sequence[Tensor]:
-        """The gradients at the ends."""
+        """The gradients at the `ends`."""
         if self.input is None:
             return self.gradients
         rows = self.gradients[0].flatten(0, -2)
@@ -94,20 +98,20 @@ class Owed:
         return [weight, rows.sum(0)] if len(self.weights) > 1 else [weight]
 
 
-def accumulate(owed: list[Owed]) -> None:
-    """Add up some gradients of weights."""
-    ends = tuple(end for each in owed for end in each.ends)
-    gradients = tuple(gradient for each in owed for gradient in each.at_ends())
-    weights = tuple(weight for each in owed for weight in each.weights)
-    ENGINE.run_backward(ends, gradients, False, False, weights, True, True)
-    for each in owed:
-        if each.saved is not None:
-            each.saved.clear()
+def accumulate(deferred: list[Deferred]) -> None:
+    """Compute deferred gradients, and add them up in the `.grad` of their weights."""
+    ends = [end for layer in deferred for end in layer.ends]
+    gradients = [gradient for layer in deferred for gradient in layer.at_ends()]
+    weights = [weight for layer in deferred for weight in layer.weights]
+    run_backward(ends, gradients, weights)
+    for layer in deferred:
+        if layer.saved is not None:
+            layer.saved.clear()
 
 
-class Call:
-    """A call of a function of torch; its weights, and the places of its inputs, are the arguments
-    with gradients.
+class LayerCall:
+    """A call of a layer. Of its arguments, those that need gradients are its weights, or inputs,
+    whose positions are kept.
     """
 
     def __init__(
@@ -117,22 +121,22 @@ class Call:
         self.values = values
         self.names = names
         self.weights: list[Tensor] = []
-        self.places: list[int] = []
-        for place, value in enumerate(values):
+        self.positions: list[int] = []
+        for position, value in enumerate(values):
             if isinstance(value, Tensor) and value.requires_grad:
                 # A view of a weight is as good, as in `x @ weight.T`.
-                weight = value if value._base is None else value._base
+                weight = base_of(value)
                 if isinstance(weight, nn.Parameter):
                     self.weights.append(weight)
                 else:
-                    self.places.append(place)
+                    self.positions.append(position)
 
     def inputs(self) -> list[Tensor]:
-        """What gets its gradient in B."""
-        return [self.values[place] for place in self.places]
+        """The arguments that get their gradients in B."""
+        return [self.values[position] for position in self.positions]
 
     def is_worth(self) -> bool:
-        """Whether the weight gradients take longer than to split them off."""
+        """Whether the weight gradients take longer than it takes to split them off."""
         if self.function is not F.linear:
             return True
         input, weight, *_ = self.values  # or the other way round
@@ -142,26 +146,26 @@ class Call:
         """Whether it is a linear layer of plain weights, which need gradients, and no cast."""
         if self.function is not F.linear or self.names:
             return False
-        input, *weights = (each for each in self.values if each is not None)
+        input, *weights = (value for value in self.values if value is not None)
         return (
             type(input) is Tensor
             and input.ndim > 1
             and len(weights) == len(self.weights)
-            and all(type(each) is nn.Parameter and each.requires_grad for each in weights)
+            and all(type(weight) is nn.Parameter and weight.requires_grad for weight in weights)
             and not torch.is_autocast_enabled(input.device.type)
         )
 
-    def as_layer(self, owed: list[Owed]) -> Tensor:
-        """The result, a layer of a graph whose backward adds to what is owed."""
+    def as_layer(self, deferred: list[Deferred]) -> Tensor:
+        """The result; its backward adds to what is deferred, instead of to the weights."""
         layer = _Linear if self.is_simple() else _Layer
-        output: Tensor = layer.apply(owed, self, ANCHOR, *self.inputs())  # type: ignore[no-untyped-call]
+        output: Tensor = layer.apply(deferred, self, ANCHOR, *self.inputs())  # type: ignore[no-untyped-call]
         return output
 
     def with_inputs(self, inputs: Iterable[Tensor]) -> Any:
-        """The call's result with other inputs."""
+        """The result with other inputs."""
         values = self.values.copy()
-        for place, input in zip(self.places, inputs, strict=True):
-            values[place] = input
+        for position, input in zip(self.positions, inputs, strict=True):
+            values[position] = input
         positional = len(values) - len(self.names)
         return self.function(
             *values[:positional], **dict(zip(self.names, values[positional:], strict=True))
@@ -169,19 +173,20 @@ class Call:
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer in the forward; in the backward, the gradient of its input, and what it owes
-    to its weights.
+    """A linear layer in the forward; in the backward, the gradient of its input, while those of
+    its weights are deferred.
     """
 
     @staticmethod
-    def forward(ctx: Any, owed: list[Owed], call: Call, _: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, deferred: list[Deferred], call: LayerCall, _: Tensor, *inputs: Tensor
+    ) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.owed = owed
+        ctx.deferred = deferred
         ctx.weights = call.weights
         ctx.save_for_backward(*call.values[:2])
-        return F.linear(
-            *call.values
-        ).detach()  # or it may be a view, which nothing may change in place
+        # Without this it may be a view, which nothing may change in place.
+        return F.linear(*call.values).detach()
 
     @staticmethod
     @once_differentiable
@@ -190,22 +195,24 @@ class _Linear(torch.autograd.Function):
         if gradient is None:
             return None, None, None, *[None for _ in needed]
         input, weight = ctx.saved_tensors
-        ctx.owed.append(Owed(ctx.weights, ctx.weights, [gradient], input.detach()))
+        ctx.deferred.append(Deferred(ctx.weights, ctx.weights, [gradient], input.detach()))
         return None, None, None, *[gradient.matmul(weight) for _ in needed]
 
 
 class _Layer(torch.autograd.Function):
-    """A call in the forward; in the backward, the gradients of its inputs, and what it owes to its
-    weights.
+    """A call in the forward; in the backward, the gradients of its inputs, while those of its
+    weights are deferred.
 
-    What the layer's own graph saves, this node saves in its place: a checkpoint then drops it, and
-    makes all of it again once, in B.
+    What the layer's own graph would save, this node saves in its place: so a checkpoint drops it,
+    and makes all of it again once, in B.
     """
 
     @staticmethod
-    def forward(ctx: Any, owed: list[Owed], call: Call, _: Tensor, *inputs: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, deferred: list[Deferred], call: LayerCall, _: Tensor, *inputs: Tensor
+    ) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.owed = owed
+        ctx.deferred = deferred
         ctx.weights = call.weights
         ctx.saved = []
         with (
@@ -226,22 +233,20 @@ class _Layer(torch.autograd.Function):
         found: Iterable[Tensor | None] = [None] * len(ctx.starts)
         if gradient is not None:
             ctx.saved[:] = ctx.saved_tensors
-            ctx.owed.append(Owed(ctx.weights, [ctx.end], [gradient], saved=ctx.saved))
+            ctx.deferred.append(Deferred(ctx.weights, [ctx.end], [gradient], saved=ctx.saved))
             if ctx.starts:
-                found = ENGINE.run_backward(
-                    (ctx.end,), (gradient,), True, False, ctx.starts, False, False
-                )
+                found = gradients_of(ctx.starts, [ctx.end], [gradient], keep_graph=True)
         return None, None, None, *found
 
 
 class _Start(torch.autograd.Function):
-    """Where the graph of a layer starts: not at leaves, which would hold the inputs even if a
-    checkpoint drops them.
+    """The start of a layer's own graph. It does not start at leaves, which would hold the inputs
+    even if a checkpoint drops them.
     """
 
     @staticmethod
     def forward(ctx: Any, _: Tensor, inputs: Iterable[Tensor]) -> tuple[Tensor, ...]:
-        return tuple(each.detach() for each in inputs)
+        return tuple(input.detach() for input in inputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> None:

@@ -1,18 +1,55 @@
-"""What the backward of a microbatch needs, copied to the host's memory and back (PipeOffload, arXiv
-2503.01328).
+"""Activations that are copied to the host's memory and back (PipeOffload, arXiv 2503.01328).
+
+F ── on the device ──► OFFLOAD ── on the host ──► RELOAD ── on the device ──► B
 """
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import torch
 from attrs import frozen
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from schedlang.runtime.part import Forward, Part
+from schedlang.runtime.stage.values import flatten
+from schedlang.schedule.kinds import Kind
 
-def copy_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """Where the copies of a GPU run, beside its ops."""
-    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+class Offload(Part):
+    """The ops OFFLOAD and RELOAD of a stage, for some of its microbatches."""
+
+    def __init__(
+        self, stage: int, module: nn.Module, device: torch.device, microbatches: Container[int]
+    ) -> None:
+        self._module = module
+        self._device = device
+        self._microbatches = microbatches
+        # The copies of a GPU run beside its ops.
+        self._stream: torch.cuda.Stream | None = None
+        if device.type == "cuda":
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        #: From F to RELOAD.
+        self._activations: dict[int, Activations] = {}
+        self.ops = {(Kind.OFFLOAD, stage): self.offload, (Kind.RELOAD, stage): self.reload}
+
+    def before_forward(self, run: Forward) -> None:
+        """Keep hold of what autograd will save."""
+        if run.microbatch not in self._microbatches or not run.has_graph:
+            return
+        weights = self._module.parameters() if run.weights is None else run.weights.values()
+        held = [tensor for value in (run.input, *run.held) for tensor in flatten(value, "")[0]]
+        stays = [*weights, *self._module.buffers(), *held]
+        activations = Activations(self._device, stays, self._stream)
+        self._activations[run.microbatch] = activations
+        run.contexts = [*run.contexts, activations]
+
+    def offload(self, microbatch: int) -> None:
+        """OFFLOAD: what the backward needs goes to the host."""
+        self._activations[microbatch].offload()
+
+    def reload(self, microbatch: int) -> None:
+        """RELOAD: it comes back."""
+        self._activations.pop(microbatch).reload()
 
 
 class _Memory:
@@ -24,7 +61,7 @@ class _Memory:
         self.ready: torch.cuda.Event | None = None
 
     def there(self) -> torch.UntypedStorage:
-        """It, for the ops to come."""
+        """The memory, once it is there for the ops to come."""
         if self.ready is not None:
             stream = torch.cuda.current_stream(self.bytes.device)
             stream.wait_event(self.ready)
@@ -35,7 +72,7 @@ class _Memory:
 
 @frozen
 class _View:
-    """A saved tensor, by its place in its memory."""
+    """A saved tensor, as a view of its memory."""
 
     memory: _Memory
     type: torch.dtype
@@ -44,12 +81,13 @@ class _View:
     stride: tuple[int, ...]
 
 
-class Offload(saved_tensors_hooks):
-    """The activations of one microbatch on one stage: what autograd saves in the forward, which
-    runs under it.
+class Activations(saved_tensors_hooks):
+    """The activations of one microbatch on one stage: what autograd saves in a forward that runs
+    inside these hooks.
 
-    The memory of the tensors in `stays`, of weights and inputs, is not copied, since others hold it
-    as well. A GPU's copies run on the `stream`, beside its ops; a CPU copies within its own memory.
+    The memory of the tensors in `stays`, weights and inputs, is not copied, since others hold it as
+    well. On a GPU the copies run on the `stream`, beside its ops; a CPU copies within its own
+    memory.
     """
 
     def __init__(
@@ -58,7 +96,7 @@ class Offload(saved_tensors_hooks):
         super().__init__(self._pack, self._unpack)
         self._device = device
         self._stream = stream
-        self._stays = {each.untyped_storage().data_ptr() for each in stays}
+        self._stays = {tensor.untyped_storage().data_ptr() for tensor in stays}
         #: By address; tensors that are views of one another are copied once.
         self._memories: dict[int, _Memory] = {}
 
@@ -74,19 +112,19 @@ class Offload(saved_tensors_hooks):
 
     def _copy(self, to: torch.device) -> None:
         if self._stream is None:
-            for each in self._memories.values():
-                each.bytes = each.bytes.clone()
+            for memory in self._memories.values():
+                memory.bytes = memory.bytes.clone()
             return
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            for each in self._memories.values():
-                old = each.bytes
-                each.bytes = torch.empty_like(each.bytes, device=to, pin_memory=to.type == "cpu")
-                each.bytes.copy_(old, non_blocking=True)
+            for memory in self._memories.values():
+                old = memory.bytes
+                memory.bytes = torch.empty_like(old, device=to, pin_memory=to.type == "cpu")
+                memory.bytes.copy_(old, non_blocking=True)
                 if old.is_cuda:
                     old.record_stream(self._stream)
                 else:
-                    each.ready = self._stream.record_event()
+                    memory.ready = self._stream.record_event()
 
     def _pack(self, tensor: Tensor) -> Tensor | _View:
         storage = tensor.untyped_storage()

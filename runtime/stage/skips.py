@@ -1,160 +1,123 @@
-"""A stage with skips: what it makes goes also to later stages than the next, or it takes what
-earlier ones have made.
+"""Skips: what a stage makes goes also to later stages than the next one.
 
-What its module gives and takes is by the numbers that these stages have in the program. The
-gradients go the same ways back: that of the earlier stage begins with those of its output and of
-all that it has given.
+    F   stage 0 ──output──► stage 1 ──output──► stage 2
+           └────────────── skip ─────────────────►┘
+
+Gradients go the same ways back: the backward of the earlier stage begins with those of its output
+and of all that it has given to later stages.
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import chain
 from typing import Any
 
 from attrs import define, field
 from torch import Tensor
-from torch.utils._pytree import TreeSpec
 
-from schedlang.runtime.stage.offload import Offload
-from schedlang.runtime.stage.slices import SlicedStage
-from schedlang.runtime.stage.stage import Stage, or_zeros, with_gradients
-from schedlang.runtime.stage.values import Value, flatten, has_gradient, unflatten
-from schedlang.runtime.watch.watchdog import PipelineError
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.part import Backward, Forward, Part
+from schedlang.runtime.stage.values import Value, detached, flatten, has_gradient, with_gradients
 from schedlang.schedule.kinds import Kind
 
 
 @define(eq=False)
 class Skip:
-    """A skip, by the numbers of its stages in the program; and what passes by it, by microbatch,
-    until it is used.
+    """A skip, by its number in the plan and those of its stages in the program; and what passes
+    along it, by microbatch, until it is used.
 
-    If both stages are on this rank, they share it.
+    If both of its stages are on this rank, they share it.
     """
 
+    number: int
     earlier: int
     later: int
-    #: What passes by it, in a message.
+    #: What passes along it, in a message.
     what: str
     values: dict[int, Value] = field(factory=dict)
     gradients: dict[int, list[Tensor]] = field(factory=dict)
 
 
-class SkippingStage(Stage):
-    """A stage with skips `before` it, which it takes from, and `after` it, which it gives to, by
-    their numbers.
+class Skips(Part):
+    """The skips of a stage: those that end `before` it, and those that begin `after` it.
 
-    If there are some before it, the module gets `skips`, what earlier stages have given, by stage.
-    If there are some after it, it returns two values: its output, and what it gives to each later
-    stage, `{stage: value}`. Values are tensors, or tensors in tuples, lists and dictionaries.
+    If there are some before it, the module gets `skips`, what earlier stages have given, by the
+    numbers that these have in the program. If there are some after it, it returns two values: its
+    output, and what it gives to each later stage, `{stage: value}`. Values are tensors, or tensors
+    in tuples, lists and dictionaries.
     """
 
-    def __init__(
-        self, *given: Any, before: Mapping[int, Skip], after: Mapping[int, Skip], **options: Any
-    ) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, stage: int, before: Sequence[Skip], after: Sequence[Skip]) -> None:
+        self._stage = stage
         self._before = before
         self._after = after
-        #: What skips have brought, from F to the backward.
-        self._taken: dict[int, dict[int, Value]] = {}
-        #: What the module has just returned for each skip after it, as `flatten` takes it apart.
-        self._given: list[tuple[list[Tensor], TreeSpec | None]] = []
+        #: What earlier stages have given, from F to the backward.
+        self._given: dict[int, dict[int, Value]] = {}
+        boxes: dict[tuple[Kind, int], dict[int, Any]] = {}
+        for skip in chain(before, after):
+            for kind in (Kind.SEND_F, Kind.RECV_F):
+                boxes[kind, skip.number] = skip.values
+            for kind in (Kind.SEND_B, Kind.RECV_B):
+                boxes[kind, skip.number] = skip.gradients
+        self.boxes = boxes
 
-    def box(self, kind: Kind, number: int) -> dict[int, Any]:
-        """Where what passes by a transfer comes from or goes to."""
-        skip = self._before.get(number) or self._after.get(number)
-        if skip is None:
-            return super().box(kind, number)
-        return skip.values if kind in (Kind.SEND_F, Kind.RECV_F) else skip.gradients
+    def before_forward(self, run: Forward) -> None:
+        """Give the module what earlier stages have given."""
+        if not self._before:
+            return
+        microbatch = run.microbatch
+        if not run.is_repeated:
+            self._given[microbatch] = {
+                skip.earlier: skip.values.pop(microbatch) for skip in self._before
+            }
+        given = self._given[microbatch]
+        run.options = {**run.options, "skips": given}
+        run.held = [*run.held, *given.values()]
+        if run.has_graph:
+            leaves = chain.from_iterable(map(with_gradients, given.values()))
+            run.leaves = [*run.leaves, *leaves]
+        if run.is_evaluation:
+            del self._given[microbatch]
 
-    def forward(self, microbatch: int) -> None:
-        """F: the output, and what goes to later stages."""
-        self._take(microbatch)
-        super().forward(microbatch)
-        self._give(microbatch)
-
-    def evaluate(self, microbatch: int) -> None:
-        """F without a backward to come."""
-        self._take(microbatch)
-        super().evaluate(microbatch)
-        del self._taken[microbatch]
-        self._give(microbatch)
-
-    def recompute(self, microbatch: int) -> None:
-        """R: the forward again; later stages have what it gives."""
-        super().recompute(microbatch)
-        self._given = []
-
-    def _take(self, microbatch: int) -> None:
-        self._taken[microbatch] = {
-            skip.earlier: skip.values.pop(microbatch) for skip in self._before.values()
-        }
-
-    def _give(self, microbatch: int) -> None:
-        given = self._given
-        self._given = []
-        for skip, (tensors, tree) in zip(self._after.values(), given, strict=True):
-            # Each stage has tensors of its own, for gradients of its own.
-            skip.values[microbatch] = unflatten([each.detach() for each in tensors], tree)
-
-    def _options(self, microbatch: int) -> Mapping[str, Any]:
-        options = super()._options(microbatch)
-        return {**options, "skips": self._taken[microbatch]} if self._before else options
-
-    def _call(self, microbatch: int, *given: Any) -> Value:
-        returned = super()._call(microbatch, *given)
+    def after_forward(self, run: Forward) -> None:
+        """Give later stages what the module returned for them."""
         if not self._after:
-            return returned
-        later = [skip.later for skip in self._after.values()]
+            return
+        run.returned, by_stage = self._taken_apart(run.returned)
+        for skip in self._after:
+            tensors, tree = flatten(by_stage[skip.later], skip.what)
+            if run.has_graph:
+                run.roots = [*run.roots, *filter(has_gradient, tensors)]
+            if not run.is_repeated:
+                # Each stage has tensors of its own, for gradients of its own.
+                skip.values[run.microbatch] = detached(tensors, tree)
+
+    def before_backward(self, run: Backward) -> None:
+        """Add the gradients of what later stages were given."""
+        for skip in self._after:
+            run.gradients += skip.gradients.pop(run.microbatch)
+
+    def after_backward(self, run: Backward) -> None:
+        """Give the gradients of what earlier stages have given back to them."""
+        if not self._before:
+            return
+        given = self._given.pop(run.microbatch)
+        for skip in self._before:
+            count = len(with_gradients(given[skip.earlier]))
+            skip.gradients[run.microbatch] = run.take(count)
+
+    def _taken_apart(self, returned: Any) -> tuple[Value, Mapping[int, Value]]:
+        """The output and what goes to later stages; PipelineError where the module returned
+        anything else.
+        """
+        later = [skip.later for skip in self._after]
         match returned:
             case (output, Mapping() as by_stage) if by_stage.keys() == set(later):
-                self._given = [
-                    flatten(by_stage[skip.later], skip.what) for skip in self._after.values()
-                ]
-                return output
+                return output, by_stage
             case (_, Mapping() as by_stage):
                 found = f"values for the stages {[*by_stage]}"
             case _:
                 found = f"a {type(returned).__name__}"
         raise PipelineError(
-            f"stage {self.number} returns {found}: where the plan has skips, it must return two "
-            "values, its output "
-            f"and a dictionary of what it gives to the stages {later}"
+            f"stage {self._stage} returns {found}: where the plan has skips, it must return two "
+            f"values, its output and a dictionary of what it gives to the stages {later}"
         )
-
-    def _record(self, microbatch: int, input: Value) -> Value:
-        output = super()._record(microbatch, input)
-        for tensors, _ in self._given:
-            self._live[microbatch][1].extend(each for each in tensors if has_gradient(each))
-        return output
-
-    def _offload(self, microbatch: int, input: Value) -> Offload:
-        return super()._offload(microbatch, (input, self._taken[microbatch]))
-
-    def _leaves(self, microbatch: int, input: Value) -> list[Tensor]:
-        return super()._leaves(microbatch, input) + [
-            each for part in self._skipped(microbatch) for each in part
-        ]
-
-    def _skipped(self, microbatch: int) -> list[list[Tensor]]:
-        """Of what skips have brought, each one's tensors that get a gradient."""
-        return list(map(with_gradients, self._taken[microbatch].values()))
-
-    def _gradients(self, microbatch: int) -> list[Tensor]:
-        given = (each for skip in self._after.values() for each in skip.gradients.pop(microbatch))
-        return [*super()._gradients(microbatch), *given]
-
-    def _pass_back(
-        self, microbatch: int, inputs: list[Tensor], gradients: Sequence[Tensor | None]
-    ) -> None:
-        parts = self._skipped(microbatch)
-        own = len(inputs) - sum(map(len, parts))
-        super()._pass_back(microbatch, inputs[:own], gradients[:own])
-        skipped = iter(or_zeros(inputs[own:], gradients[own:]))
-        for skip, part in zip(self._before.values(), parts, strict=True):
-            skip.gradients[microbatch] = list(islice(skipped, len(part)))
-        del self._taken[microbatch]
-
-
-class SlicedSkippingStage(SkippingStage, SlicedStage):
-    """The same by slices: the module gets `past` and `skips`, and returns `(output, {stage:
-    value}), past`.
-    """

@@ -1,106 +1,75 @@
-"""A stage whose microbatches are cut into slices of their sequence, which pass one after the other.
+"""Microbatches that are cut into slices of their sequence, which pass a stage one after the other.
 
-What attention needs of the slices before, the module returns beside its output, and is given with
-the next slice (TeraPipe, Li et al. 2021, arXiv 2102.07988, section 3). Its gradient takes the same
-way back.
+What attention needs of the slices before, its keys and values, the module returns beside its
+output, and is given with the next slice (TeraPipe, Li et al. 2021, arXiv 2102.07988, section 3).
+The gradient of this `past` takes the same way back:
+
+    F   slice 0 ──past──► slice 1 ──past──► slice 2
+    B   slice 0 ◄──grad── slice 1 ◄──grad── slice 2
 """
-
-from collections.abc import Mapping, Sequence
-from typing import Any
 
 from torch import Tensor
 
-from schedlang.runtime.stage.stage import Stage, or_zeros, with_gradients
-from schedlang.runtime.stage.values import Value, flatten, has_gradient, unflatten
-from schedlang.runtime.watch.watchdog import PipelineError
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.part import Backward, Forward, Part
+from schedlang.runtime.stage.values import Value, detached, flatten, has_gradient, with_gradients
 
 
-class SlicedStage(Stage):
-    """A stage by slices, numbered on from microbatch to microbatch, wherever a `Stage` has
-    microbatches.
+class Past(Part):
+    """What the slices of a microbatch leave to the next one, on a stage.
 
-    The module gets `past`, what it has returned for the slice before, and None with a microbatch's
-    first slice. It returns its output and the `past` of the next slice: a tensor, or tensors in
-    tuples, lists and dictionaries.
+    Slices are numbered on from microbatch to microbatch, and are all that the stage knows of
+    microbatches. The module gets `past`, which is None with a microbatch's first slice, and what it
+    returned for the slice before with the others. It returns its output and the `past` of the next
+    slice: a tensor, or tensors in tuples, lists and dictionaries.
     """
 
-    def __init__(self, *given: Any, slices: int, **options: Any) -> None:
-        super().__init__(*given, **options)
+    def __init__(self, stage: int, slices: int) -> None:
+        self._stage = stage
         self._slices = slices
-        #: What the slices before have left to a slice, until its backward; and its gradient, by the
-        #: slice that left it.
+        #: What a slice is given, until its backward.
         self._past: dict[int, Value] = {}
-        self._past_gradients: dict[int, list[Tensor]] = {}
-        #: What the module has just returned for the next slice.
-        self._left: Value = None
+        #: The gradients of what a slice has left, from the next one's backward to its own.
+        self._gradients: dict[int, list[Tensor]] = {}
 
-    def begin(self, options: dict[int, Mapping[str, Any]]) -> None:
-        """Begin a step; a microbatch's options are those of its slices."""
-        slices = range(self._slices)
-        super().begin(
-            {number * self._slices + each: of for number, of in options.items() for each in slices}
-        )
+    def before_forward(self, run: Forward) -> None:
+        """Give the module what the slice before has left."""
+        slice = run.microbatch
+        past = self._past.get(slice)
+        run.options = {**run.options, "past": past}
+        if past is None:
+            return
+        run.held = [*run.held, past]
+        if run.has_graph:
+            run.leaves = [*run.leaves, *with_gradients(past)]
+        if run.is_evaluation:
+            del self._past[slice]
 
-    def forward(self, slice: int) -> None:
-        """F: the output, and what the next slice needs."""
-        super().forward(slice)
-        self._leave(slice)
-
-    def evaluate(self, slice: int) -> None:
-        """F without a backward to come."""
-        super().evaluate(slice)
-        self._past.pop(slice, None)
-        self._leave(slice)
-
-    def recompute(self, slice: int) -> None:
-        """R: the forward again; the next slice has what it needs."""
-        super().recompute(slice)
-        self._left = None
-
-    def _leave(self, slice: int) -> None:
-        left = self._left
-        self._left = None
-        if not self._is_last(slice):
-            tensors, tree = flatten(left, f"the past of stage {self.number}")
-            self._past[slice + 1] = unflatten([each.detach() for each in tensors], tree)
-
-    def _is_last(self, slice: int) -> bool:
-        return (slice + 1) % self._slices == 0
-
-    def _options(self, slice: int) -> Mapping[str, Any]:
-        return {**super()._options(slice), "past": self._past.get(slice)}
-
-    def _call(self, slice: int, *given: Any) -> Value:
-        returned = super()._call(slice, *given)
+    def after_forward(self, run: Forward) -> None:
+        """Leave what the module returned for the next slice."""
+        returned = run.returned
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise PipelineError(
-                f"stage {self.number} returns a {type(returned).__name__}: where the plan has "
-                "slices, it must return "
-                "two values, its output and the `past` that it takes with the next slice"
+                f"stage {self._stage} returns a {type(returned).__name__}: where the plan has "
+                "slices, it must return two values, its output and the `past` that it takes with "
+                "the next slice"
             )
-        output, self._left = returned
-        return output
+        run.returned, left = returned
+        if (run.microbatch + 1) % self._slices == 0:
+            return
+        tensors, tree = flatten(left, f"the past of stage {self._stage}")
+        if run.has_graph:
+            run.roots = [*run.roots, *filter(has_gradient, tensors)]
+        if not run.is_repeated:
+            self._past[run.microbatch + 1] = detached(tensors, tree)
 
-    def _record(self, slice: int, input: Value) -> Value:
-        output = super()._record(slice, input)
-        if not self._is_last(slice):
-            tensors, _ = flatten(self._left, f"the past of stage {self.number}")
-            self._live[slice][1].extend(each for each in tensors if has_gradient(each))
-        return output
+    def before_backward(self, run: Backward) -> None:
+        """Add the gradients of what this slice has left, which the next slice knows."""
+        run.gradients += self._gradients.pop(run.microbatch, [])
 
-    def _leaves(self, slice: int, input: Value) -> list[Tensor]:
-        return super()._leaves(slice, input) + self._past_leaves(slice)
-
-    def _past_leaves(self, slice: int) -> list[Tensor]:
-        return with_gradients(self._past[slice]) if slice in self._past else []
-
-    def _gradients(self, slice: int) -> list[Tensor]:
-        return super()._gradients(slice) + self._past_gradients.pop(slice, [])
-
-    def _pass_back(
-        self, slice: int, inputs: list[Tensor], gradients: Sequence[Tensor | None]
-    ) -> None:
-        own = len(inputs) - len(self._past_leaves(slice))
-        super()._pass_back(slice, inputs[:own], gradients[:own])
-        if self._past.pop(slice, None) is not None:
-            self._past_gradients[slice - 1] = or_zeros(inputs[own:], gradients[own:])
+    def after_backward(self, run: Backward) -> None:
+        """Keep the gradients of what this slice was given for the slice before."""
+        slice = run.microbatch
+        past = self._past.pop(slice, None)
+        if past is not None:
+            self._gradients[slice - 1] = run.take(len(with_gradients(past)))

@@ -1,78 +1,54 @@
-"""A backward in two halves: B passes the gradient on to the input, W adds up the gradients of the
-weights.
+"""A backward in two halves: B computes the gradient of the input, W adds up those of the weights.
 
-Autograd alone splits a backward only by walking its graph twice. Here the forward takes the layers
-out of its graph (`schedlang.runtime.stage.layers`). B computes the gradients of their inputs, and
-leaves what W needs: the layers' inputs, and the gradients of their outputs. W does the rest, with
-torch's own kernels: together they are one whole backward, to the bit. It is the idea of the
-zero-bubble authors' weight gradient store (arXiv 2401.10241, section 4).
+Autograd by itself splits a backward only by walking its graph twice. Here the forward takes the
+layers out of its graph (`schedlang.runtime.stage.layers`). B computes the gradients of their
+inputs, and keeps what W needs: the layers' inputs, and the gradients of their outputs. W does the
+rest, with torch's own kernels: together they are one whole backward, to the bit. It is the idea of
+the zero-bubble authors' weight gradient store (arXiv 2401.10241, section 4).
 
-Some weights get their gradients in B, which keeps them for W: those of little work, as of norms and
-of narrow layers, since to split them takes longer; and those out of reach, of other functions, of
-own autograd functions, of compiled blocks, at the cost of a whole backward.
+The gradients of some weights are computed in B, and kept for W. Some take little work, as those of
+norms and of narrow layers, and to split them would take longer. Others cannot be split: those of
+other functions, of a script's own autograd functions, of compiled blocks.
 """
 
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from types import FunctionType
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import CheckpointFunction
 
 from schedlang.runtime.stage.layers import (
     ANCHOR,
-    ENGINE,
     LAYERS,
     LIGHT_LAYERS,
-    Call,
-    Owed,
+    Deferred,
+    LayerCall,
     accumulate,
 )
+from schedlang.runtime.torch_private import BODIES, gradients_of, is_transformed, run_backward
 
-
-def _without_dispatch(function: Any) -> Callable[..., Any]:
-    """A Python function of torch without its first lines, which hand the call to a mode as a
-    whole.
-    """
-    names = function.__globals__ | {"has_torch_function": lambda _: False}
-    body = FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
-    body.__kwdefaults__ = function.__kwdefaults__
-    return body
-
-
-#: Functions that are not layers, but call some; the backward does where a checkpoint is inside
-#: another.
-_BODIES = {
-    each: _without_dispatch(each)
-    for each in (F.multi_head_attention_forward, torch.autograd.backward)
-}
-
-
-def run_backward(outputs: Sequence[Tensor], gradients: Sequence[Tensor]) -> None:
-    """A whole backward, as by `torch.autograd.backward`."""
-    ENGINE.run_backward(tuple(outputs), tuple(gradients), False, False, (), True, True)
+#: The name of the node that a reentrant checkpoint leaves in the graph.
+_CHECKPOINT = f"{CheckpointFunction.__name__}Backward"
 
 
 class Split(TorchFunctionMode):
-    """The backward of one microbatch on one stage; the forward runs under it, as under a mode of
-    torch.
+    """The two halves of the backward of one microbatch on one stage. The forward runs inside this
+    mode.
 
-    With a reentrant checkpoint in the forward, which is a backward inside the backward, B can keep
-    no gradients: there all layers are to be split, and the gradients of weights out of reach add up
-    in B.
+    A reentrant checkpoint in the forward makes a backward inside the backward, which adds to
+    `.grad` at once, so B cannot keep gradients for W. Then all layers are to be split, also light
+    ones (`splits_all`), and the gradients of other weights add up in B.
     """
 
     def __init__(self, splits_all: bool = False) -> None:
         super().__init__()
-        #: What B leaves to W; and the weights whose gradients it leaves ready.
-        self.owed: list[Owed] = []
+        #: What B leaves to W; and the weights whose gradients are among that, ready.
+        self.deferred: list[Deferred] = []
         self.others: Sequence[Tensor] = ()
         self.splits_all = splits_all
 
@@ -86,38 +62,36 @@ class Split(TorchFunctionMode):
         kwargs = kwargs or {}
         if function in LAYERS and torch.is_grad_enabled() and _is_plain():
             if self.splits_all or function not in LIGHT_LAYERS:
-                call = Call(function, [*args, *kwargs.values()], tuple(kwargs))
+                call = LayerCall(function, [*args, *kwargs.values()], tuple(kwargs))
                 if call.weights and (self.splits_all or call.is_worth()):
-                    return call.as_layer(self.owed)
-        elif function in _BODIES and _is_plain():
+                    return call.as_layer(self.deferred)
+        elif function in BODIES and _is_plain():
             with self:
-                return _BODIES[function](*args, **kwargs)
+                return BODIES[function](*args, **kwargs)
         return function(*args, **kwargs)
 
     def backward_input(
-        self, outputs: list[Tensor], gradients: list[Tensor], inputs: list[Tensor]
+        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
     ) -> Sequence[Tensor | None]:
         """B: the gradients of the inputs, from those of the outputs; None for an input that these
         do not depend on.
         """
-        self.owed.clear()  # by a backward inside the forward
+        self.deferred.clear()  # left by a backward inside the forward
         leaves, reentrant = _leaves(outputs)
         others = [
             leaf
             for leaf in leaves
-            if leaf is not ANCHOR and all(leaf is not each for each in inputs)
+            if leaf is not ANCHOR and all(leaf is not input for input in inputs)
         ]
-        roots = tuple(outputs)
-        starts = tuple(gradients)
         with self:  # for checkpoints, which run the forward again
             if reentrant:
-                run_backward(roots, starts)
-                own = [each.grad for each in inputs]
-                for each in inputs:
-                    each.grad = None
+                run_backward(outputs, gradients)
+                own = [input.grad for input in inputs]
+                for input in inputs:
+                    input.grad = None
                 return own
             wanted = ANCHOR, *others, *inputs
-            _, *found = ENGINE.run_backward(roots, starts, False, False, wanted, True, False)
+            _, *found = gradients_of(wanted, outputs, gradients, allow_unused=True)
         kept = [
             (leaf, gradient)
             for leaf, gradient in zip(others, found, strict=False)
@@ -125,22 +99,24 @@ class Split(TorchFunctionMode):
         ]
         if kept:
             self.others, ready = zip(*kept, strict=True)
-            self.owed.append(Owed(self.others, self.others, ready))
+            self.deferred.append(Deferred(self.others, self.others, ready))
         return found[len(others) :]
 
     def backward_weight(self) -> None:
         """W: the gradients of the weights, which add up in `.grad`; hooks see each weight's
         once.
         """
-        uses = Counter(id(weight) for each in self.owed for weight in each.weights)
-        tied: list[Owed] = []
-        alone: deque[Owed] = deque()
-        for each in self.owed:
-            (tied if any(uses[id(weight)] > 1 for weight in each.weights) else alone).append(each)
-        self.owed.clear()
-        # One by one: what a layer has held goes before the next needs memory.
-        while alone:
-            accumulate([alone.popleft()])
+        uses = Counter(id(weight) for layer in self.deferred for weight in layer.weights)
+        tied: list[Deferred] = []
+        untied: deque[Deferred] = deque()
+        for layer in self.deferred:
+            (tied if any(uses[id(weight)] > 1 for weight in layer.weights) else untied).append(
+                layer
+            )
+        self.deferred.clear()
+        # One by one: what a layer has held is freed before the next one needs memory.
+        while untied:
+            accumulate([untied.popleft()])
         if tied:
             accumulate(tied)
 
@@ -149,7 +125,7 @@ def _is_plain() -> bool:
     """Whether a call is what it seems, and not traced by `torch.compile` or transformed by
     `torch.func`.
     """
-    return not (torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active())
+    return not (torch.compiler.is_compiling() or is_transformed())
 
 
 def warn_of(weights: Iterable[Tensor], module: nn.Module, stage: int) -> None:
@@ -183,17 +159,19 @@ def _leaves(outputs: Iterable[Tensor]) -> tuple[list[Tensor], bool]:
     in it.
     """
     leaves = []
-    reentrant = False
-    ahead: list[Node] = list(dict.fromkeys(get_gradient_edge(each).node for each in outputs))
+    is_reentrant = False
+    ahead: list[Node] = list(dict.fromkeys(get_gradient_edge(output).node for output in outputs))
     seen = set(ahead)
     while ahead:
         node = ahead.pop()
         following = node.next_functions
-        if not following and hasattr(node, "variable"):
-            leaves.append(node.variable)
-        reentrant = reentrant or type(node).__name__ == "CheckpointFunctionBackward"
+        if not following:
+            if hasattr(node, "variable"):
+                leaves.append(node.variable)
+            continue
+        is_reentrant = is_reentrant or node.name() == _CHECKPOINT
         for each, _ in following:
             if each is not None and each not in seen:
                 seen.add(each)
                 ahead.append(each)
-    return leaves, reentrant
+    return leaves, is_reentrant

@@ -6,25 +6,25 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import Tensor
-from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
-from schedlang.runtime.watch.watchdog import PipelineError
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.torch_private import TreeSpec, tree_flatten, tree_unflatten
 
 #: A tensor, or tensors in containers.
 Value = Any
 
 
 def flatten(value: Value, what: str) -> tuple[list[Tensor], TreeSpec | None]:
-    """The tensors of a value, and how they stand in it: None for a tensor alone.
+    """The tensors of a value, and how they are nested in it: None for a tensor alone.
 
     PipelineError if there is anything else in what is called `what`.
     """
     if isinstance(value, Tensor):
         return [value], None
     tensors, tree = tree_flatten(value)
-    for each in tensors:
-        if not isinstance(each, Tensor):
-            holds = "" if each is value else f" that holds a {type(each).__name__}"
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor):
+            holds = "" if tensor is value else f" that holds a {type(tensor).__name__}"
             must = "it must be a tensor, or tensors in tuples, lists or dictionaries"
             raise PipelineError(f"{what} is a {type(value).__name__}{holds}: {must}")
     return tensors, tree
@@ -36,29 +36,41 @@ def unflatten(tensors: list[Tensor], tree: TreeSpec | None) -> Value:
 
 
 def has_gradient(tensor: Tensor) -> bool:
-    """Whether a gradient follows a tensor that passes between stages: not one of indices, or a
+    """Whether a tensor that passes between stages has a gradient: not if it holds indices or a
     mask.
     """
     return tensor.is_floating_point() or tensor.is_complex()
 
 
+def with_gradients(value: Value) -> list[Tensor]:
+    """The tensors of a value whose gradients are wanted, as leaves of the graph to come."""
+    return [tensor.requires_grad_() for tensor in flatten(value, "")[0] if has_gradient(tensor)]
+
+
+def detached(tensors: list[Tensor], tree: TreeSpec | None) -> Value:
+    """The value that these tensors make up, without the graph that made them."""
+    return unflatten([tensor.detach() for tensor in tensors], tree)
+
+
 @frozen
-class Look:
-    """What a value looks like: shape and type of its tensors, and how they stand in it."""
+class ValueSpec:
+    """Shape and type of a value's tensors, and how they are nested in it."""
 
     shapes: tuple[torch.Size, ...]
     types: tuple[torch.dtype, ...]
     tree: TreeSpec | None
 
     @classmethod
-    def of(cls, tensors: list[Tensor], tree: TreeSpec | None) -> "Look":
-        """What a value looks like that `flatten` has taken apart."""
+    def of(cls, tensors: list[Tensor], tree: TreeSpec | None) -> "ValueSpec":
+        """The spec of a value which `flatten` has taken apart."""
         return cls(
-            tuple(each.shape for each in tensors), tuple(each.dtype for each in tensors), tree
+            tuple(tensor.shape for tensor in tensors),
+            tuple(tensor.dtype for tensor in tensors),
+            tree,
         )
 
-    def is_of(self, tensors: list[Tensor], tree: TreeSpec | None) -> bool:
-        """Whether a value looks like this."""
+    def matches(self, tensors: list[Tensor], tree: TreeSpec | None) -> bool:
+        """Whether a value has this shape, type and nesting."""
         if len(tensors) != len(self.shapes) or tree != self.tree:
             return False
         for tensor, shape, dtype in zip(tensors, self.shapes, self.types, strict=True):
@@ -67,7 +79,7 @@ class Look:
         return True
 
     def models(self) -> list[Tensor]:
-        """Tensors that look like this and have no room of their own, for `torch.empty_like`."""
+        """Tensors of these shapes and types that take no memory, for `torch.empty_like`."""
         parts = zip(self.shapes, self.types, strict=True)
         return [torch.empty(1, dtype=dtype).expand(shape) for shape, dtype in parts]
 
@@ -83,7 +95,7 @@ def cut(
 ) -> list[Value]:
     """The parts of a batch: all of its tensors are cut along a dimension, into equal parts."""
     tensors, tree = flatten(batch, f"`{name}`")
-    sizes = {each.shape[dimension] if each.ndim > dimension else 0 for each in tensors}
+    sizes = {tensor.shape[dimension] if tensor.ndim > dimension else 0 for tensor in tensors}
     what = "rows" if dimension == 0 else "columns"
     if len(sizes) > 1:
         raise PipelineError(
@@ -94,11 +106,11 @@ def cut(
             raise PipelineError(
                 f"`{name}` has {size} {what}, which do not divide into {count} {into}"
             )
-    parts = zip(*(each.chunk(count, dimension) for each in tensors), strict=True)
+    parts = zip(*(tensor.chunk(count, dimension) for tensor in tensors), strict=True)
     return [unflatten(list(part), tree) for part in parts]
 
 
 def join(slices: Sequence[Value]) -> Value:
     """The inverse of cutting a microbatch into slices, along the second dimension."""
-    tensors, trees = zip(*(flatten(each, "the output") for each in slices), strict=True)
+    tensors, trees = zip(*(flatten(part, "the output") for part in slices), strict=True)
     return unflatten([torch.cat(parts, dim=1) for parts in zip(*tensors, strict=True)], trees[0])

@@ -1,8 +1,9 @@
-"""The messages of one rank: those of its plan, and a word at the start of every step.
+"""The messages of one rank: those of its plan, and an announcement at the start of every step.
 
-A receive must know what will come. A step whose inputs look new finds it out (see
-`schedlang.runtime.transport.messages`); later ones with such inputs know it. So that all ranks
-agree which of the two a step is, the rank that has the inputs tells the others as it begins.
+A receive must know the shapes and types that will come. The first step with inputs of some shapes
+and types finds them out (see `schedlang.runtime.transport.messages`); later ones with such inputs
+know them. So that all ranks agree which of the two a step is, the rank that has the inputs
+announces them to the others as it begins.
 """
 
 from collections.abc import Hashable
@@ -10,11 +11,12 @@ from collections.abc import Hashable
 import torch
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.stage.values import Value
 from schedlang.runtime.transport.messages import (
     ActivationReceive,
     ActivationSend,
-    Edge,
+    Channel,
     GradientReceive,
     GradientSend,
     Receive,
@@ -22,16 +24,15 @@ from schedlang.runtime.transport.messages import (
 )
 from schedlang.runtime.transport.precision import Rounding
 from schedlang.runtime.transport.wire import InFlight, Wire
-from schedlang.runtime.watch.watchdog import PipelineError
 from schedlang.schedule.kinds import Kind
 
-# Tag 0 is what messages have that a user's script may send.
+# A user's script may send messages of its own, which have tag 0 by default.
 _FIRST_TAG = 1
 _LAST_TAG = 2**31
 
 
 class Exchange:
-    """The messages of one rank. `number` tells apart the pipelines that all processes have built
+    """All messages of one rank. `number` tells apart the pipelines that all processes have built
     one after another.
     """
 
@@ -51,72 +52,77 @@ class Exchange:
         self._rounding = rounding
         self._name = torch.tensor([number, int(plan.digest[:15], 16)])
         stages = len(plan.placement)
-        #: Edges have the numbers of the stages that they begin at, and of skips.
+        #: Channels are numbered as the stages that they begin at, and as skips.
         self._numbers = stages + len(plan.layout.skip_stages)
         self._units = max(map(plan.layout.units, range(stages)))
-        #: NCCL issues batches as one; to gloo they mean nothing.
+        #: NCCL makes a batch of messages as one; to gloo, batches mean nothing.
         self.has_batches = device.type == "cuda"
-        self._edges: dict[int, Edge] = {}
-        #: For each look of the inputs of a pipeline's first stage its number, and the number of
-        #: this step's.
+        self._channels: dict[int, Channel] = {}
+        #: The inputs of a pipeline's first stage are numbered by their shapes and types: all that
+        #: were seen, and those of this step.
         self._seen: dict[int, dict[Hashable, int]] = {}
         self._inputs: dict[int, int] = {}
-        self._told: list[tuple[InFlight, int]] = []
+        self._announced: list[tuple[InFlight, int]] = []
 
     def message(
         self, kind: Kind, number: int, microbatch: int, box: dict[int, Value]
     ) -> Send | Receive:
-        """The message of an action, from a box or into one."""
-        edge = self._edge(kind, number)
-        first = 2 * (edge.number * self._units + microbatch) + (kind in (Kind.SEND_B, Kind.RECV_B))
-        # Before them, a word and a header for every edge.
+        """The message of an action, which takes its value from a box or puts it into one."""
+        channel = self._channel(kind, number)
+        is_gradient = kind in (Kind.SEND_B, Kind.RECV_B)
+        first = 2 * (channel.number * self._units + microbatch) + is_gradient
+        # Before them, an announcement and a header for every channel.
         tags = range(
             _FIRST_TAG + 2 * self._numbers + first, _LAST_TAG, 2 * self._numbers * self._units
         )
         if kind == Kind.SEND_F:
-            return ActivationSend(edge, microbatch, tags, box)
+            return ActivationSend(channel, microbatch, tags, box)
         if kind == Kind.SEND_B:
-            return GradientSend(edge, microbatch, tags, box)
+            return GradientSend(channel, microbatch, tags, box)
         receive = ActivationReceive if kind == Kind.RECV_F else GradientReceive
-        return receive(edge, microbatch, tags, box, self._device)
+        return receive(channel, microbatch, tags, box, self._device)
 
-    def begin(self, looks: dict[int, Hashable]) -> None:
-        """Begin a step: tell other ranks of the inputs that this one has, by first stage, and hear
-        from the others.
+    def begin(self, specs: dict[int, Hashable]) -> None:
+        """Begin a step: announce the shapes and types of the inputs that this rank has, by first
+        stage, and receive what other ranks announce.
         """
-        for first, look in looks.items():
+        for first, spec in specs.items():
             seen = self._seen.setdefault(first, {})
-            self._inputs[first] = seen.setdefault(look, len(seen))
-            self._tell(first)
+            self._inputs[first] = seen.setdefault(spec, len(seen))
+            self._announce(first)
         for pipeline in self._plan.layout.pipelines:
-            if self._takes_part(self._rank, pipeline.start) and pipeline.start not in looks:
-                self._inputs[pipeline.start] = self._hear(pipeline.start)
-        for edge in self._edges.values():
-            edge.begin(self._inputs[self._plan.layout.pipeline_of[edge.earlier].start])
+            if self._takes_part(self._rank, pipeline.start) and pipeline.start not in specs:
+                self._inputs[pipeline.start] = self._receive_announcement(pipeline.start)
+        for channel in self._channels.values():
+            channel.begin(self._inputs_of(channel))
 
     def end(self) -> None:
-        """End a step, in which all messages have come to an end."""
-        for edge in self._edges.values():
-            edge.end(self._inputs[self._plan.layout.pipeline_of[edge.earlier].start])
-        for told, peer in self._told:
-            self._wire.wait(told, peer)
-        self._told.clear()
+        """End a step, when all of its messages are through."""
+        for channel in self._channels.values():
+            channel.end(self._inputs_of(channel))
+        for in_flight, peer in self._announced:
+            self._wire.wait(in_flight, peer)
+        self._announced.clear()
 
-    def _edge(self, kind: Kind, number: int) -> Edge:
+    def _inputs_of(self, channel: Channel) -> int:
+        """The number of this step's inputs, of the pipeline that a channel is in."""
+        return self._inputs[self._plan.layout.pipeline_of[channel.earlier].start]
+
+    def _channel(self, kind: Kind, number: int) -> Channel:
         layout = self._plan.layout
-        edge = min(number, layout.counterpart(kind, number)[1])
-        if edge not in self._edges:
+        first = min(number, layout.counterpart(kind, number)[1])
+        if first not in self._channels:
             peer = self._plan.peer(kind, number)
             earlier = min(layout.ends(kind, number))
             assert peer is not None
-            tag = _FIRST_TAG + self._numbers + edge
-            self._edges[edge] = Edge(
-                self._wire, edge, earlier, self._what(edge), peer, tag, self._rounding
+            tag = _FIRST_TAG + self._numbers + first
+            self._channels[first] = Channel(
+                self._wire, first, earlier, self._what(first), peer, tag, self._rounding
             )
-        return self._edges[edge]
+        return self._channels[first]
 
     def _what(self, number: int) -> str:
-        """What passes an edge, in a message."""
+        """What passes through a channel, for an error."""
         if number not in self._plan.layout.skip_stages:
             return f"the output of stage {number}"
         earlier, later = self._plan.layout.skip_stages[number]
@@ -127,16 +133,18 @@ class Exchange:
         pipeline = self._plan.layout.pipeline_of[first]
         return rank in self._plan.placement[pipeline.start : pipeline.stop]
 
-    def _tell(self, first: int) -> None:
-        word = torch.cat([self._name, torch.tensor([self._inputs[first]])])
+    def _announce(self, first: int) -> None:
+        announcement = torch.cat([self._name, torch.tensor([self._inputs[first]])])
         for rank in range(len(self._plan.ranks)):
             if rank != self._rank and self._takes_part(rank, first):
-                self._told.append(([(self._wire.send(word, rank, _FIRST_TAG + first), word)], rank))
+                sent = self._wire.send(announcement, rank, _FIRST_TAG + first)
+                self._announced.append(([(sent, announcement)], rank))
 
-    def _hear(self, first: int) -> int:
-        word = torch.empty(3, dtype=torch.int64)
+    def _receive_announcement(self, first: int) -> int:
+        announcement = torch.empty(3, dtype=torch.int64)
         rank = self._plan.placement[first]
-        self._wire.wait([(self._wire.receive(word, rank, _FIRST_TAG + first), word)], rank)
-        if not torch.equal(word[:2], self._name):
+        received = self._wire.receive(announcement, rank, _FIRST_TAG + first)
+        self._wire.wait([(received, announcement)], rank)
+        if not torch.equal(announcement[:2], self._name):
             raise PipelineError(f"rank {rank} has begun a step of another pipeline")
-        return int(word[2])
+        return int(announcement[2])

@@ -1,7 +1,10 @@
-"""The messages of a plan at one of their ends: each is prepared once, and goes in every step.
+"""The messages of a plan, as sender or receiver: each is prepared once, and made in every step.
 
-gloo and NCCL fill a buffer of the wrong size without a word, so a sender holds every message to
-what it has announced.
+gloo and NCCL fill a buffer of the wrong size without an error, so a sender compares every message
+with what it has announced:
+
+    first step     spec of the output ─► header ─► activation ─► …          by way of the CPU
+    later steps                                    activation ─► …          device to device
 """
 
 from collections.abc import Sequence
@@ -11,19 +14,20 @@ import torch.distributed as dist
 from attrs import define, field
 from torch import Tensor
 
-from schedlang.runtime.stage.values import Look, Value, flatten, has_gradient, unflatten
-from schedlang.runtime.transport.precision import Form, Rounding
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.stage.values import Value, ValueSpec, flatten, has_gradient, unflatten
+from schedlang.runtime.transport.precision import Rounding, WireFormat
 from schedlang.runtime.transport.wire import InFlight, Wire
-from schedlang.runtime.watch.watchdog import PipelineError
 
 
 @define(eq=False)
-class Edge:
-    """Between a stage of this rank and one on another rank: `what` passes it looks like this.
+class Channel:
+    """The messages between a stage of this rank and one on another rank: activations, which are
+    `what` passes in an error, and their gradients.
 
-    What it looks like is known from the first step with such inputs. In that step, which is `new`,
-    the first activation brings a header, and all goes by way of the CPU: its receives are begun
-    when they are waited for, and gloo does not mind in which order.
+    Their shapes and types are known from the first step with such inputs. In that step, which is
+    `new`, the first activation brings a header, and all messages go by way of the CPU: their
+    receives are begun when they are waited for, in whichever order, which gloo does not mind.
     """
 
     wire: Wire
@@ -34,91 +38,99 @@ class Edge:
     tag: int
     rounding: Rounding | None
     new: bool = True
-    look: Look | None = None
-    activation: Form = field(init=False)
-    gradient: Form = field(init=False)
-    _known: dict[int, Look] = field(factory=dict)
+    spec: ValueSpec | None = None
+    activation: WireFormat = field(init=False)
+    gradient: WireFormat = field(init=False)
+    _known: dict[int, ValueSpec] = field(factory=dict)
     _headers: InFlight = field(factory=list)
 
     def begin(self, inputs: int) -> None:
-        """Begin a step with inputs of this number; all that look the same have the same."""
-        look = self._known.get(inputs)
-        self.new = look is None
-        if look is not self.look:
-            self._set(look)
+        """Begin a step with inputs of this number: those of the same shapes and types have the
+        same.
+        """
+        spec = self._known.get(inputs)
+        self.new = spec is None
+        if spec is not self.spec:
+            self._set(spec)
 
     def end(self, inputs: int) -> None:
-        """End a step: what it has found out is known from now on."""
-        if self.new and self.look is not None:
-            self._known[inputs] = self.look
+        """End a step: the shapes and types that it has found out are known from now on."""
+        if self.new and self.spec is not None:
+            self._known[inputs] = self.spec
             self.wire.wait(self._headers, self.peer)
             self._headers = []
 
-    def announce(self, look: Look) -> None:
-        """Tell the other rank, before the first activation of a new step, what activations look
-        like.
+    def announce(self, spec: ValueSpec) -> None:
+        """Tell the other rank the shapes and types of activations, before the first one of a new
+        step.
         """
-        self._set(look)
-        self._headers = self.wire.send_object(look, self.peer, self.tag)
+        self._set(spec)
+        self._headers = self.wire.send_object(spec, self.peer, self.tag)
 
     def learn(self) -> None:
-        """Wait until the other rank has told."""
-        look = self.wire.receive_object(self.peer, self.tag)
-        assert isinstance(look, Look)
-        self._set(look)
+        """Wait until the other rank has announced them."""
+        spec = self.wire.receive_object(self.peer, self.tag)
+        assert isinstance(spec, ValueSpec)
+        self._set(spec)
 
-    def _set(self, look: Look | None) -> None:
-        self.look = look
-        models = look.models() if look else []
-        self.activation = Form.of(models, self.rounding)
-        self.gradient = Form.of([each for each in models if has_gradient(each)], self.rounding)
+    def _set(self, spec: ValueSpec | None) -> None:
+        self.spec = spec
+        models = spec.models() if spec else []
+        self.activation = WireFormat.of(models, self.rounding)
+        with_gradient = [model for model in models if has_gradient(model)]
+        self.gradient = WireFormat.of(with_gradient, self.rounding)
 
 
 class Message:
-    """A message, which goes from a box of one of this rank's stages, or into one."""
+    """A message, which takes its value from a box of one of this rank's stages, or puts it into
+    one.
+    """
 
-    __slots__ = ("box", "edge", "in_flight", "microbatch", "peer", "tags", "wire")
+    __slots__ = ("box", "channel", "in_flight", "microbatch", "peer", "tags", "wire")
 
-    def __init__(self, edge: Edge, microbatch: int, tags: range, box: dict[int, Value]) -> None:
-        self.edge = edge
-        self.wire = edge.wire
-        self.peer = edge.peer
+    def __init__(
+        self, channel: Channel, microbatch: int, tags: range, box: dict[int, Value]
+    ) -> None:
+        self.channel = channel
+        self.wire = channel.wire
+        self.peer = channel.peer
         self.box = box
-        #: A tag for each tensor, more than there will be.
         self.microbatch = microbatch
+        #: A tag for each tensor, more than there will be.
         self.tags = tags
         self.in_flight: InFlight = []
 
     def tensors(self) -> list[Tensor]:
-        """What is to be sent, or room for what is to be received."""
+        """The tensors to send, or empty ones to receive into."""
         raise NotImplementedError
 
 
 class Send(Message):
-    """A send: begun, and later waited for."""
+    """A send, begun and later waited for."""
 
     __slots__ = ()
 
     def post(self) -> None:
-        """Begin it."""
+        """Begin to send."""
         tensors = self.tensors()
-        if self.edge.new:
-            tensors = [each.cpu() for each in tensors]
+        if self.channel.new:
+            tensors = [tensor.cpu() for tensor in tensors]
         send = self.wire.send
         peer = self.peer
         self.in_flight = [
-            (send(each, peer, tag), each) for each, tag in zip(tensors, self.tags, strict=False)
+            (send(tensor, peer, tag), tensor)
+            for tensor, tag in zip(tensors, self.tags, strict=False)
         ]
 
     def complete(self) -> None:
-        """Wait until it has been received, and let go of what was sent."""
+        """Wait until the tensors have been received, and let go of them."""
         if self.in_flight:
             self.wire.wait(self.in_flight, self.peer)
             self.in_flight = []
 
     def complete_if_posted(self) -> None:
-        """The same where its receive was begun at its place in the plan: not in a new step."""
-        if not self.edge.new:
+        """The same, but not in a new step, whose receives are not begun where the plan has them."""
+        if not self.channel.new:
             self.complete()
 
 
@@ -128,19 +140,19 @@ class ActivationSend(Send):
     __slots__ = ()
 
     def tensors(self) -> list[Tensor]:
-        """The tensors of the output, announced if it is the first of a new step, and else like what
-        was.
+        """The tensors of the output: announced if it is the first one of a new step, and else
+        compared with what was announced.
         """
-        edge = self.edge
-        tensors, tree = flatten(self.box.pop(self.microbatch), edge.what)
-        if edge.look is None:
-            edge.announce(Look.of(tensors, tree))
-        elif not edge.look.is_of(tensors, tree):
+        channel = self.channel
+        tensors, tree = flatten(self.box.pop(self.microbatch), channel.what)
+        if channel.spec is None:
+            channel.announce(ValueSpec.of(tensors, tree))
+        elif not channel.spec.matches(tensors, tree):
             raise PipelineError(
-                f"{edge.what} is {Look.of(tensors, tree)} for microbatch {self.microbatch}, "
-                f"but {edge.look} in the first step with inputs of this shape"
+                f"{channel.what} is {ValueSpec.of(tensors, tree)} for microbatch "
+                f"{self.microbatch}, but {channel.spec} in the first step with inputs of this shape"
             )
-        return edge.activation.pack(tensors)
+        return channel.activation.pack(tensors)
 
 
 class GradientSend(Send):
@@ -149,8 +161,8 @@ class GradientSend(Send):
     __slots__ = ()
 
     def tensors(self) -> list[Tensor]:
-        """The gradients, which look like the tensors that they are of."""
-        return self.edge.gradient.pack(self.box.pop(self.microbatch))
+        """The gradients, which have the shapes and types of the tensors that they are of."""
+        return self.channel.gradient.pack(self.box.pop(self.microbatch))
 
 
 class Receive(Message):
@@ -159,47 +171,55 @@ class Receive(Message):
     __slots__ = ("device",)
 
     def __init__(
-        self, edge: Edge, microbatch: int, tags: range, box: dict[int, Value], device: torch.device
+        self,
+        channel: Channel,
+        microbatch: int,
+        tags: range,
+        box: dict[int, Value],
+        device: torch.device,
     ) -> None:
-        super().__init__(edge, microbatch, tags, box)
+        super().__init__(channel, microbatch, tags, box)
         self.device = device
 
-    def form(self) -> Form:
-        """What the tensors look like that come."""
+    def format(self) -> WireFormat:
+        """Shapes and types of the tensors that come."""
         raise NotImplementedError
 
     def put(self, tensors: list[Tensor]) -> None:
-        """Put what has come where its stage takes it from."""
+        """Put what has come where the stage takes it from."""
         raise NotImplementedError
 
     def tensors(self) -> list[Tensor]:
-        """Room for them."""
+        """Empty tensors to receive into."""
         device = self.device
-        return [torch.empty_like(each, device=device) for each in self.form().packed]
+        return [torch.empty_like(model, device=device) for model in self.format().packed]
 
     def post(self) -> None:
-        """Begin it."""
-        if not self.edge.new:
+        """Begin to receive, if it is known what comes."""
+        if not self.channel.new:
             self._begin(self.tensors())
 
     def arrive(self) -> None:
-        """Wait for it."""
-        edge = self.edge
+        """Wait for the tensors, and give them to the stage."""
+        channel = self.channel
         device = self.device
-        if edge.new:
-            if edge.look is None:
-                edge.learn()
-            self._begin([torch.empty_like(each) for each in self.form().packed])
+        if channel.new:
+            if channel.spec is None:
+                channel.learn()
+            self._begin([torch.empty_like(model) for model in self.format().packed])
         self.wire.wait(self.in_flight, self.peer)
-        tensors = [each for _, each in self.in_flight]
+        tensors = [tensor for _, tensor in self.in_flight]
         self.in_flight = []
-        self.put(self.form().unpack([each.to(device) for each in tensors] if edge.new else tensors))
+        if channel.new:
+            tensors = [tensor.to(device) for tensor in tensors]
+        self.put(self.format().unpack(tensors))
 
     def _begin(self, tensors: list[Tensor]) -> None:
         receive = self.wire.receive
         peer = self.peer
         self.in_flight = [
-            (receive(each, peer, tag), each) for each, tag in zip(tensors, self.tags, strict=False)
+            (receive(tensor, peer, tag), tensor)
+            for tensor, tag in zip(tensors, self.tags, strict=False)
         ]
 
 
@@ -208,15 +228,15 @@ class ActivationReceive(Receive):
 
     __slots__ = ()
 
-    def form(self) -> Form:
-        """As announced."""
-        return self.edge.activation
+    def format(self) -> WireFormat:
+        """The format that was announced."""
+        return self.channel.activation
 
     def put(self, tensors: list[Tensor]) -> None:
-        """Put it together again."""
-        look = self.edge.look
-        assert look is not None
-        self.box[self.microbatch] = unflatten(tensors, look.tree)
+        """Nest the tensors as they were, and give them to the stage."""
+        spec = self.channel.spec
+        assert spec is not None
+        self.box[self.microbatch] = unflatten(tensors, spec.tree)
 
 
 class GradientReceive(Receive):
@@ -224,22 +244,22 @@ class GradientReceive(Receive):
 
     __slots__ = ()
 
-    def form(self) -> Form:
-        """As this rank has announced what they are of."""
-        return self.edge.gradient
+    def format(self) -> WireFormat:
+        """The format of the outputs that they are of, which this rank has announced."""
+        return self.channel.gradient
 
     def put(self, tensors: list[Tensor]) -> None:
-        """As they are."""
+        """Give the tensors to the stage."""
         self.box[self.microbatch] = tensors
 
 
 def post_as_one(messages: Sequence[Send | Receive]) -> None:
     """Begin messages as one batch of NCCL; in a new step, by gloo, one by one."""
-    if any(each.edge.new for each in messages):
-        for each in messages:
-            each.post()
+    if any(message.channel.new for message in messages):
+        for message in messages:
+            message.post()
         return
-    tensors = [each.tensors() for each in messages]
+    tensors = [message.tensors() for message in messages]
     operations = [
         message.wire.operation(
             dist.isend if isinstance(message, Send) else dist.irecv, tensor, message.peer

@@ -1,5 +1,4 @@
-"""What messages carry in fewer bits: tensors that are rounded on their way, to bfloat16 or to
-float16.
+"""Messages of fewer bits: tensors that are rounded to bfloat16 or float16 on their way.
 
 The smallest float16 is 6e-8, and gradients are often smaller. So a tensor is multiplied by the
 power of two at which its largest number fits, and the exponent goes along as one number more;
@@ -13,7 +12,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from schedlang.runtime.watch.watchdog import PipelineError
+from schedlang.runtime.errors import PipelineError
 
 #: The exponent of the power of two under which the largest number is brought: float16 ends at
 #: 65504.
@@ -22,14 +21,14 @@ _LARGEST = 15
 
 @frozen
 class Rounding:
-    """To a type of 16 bits: of tensors of floating point numbers that have more, and of no
-    others.
+    """Rounds tensors of floating point numbers of more bits to a type of 16 bits; leaves all others
+    as they are.
     """
 
     type: torch.dtype
 
     def pack(self, tensor: Tensor) -> Tensor:
-        """What goes instead of a tensor, contiguous."""
+        """What is sent instead of a tensor, contiguous."""
         if not self._rounds(tensor):
             return tensor.contiguous()
         if self.type == torch.bfloat16:
@@ -40,14 +39,14 @@ class Rounding:
         return torch.cat([(tensor * exponent.exp2()).flatten(), exponent.view(1)]).to(self.type)
 
     def room(self, model: Tensor) -> Tensor:
-        """What looks like that, for a tensor that looks like a model."""
+        """A tensor of the shape and type of what is sent instead of the model."""
         if not self._rounds(model):
             return model
         shape = model.shape if self.type == torch.bfloat16 else (model.numel() + 1,)
         return torch.empty(1, dtype=self.type).expand(shape)
 
     def unpack(self, packed: Tensor, model: Tensor) -> Tensor:
-        """A tensor that looks like the model, as it has come."""
+        """The tensor, of the shape and type of the model, from what was sent instead."""
         if not self._rounds(model):
             return packed
         found = packed.to(model.dtype)
@@ -62,7 +61,7 @@ class Rounding:
 
 
 def rounding_to(type: torch.dtype | None) -> Rounding | None:
-    """That of messages; PipelineError for a type that they do not have."""
+    """The rounding to a type; PipelineError for a type that messages cannot have."""
     if type is None:
         return None
     if type not in (torch.bfloat16, torch.float16):
@@ -73,28 +72,30 @@ def rounding_to(type: torch.dtype | None) -> Rounding | None:
 
 
 @frozen(eq=False)
-class Form:
-    """What the tensors of a message look like, at the stages and on their way between them."""
+class WireFormat:
+    """Shapes and types of a message's tensors, at the stages (`models`) and on their way
+    (`packed`).
+    """
 
     models: list[Tensor]
     rounding: Rounding | None
     packed: list[Tensor]
 
     @classmethod
-    def of(cls, models: list[Tensor], rounding: Rounding | None) -> "Form":
-        """The form of tensors that look so at the stages."""
+    def of(cls, models: list[Tensor], rounding: Rounding | None) -> "WireFormat":
+        """The format of tensors that have these shapes and types at the stages."""
         return cls(
-            models, rounding, [rounding.room(each) for each in models] if rounding else models
+            models, rounding, [rounding.room(model) for model in models] if rounding else models
         )
 
     def pack(self, tensors: list[Tensor]) -> list[Tensor]:
-        """What is sent of some tensors."""
+        """The tensors to send."""
         if self.rounding is None:
-            return [each.contiguous() for each in tensors]
+            return [tensor.contiguous() for tensor in tensors]
         return [*map(self.rounding.pack, tensors)]
 
     def unpack(self, tensors: list[Tensor]) -> list[Tensor]:
-        """What has been sent."""
+        """The tensors that were sent."""
         return (
             tensors if self.rounding is None else [*map(self.rounding.unpack, tensors, self.models)]
         )

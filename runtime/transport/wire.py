@@ -13,8 +13,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.transport.ranks import Ranks, Replicas
-from schedlang.runtime.watch.watchdog import GRACE, LostRank, Watchdog
+from schedlang.runtime.errors import LostRank
+from schedlang.runtime.transport.processes import Processes, Replicas
+from schedlang.runtime.watch.watchdog import GRACE, Watchdog
 from schedlang.schedule.actions import is_transfer
 
 #: What is on its way: gloo loses a message whose handle or tensor is dropped.
@@ -22,66 +23,73 @@ InFlight = list[tuple[dist.Work, Tensor]]
 
 
 class Wire:
-    """The connections of one rank to the others of its plan, its peers; LostRank where one
-    breaks.
+    """The connections of one rank to the others of its plan, its peers.
+
+    Every call that waits tells the watchdog for which processes, and ends after a time limit.
+    LostRank where a connection breaks.
     """
 
-    def __init__(self, ranks: Ranks, timeout: float, watchdog: Watchdog) -> None:
-        # The watchdog is to find out first: it knows whose fault a wait is, gloo does not.
+    def __init__(self, processes: Processes, timeout: float, watchdog: Watchdog) -> None:
+        # Later than the watchdog's: it knows which rank everyone waits for in the end, gloo does
+        # not.
         self._limit = timedelta(seconds=timeout + 2 * GRACE)
         self._watchdog = watchdog
-        self._ranks = ranks
-        self._others = tuple(each for each in ranks.pipeline if each != dist.get_rank())
-        #: For each peer the process, which the watchdog knows, and its rank in the group.
-        self._processes = [(each,) for each in ranks.pipeline]
-        self._in_group = [dist.get_group_rank(ranks.group, each) for each in ranks.pipeline]
-        # What `dist.isend` and `dist.irecv` call in the end, in a third of their time.
-        self._send = ranks.group.send
-        self._receive = ranks.group.recv
+        self.processes = processes
+        own = dist.get_rank()
+        self._others = tuple(process for process in processes.pipeline if process != own)
+        #: For each peer its process, as the watchdog is told, and its rank in the process group.
+        self._peers = [(process,) for process in processes.pipeline]
+        self._group_ranks = [
+            dist.get_group_rank(processes.group, process) for process in processes.pipeline
+        ]
+        # `dist.isend` and `dist.irecv` check their arguments and then call these; to call these at
+        # once takes a third of the time.
+        self._send = processes.group.send
+        self._receive = processes.group.recv
         _let_main_thread_go_on()
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
         """Begin to send a tensor, which must stay as it is until the wait for it."""
         try:
-            return self._send([tensor], self._in_group[peer], tag)
+            return self._send([tensor], self._group_ranks[peer], tag)
         except RuntimeError as error:
-            raise LostRank({self._ranks.pipeline[peer]}, str(error)) from error
+            raise LostRank({self.processes.pipeline[peer]}, str(error)) from error
 
     def receive(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
         """Begin to receive into a tensor."""
         try:
-            return self._receive([tensor], self._in_group[peer], tag)
+            return self._receive([tensor], self._group_ranks[peer], tag)
         except RuntimeError as error:
-            raise LostRank({self._ranks.pipeline[peer]}, str(error)) from error
+            raise LostRank({self.processes.pipeline[peer]}, str(error)) from error
 
     def operation(
         self, call: Callable[..., dist.Work | None], tensor: Tensor, peer: int
     ) -> dist.P2POp:
         """A send or a receive of a batch, `dist.isend` or `dist.irecv`."""
-        return dist.P2POp(call, tensor, self._ranks.pipeline[peer], self._ranks.group)
+        return dist.P2POp(call, tensor, self.processes.pipeline[peer], self.processes.group)
 
     def as_one(self, operations: list[dist.P2POp]) -> InFlight:
         """Begin sends and receives as one batch of NCCL, which has one handle for all of them."""
         try:
             works = dist.batch_isend_irecv(operations)
         except RuntimeError as error:
-            raise LostRank({each.peer for each in operations}, str(error)) from error
+            raise LostRank({operation.peer for operation in operations}, str(error)) from error
         return list(
             zip(
                 works * (len(operations) // len(works)),
-                (each.tensor for each in operations),
+                (operation.tensor for operation in operations),
                 strict=True,
             )
         )
 
     def exchange(self, operations: list[dist.P2POp]) -> None:
-        """Make such a batch, and wait for it."""
+        """Make a batch of sends and receives, and wait for it."""
         if operations:
-            self._wait(self.as_one(operations), tuple({each.peer for each in operations}))
+            self._wait(self.as_one(operations), tuple({operation.peer for operation in operations}))
 
     def wait(self, in_flight: InFlight, peer: int) -> None:
         """Wait for what goes to a peer or comes from it; on a GPU, only its stream waits."""
-        self._wait(in_flight, self._processes[peer])
+        self._wait(in_flight, self._peers[peer])
 
     def _wait(self, in_flight: InFlight, processes: tuple[int, ...]) -> None:
         self._watchdog.waits_for = processes
@@ -98,19 +106,19 @@ class Wire:
 
     def reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> None:
         """Reduce a tensor over all ranks of the plan, in place."""
-        self.end_reduce(self.begin_reduce(tensor, operation, self._ranks.group))
+        self.end_reduce(self.begin_reduce(tensor, operation, self.processes.group))
 
     def begin_reduce(
         self, tensor: Tensor, operation: dist.ReduceOp.RedOpType, group: dist.ProcessGroup | None
     ) -> InFlight:
-        """Begin to reduce a tensor over all ranks of the plan, which are the group, in place."""
+        """Begin to reduce a tensor in place over all ranks of the plan, in a group of theirs."""
         try:
             return [(dist.all_reduce(tensor, operation, group, async_op=True), tensor)]
         except RuntimeError as error:
             raise LostRank({*self._others}, str(error)) from error
 
     def end_reduce(self, in_flight: InFlight) -> None:
-        """Wait for it."""
+        """Wait for a reduction over the ranks of the plan."""
         self._wait(in_flight, self._others)
 
     def begin_sum(self, tensor: Tensor, replicas: Replicas) -> InFlight:
@@ -123,13 +131,14 @@ class Wire:
             raise LostRank({*replicas.others}, str(error)) from error
 
     def end_sum(self, in_flight: InFlight, replicas: Replicas) -> None:
-        """Wait for it."""
+        """Wait for a sum over replicas."""
         self._wait(in_flight, replicas.others)
 
     def send_object(self, sent: object, peer: int, tag: int) -> InFlight:
         """Begin to send what can be pickled: its length, then its bytes."""
         data = torch.frombuffer(bytearray(pickle.dumps(sent)), dtype=torch.uint8)
-        return [(self.send(each, peer, tag), each) for each in (torch.tensor([len(data)]), data)]
+        tensors = torch.tensor([len(data)]), data
+        return [(self.send(tensor, peer, tag), tensor) for tensor in tensors]
 
     def receive_object(self, peer: int, tag: int) -> object:
         """Wait for what `send_object` sends."""
@@ -146,9 +155,10 @@ class Wire:
 def _let_main_thread_go_on() -> None:
     """Keep gloo's threads from interrupting the main thread, on Linux.
 
-    A thread of gloo wakes for what comes from a rank, but can do nothing while the main thread is
-    sending to that rank: it tries again and again. Where it has taken the main thread's place on a
-    core, it does so until its time is over, which is many times what the messages take.
+    A thread of gloo wakes up when a message comes from a rank, but can do nothing while the main
+    thread is sending to that rank: it tries again and again. If it has taken the main thread's
+    core, it goes on until its time slice is over, which is many times what the messages take. As
+    threads for batch work, they do not take the core of a thread that runs.
     """
     with suppress(OSError):
         for name in Path("/proc/self/task").glob("*/comm"):
@@ -156,36 +166,37 @@ def _let_main_thread_go_on() -> None:
                 os.sched_setscheduler(int(name.parent.name), os.SCHED_BATCH, os.sched_param(0))
 
 
-def warm_up(plan: Plan, ranks: Ranks, device: torch.device) -> None:
-    """On GPUs, let NCCL make its communicators: of all ranks, for batches; of each two with
-    transfers outside of them.
+def warm_up(plan: Plan, processes: Processes, device: torch.device) -> None:
+    """On GPUs, let NCCL make its communicators: one of all ranks, for batches; one of every two
+    ranks that have transfers outside of batches; and one of replicas.
 
-    And of replicas. Ranks wait for each other here, so they come to the pairs in the same order.
+    Ranks wait for each other here, so all come to the pairs in the same order.
     """
     if device.type != "cuda":
         return
-    own = ranks.own
-    count = len(ranks.pipeline)
-    group = ranks.group
+    own = processes.own
+    pipeline = processes.pipeline
+    count = len(pipeline)
+    group = processes.group
     sent = torch.zeros(1, device=device)
     received = torch.zeros(1, device=device)
     if count > 1:
         ring = [
-            (dist.isend, sent, ranks.pipeline[(own + 1) % count]),
-            (dist.irecv, received, ranks.pipeline[(own - 1) % count]),
+            (dist.isend, sent, pipeline[(own + 1) % count]),
+            (dist.irecv, received, pipeline[(own - 1) % count]),
         ]
-        for work in dist.batch_isend_irecv([dist.P2POp(*each, group) for each in ring]):
+        for work in dist.batch_isend_irecv([dist.P2POp(*operation, group) for operation in ring]):
             work.wait()
-    for low, high in sorted(_alone(plan)):
+    for low, high in sorted(_pairs(plan)):
         if own == low:
-            dist.send(sent, ranks.pipeline[high], group)
+            dist.send(sent, pipeline[high], group)
         elif own == high:
-            dist.recv(received, ranks.pipeline[low], group)
-    if ranks.replicas.are_several:
-        dist.all_reduce(sent, group=ranks.replicas.group)
+            dist.recv(received, pipeline[low], group)
+    if processes.replicas.are_several:
+        dist.all_reduce(sent, group=processes.replicas.group)
 
 
-def _alone(plan: Plan) -> set[tuple[int, int]]:
+def _pairs(plan: Plan) -> set[tuple[int, int]]:
     """The pairs of ranks that have transfers outside of batches."""
     found = set()
     for rank, actions in enumerate(plan.ranks):

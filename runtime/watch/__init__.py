@@ -1,1 +1,1 @@
-"""Where ranks stand, and what they say when one fails."""
+"""Heartbeats of ranks, and what all of them print when one fails."""

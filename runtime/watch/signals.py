@@ -1,7 +1,7 @@
-"""SIGTERM, which launchers send to all ranks as soon as one has ended, comes to a thread that can
-still say why.
+"""SIGTERM and SIGINT, for the thread of the watchdog.
 
-So does SIGINT, for which the main thread has an exception, but not before it comes out of gloo.
+Launchers send SIGTERM to all ranks as soon as one has ended: the watchdog can still print why. At
+SIGINT the main thread gets a KeyboardInterrupt, but not while it waits inside gloo.
 """
 
 import atexit
@@ -12,58 +12,59 @@ import socket
 import threading
 
 
-class SignalBell:
-    """Rings at SIGTERM and SIGINT, where the process has no handler of its own for SIGTERM.
+class SignalListener:
+    """Lets a thread wait for SIGTERM and SIGINT, if the process has no handler of its own for
+    SIGTERM.
 
-    A Python handler alone would not run while the main thread is inside gloo; the wakeup descriptor
-    is written to at once, and any thread can wait for it.
+    Python runs its handlers in the main thread, so not while that is inside gloo. But it writes the
+    number of a signal to a file descriptor at once, here of a socket, and any thread can read that.
     """
 
     def __init__(self) -> None:
-        self._bell, self._button = socket.socketpair()
-        self._button.setblocking(False)
-        self._hung = (
+        self._reads, self._writes = socket.socketpair()
+        self._writes.setblocking(False)
+        self._is_on = (
             threading.current_thread() is threading.main_thread()
             and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         )
-        if self._hung:
+        if self._is_on:
             signal.signal(signal.SIGTERM, lambda *_: None)
-            signal.set_wakeup_fd(self._button.fileno(), warn_on_full_buffer=False)
+            signal.set_wakeup_fd(self._writes.fileno(), warn_on_full_buffer=False)
 
     def wait(self, seconds: float) -> bytes:
-        """Wait; the signals that came."""
-        ready, _, _ = select.select([self._bell], [], [], seconds)
-        return self._bell.recv(64) if ready else b""
+        """Wait for signals; gives those that came."""
+        ready, _, _ = select.select([self._reads], [], [], seconds)
+        return self._reads.recv(64) if ready else b""
 
     def interrupt(self) -> None:
         """End the wait in another thread."""
-        self._button.send(b"\0")
+        self._writes.send(b"\0")
 
     def take_down(self) -> None:
-        """Let SIGTERM be what it was."""
-        if self._hung and threading.current_thread() is threading.main_thread():
-            self._hung = False
+        """Give SIGTERM its default action back."""
+        if self._is_on and threading.current_thread() is threading.main_thread():
+            self._is_on = False
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def ignore(self) -> None:
         """From now on, SIGTERM does not change the exit code of a process that is ending."""
-        if self._hung:
-            self._hung = False
+        if self._is_on:
+            self._is_on = False
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     def let_finish(self, seconds: float) -> None:
-        """From now on, SIGTERM leaves the process some seconds to end with its own exit code."""
+        """From now on, the process has some seconds after SIGTERM to end with its own exit code."""
 
         def end_soon(*_: object) -> None:
             timer = threading.Timer(seconds, os._exit, [1])
             timer.daemon = True
             timer.start()
 
-        if self._hung:
-            self._hung = False
+        if self._is_on:
+            self._is_on = False
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGTERM, end_soon)
-            # Python takes its handlers away while it shuts down, but lets a signal be ignored.
+            # While it shuts down, Python removes its handlers, but not that a signal is ignored.
             atexit.register(signal.signal, signal.SIGTERM, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""The store of the process group, as the processes of one attempt to train share it."""
+"""The key-value store of the process group, which all processes of a training share."""
 
 import os
 from collections.abc import Callable
@@ -13,15 +13,15 @@ from torch.distributed.distributed_c10d import PrefixStore
 
 
 def is_of_torchrun() -> bool:
-    """Whether it is in torchrun's own process, and not in that of rank 0."""
+    """Whether the store is in torchrun's own process, and not in that of rank 0."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def of_this_attempt(store: Any) -> Any:
-    """A store where nothing is seen of the processes before a restart, which torchrun's own
-    outlives.
+    """The store, with keys of their own for each attempt: torchrun's store outlives a restart, and
+    still has what the processes before it wrote.
 
-    Torch's own keys are mixed up there (pytorch/pytorch#135712).
+    Torch mixes up its own keys then (pytorch/pytorch#135712).
     """
     attempt = os.environ["TORCHELASTIC_RESTART_COUNT"] if is_of_torchrun() else "0"
     return PrefixStore(f"schedlang/{attempt}", store)
@@ -29,11 +29,13 @@ def of_this_attempt(store: Any) -> Any:
 
 @lru_cache(1)
 def connection(store: Any) -> Any:
-    """A connection of its own: on the group's, one thread would wait while another one waits."""
+    """A connection to the store beside the process group's: on one connection, all threads wait
+    while one waits.
+    """
     return of_this_attempt(store.clone())
 
 
-#: Seconds between two looks at what happens meanwhile.
+#: Seconds between two calls of `meanwhile`.
 _PATIENCE = 0.2
 
 
@@ -43,7 +45,7 @@ class StoreIsSilentError(RuntimeError):
 
 class LimitedStore:
     """A store whose calls end within some seconds, or raise StoreIsSilentError; torch's own wait
-    behind a cut link.
+    for ever when the network is cut.
 
     `meanwhile` is called now and then as long as there is no answer.
     """
@@ -52,7 +54,7 @@ class LimitedStore:
         self._store = store
         self._seconds = seconds
         self._meanwhile = meanwhile
-        #: When the patience with the calls under way is over.
+        #: When the time of the calls under way is over.
         self._end: float | None = None
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -60,7 +62,7 @@ class LimitedStore:
 
     def _call(self, method: Callable[..., Any], *arguments: Any) -> Any:
         answers: SimpleQueue[tuple[Any, RuntimeError | None]] = SimpleQueue()
-        # One that never comes back is left behind.
+        # A call that never returns is left behind.
         Thread(target=_answer, args=(answers, method, arguments), daemon=True).start()
         end = self._end = self._end or monotonic() + self._seconds
         while monotonic() < end:
@@ -84,7 +86,7 @@ def _answer(
 
 
 def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Wait for something that other ranks do, at most some seconds; whether it came."""
+    """Wait until something is so, at most some seconds; gives whether it is."""
     end = monotonic() + seconds
     while not condition():
         if monotonic() > end:

@@ -1,10 +1,16 @@
-"""When one rank fails, all of them say why and end, at once.
+"""When one rank fails, all of them print why and end, at once.
 
-A rank that fails writes the cause under one key of the process group's store. Every rank has a
-thread that looks there; it prints the cause and ends the process, since nothing can wake a main
-thread that waits inside gloo. The same thread tells the others where its rank stands; it sees when
-its main thread makes no progress, and whose fault that is. The rank that finds out also reports
-where all others stood.
+Every process has a main thread, which walks over the plan, and a thread of the watchdog:
+
+    main thread       F  B  F ── waits inside gloo, and nothing can wake it ──
+    watchdog          heartbeat … heartbeat … is there a cause? ─► print it, end the process
+                         │                        ▲
+    store             heartbeats of all ranks,  cause  (of the process group; all ranks share it)
+
+A rank that fails writes the cause into the store. The watchdogs of all others find it there, print
+it and end their processes. A watchdog also sees when its main thread makes no progress; from the
+heartbeats it finds the rank for which all others wait in the end. The rank that writes the cause
+reports what all others were doing.
 """
 
 import atexit
@@ -13,8 +19,8 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from time import monotonic
 from typing import Any, NoReturn
@@ -22,9 +28,10 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.transport.ranks import Ranks
-from schedlang.runtime.watch.signals import SignalBell
-from schedlang.runtime.watch.standings import Standing, Standings
+from schedlang.runtime.errors import LostRank, PipelineError
+from schedlang.runtime.transport.processes import Processes
+from schedlang.runtime.watch.heartbeats import Heartbeat, Heartbeats
+from schedlang.runtime.watch.signals import SignalListener
 from schedlang.runtime.watch.store import (
     LimitedStore,
     StoreIsSilentError,
@@ -35,37 +42,21 @@ from schedlang.runtime.watch.store import (
 
 #: Seconds between two looks at the store.
 POLL = 0.2
-#: Seconds that the other ranks get to do their part when one fails.
+#: Seconds that the other ranks have to say their part and end when one fails.
 GRACE = 2.0
 
-#: Held by the thread that ends this process, whichever of its pipelines fails. Never given back.
+#: Held by the thread that ends this process, whichever of its pipelines fails. Never released.
 _ending = threading.Lock()
 
-#: Where a rank is that has made a step.
+#: What a rank does that has made a step.
 BETWEEN = "between two steps"
 
 _CAUSE = "cause"
 _OUT = "out"
 
 
-class PipelineError(Exception):
-    """What stopped the pipeline: the rank, the action with its program line, the reason; and where
-    all ranks stood.
-    """
-
-
-class LostRank(PipelineError):
-    """The connection to another rank broke, or to one of several."""
-
-    def __init__(self, ranks: set[int], reason: str) -> None:
-        super().__init__(reason)
-        self.ranks = ranks
-
-
 def say(line: str) -> None:
-    """Print a line to stderr, in one write, or the lines of several ranks would run into one
-    another.
-    """
+    """Print a line to stderr, in one write, so that it does not mix with those of other ranks."""
     with suppress(OSError):
         sys.stdout.flush()
         sys.stderr.write(line + "\n")
@@ -76,31 +67,38 @@ class Watchdog:
     """Watches one process. Its main thread keeps `step`, `action` and `waits_for` up to date.
 
     `action` is an index into the rank's actions, None outside of a step, where `between` says what
-    it does; `waits_for` are the processes that the main thread waits for, none while it computes.
+    the main thread does; `waits_for` are the processes that it waits for, none while it computes.
     `number` tells apart the pipelines that all processes have built one after another. Here and in
     all messages, the rank of a process is that in the default process group.
     """
 
-    def __init__(self, plan: Plan, ranks: Ranks, number: int, timeout: float) -> None:
-        self.step = self._gathered = 0
+    def __init__(self, plan: Plan, processes: Processes, number: int, timeout: float) -> None:
+        self.step = 0
         self.action: int | None = None
         self.between = "at the start"
         self.waits_for: tuple[int, ...] = ()
+        self._gathered = 0
         self._plan = plan
-        self._ranks = ranks
+        self._processes = processes
         self._number = number
         self._timeout = timeout
         self._rank = dist.get_rank()
-        self._processes = dist.get_world_size()
-        self._name = ranks.name(self._rank)
-        shared = connection(dist.distributed_c10d._get_default_store())
-        self.store = LimitedStore(shared, timeout + GRACE, self._standing)
-        self._standings = Standings(self._processes, ranks.name, self.store)
-        self._stands: tuple[int, int | None, tuple[int, ...]] = (0, None, ())
+        self._count = dist.get_world_size()
+        self._name = processes.name(self._rank)
+        world = dist.group.WORLD
+        assert world is not None
+        # While the store does not answer, the main thread goes on, and a heartbeat must tell so.
+        self.store = LimitedStore(
+            connection(world.get_group_store()), timeout + GRACE, self._heartbeat
+        )
+        self._heartbeats = Heartbeats(self._count, processes.name, self.store)
+        #: What the main thread did at the last look, and since when.
+        self._last: tuple[int, int | None, tuple[int, ...]] = (0, None, ())
         self._since = monotonic()
-        #: Whether it does not watch any more, has found the cause, and has lost the store.
-        self._closed = self._found = self._is_alone = False
-        self._bell = SignalBell()
+        self._is_closed = False
+        self._is_first_cause = False
+        self._has_lost_store = False
+        self._signals = SignalListener()
         self._post()
         atexit.register(self._at_exit)
         self._thread = threading.Thread(target=self._watch, name="schedlang watchdog", daemon=True)
@@ -110,28 +108,39 @@ class Watchdog:
         """Stop watching."""
         atexit.unregister(self._at_exit)
         self._stop_thread()
-        self._bell.take_down()
+        self._signals.take_down()
 
     def _stop_thread(self) -> None:
-        self._closed = True
-        self._bell.interrupt()
+        self._is_closed = True
+        self._signals.interrupt()
         self._thread.join()
 
+    @contextmanager
+    def guard(self, what: str | None = None) -> Iterator[None]:
+        """Fail together with all ranks if what runs inside raises an error; meanwhile this rank is
+        `what` others are told, as in `in clip_grad_norm_`.
+        """
+        before = self.between
+        if what is not None:
+            self.between = what
+        try:
+            yield
+        except Exception as error:
+            self.fail(error)
+        self.between = before
+
     def gather(self, value: str, otherwise: str) -> dict[int, str]:
-        """What all ranks give here, of all replicas; PipelineError if some do not in time: they
-        have `otherwise`.
+        """The values that all ranks of all replicas give here; PipelineError if some do not in
+        time, which says that they have `otherwise`.
         """
         group = f"gathered/{self._number}/{self._gathered}"
-        keys = {rank: f"{group}/{rank}" for rank in self._ranks.all}
+        keys = {rank: f"{group}/{rank}" for rank in self._processes.all}
         self._gathered += 1
         self.store.set(keys[self._rank], value)
         if not wait_until(partial(self.store.check, [*keys.values()]), self._timeout):
-            missing = [
-                self._ranks.name(rank) for rank, key in keys.items() if not self.store.check([key])
-            ]
-            raise PipelineError(
-                f"{' and '.join(missing)} has {otherwise} within {self._timeout:g} s"
-            )
+            missing = [rank for rank, key in keys.items() if not self.store.check([key])]
+            names = " and ".join(map(self._processes.name, missing))
+            raise PipelineError(f"{names} has {otherwise} within {self._timeout:g} s")
         found = self.store.multi_get([*keys.values()])
         return {rank: value.decode() for rank, value in zip(keys, found, strict=True)}
 
@@ -148,10 +157,10 @@ class Watchdog:
                 error.ranks = {*self._ask(partial(self._silent, error.ranks), ())} or error.ranks
             self.waits_for = tuple(sorted(error.ranks))
         cause = self._publish(self._explain(self._deeper(error)))
-        if not self._found:
+        if not self._is_first_cause:
             self._leave(cause)
         self._stop_thread()
-        self._bell.let_finish(GRACE)
+        self._signals.let_finish(GRACE)
         if isinstance(error, LostRank):
             self._count_out()
         report = self._report(cause)
@@ -161,35 +170,34 @@ class Watchdog:
         )
 
     def _at_exit(self) -> None:
-        """Where this process ends by an error of its script, between two steps, tell all ranks of
-        it.
-        """
+        """Tell all ranks if this process ends by an error of its script, between two steps."""
         error = getattr(sys, "last_value", None)
-        if isinstance(error, Exception) and not self._closed and _ending.acquire(blocking=False):
-            self._bell.ignore()
+        if isinstance(error, Exception) and not self._is_closed and _ending.acquire(blocking=False):
+            self._signals.ignore()
             cause = self._publish(self._explain(error))
-            say(f"{self._name}: stopped: {self._report(cause) if self._found else cause}")
+            say(f"{self._name}: stopped: {self._report(cause) if self._is_first_cause else cause}")
             self._count_out()
         self.close()
 
     def _deeper(self, error: Exception) -> Exception:
-        """What is behind a lost connection: the loss of the store, for which the other rank may
-        have ended itself.
+        """The reason behind a lost connection: the other rank may have ended because it lost the
+        store, and then this one has lost it as well.
         """
         if isinstance(error, LostRank) and 0 not in error.ranks:
             try:
                 self.store.check([_CAUSE])
             except RuntimeError as lost:
-                self._is_alone = True
+                self._has_lost_store = True
                 return lost
         return error
 
     def _explain(self, error: Exception) -> str:
+        """The cause in words: which rank failed, where, and why."""
         place = "" if self.action is None else self._place()
-        # gloo begins with a place in its own source, and ends with advice and a greeting.
+        # gloo's messages begin with a line of its own source, and end with advice.
         reason = re.sub(r"^\[[^]]*\] |\. This is typically.*", "", str(error).split("\n", 1)[0])
         if isinstance(error, LostRank):
-            gone = " or ".join(map(self._ranks.name, sorted(error.ranks)))
+            gone = " or ".join(map(self._processes.name, sorted(error.ranks)))
             return f"{gone} is gone: {self._name} lost its connection{place}: {reason}"
         if isinstance(error, StoreIsSilentError):
             return (
@@ -197,7 +205,7 @@ class Watchdog:
                 f"{reason}"
             )
         if isinstance(error, dist.DistNetworkError):
-            holder = "torchrun" if is_of_torchrun() else self._ranks.name(0)
+            holder = "torchrun" if is_of_torchrun() else self._processes.name(0)
             return (
                 f"{holder} is gone: {self._name} lost the store of the process group{place}: "
                 f"{reason}"
@@ -205,22 +213,24 @@ class Watchdog:
         kind = "" if isinstance(error, PipelineError) else f"{type(error).__name__}: "
         return f"{self._name} failed{place}: {kind}{reason}"
 
-    def _post(self, ended: bool = False) -> Standing:
-        """Tell the other ranks where the main thread stands."""
-        standing = self._standing(ended)
-        self._standings.post(self._rank, standing)
-        return standing
+    def _post(self, ended: bool = False) -> Heartbeat:
+        """Write the heartbeat of this rank, for the others."""
+        heartbeat = self._heartbeat(ended)
+        self._heartbeats.post(self._rank, heartbeat)
+        return heartbeat
 
-    def _standing(self, ended: bool = False) -> Standing:
-        stands = self.step, self.action, self.waits_for
-        if stands != self._stands:
-            self._stands = stands
+    def _heartbeat(self, ended: bool = False) -> Heartbeat:
+        """What the main thread does now, and for how long."""
+        now = self.step, self.action, self.waits_for
+        if now != self._last:
+            self._last = now
             self._since = monotonic()
-        return Standing(*stands, monotonic() - self._since, self._place(), ended)
+        return Heartbeat(*now, monotonic() - self._since, self._place(), ended)
 
     def _place(self) -> str:
+        """Where in the plan the main thread is, in words."""
         action = self.action
-        own = self._ranks.own
+        own = self._processes.own
         if action is None:
             return f" {self.between}"
         return f" at {self._plan.ranks[own].word(action)} ({self._plan.where(own, action)})"
@@ -230,43 +240,45 @@ class Watchdog:
         cause: str = self._ask(
             lambda: bytes(self.store.compare_set(_CAUSE, "", message)).decode(), message
         )
-        self._found = cause == message
+        self._is_first_cause = cause == message
         return cause
 
     def _ask(self, call: Callable[[], Any], otherwise: Any = None) -> Any:
-        """Do something with the store; not once it is gone: every time torch would print a page
+        """Do something with the store, but not once it is gone: each time torch would print a page
         about it.
         """
-        if not self._is_alone:
+        if not self._has_lost_store:
             try:
                 return call()
             except RuntimeError:
-                self._is_alone = True
+                self._has_lost_store = True
         return otherwise
 
     def _leave(self, cause: str) -> NoReturn:
-        said = self._report(cause) if self._found else cause
+        """Print the cause, and end the process."""
+        said = self._report(cause) if self._is_first_cause else cause
         self._ask(partial(self._post, ended=True))
         say(f"{self._name}: stopped: {said}")
         self._count_out()
         if self._rank == 0:
             # The store may be in this process, so the others go first.
-            self._until_out(self._processes)
+            self._until_out(self._count)
         os._exit(1)
 
     def _report(self, cause: str) -> str:
-        """The cause, and where all ranks stood when they ended.
+        """The cause, and what all ranks were doing when they ended.
 
-        That is known when all others have ended. They go first also because a launcher kills the
-        others as soon as it sees that one has ended.
+        That is known when all others have ended. They end first also because a launcher kills the
+        rest as soon as it sees that one process has ended.
         """
-        standing = self._standing(ended=True)
-        self._ask(partial(self._standings.post, self._rank, standing))
-        self._until_out(self._processes - 1)
-        lines = self._ask(self._standings.lines, [self._standings.line(self._rank, standing)])
+        heartbeat = self._heartbeat(ended=True)
+        self._ask(partial(self._heartbeats.post, self._rank, heartbeat))
+        self._until_out(self._count - 1)
+        lines = self._ask(self._heartbeats.lines, [self._heartbeats.line(self._rank, heartbeat)])
         return "\n  ".join([cause, *(lines if self.step else ())])
 
     def _count_out(self) -> None:
+        """Count this rank among those that have said their last word."""
         self._ask(lambda: self.store.add(_OUT, 1))
 
     def _until_out(self, ranks: int) -> None:
@@ -274,9 +286,9 @@ class Watchdog:
         self._ask(lambda: wait_until(lambda: self.store.add(_OUT, 0) >= ranks, GRACE))
 
     def _watch(self) -> None:
-        """The thread: look, wait, look again, until there is a cause to end for."""
+        """The watchdog's thread: it looks again and again, until there is a cause to end for."""
         cause = None
-        while cause is None and not self._closed:
+        while cause is None and not self._is_closed:
             try:
                 cause = self._look()
             except RuntimeError as error:
@@ -284,15 +296,15 @@ class Watchdog:
                 # means the end of a job.
                 if self.action is None and not isinstance(error, StoreIsSilentError):
                     return
-                self._is_alone = True
+                self._has_lost_store = True
                 cause = self._publish(self._explain(error))
         if cause is not None and _ending.acquire(blocking=False):
             self._leave(cause)
 
     def _look(self) -> str | None:
         """Wait `POLL` seconds, then look whether there is a cause to end for."""
-        signals = self._bell.wait(POLL)
-        if signal.SIGINT in signals and self._stays():
+        signals = self._signals.wait(POLL)
+        if signal.SIGINT in signals and self._is_stuck():
             return self._publish(f"{self._name} was interrupted{self._place()}")
         if signal.SIGTERM in signals:
             # A launcher sends SIGTERM when another rank has died; those who knew that rank may yet
@@ -302,52 +314,50 @@ class Watchdog:
             return str(self.store.get(_CAUSE).decode())
         if signal.SIGTERM in signals:
             return self._publish(f"{self._name} was terminated{self._place()}")
-        standing = self._post()
-        is_busy = standing.action is not None or standing.waits_for
-        if is_busy and standing.seconds > self._timeout:
+        heartbeat = self._post()
+        is_busy = heartbeat.action is not None or heartbeat.waits_for
+        if is_busy and heartbeat.seconds > self._timeout:
             return self._publish(self._find_fault())
         return None
 
-    def _stays(self) -> bool:
-        """Whether the main thread stays where it is in a step, and so does not come to its
-        KeyboardInterrupt.
+    def _is_stuck(self) -> bool:
+        """Whether the main thread stays at one action of a step: then its KeyboardInterrupt, which
+        waits for the end of a call, does not come.
         """
-        stands = self._standing()
-        gone = wait_until(
-            lambda: self.action is None or self._standing().seconds < stands.seconds, GRACE / 2
+        before = self._heartbeat()
+        goes_on = wait_until(
+            lambda: self.action is None or self._heartbeat().seconds < before.seconds, GRACE / 2
         )
-        return stands.action is not None and not gone
+        return before.action is not None and not goes_on
 
     def _find_fault(self) -> str:
-        """Follow the waits from rank to rank, to one that waits for nobody; what is to be said
-        about it.
-        """
+        """Follow the waits from rank to rank, to one that waits for none; the cause in words."""
         waited = f"{self._name} has waited {self._timeout:g} s{self._place()}"
         rank = self._rank
         seen = {self._rank}
-        standing = self._standing()
-        while others := [each for each in standing.waits_for if each not in seen]:
+        heartbeat = self._heartbeat()
+        while others := [other for other in heartbeat.waits_for if other not in seen]:
             if silent := self._silent(others):
-                return f"{self._ranks.name(silent[0])} does not answer: {waited}"
-            # Several are replicas, which do the same: all wait for the last one.
-            now = {each: self._standings.of(each) or standing for each in others}
-            rank = min(now, key=lambda each: now[each].progress)
-            standing = now[rank]
+                return f"{self._processes.name(silent[0])} does not answer: {waited}"
+            # If there are several, they are replicas, which do the same: all wait for the slowest.
+            now = {other: self._heartbeats.of(other) or heartbeat for other in others}
+            rank = min(now, key=lambda other: now[other].progress)
+            heartbeat = now[rank]
             seen.add(rank)
-        stands = (
-            f"{self._ranks.name(rank)} has made no progress for {standing.seconds:.1f} "
-            f"s{standing.place}"
+        stuck = (
+            f"{self._processes.name(rank)} has made no progress for {heartbeat.seconds:.1f} "
+            f"s{heartbeat.place}"
         )
-        return stands if rank == self._rank else f"{stands}: {waited}"
+        return stuck if rank == self._rank else f"{stuck}: {waited}"
 
     def _silent(self, ranks: Iterable[int]) -> list[int]:
-        """Those of some ranks that do not tell any more where they stand; this one does, for others
-        may wait for it.
+        """Those of some ranks whose heartbeat has stopped. This rank goes on with its own, since
+        others may look for it.
         """
-        before = {each: self._standings.of(each) for each in ranks}
+        before = {each: self._heartbeats.of(each) for each in ranks}
 
         def is_new(rank: int) -> bool:
             self._post()
-            return self._standings.of(rank) != before[rank] or bool(self.store.check([_CAUSE]))
+            return self._heartbeats.of(rank) != before[rank] or bool(self.store.check([_CAUSE]))
 
         return [each for each in before if not wait_until(partial(is_new, each), GRACE)]

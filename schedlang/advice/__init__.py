@@ -1,1 +1,1 @@
-"""What a user is told beside an error: a repair, the smallest size that shows it."""
+"""What a user is told beside an error: the smallest size that shows it, and a repair."""

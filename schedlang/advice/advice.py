@@ -1,6 +1,4 @@
-"""What a user is told beside a standstill of a program: the smallest size that shows it, a repair
-that is proved.
-"""
+"""What a user is told beside a deadlock: the smallest size that shows it, and a proved repair."""
 
 import shlex
 from collections.abc import Iterable, Mapping
@@ -19,8 +17,8 @@ from schedlang.language.expressions import Number
 from schedlang.language.imports import load
 from schedlang.schedule.transports import PORTABLE
 
-#: The mistakes that have to do with who waits for whom.
-STANDSTILLS = frozenset({"deadlock", "first-use", "unmatched-send", "unmatched-receive"})
+#: The mistakes that are about who waits for whom.
+WAITS = frozenset({"deadlock", "first-use", "unmatched-send", "unmatched-receive"})
 
 
 def advise(
@@ -30,25 +28,30 @@ def advise(
     forward_only: bool = False,
     transport: str = PORTABLE,
 ) -> CompileError:
-    """The error that `compile` has raised, with advice on its first standstill, if it has one."""
-    first = next((each for each in error.diagnostics if each.code in STANDSTILLS), None)
-    if first is None:
-        return error
-    loaded, tree = load(source)
-    asked = _Asked(source, loaded, tree, parameters(tree, params), forward_only, transport)
-    return CompileError(
-        [asked.advise(each) if each is first else each for each in error.diagnostics]
-    )
+    """The error that `compile` has raised; its first diagnostic about a deadlock gets advice.
+
+    The others stay as they are: advice takes many trials, and one repair may mend all.
+    """
+    diagnostics = list(error.diagnostics)
+    for index, diagnostic in enumerate(diagnostics):
+        if diagnostic.code in WAITS:
+            whole, tree = load(source)
+            all_params = parameters(tree, params)
+            adviser = _Adviser(source, whole, tree, all_params, forward_only, transport)
+            diagnostics[index] = adviser.advise(diagnostic)
+            break
+    return CompileError(diagnostics)
 
 
 @frozen
-class _Asked:
-    """What was to be compiled: a program, also with its imports and as a tree, for some parameters
-    and a transport.
+class _Adviser:
+    """Compiles variants of a program, for one mistake of it.
+
+    `whole` is the program with the texts of its imports, `tree` its syntax tree.
     """
 
     source: Source
-    loaded: Source
+    whole: Source
     tree: syntax.Schedule
     params: dict[str, int]
     forward_only: bool
@@ -56,52 +59,57 @@ class _Asked:
 
     def advise(self, diagnostic: Diagnostic) -> Diagnostic:
         """The diagnostic with the smallest size and a repair, where they are found."""
-        loaded = self.loaded, self.tree
-        small = smallest(
-            self.params,
-            lambda params: diagnostic.code in self.codes(*loaded, params, self.transport),
-        )
+
+        def fails(params: Mapping[str, int]) -> bool:
+            return diagnostic.code in self.codes(self.whole, self.tree, params, self.transport)
+
+        sizes = [self.params]
+        small = smallest(self.params, fails)
         if small:
-            diagnostic = diagnostic.with_note(
-                f"the smallest size that shows it: `{self.command(small)}`"
-            )
-        sizes = [small, self.params] if small else [self.params]
-        tried = candidates(self.source, self.tree, diagnostic)
-        return evolve(
-            diagnostic, repair=next((each for each in tried if self.proves(each, sizes)), None)
-        )
+            note = f"the smallest size that shows it: `{self.command(small)}`"
+            diagnostic = diagnostic.with_note(note)
+            # A repair that fails fails sooner there.
+            sizes.insert(0, small)
+        for repair in candidates(self.source, self.tree, diagnostic):
+            if self.proves(repair, sizes):
+                return evolve(diagnostic, repair=repair)
+        return diagnostic
 
     def codes(
         self, source: Source, tree: syntax.Schedule, params: Mapping[str, int], transport: str
     ) -> set[str]:
-        """What is wrong with a program at a size."""
+        """The codes of what is wrong with a program at a size."""
         try:
             compile_tree(source, tree, params, forward_only=self.forward_only, transport=transport)
         except CompileError as error:
-            return {each.code for each in error.diagnostics}
+            return {diagnostic.code for diagnostic in error.diagnostics}
         return set()
 
     def proves(self, repair: Repair, sizes: Iterable[Mapping[str, int]]) -> bool:
         """Whether the program with a repair is proved at all of some sizes."""
         try:
-            loaded = load(repair.apply(self.source))
+            whole, tree = load(repair.apply(self.source))
         except CompileError:
             return False
-        return not any(
-            self.codes(*loaded, params, repair.transport or self.transport) for params in sizes
-        )
+        transport = repair.transport or self.transport
+        return not any(self.codes(whole, tree, params, transport) for params in sizes)
 
     def command(self, params: Mapping[str, int]) -> str:
         """The command that compiles the program at a size."""
         words = ["schedc", "compile", self.source.path]
         for item in self.tree.items:
-            # What a default says already needs no option.
-            if isinstance(item, syntax.Param) and params[item.name.text] != _literal(item.default):
-                words += ["-p", f"{item.name.text}={params[item.name.text]}"]
-        words += ["--forward-only"] if self.forward_only else []
-        words += ["--transport", self.transport] if self.transport != PORTABLE else []
+            if isinstance(item, syntax.Param):
+                name = item.name.text
+                # A parameter at its default needs no option.
+                if params[name] != _literal(item.default):
+                    words += ["-p", f"{name}={params[name]}"]
+        if self.forward_only:
+            words.append("--forward-only")
+        if self.transport != PORTABLE:
+            words += ["--transport", self.transport]
         return shlex.join(words)
 
 
 def _literal(node: syntax.Node | None) -> int | None:
+    """The value of an expression that is a number as it stands."""
     return node.value if isinstance(node, Number) else None

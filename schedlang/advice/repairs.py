@@ -1,9 +1,10 @@
-"""Changes to a program that might end a standstill. What is shown to a user is proved first, see
-`schedlang.advice.advice`.
+"""Changes to a program that might end a deadlock.
+
+These are only candidates: what is shown to a user is proved first, see `schedlang.advice.advice`.
 """
 
 from collections.abc import Iterator
-from itertools import chain, pairwise, product
+from itertools import pairwise, product
 from typing import TypeVar
 
 from attrs import frozen
@@ -16,6 +17,9 @@ from schedlang.language import expressions, syntax
 
 N = TypeVar("N", bound=syntax.Node)
 
+#: Two spans of the program, the first of which comes first.
+SpanPair = tuple[Span, Span]
+
 #: The longest piece of a program that is quoted whole.
 _WIDTH = 40
 #: What ends the waits at first uses, by the transport that the program is then for.
@@ -26,160 +30,178 @@ _FIRST_USES = {
 
 
 def candidates(source: Source, tree: syntax.Schedule, diagnostic: Diagnostic) -> Iterator[Repair]:
-    """Repairs to try, those first that change least."""
+    """Repairs to try, in an order in which those that change least come first."""
     program = _Program(source, tree)
     if diagnostic.code == "deadlock":
-        stands = _stands(diagnostic.waits)
-        yield from program.exchanges(stands)
-        yield from program.moves(stands)
+        waits = _waits_of_ranks(diagnostic.waits)
+        yield from program.exchanges(waits)
+        yield from program.moves(waits)
         yield from program.mirrored()
     if diagnostic.code == "first-use":
         for transport, what in _FIRST_USES.items():
-            yield Repair(f"{what} and compile with `--transport {transport}`", transport=transport)
+            text = f"{what} and compile with `--transport {transport}`"
+            yield Repair(text, transport=transport)
     yield from program.without_batches()
     yield from program.without_transfers()
+    # A wrong warm-up often comes with communication that was written for it.
     for first, second in product(program.mirrored(), program.without_transfers()):
         yield Repair(f"{first.text}; and {second.text}", first.edits + second.edits)
 
 
-def _stands(waits: tuple[Wait, ...]) -> list[tuple[Span, Span]]:
-    """Of each rank that others wait for, the place where it waits, and the one that they
-    wait for.
-    """
-    found = []
+def _waits_of_ranks(waits: tuple[Wait, ...]) -> list[SpanPair]:
+    """For each rank that others wait for, where it waits, and to what it has to come for them."""
+    found: list[SpanPair] = []
     for wait in waits:
-        until = next(
-            (each.until for each in waits if each.until and each.until.rank == wait.at.rank), None
-        )
-        if until and until.span and wait.at.span:
-            found.append((wait.at.span, until.span))
+        rank = wait.at.rank
+        awaited = [other.until for other in waits if other.until and other.until.rank == rank]
+        if awaited and awaited[0].span and wait.at.span:
+            found.append((wait.at.span, awaited[0].span))
+    # Ranks that run the same lines wait at the same ones.
     return list(dict.fromkeys(found))
 
 
 @frozen
 class _Program:
-    """A program and the edits that can be made to it; in imported files, none."""
+    """A program, and the edits that can be made to it; none are made in imported files."""
 
     source: Source
     tree: syntax.Schedule
 
-    def exchanges(self, stands: list[tuple[Span, Span]]) -> Iterator[Repair]:
-        """Issue transfers that cross as one batch, on all ranks or on some."""
-        pairs = []
-        for stand in stands:
-            nodes = [node for node in self.apart(*stand) if isinstance(node, syntax.Transfer)]
-            places = sorted((node.span for node in nodes), key=lambda span: span.start)
-            if len(places) == 2 and not self.source.text[places[0].end : places[1].start].strip():
-                pairs.append((places[0], places[1]))
-        for chosen in [*_all(pairs), *([pair] for pair in pairs)]:
-            edits = [
-                (Edit(Span(a.start, a.start), "exchange { "), Edit(Span(b.end, b.end), " }"))
-                for a, b in chosen
+    def exchanges(self, waits: list[SpanPair]) -> Iterator[Repair]:
+        """Issue transfers that cross as one batch: on all ranks, or on some."""
+        pairs: list[SpanPair] = []
+        for at, until in waits:
+            transfers = [
+                statement
+                for statement in self.statements(at, until)
+                if isinstance(statement, syntax.Transfer)
             ]
-            first, *others = [f"{self.quoted(a)} and {self.quoted(b)} as one" for a, b in chosen]
-            words = ", and ".join([f"{first} `exchange {{ … }}`", *others])
-            yield Repair(f"issue {words}", tuple(chain(*edits)))
-
-    def moves(self, stands: list[tuple[Span, Span]]) -> Iterator[Repair]:
-        """Put what another rank waits for before what this rank waits at."""
-        pairs = []
-        for stand in stands:
-            places = [node.span for node in self.apart(*stand)]
-            if places and places[0].start < places[1].start:
-                pairs.append((places[0], places[1]))
-        for chosen in [*([pair] for pair in pairs), *_all(pairs)]:
-            edits = []
-            for at, until in chosen:
-                moved = self.source.text[until.start : until.end]
-                edits += [Edit(Span(at.start, at.start), f"{moved}  "), Edit(until, "")]
-            words = ", and ".join(
-                f"{self.quoted(until)} before {self.quoted(at)}" for at, until in chosen
+            if len(transfers) < 2:
+                continue
+            first, second = sorted(
+                (transfer.span for transfer in transfers), key=lambda span: span.start
             )
-            yield Repair(f"put {words}", tuple(edits))
+            # Only neighbours can stand in one `exchange`.
+            if not self.source.text[first.end : second.start].strip():
+                pairs.append((first, second))
+        for chosen in [*_all_at_once(pairs), *([pair] for pair in pairs)]:
+            edits = []
+            words = []
+            for first, second in chosen:
+                edits.append(Edit(Span(first.start, first.start), "exchange { "))
+                edits.append(Edit(Span(second.end, second.end), " }"))
+                words.append(f"{self.quoted(first)} and {self.quoted(second)} as one")
+            words[0] += " `exchange { … }`"
+            yield Repair(f"issue {', and '.join(words)}", tuple(edits))
+
+    def moves(self, waits: list[SpanPair]) -> Iterator[Repair]:
+        """Put what another rank waits for before what this rank waits at."""
+        pairs: list[SpanPair] = []
+        for at, until in waits:
+            statements = self.statements(at, until)
+            if statements and statements[0].span.start < statements[1].span.start:
+                pairs.append((statements[0].span, statements[1].span))
+        for chosen in [*([pair] for pair in pairs), *_all_at_once(pairs)]:
+            edits = []
+            words = []
+            for before, moved in chosen:
+                text = self.source.text[moved.start : moved.end]
+                edits.append(Edit(Span(before.start, before.start), f"{text}  "))
+                edits.append(Edit(moved, ""))
+                words.append(f"{self.quoted(moved)} before {self.quoted(before)}")
+            yield Repair(f"put {', and '.join(words)}", tuple(edits))
 
     def mirrored(self) -> Iterator[Repair]:
-        """Count a rank's own figure, such as its warm-up, from the other end of the pipeline."""
-        for rank in self.own(syntax.Rank):
-            for let in (node for node in syntax.walk(rank.body) if isinstance(node, syntax.Let)):
-                uses = [
-                    node.span
-                    for node in syntax.walk(let.value)
-                    if isinstance(node, expressions.Reference) and node.name == rank.name.text
-                ]
-                other = f"ranks - 1 - {rank.name.text}"
-                edits = tuple(
-                    Edit(span, other if span == let.value.span else f"({other})") for span in uses
-                )
+        """Count a number that depends on the rank, such as its warm-up, from the other end of the
+        pipeline.
+        """
+        for rank in self.nodes(syntax.Rank):
+            name = rank.name.text
+            other = f"ranks - 1 - {name}"
+            for let in syntax.walk(rank.body):
+                if not isinstance(let, syntax.Let):
+                    continue
+                edits = []
+                for node in syntax.walk(let.value):
+                    if isinstance(node, expressions.Reference) and node.name == name:
+                        is_whole = node.span == let.value.span
+                        edits.append(Edit(node.span, other if is_whole else f"({other})"))
                 if edits:
                     text = (
                         f"count `{let.name.text}` (line {self.line(let.span)}) from the other "
-                        f"end: `{other}`"
+                        f"end: `{other}` for `{name}`"
                     )
-                    yield Repair(f"{text} for `{rank.name.text}`", edits)
+                    yield Repair(text, tuple(edits))
 
     def without_batches(self) -> Iterator[Repair]:
         """Issue all transfers alone."""
         edits = []
-        for node in filter(lambda node: node.transfers, self.own(syntax.Exchange)):
-            first = node.transfers[0].span
-            last = node.transfers[-1].span
-            edits += [
-                Edit(Span(node.span.start, first.start), ""),
-                Edit(Span(last.end, node.span.end), ""),
-            ]
+        for node in self.nodes(syntax.Exchange):
+            if node.transfers:
+                # What goes is `exchange {` and `}`; the transfers between them stay.
+                start = node.transfers[0].span.start
+                end = node.transfers[-1].span.end
+                edits.append(Edit(Span(node.span.start, start), ""))
+                edits.append(Edit(Span(end, node.span.end), ""))
         if edits:
             yield Repair("issue all transfers alone, without `exchange`", tuple(edits))
 
     def without_transfers(self) -> Iterator[Repair]:
         """Leave the communication to the compiler."""
-        batches = [node.span for node in self.own(syntax.Exchange)]
-        alone = [node.span for node in self.own(syntax.Transfer)]
-        alone = [each for each in alone if not any(a.start <= each.start < a.end for a in batches)]
-        edits = tuple(Edit(span, "") for span in batches + alone)
+        batches = [node.span for node in self.nodes(syntax.Exchange)]
+        edits = [Edit(span, "") for span in batches]
+        for transfer in self.nodes(syntax.Transfer):
+            start = transfer.span.start
+            # Edits must not overlap: a transfer in a batch goes with its batch.
+            if not any(batch.start <= start < batch.end for batch in batches):
+                edits.append(Edit(transfer.span, ""))
         if edits:
-            yield Repair(
-                "leave the communication to the compiler: write no `send` and `recv`", edits
-            )
+            text = "leave the communication to the compiler: write no `send` and `recv`"
+            yield Repair(text, tuple(edits))
 
-    def own(self, kind: type[N]) -> list[N]:
+    def nodes(self, kind: type[N]) -> list[N]:
         """The nodes of a kind in the program's own file."""
-        own = len(self.source.text)
+        # The texts of imported files stand behind the program's.
+        end = len(self.source.text)
         return [
             node
             for node in syntax.walk(self.tree)
-            if isinstance(node, kind) and node.span.end <= own
+            if isinstance(node, kind) and node.span.end <= end
         ]
 
-    def apart(self, first: Span, second: Span) -> list[syntax.Node]:
-        """Of two places, the statements of one block that they are in; nothing if these are the
-        same.
+    def statements(self, first: Span, second: Span) -> list[syntax.Node]:
+        """The two statements of one block that two spans are in; nothing if both are in the same
+        one.
+
+        Blocks are looked at from the outside in, so of several the innermost is taken.
         """
         found: list[syntax.Node] = []
-        for block in self.own(syntax.Block):
+        for block in self.nodes(syntax.Block):
             pair = [
-                node
-                for place in (first, second)
-                for node in block.statements
-                if node.span.start <= place.start and place.end <= node.span.end
+                statement
+                for span in (first, second)
+                for statement in block.statements
+                if statement.span.start <= span.start and span.end <= statement.span.end
             ]
             if len(pair) == 2 and pair[0] is not pair[1]:
                 found = pair
         return found
 
     def quoted(self, span: Span) -> str:
-        """A piece of the program in a message."""
+        """A piece of the program in a message, with its line."""
         text = self.source.text[span.start : span.end]
         if len(text) > _WIDTH or "\n" in text:
-            text = f"{text.partition('{')[0].partition(chr(10))[0].strip()} {{ … }}"
+            head = text.partition("{")[0].partition("\n")[0].strip()
+            text = f"{head} {{ … }}"
         return f"`{text}` (line {self.line(span)})"
 
     def line(self, span: Span) -> int:
-        """The line of a place."""
+        """The line that a span starts in."""
         return self.source.position(span.start)[0]
 
 
-def _all(pairs: list[tuple[Span, Span]]) -> list[list[tuple[Span, Span]]]:
-    """The list of all pairs, if there are several and they do not overlap."""
+def _all_at_once(pairs: list[SpanPair]) -> list[list[SpanPair]]:
+    """All pairs as one choice, if there are several and they do not overlap."""
     ordered = sorted(pairs, key=lambda pair: pair[0].start)
-    disjoint = all(a[1].end <= b[0].start for a, b in pairwise(ordered))
-    return [pairs] if len(pairs) > 1 and disjoint else []
+    are_apart = all(before[1].end <= after[0].start for before, after in pairwise(ordered))
+    return [pairs] if len(pairs) > 1 and are_apart else []

@@ -1,28 +1,32 @@
-"""The smallest size at which a program shows the same mistake: easier to read, and quicker to run
-on real ranks.
+"""The smallest size at which a program shows the same mistake.
+
+It is easier to read than the size that was asked for, and quicker to try on real ranks.
 """
 
 from collections.abc import Callable, Mapping
 from heapq import heappop, heappush
 from math import prod
 
-#: The work that a search may take, where a trial takes some to begin with, and then as much as it
-#: has ops or so.
+#: How much work a search may take. It is counted and not timed, so that a message is the same on
+#: every machine.
 _MOST_WORK = 100_000
+#: The work of a trial, to which comes the product of its parameters: about as many ops it has.
 _TRIAL = 200
 
 
 def smallest(
     params: Mapping[str, int], fails: Callable[[Mapping[str, int]], bool]
 ) -> dict[str, int] | None:
-    """Parameters from 1 up to the given ones at which a program fails, with the smallest product.
+    """Parameters up to those in `params` at which a program fails too, with the smallest product.
 
-    So none of them can be made smaller by itself. None if only the given ones are found, or nothing
-    within the work that a search may take, which is counted, not timed.
+    So none of them can be made smaller by itself. None if there are no smaller ones, or none was
+    found with the work that a search may take.
     """
     names = [name for name, value in params.items() if value > 1]
-    waiting = [(1, (1,) * len(names))]
-    seen = {waiting[0][1]}
+    ones = (1,) * len(names)
+    # Sizes to try, with their products: the smallest product comes first.
+    waiting = [(1, ones)]
+    seen = {ones}
     work = 0
     while waiting:
         product, size = heappop(waiting)
@@ -32,6 +36,7 @@ def smallest(
             return None
         if fails(trial):
             return trial
+        # The next sizes have one parameter that is larger by 1.
         for index, name in enumerate(names):
             larger = (*size[:index], size[index] + 1, *size[index + 1 :])
             if larger[index] <= params[name] and larger not in seen:

@@ -3,26 +3,30 @@
 import argparse
 import json
 
-from schedlang.cli.given import UsageError, costs_given, load, load_priced
+from schedlang.cli.inputs import UsageError, load, load_with_costs, read_cost_options
 
 
 def explain_bubble(options: argparse.Namespace) -> int:
     """Print the causes of idle time, the critical path, and what a faster op would give."""
     from schedlang.report.bubbles.report import explain_bubble, explanation_json, explanation_text
 
-    found = explain_bubble(*load_priced(options))
-    print(json.dumps(explanation_json(found)) if options.json else explanation_text(found))
+    explanation = explain_bubble(*load_with_costs(options))
+    if options.json:
+        print(json.dumps(explanation_json(explanation)))
+    else:
+        print(explanation_text(explanation))
     return 0
 
 
 def compare(options: argparse.Namespace) -> int:
-    """Print the figures of several schedules in one table; or of one, as predicted and as a run has
-    recorded it.
+    """Print the figures of several schedules in one table; or those of one schedule, predicted and
+    measured.
     """
     from schedlang import read_source
     from schedlang.report.compare import compare, comparison_json, comparison_text
     from schedlang.report.measured import is_trace
 
+    # With a trace among the files, a schedule is compared with a run of it.
     traces = [file for file in options.files if is_trace(read_source(file).text)]
     if traces:
         return _compare_with_run(options, traces)
@@ -31,12 +35,15 @@ def compare(options: argparse.Namespace) -> int:
             "--write-costs writes what a recorded run shows: schedc compare PLAN RUN.json"
         )
     try:
-        entries = compare(options.files, dict(options.params), costs_given(options))
+        entries = compare(options.files, dict(options.params), read_cost_options(options))
     except ValueError as error:
         raise UsageError(str(error)) from None
     if options.sort == "makespan":
         entries.sort(key=lambda entry: entry.makespan)
-    print(json.dumps(comparison_json(entries)) if options.json else comparison_text(entries))
+    if options.json:
+        print(json.dumps(comparison_json(entries)))
+    else:
+        print(comparison_text(entries))
     return 0
 
 
@@ -45,6 +52,7 @@ def _compare_with_run(options: argparse.Namespace, traces: list[str]) -> int:
     from schedlang.files.documents import write_document
     from schedlang.report.measured import compare, comparison_json, comparison_text, read_run
 
+    # One program or plan, and behind it one trace.
     if len(options.files) != 2 or options.files[1:] != traces:
         raise UsageError(
             "a recorded run is compared with its program or plan: schedc compare PLAN RUN.json"
@@ -52,10 +60,14 @@ def _compare_with_run(options: argparse.Namespace, traces: list[str]) -> int:
     plan = load(options, options.files[0])
     run = read_run(options.files[1])
     try:
-        found = compare(plan, run, costs_given(options))
+        comparison = compare(plan, run, read_cost_options(options))
     except ValueError as error:
         raise UsageError(str(error)) from None
+    # Only now is it known that the run is one of this plan.
     if options.write_costs:
         write_document(run.costs.to_json(), options.write_costs)
-    print(json.dumps(comparison_json(found)) if options.json else comparison_text(found))
+    if options.json:
+        print(json.dumps(comparison_json(comparison)))
+    else:
+        print(comparison_text(comparison))
     return 0

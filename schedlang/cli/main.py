@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
+# What the example at the end of a command's help is about.
 _EXAMPLE = "programs/1f1b.sched"
 _TABLE = "table.csv"
+#: What `--ideal` means, for two commands.
 _IDEAL = "no transfer waits for another: only latency counts"
 
 
@@ -19,18 +21,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code."""
     parser = _parser()
     options = parser.parse_args(argv)
-    from schedlang.cli.given import UsageError
+    # Behind this line, so that `--help` does not pay for it.
+    from schedlang.cli.inputs import UsageError
     from schedlang.diagnostics.diagnostic import CompileError, render
 
+    # Each command names its function, as `commands.simulate`.
     module, _, function = options.run.rpartition(".")
     try:
-        return getattr(import_module(f"schedlang.cli.{module}"), function)(options)  # type: ignore[no-any-return]
+        command = getattr(import_module(f"schedlang.cli.{module}"), function)
+        exit_code: int = command(options)
+        return exit_code
     except CompileError as error:
         print(render(error.diagnostics, getattr(options, "format", "text")), file=sys.stderr)
         return 1
     except UsageError as error:
+        # This prints the usage and exits with 2.
         parser.error(str(error))
     except KeyboardInterrupt:
+        # What shells report for a command that Ctrl-C has ended.
         return 130
     except BrokenPipeError:
         # The reader of our output has seen enough; Python would complain again when it closes
@@ -39,67 +47,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+class _Version(argparse.Action):
+    """`--version`: print it and exit. It is looked up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from schedlang import __version__
+
+        print(f"schedc {__version__}")
+        parser.exit()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="schedc", description="Compile pipeline-parallel training schedules."
     )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    # In the order of `schedc --help`: first what most people need first.
     _proving(parsers)
     _looking(parsers)
     _exchanging(parsers)
     _pipeline(parsers)
-
-    run = _command(
-        parsers,
-        "run",
-        "commands.run",
-        "train a small GPT with a schedule on this machine",
-        "--steps 5 --check",
-    )
-    run.add_argument("--steps", type=count, metavar="N", help="how many updates")
-    run.add_argument(
-        "--check", action="store_true", help="compare with the same training in one process"
-    )
-    run.add_argument(
-        "--replicas",
-        type=count,
-        default=1,
-        metavar="N",
-        help="train so many replicas of the plan, each with batches of its own (default: 1)",
-    )
-    run.add_argument(
-        "--trace",
-        metavar="FILE",
-        help="write what the last steps did and when: for `schedc view`, "
-        "`schedc compare` and ui.perfetto.dev",
-    )
-
-    run.add_argument(
-        "--checkpoint",
-        metavar="DIR",
-        help="resume from the newest checkpoint in a folder, and write more there",
-    )
-    run.add_argument(
-        "--every",
-        type=count,
-        metavar="N",
-        help="how many updates from one checkpoint to the next (default: 10)",
-    )
-
-    help = "say what error codes mean, and how such programs are put right"
-    explain = parsers.add_parser(
-        "explain",
-        help=help,
-        description=f"{help[0].upper()}{help[1:]}.",
-        epilog="example: schedc explain deadlock",
-    )
-    explain.add_argument(
-        "codes",
-        metavar="CODE",
-        nargs="*",
-        help="what stands in `error[…]`; without, all are listed",
-    )
-    explain.set_defaults(run="commands.explain")
+    _running(parsers)
+    _explaining(parsers)
     return parser
 
 
@@ -163,6 +133,7 @@ def _looking(parsers: Any) -> None:
     """The commands that show what a plan does."""
     show = _command(parsers, "show", "show.show", "print what each rank does", "--compute")
     show.add_argument("--ranks", action="store_true", help="only the actions, one line per rank")
+    # Each is another way to print the actions, so only one can be asked for.
     what = show.add_mutually_exclusive_group()
     what.add_argument("--compute", action="store_true", help="without sends and receives")
     what.add_argument(
@@ -247,6 +218,7 @@ def _execution(command: argparse.ArgumentParser) -> None:
 
 def _costs(parser: argparse.ArgumentParser) -> None:
     """The options for costs."""
+    # The most frequent ones; a file can have more.
     for name, ops in _OPS.items():
         parser.add_argument(
             f"--{name}-times",
@@ -346,6 +318,65 @@ def _pipeline(parsers: Any) -> None:
     tool.set_defaults(run="pipeline.pipeline")
 
 
+def _running(parsers: Any) -> None:
+    """The command that trains."""
+    run = _command(
+        parsers,
+        "run",
+        "commands.run",
+        "train a small GPT with a schedule on this machine",
+        "--steps 5 --check",
+    )
+    run.add_argument("--steps", type=count, metavar="N", help="how many updates")
+    run.add_argument(
+        "--check", action="store_true", help="compare with the same training in one process"
+    )
+    run.add_argument(
+        "--replicas",
+        type=count,
+        default=1,
+        metavar="N",
+        help="train so many replicas of the plan, each with batches of its own (default: 1)",
+    )
+    run.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="write what the last steps did and when: for `schedc view`, "
+        "`schedc compare` and ui.perfetto.dev",
+    )
+    run.add_argument(
+        "--checkpoint",
+        metavar="DIR",
+        help="resume from the newest checkpoint in a folder, and write more there",
+    )
+    run.add_argument(
+        "--every",
+        type=count,
+        metavar="N",
+        help="how many updates from one checkpoint to the next (default: 10)",
+    )
+
+
+def _explaining(parsers: Any) -> None:
+    """The command that prints the pages of error codes."""
+    help = "say what error codes mean, and how such programs are put right"
+    # It is the one command that takes neither a program nor a plan.
+    explain = parsers.add_parser(
+        "explain",
+        help=help,
+        description=f"{help[0].upper()}{help[1:]}.",
+        epilog="example: schedc explain deadlock",
+    )
+    explain.add_argument(
+        "codes",
+        metavar="CODE",
+        nargs="*",
+        help="what stands in `error[…]`; without, all are listed",
+    )
+    explain.set_defaults(run="commands.explain")
+
+
+#: The ops that have a duration among the options, and what they are called in a help text.
 _OPS = {
     "forward": "F",
     "backward": "a whole B",
@@ -379,6 +410,7 @@ def _command(parsers: Any, name: str, run: str, help: str, example: str) -> argp
         )
     else:
         command.add_argument("file", metavar="FILE", help=what.get(name, "a program or a plan"))
+    # A table has no parameters.
     if name != "import":
         command.add_argument(
             "-p",
@@ -406,12 +438,14 @@ def param(text: str) -> tuple[str, int]:
 
 def count(text: str) -> int:
     """A whole number from 1, for argparse."""
+    # Neither a sign nor a point is decimal.
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"`{text}` is not a whole number from 1")
     return int(text)
 
 
 def _setting(text: str) -> str:
+    # The value is YAML, and read with the file that it overrides.
     if "=" not in text:
         raise argparse.ArgumentTypeError(f"`{text}` is not KEY=VALUE")
     return text
@@ -428,6 +462,7 @@ def _transport(text: str) -> str:
 
 
 def _transports(text: str) -> str:
+    # Only `check` takes all: a plan is proved for one.
     return text if text == "all" else _transport(text)
 
 
@@ -435,14 +470,14 @@ def _range(text: str) -> tuple[str, range]:
     name, _, values = text.partition("=")
     start, _, stop = values.partition("..")
     try:
-        found = range(int(start), int(stop) + 1)
+        sizes = range(int(start), int(stop) + 1)
     except ValueError:
-        found = range(0)
-    if not name or not found:
+        sizes = range(0)
+    if not name or not sizes:
         raise argparse.ArgumentTypeError(f"`{text}` is not NAME=A..B with whole numbers")
     from schedlang.cli.commands import MOST_SIZES
 
-    # Also because Python counts no longer ranges.
-    if found[-1] - found[0] >= MOST_SIZES:
+    # `len` would fail for the longest ranges.
+    if sizes[-1] - sizes[0] >= MOST_SIZES:
         raise argparse.ArgumentTypeError(f"`{text}` is more than {MOST_SIZES:,} sizes")
-    return name, found
+    return name, sizes

@@ -1,4 +1,4 @@
-"""`schedc pipeline`, in the place of a public visualizer of pipeline schedules."""
+"""`schedc pipeline`: the options and files of a public visualizer of pipeline schedules."""
 
 import argparse
 import sys
@@ -6,9 +6,9 @@ from typing import Any
 
 from attrs import evolve
 
-from schedlang.cli.given import UsageError
+from schedlang.cli.inputs import UsageError
 
-#: The options that are keys of the settings as well.
+#: The options that are settings too, and their keys in files.
 _KEYS = {
     "num_stages": "num_stages",
     "num_batches": "num_batches",
@@ -20,7 +20,7 @@ _KEYS = {
 
 
 def pipeline(options: argparse.Namespace) -> int:
-    """Print a strategy's timeline and its bubble rate."""
+    """Draw a strategy's timeline, and print its bubble rate."""
     from schedlang import simulate
     from schedlang.report.pipeline_tool import quirky_bubble_rate, quirky_timeline
     from schedlang.report.views.table import table
@@ -31,17 +31,17 @@ def pipeline(options: argparse.Namespace) -> int:
     execution = simulate(plan, costs)
     rate = execution.timeline.bubble_over_ideal
     if options.compat:
-        execution = evolve(
-            execution, timeline=quirky_timeline(plan, costs, gaps=options.compat == "sync")
-        )
+        # As the tool counts time, which is not always how it passes.
+        timeline = quirky_timeline(plan, costs, gaps=options.compat == "sync")
+        execution = evolve(execution, timeline=timeline)
         rate = quirky_bubble_rate(plan, execution.timeline, costs)
-    size = (
-        f"num_stages={settings.stages} num_devices={settings.devices} "
-        f"num_batches={settings.microbatches}"
+    print(
+        f"Running with parameters: strategy={settings.strategy} num_stages={settings.stages} "
+        f"num_devices={settings.devices} num_batches={settings.microbatches}"
     )
-    print(f"Running with parameters: strategy={settings.strategy} {size}")
     if options.table:
         print(table(plan, execution.timeline))
+    # The tool draws unless it is told not to.
     if not options.no_visualization:
         _draw(plan, execution, settings.output or "pipeline_1f1b.png")
     print(f"Bubble rate: {rate:.4f}")
@@ -49,7 +49,7 @@ def pipeline(options: argparse.Namespace) -> int:
 
 
 def _draw(plan: Any, execution: Any, path: str) -> None:
-    """Write the picture, or say what is missing for it."""
+    """Write the picture, or say which package is missing for it."""
     from schedlang.report.views import write_view
 
     try:
@@ -58,11 +58,12 @@ def _draw(plan: Any, execution: Any, path: str) -> None:
     except ValueError as error:
         raise UsageError(str(error)) from None
     except ImportError as error:
+        # The figure is worth printing without the picture.
         print(f"warning: {error}", file=sys.stderr)
 
 
 def _settings(options: argparse.Namespace) -> Any:
-    """What the file says, overridden by the arguments, overridden by the options that are given."""
+    """The settings in the file; arguments override them, and options override both."""
     from schedlang.files.documents import read_document, read_value
     from schedlang.report.pipeline_tool import settings_of
 
@@ -70,18 +71,18 @@ def _settings(options: argparse.Namespace) -> Any:
         file = read_document(options.config) if options.config else {}
         if not isinstance(file, dict):
             raise ValueError('it must be an object, such as {"num_stages": 4}')
-        arguments = {
-            key: read_value(value)
-            for key, _, value in (each.partition("=") for each in options.settings)
-        }
-        explicit = {
-            key: getattr(options, name)
-            for name, key in _KEYS.items()
-            if getattr(options, name) is not None
-        }
-        settings = settings_of([file, arguments, explicit])
+        arguments = {}
+        for setting in options.settings:
+            key, _, value = setting.partition("=")
+            arguments[key] = read_value(value)
+        from_options = {}
+        for name, key in _KEYS.items():
+            if getattr(options, name) is not None:
+                from_options[key] = getattr(options, name)
+        settings = settings_of([file, arguments, from_options])
     except ValueError as error:
-        raise UsageError(f"`{options.config}`: {error}" if options.config else str(error)) from None
+        message = f"`{options.config}`: {error}" if options.config else str(error)
+        raise UsageError(message) from None
     for warning in settings.warnings:
         print(f"warning: {warning}", file=sys.stderr)
     return settings

@@ -1,1 +1,1 @@
-"""What is wrong with a program or a plan, and where: data, and its way to people and machines."""
+"""What is wrong with a program or a plan, and where: as data, as text and as JSON."""

@@ -1,5 +1,6 @@
-"""What is wrong with a program or a plan, as data; and its renderings: text, JSON, GitHub's
-annotations.
+"""What is wrong with a program or a plan, as data.
+
+A diagnostic is printed as text for people, as JSON for programs, or as an annotation for GitHub.
 """
 
 import json
@@ -14,19 +15,19 @@ from schedlang.diagnostics.waits import Wait
 #: The most columns of a source line that are shown.
 _WIDTH = 160
 
-#: The most diagnostics that are shown as text: in a table, one mistake can make every cell behind
-#: it wrong.
+#: The most diagnostics that are shown as text. In a table, one mistake can make every cell behind
+#: it wrong, and nobody reads a thousand messages.
 _MOST = 20
 
 
 @frozen
 class Diagnostic:
-    """One mistake: a code word, a message that stands alone, the places it concerns, and the way
-    out.
+    """One mistake: a code word, a message that can be read alone, the places in the program that
+    it is about, and the way out.
 
-    The first label is the place of the mistake; without labels the mistake concerns `file` as a
-    whole. `waits` says which ranks wait, and for whom. A `repair` is proved, and takes the place of
-    the help. A warning does not make a program wrong.
+    The first label is where the mistake is; without labels, the mistake is about `file` as a
+    whole. `waits` says which ranks wait, and for whom. A `repair` has been proved to work, and is
+    shown in place of the help. A warning does not make a program wrong.
     """
 
     code: str
@@ -51,7 +52,7 @@ class Diagnostic:
 
 
 class CompileError(Exception):
-    """Everything found wrong with a program or a plan; `diagnostics` is never empty."""
+    """All that is wrong with a program or a plan; `diagnostics` is never empty."""
 
     def __init__(self, diagnostics: list[Diagnostic]) -> None:
         super().__init__(diagnostics)
@@ -62,76 +63,105 @@ class CompileError(Exception):
 
 
 def render(diagnostics: list[Diagnostic], format: str) -> str:
-    """Diagnostics as one `text` with the way to their pages, as one `json` document, or for
-    `github`.
+    """Diagnostics in a format: `text`, which ends with the way to their pages, `json`, one document
+    for all of them, or `github`.
     """
     if format == "json":
-        return json.dumps({"diagnostics": [to_json(each) for each in diagnostics]}, indent=1)
+        document = {"diagnostics": [to_json(diagnostic) for diagnostic in diagnostics]}
+        return json.dumps(document, indent=1)
+    # GitHub reads one command a line, so nothing else may be printed.
     if format == "github":
         return "\n".join(map(to_github, diagnostics))
     shown = diagnostics[:_MOST]
-    noun = diagnostics[0].severity
-    count = f"{counted(len(diagnostics), noun)}; " if len(diagnostics) > 1 else ""
+    number = counted(len(diagnostics), diagnostics[0].severity)
+    summary = ""
     if len(shown) < len(diagnostics):
-        count = f"{counted(len(diagnostics), noun)}, the first {_MOST} are shown; "
-    codes = dict.fromkeys(each.code for each in diagnostics)
-    return "\n\n".join([*map(to_text, shown), f"{count}see: schedc explain {' '.join(codes)}"])
+        summary = f"{number}, the first {_MOST} are shown; "
+    elif len(diagnostics) > 1:
+        summary = f"{number}; "
+    # A dictionary, since it keeps the order and has each code once.
+    codes = dict.fromkeys(diagnostic.code for diagnostic in diagnostics)
+    summary += f"see: schedc explain {' '.join(codes)}"
+    return "\n\n".join([*map(to_text, shown), summary])
 
 
 def to_text(diagnostic: Diagnostic) -> str:
-    """The diagnostic as people read it: message, source lines with the places underlined, notes,
-    help.
+    """The diagnostic for people: the message, the source lines with the places underlined, notes,
+    and the help.
     """
     lines = [f"{diagnostic.severity}[{diagnostic.code}]: {diagnostic.message}"]
     margin = 1
     if diagnostic.source and diagnostic.labels:
-        margin = max(
-            len(str(diagnostic.source.position(each.span.start)[0])) for each in diagnostic.labels
-        )
-        files = dict.fromkeys(diagnostic.source.file(each.span.start) for each in diagnostic.labels)
-        for (path, start), arrow in zip(files, ["-->", *[":::"] * len(files)], strict=False):
-            labels = [
-                each
-                for each in diagnostic.labels
-                if diagnostic.source.file(each.span.start) == (path, start)
-            ]
-            line, column = diagnostic.source.position(labels[0].span.start)
-            lines += [f"{' ' * margin}{arrow} {path}:{line}:{column}", f"{' ' * margin} |"]
-            lines += _excerpts(diagnostic, labels, margin)
-            lines.append(f"{' ' * margin} |")
+        # The bar stands to the right of the longest line number.
+        margin = len(str(max(_line_numbers(diagnostic.source, diagnostic.labels))))
+        lines += _places(diagnostic, diagnostic.source, margin)
     elif diagnostic.file:
         lines.append(f"{' ' * margin}--> {diagnostic.file}")
-    lines += [f"{' ' * margin} = note: {note}" for note in diagnostic.notes]
+    endings = [f"note: {note}" for note in diagnostic.notes]
     if diagnostic.repair:
-        lines.append(f"{' ' * margin} = repair: {diagnostic.repair.text}: proved at this size")
+        endings.append(_repair_text(diagnostic.repair))
     elif diagnostic.help:
-        lines.append(f"{' ' * margin} = help: {diagnostic.help}")
+        endings.append(f"help: {diagnostic.help}")
+    lines += [f"{' ' * margin} = {ending}" for ending in endings]
     return "\n".join(lines)
 
 
-def _excerpts(diagnostic: Diagnostic, labels: list[Label], margin: int) -> list[str]:
-    """The lines of one file that labels are in, in order."""
-    assert diagnostic.source is not None
+def _repair_text(repair: Repair) -> str:
+    return f"repair: {repair.text}: proved at this size"
+
+
+def _line_numbers(source: Source, labels: tuple[Label, ...] | list[Label]) -> list[int]:
+    """The line, in its file, that each label starts in."""
+    return [source.position(label.span.start)[0] for label in labels]
+
+
+def _places(diagnostic: Diagnostic, source: Source, margin: int) -> list[str]:
+    """The lines of the program that the labels are about, file by file."""
+    by_file: dict[tuple[str, int], list[Label]] = {}
+    for label in diagnostic.labels:
+        by_file.setdefault(source.file(label.span.start), []).append(label)
     lines: list[str] = []
-    by_line: dict[int, list[Label]] = {}
-    for label in labels:
-        by_line.setdefault(diagnostic.source.position(label.span.start)[0], []).append(label)
-    for previous, number in zip([None, *sorted(by_line)], sorted(by_line), strict=False):
-        if previous is not None and number > previous + 1:
-            lines.append("...")
-        lines += _excerpt(diagnostic, number, by_line[number], margin)
+    # As compilers of other languages draw it: an arrow for the first file, colons for the others.
+    arrow = "-->"
+    for (path, _), labels in by_file.items():
+        line, column = source.position(labels[0].span.start)
+        lines.append(f"{' ' * margin}{arrow} {path}:{line}:{column}")
+        lines.append(f"{' ' * margin} |")
+        lines += _excerpts(diagnostic, source, labels, margin)
+        lines.append(f"{' ' * margin} |")
+        # The files after the first one are only related to the mistake.
+        arrow = ":::"
     return lines
 
 
-def _excerpt(diagnostic: Diagnostic, number: int, labels: list[Label], margin: int) -> list[str]:
-    """One source line, and under it a line for each label that starts there; the first label is
-    drawn with ^.
+def _excerpts(
+    diagnostic: Diagnostic, source: Source, labels: list[Label], margin: int
+) -> list[str]:
+    """The lines of one file that have labels, in the order of the file."""
+    by_line: dict[int, list[Label]] = {}
+    for number, label in zip(_line_numbers(source, labels), labels, strict=True):
+        by_line.setdefault(number, []).append(label)
+    lines: list[str] = []
+    previous = None
+    for number in sorted(by_line):
+        # Dots for the lines that are left out.
+        if previous is not None and number > previous + 1:
+            lines.append("...")
+        lines += _excerpt(diagnostic, source, number, by_line[number], margin)
+        previous = number
+    return lines
 
-    Of a very long line, what is around its first label; and again for labels further away.
+
+def _excerpt(
+    diagnostic: Diagnostic, source: Source, number: int, labels: list[Label], margin: int
+) -> list[str]:
+    """One source line, and under it a line for each label that starts there.
+
+    The place of the mistake is underlined with `^`, the others with `-`. Of a very long line, only
+    what is around its first label is shown; labels further away get an excerpt of their own.
     """
-    source = diagnostic.source
-    assert source is not None
-    columns = [source.position(each.span.start)[1] for each in labels]
+    columns = [source.position(label.span.start)[1] for label in labels]
+    # A tab would shift what stands under it.
     text = source.line(labels[0].span.start).replace("\t", " ")
     cut = max(columns[0] - _WIDTH // 2, 0) if len(text) > _WIDTH else 0
     text = text[cut : cut + _WIDTH]
@@ -142,81 +172,96 @@ def _excerpt(diagnostic: Diagnostic, number: int, labels: list[Label], margin: i
         if not 0 <= start <= len(text):
             far.append(label)
             continue
-        width = max(1, min(label.span.end - label.span.start, len(text) - start))
+        # A label of several lines is underlined up to the end of its first line.
+        length = label.span.end - label.span.start
+        width = max(1, min(length, len(text) - start))
         mark = "^" if label is diagnostic.labels[0] else "-"
-        lines.append(f"{' ' * margin} | {' ' * start}{mark * width} {label.text}".rstrip())
-    return [*lines, *_excerpt(diagnostic, number, far, margin)] if far else lines
+        line = f"{' ' * margin} | {' ' * start}{mark * width} {label.text}"
+        lines.append(line.rstrip())
+    if far:
+        lines += _excerpt(diagnostic, source, number, far, margin)
+    return lines
 
 
 def to_json(diagnostic: Diagnostic) -> dict[str, Any]:
-    """The diagnostic as machines read it; positions are lines and columns from 1."""
+    """The diagnostic for programs; positions are lines and columns, counted from 1."""
     source = diagnostic.source
-
-    def position(offset: int) -> dict[str, int]:
-        assert source is not None
-        line, column = source.position(offset)
-        return {"line": line, "column": column}
-
-    def file(label: Label) -> str:
-        assert source is not None
-        return source.file(label.span.start)[0]
-
-    labels = [
-        {
-            "file": file(each),
-            "start": position(each.span.start),
-            "end": position(each.span.end),
-            "text": each.text,
-        }
-        for each in diagnostic.labels
-    ]
+    labels: list[dict[str, Any]] = []
+    waits: list[dict[str, Any]] = []
+    repair = None
+    file = diagnostic.file
+    if source:
+        labels = [_label_json(source, label) for label in diagnostic.labels]
+        waits = [wait.to_json(source) for wait in diagnostic.waits]
+        repair = diagnostic.repair.to_json(source) if diagnostic.repair else None
+        file = labels[0]["file"] if labels else source.path
     return {
         "code": diagnostic.code,
         "severity": diagnostic.severity,
         "message": diagnostic.message,
-        "file": labels[0]["file"] if labels else source.path if source else diagnostic.file,
+        "file": file,
         "start": labels[0]["start"] if labels else None,
         "end": labels[0]["end"] if labels else None,
         "labels": labels,
         "notes": list(diagnostic.notes),
         "help": diagnostic.help,
-        "repair": diagnostic.repair.to_json(source) if source and diagnostic.repair else None,
-        "waits": [each.to_json(source) for each in diagnostic.waits] if source else [],
+        "repair": repair,
+        "waits": waits,
+    }
+
+
+def _label_json(source: Source, label: Label) -> dict[str, Any]:
+    line, column = source.position(label.span.start)
+    end_line, end_column = source.position(label.span.end)
+    return {
+        "file": source.file(label.span.start)[0],
+        "start": {"line": line, "column": column},
+        "end": {"line": end_line, "column": end_column},
+        "text": label.text,
     }
 
 
 def to_github(diagnostic: Diagnostic) -> str:
-    """The diagnostic as a GitHub workflow shows it beside the changed line: one `::error` command,
-    or `::warning`.
+    """The diagnostic as a command of a GitHub workflow, `::error` or `::warning`, which GitHub
+    shows beside the changed line.
     """
-    shown = to_json(diagnostic)
-    properties = {"file": shown["file"]}
-    if shown["start"]:
-        start = shown["start"]
-        end = shown["end"]
-        properties |= {"line": start["line"], "col": start["column"]}
-        properties |= {"endLine": end["line"], "endColumn": end["column"]}
+    document = to_json(diagnostic)
+    properties = {"file": document["file"]}
+    if document["start"]:
+        start = document["start"]
+        end = document["end"]
+        properties["line"] = start["line"]
+        properties["col"] = start["column"]
+        properties["endLine"] = end["line"]
+        properties["endColumn"] = end["column"]
     properties["title"] = diagnostic.code
-    text = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in properties.items())
-    helps = [f"help: {diagnostic.help}"] if diagnostic.help else []
+    pairs = [f"{name}={_escaped(str(value), ':,')}" for name, value in properties.items()]
+    lines = [diagnostic.message]
+    if diagnostic.waits:
+        # GitHub shows the annotation beside one line of the program; a deadlock is about several.
+        for label in document["labels"]:
+            lines.append(f"line {label['start']['line']}: {label['text']}")
+    lines += diagnostic.notes
     if diagnostic.repair:
-        helps = [f"repair: {diagnostic.repair.text}: proved at this size"]
-    # The annotation stands beside one line of the program only.
-    stands = [
-        f"line {each['start']['line']}: {each['text']}"
-        for each in shown["labels"]
-        if diagnostic.waits
-    ]
-    message = "\n".join([diagnostic.message, *stands, *diagnostic.notes, *helps])
-    return f"::{diagnostic.severity} {text}::{_escaped(message)}"
+        lines.append(_repair_text(diagnostic.repair))
+    elif diagnostic.help:
+        lines.append(f"help: {diagnostic.help}")
+    message = _escaped("\n".join(lines))
+    return f"::{diagnostic.severity} {','.join(pairs)}::{message}"
 
 
-def _escaped(text: str, more: str = "") -> str:
-    """A text in a workflow command: what would end it, or a property of it, by its number."""
-    return "".join(f"%{ord(each):02X}" if each in "%\r\n" + more else each for each in text)
+def _escaped(text: str, separators: str = "") -> str:
+    """A text with the characters replaced that would end a workflow command, or one of its
+    properties.
+    """
+    special = "%\r\n" + separators
+    return "".join(
+        f"%{ord(character):02X}" if character in special else character for character in text
+    )
 
 
 def counted(number: int, noun: str) -> str:
-    """`1 rank`, `2 microbatches`."""
-    plural = "" if number == 1 else "es" if noun.endswith("ch") else "s"
-    return f"{number} {noun}{plural}"
+    """A number with its noun: `1 rank`, `2 microbatches`."""
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun}{'es' if noun.endswith('ch') else 's'}"

@@ -1,4 +1,4 @@
-"""Program text and places in it."""
+"""The text of a program, and where something is in it."""
 
 from bisect import bisect_left
 from functools import cached_property
@@ -8,7 +8,7 @@ from attrs import field, frozen
 
 @frozen
 class Span:
-    """Characters `start` up to `end` of a source's text."""
+    """The characters from `start` up to `end` of a source's text."""
 
     start: int
     end: int
@@ -16,7 +16,7 @@ class Span:
 
 @frozen
 class Label:
-    """A place in the program and what is to be said about it."""
+    """A span of the program, and what a message says about it."""
 
     span: Span
     text: str = ""
@@ -24,10 +24,10 @@ class Label:
 
 @frozen
 class Source:
-    """A program's text and the name that messages give it.
+    """The text of a program, and the path that messages give for it.
 
-    The texts of the files that it imports follow its own; `imports` has the name of each and where
-    its text starts.
+    The texts of the files that it imports follow its own, so that one number says where something
+    is. `imports` has the path of each of these files, and where its text starts.
     """
 
     path: str
@@ -36,22 +36,27 @@ class Source:
 
     @property
     def is_plan(self) -> bool:
-        """Whether the text is a plan's: it begins with `{`, a program never does."""
+        """Whether the text is that of a plan: it begins with `{`, and a program never does."""
         return self.text.lstrip().startswith("{")
 
     def file(self, offset: int) -> tuple[str, int]:
         """The file that a character is in, and where the file's text starts."""
-        started = [each for each in self.imports if each[1] <= offset]
-        return started[-1] if started else (self.path, 0)
+        file = self.path, 0
+        for path, start in self.imports:
+            if start <= offset:
+                file = path, start
+        return file
 
     def position(self, offset: int) -> tuple[int, int]:
-        """Line and column in its file, both from 1, of a character."""
-        start = self.file(offset)[1]
-        first = bisect_left(self._newlines, start)
-        behind = bisect_left(self._newlines, offset)
-        return behind - first + 1, offset - (
-            self._newlines[behind - 1] if behind > first else start - 1
-        )
+        """The line and the column of a character in its file, both counted from 1."""
+        file_start = self.file(offset)[1]
+        # How many lines of the whole text end before the file, and before the character.
+        before_file = bisect_left(self._newlines, file_start)
+        before = bisect_left(self._newlines, offset)
+        line_start = file_start
+        if before > before_file:
+            line_start = self._newlines[before - 1] + 1
+        return before - before_file + 1, offset - line_start + 1
 
     def where(self, offset: int) -> str:
         """The line that a character is in, as `file:line`."""
@@ -59,10 +64,14 @@ class Source:
 
     def line(self, offset: int) -> str:
         """The text of the line that a character is in."""
-        start = max(self.text.rfind("\n", 0, offset) + 1, self.file(offset)[1])
+        line_start = self.text.rfind("\n", 0, offset) + 1
+        # The first line of an imported file need not begin behind a line end.
+        start = max(line_start, self.file(offset)[1])
         return self.text[start:].partition("\n")[0]
 
     @cached_property
     def _newlines(self) -> list[int]:
-        """Where lines end: tables of torch's have many lines, and an op in each of their cells."""
+        """Where lines end, looked up once: a table of torch has many lines, each cell of which is a
+        place.
+        """
         return [index for index, character in enumerate(self.text) if character == "\n"]

@@ -1,4 +1,4 @@
-"""Ranks that wait, as messages show them: where each stands and why, and what would release it."""
+"""Ranks that wait, as messages show them: at which action, why, and for which other action."""
 
 from typing import Any
 
@@ -30,13 +30,15 @@ REASONS = {
         "{who} waits here, at its first {what}, {at}",
         "until rank {rank} comes here, to its own, {until}",
     ),
+    # Nothing of the other rank belongs to it, so there is only one line to say.
     "never matched": ("{who} waits here, at {at}", ""),
 }
 
 
 @frozen
 class Stand:
-    """An action of a rank, its place in the program if it has one, and the loop variables there.
+    """Where a rank stands: an action, the span of the program that it comes from, if there is one,
+    and the loop variables there.
 
     `number` is that of its stage or skip. It is one of the ops `recorded` by the program, of which
     the rank has `earlier` ones before it; by these its loop variables are looked up.
@@ -51,29 +53,37 @@ class Stand:
     variables: Values = ()
 
     def __str__(self) -> str:
-        values = ", ".join(f"{name} = {value}" for name, value in self.variables)
-        return f"`{self.action}`{f', with {values}' if values else ''}"
+        values = [f"{name} = {value}" for name, value in self.variables]
+        if not values:
+            return f"`{self.action}`"
+        return f"`{self.action}`, with {', '.join(values)}"
 
     def to_json(self, source: Source) -> dict[str, Any]:
-        """The stand as machines read it."""
-        place: dict[str, Any] = {"file": None, "line": None, "column": None}
+        """The action for programs; an action that the compiler has put in has no position."""
+        # Without a span, all three are null, so that every program that reads this finds the keys.
+        file = None
+        line = None
+        column = None
         if self.span:
+            file = source.file(self.span.start)[0]
             line, column = source.position(self.span.start)
-            place = {"file": source.file(self.span.start)[0], "line": line, "column": column}
         return {
             "rank": self.rank,
             "action": self.action,
-            **place,
+            "file": file,
+            "line": line,
+            "column": column,
             "variables": dict(self.variables),
         }
 
 
 @frozen
 class Wait:
-    """A rank that waits at an action, for a reason in `REASONS`, until another action; None if that
-    never comes.
+    """A rank waits `at` an action for another one, for a reason in `REASONS`; `until` is None if
+    there is no such action.
 
-    What waits is the rank or, as `who` says, only a transfer; at a first use, `what` is used.
+    `who` says in words what waits: the rank, or only a transfer of it. At the first use of a
+    communicator, `what` says which one.
     """
 
     at: Stand
@@ -87,20 +97,23 @@ class Wait:
         return [stand.number for stand in (self.at, self.until) if stand is not None]
 
     def labels(self) -> list[Label]:
-        """The two lines of a message."""
+        """What a message says at the two actions, where these are in the program."""
         here, there = REASONS[self.reason]
-        rank = self.until.rank if self.until else None
-        texts = [(self.at, here), *([(self.until, there)] if self.until else [])]
-        names = {
+        values = {
             "who": self.who,
             "at": self.at,
-            "rank": rank,
+            "rank": self.until.rank if self.until else None,
             "until": self.until,
             "what": self.what,
         }
-        return [Label(stand.span, text.format(**names)) for stand, text in texts if stand.span]
+        labels = []
+        if self.at.span:
+            labels.append(Label(self.at.span, here.format(**values)))
+        if self.until and self.until.span:
+            labels.append(Label(self.until.span, there.format(**values)))
+        return labels
 
     def to_json(self, source: Source) -> dict[str, Any]:
-        """The wait as machines read it."""
+        """The wait for programs."""
         until = self.until.to_json(source) if self.until else None
         return {**self.at.to_json(source), "reason": self.reason, "released_by": until}

@@ -1,3 +1,1 @@
-"""Users' files: read with their faults said, written whole or not at all; and what is kept between
-runs.
-"""
+"""Files: those of users, written whole or not at all; those of this package; and a cache."""

@@ -1,4 +1,4 @@
-"""Files of users as text."""
+"""Reading files of users as text."""
 
 from pathlib import Path
 
@@ -14,11 +14,11 @@ def read_source(path: str | Path) -> Source:
         raise unreadable(path, error.strerror or str(error)) from None
     except UnicodeDecodeError as error:
         raise unreadable(path, f"byte {error.start} is not UTF-8 text") from None
+    # A byte order mark and line ends of Windows are no part of the text.
     return Source(str(path), text.removeprefix("\ufeff").replace("\r\n", "\n"))
 
 
 def unreadable(path: str | Path, reason: str) -> CompileError:
-    """The error for a file whose content never became text."""
-    return CompileError(
-        [Diagnostic("unreadable", f"cannot read `{path}`: {reason}", file=str(path))]
-    )
+    """The error for a file that cannot be read as text."""
+    message = f"cannot read `{path}`: {reason}"
+    return CompileError([Diagnostic("unreadable", message, file=str(path))])

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Writing files that appear whole or not at all."""
 
 import os
 import tempfile
@@ -8,18 +8,20 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 
 
 def write_text(text: str, path: str | Path) -> None:
-    """Write a text file, as `write_bytes`."""
+    """Write a text file, whole or not at all; CompileError when it cannot be written."""
     write_bytes(text.encode(), path)
 
 
 def write_bytes(content: bytes, path: str | Path) -> None:
-    """Write a file; it appears whole or not at all. CompileError when it cannot be written."""
+    """Write a file, whole or not at all; CompileError when it cannot be written."""
     path = Path(path)
     temporary = None
     try:
+        # In the same folder, since only within a file system a file is replaced in one step.
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=path.name, delete=False) as file:
             temporary = file.name
             file.write(content)
+        # A temporary file is for its owner alone.
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
     except OSError as error:

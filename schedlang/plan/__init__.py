@@ -1,1 +1,1 @@
-"""The plan file, and tables of other tools in and out."""
+"""The plan file, written and read; and torch's action tables, written and read."""

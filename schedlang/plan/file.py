@@ -1,9 +1,9 @@
 """How a plan lies in its file, so that a rank can read its own part and no more.
 
-The file is one JSON document. Its last fields are `actions` and `sources`, with one line of text
-for each rank, and each on a line of the file; `lines` before them has how long these are, and a
-hash of both. So what stands before `actions` tells where each rank's part is, and what must be in
-it.
+The file is one JSON document. Its last fields are `actions` and `sources`. Both have one line of
+text for each rank, which is a line of the file too. The field `lines` before them has the lengths
+of these lines, and their hashes. So whoever has read the file up to `actions` knows where the part
+of each rank is, and what must be in it.
 """
 
 import hashlib
@@ -17,10 +17,11 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.files.reading import unreadable
 from schedlang.schedule.actions import Actions
 
-#: What stands before the lines of `actions`, between them and those of `sources`, and around each.
+# The bytes before the lines of `actions`, between these and the lines of `sources`, and at the end.
 _ACTIONS = b'\n "actions": [\n'
 _SOURCES = b'\n ],\n "sources": [\n'
 _END = b"\n ]\n}\n"
+# The bytes before a line, behind it, and between two lines.
 _OPENS = b'  "'
 _CLOSES = b'"'
 _NEXT = b",\n"
@@ -28,7 +29,7 @@ _BETWEEN = len(_CLOSES + _NEXT + _OPENS)
 
 
 class Line(NamedTuple):
-    """What `lines` tells of a rank: the lengths of its two lines, and their hash."""
+    """An entry of the field `lines`: the lengths of a rank's two lines, and their hash."""
 
     actions: int
     sources: int
@@ -36,17 +37,18 @@ class Line(NamedTuple):
 
 
 def line_of(actions: str, sources: str) -> Line:
-    """What `lines` tells of a rank's two lines."""
-    return Line(
-        len(actions), len(sources), hashlib.sha256(f"{actions}\n{sources}".encode()).hexdigest()
-    )
+    """The entry of the field `lines` for a rank's two lines."""
+    both = f"{actions}\n{sources}"
+    return Line(len(actions), len(sources), hashlib.sha256(both.encode()).hexdigest())
 
 
 def encode(head: dict[str, Any], actions: Sequence[str], sources: Sequence[str]) -> bytes:
-    """The file of a plan, from all its fields before the lines and the lines."""
+    """The file of a plan, from all its other fields and the lines of `actions` and `sources`."""
     lines = list(map(line_of, actions, sources))
-    text = json.dumps(head | {"lines": lines}, indent=1).removesuffix("\n}").encode()
-    return text + b"," + _ACTIONS + _SOURCES.join(map(_block, (actions, sources))) + _END
+    text = json.dumps(head | {"lines": lines}, indent=1)
+    # The document goes on where this one ends.
+    start = text.removesuffix("\n}").encode() + b","
+    return start + _ACTIONS + _block(actions) + _SOURCES + _block(sources) + _END
 
 
 def _block(lines: Sequence[str]) -> bytes:
@@ -54,23 +56,25 @@ def _block(lines: Sequence[str]) -> bytes:
 
 
 def decode_head(path: Path) -> tuple[Any, int]:
-    """What stands before the actions, and where these begin; OSError or ValueError if it cannot be
-    read.
+    """The fields before `actions`, and where in the file the lines of `actions` begin; OSError or
+    ValueError if they cannot be read.
     """
     with path.open("rb") as file:
         text = bytearray()
         for line in file:
             text += line
             if text.endswith(_ACTIONS):
-                return json.loads(text.removesuffix(b"," + _ACTIONS) + b"}"), len(text)
+                # A document by itself, if it is closed here.
+                head = text.removesuffix(b"," + _ACTIONS) + b"}"
+                return json.loads(head), len(text)
     raise ValueError("it has no lines of `actions` of its own")
 
 
 class Parts(Sequence[Actions]):
-    """The actions of each rank, which are read from a plan file when they are asked for.
+    """The actions of each rank, read from the plan file when somebody asks for them.
 
-    `read` makes the actions of a rank out of its two lines. CompileError if the file is not the
-    same by then.
+    `read` makes the actions of a rank from its number and its two lines. CompileError if the file
+    has changed since its head was read.
     """
 
     def __init__(
@@ -83,11 +87,14 @@ class Parts(Sequence[Actions]):
         self.lines = lines
         self._path = path
         self._read = read
-        # From the first character of a line to the first one of the next.
-        lengths = (each.actions + _BETWEEN for each in lines)
-        self._actions = list(accumulate(lengths, initial=begin + len(_OPENS)))
-        end = self._actions[-1] - _BETWEEN + len(_CLOSES + _SOURCES + _OPENS)
-        self._sources = list(accumulate((each.sources + _BETWEEN for each in lines), initial=end))
+        # Where each line begins; each is followed by what is between two lines.
+        steps = [line.actions + _BETWEEN for line in lines]
+        self._actions = list(accumulate(steps, initial=begin + len(_OPENS)))
+        end = self._actions[-1] - _BETWEEN
+        first = end + len(_CLOSES + _SOURCES + _OPENS)
+        steps = [line.sources + _BETWEEN for line in lines]
+        self._sources = list(accumulate(steps, initial=first))
+        #: What was read before.
         self._known: dict[int, Actions] = {}
 
     def __len__(self) -> int:
@@ -101,7 +108,7 @@ class Parts(Sequence[Actions]):
 
     def __getitem__(self, rank: int | slice) -> Actions | list[Actions]:
         if isinstance(rank, slice):
-            return [self[each] for each in range(len(self))[rank]]
+            return [self[number] for number in range(len(self))[rank]]
         if not 0 <= rank < len(self):
             raise IndexError(rank)
         if rank not in self._known:
@@ -119,10 +126,9 @@ class Parts(Sequence[Actions]):
         except OSError as error:
             raise unreadable(self._path, error.strerror or str(error)) from None
         if line_of(actions, sources) != line:
+            message = f"the part of rank {rank} has changed since it was written"
             help = "write it again with `schedc compile -o`"
-            raise plan_error(
-                self._path, f"the part of rank {rank} has changed since it was written", help=help
-            )
+            raise plan_error(self._path, message, help=help)
         return self._read(rank, actions, sources)
 
 

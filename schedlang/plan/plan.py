@@ -1,9 +1,10 @@
-"""The plan file: one self-describing JSON document that the compiler writes and the runtime trusts.
+"""The plan, and its file: one self-describing JSON document, which the compiler writes and the
+runtime trusts.
 
-`actions` holds one line of text per rank, `sources` the place of each action as an index into
-`spans`, which are character ranges of the program text, so that any later error can name the line
-an action came from. The texts of imported files follow the program's; `imports` has the name of
-each and where it starts. How it lies in the file: `schedlang.plan.file`.
+The field `actions` has one line of text for each rank. `sources` has for each action an index into
+`spans`, which are ranges of characters of the program text: so any later error can name the line
+that an action came from. The texts of imported files follow the program's; `imports` has the path
+of each, and where its text starts. How the document lies in the file is in `schedlang.plan.file`.
 """
 
 import hashlib
@@ -30,61 +31,65 @@ class Plan(Schedule):
     stands.
     """
 
-    #: For a schedule without a flush: the part of every rank that repeats once per update, or else
-    #: nothing.
+    #: Of a schedule without a flush, the part of each rank that repeats once for every update.
     kernels: tuple[Kernel, ...] = ()
-    #: The share of all time that ranks are idle, ideally; the name of its lowering, and those that
-    #: were tried. A plan that was read does not know.
+    # What the compiler tells about its work. It is not in the file, so a plan that was read does
+    # not know it, and two plans that differ here only are the same plan.
+    #: The share of all time that ranks are idle, where no transfer waits for another.
     idle: float | None = field(default=None, eq=False, repr=False)
+    #: The name of the lowering, and all that were tried.
     lowering: str = field(default="", eq=False, repr=False)
     trials: tuple[Trial, ...] = field(default=(), eq=False, repr=False)
 
     def for_updates(self, updates: int) -> "Plan":
-        """The plan of a schedule without a flush for more updates than it shows; ValueError for
-        fewer, or too many.
+        """The plan of a schedule without a flush, for more updates than it shows; ValueError for
+        fewer, or for too many.
         """
         more = updates - self.layout.updates
-        if more < 0 or (more and not self.kernels):
-            shown = counted(self.layout.updates, "update")
-            raise ValueError(
-                f"the plan has {shown}{' or more' if self.kernels else ': no part of it repeats'}"
-            )
-        if more * sum(kernel.stop - kernel.start for kernel in self.kernels) > MOST_STEPS:
+        if not more:
+            return self
+        shown = counted(self.layout.updates, "update")
+        if not self.kernels:
+            raise ValueError(f"the plan has {shown}: no part of it repeats")
+        if more < 0:
+            raise ValueError(f"the plan has {shown} or more")
+        actions = sum(kernel.stop - kernel.start for kernel in self.kernels)
+        if more * actions > MOST_STEPS:
             raise ValueError(f"{updates:,} updates are more than {MOST_STEPS:,} actions")
-        return repeat(self, self.kernels, more) if more else self
+        return repeat(self, self.kernels, more)
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as a document."""
+        """The plan as a JSON document."""
         actions, sources = self._lines()
         return self._head() | {"actions": actions, "sources": sources}
 
     def encode(self) -> bytes:
-        """The file that `write_plan` writes."""
+        """The content of the file that `write_plan` writes."""
         return encode(self._head(), *self._lines())
 
     @cached_property
     def digest(self) -> str:
         """A hash of everything in the plan; equal digests mean the same plan."""
-        lines = (
-            self.ranks.lines
-            if isinstance(self.ranks, Parts)
-            else list(map(line_of, *self._lines()))
-        )
-        return hashlib.sha256(
-            json.dumps(self._head() | {"lines": lines}, sort_keys=True).encode()
-        ).hexdigest()
+        if isinstance(self.ranks, Parts):
+            # The file has the hash of each line, so no line has to be read.
+            lines = self.ranks.lines
+        else:
+            lines = list(map(line_of, *self._lines()))
+        text = json.dumps(self._head() | {"lines": lines}, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
 
     def _head(self) -> dict[str, Any]:
-        """The fields that are not lines."""
+        """All fields but those with a line for each rank."""
+        program = {
+            "name": self.name,
+            "file": self.source.path,
+            "sha256": hashlib.sha256(self.source.text.encode()).hexdigest(),
+            "text": self.source.text,
+            "imports": [list(file) for file in self.source.imports],
+        }
         return {
             "format": FORMAT,
-            "program": {
-                "name": self.name,
-                "file": self.source.path,
-                "sha256": hashlib.sha256(self.source.text.encode()).hexdigest(),
-                "text": self.source.text,
-                "imports": [list(file) for file in self.source.imports],
-            },
+            "program": program,
             "params": self.params,
             "ranks": len(self.ranks),
             "pipelines": [asdict(pipeline) for pipeline in self.layout.pipelines],

@@ -1,5 +1,6 @@
-"""Reading a plan file: every field with its check, every action with its words, and all of it
-proved again.
+"""Reading a plan file: every field is checked, and the plan is proved again.
+
+A file may come from anywhere: from another version, another program, or an editor.
 """
 
 import json
@@ -27,31 +28,31 @@ from schedlang.schedule.transports import transports
 
 T = TypeVar("T")
 _KINDS: dict[str, int] = {kind.name: kind for kind in Kind}
-_WORD = re.compile(
-    rf"(\d{{1,9}})({'|'.join(sorted(Kind.__members__, key=len, reverse=True))})(\d{{1,9}})?"
-)
+# The longest names first, or `SEND_F` would be found as `S` and a rest.
+_NAMES = "|".join(sorted(Kind.__members__, key=len, reverse=True))
+_WORD = re.compile(rf"(\d{{1,9}})({_NAMES})(\d{{1,9}})?")
 
 
 def read_plan(path: str | Path) -> Plan:
-    """The plan in a file, proved again, since a file may come from anywhere; CompileError says what
-    is wrong.
-    """
-    return plan_in(path, _decoded(path, lambda: json.loads(Path(path).read_bytes())))
+    """The plan in a file, proved again; CompileError says what is wrong with it."""
+    document = _decoded(path, lambda: json.loads(Path(path).read_bytes()))
+    return plan_in(path, document)
 
 
 def open_plan(path: str | Path) -> Plan:
-    """The plan in a file, for ranks of a run that another one has proved: a rank's actions are read
-    when looked at.
+    """The plan in a file that somebody else has proved, such as another rank of the same run.
 
-    CompileError for a file that is not as `write_plan` wrote it, here or then.
+    The actions of a rank are read when somebody asks for them. CompileError, now or then, for a
+    file that is not as `write_plan` wrote it.
     """
+    # Not proved again: that would take every rank the time of all ranks.
     head, begin = _decoded(path, lambda: decode_head(Path(path)))
     reader = _Reader(path, head)
     return reader.plan(lambda ranks, spans: reader.parts(ranks, spans, begin))
 
 
 def _decoded(path: str | Path, decode: Callable[[], T]) -> T:
-    """What is in a file; CompileError if it cannot be read, or is not JSON."""
+    """What `decode` reads from a file; CompileError if it cannot be read, or is not JSON."""
     try:
         return decode()
     except OSError as error:
@@ -59,39 +60,40 @@ def _decoded(path: str | Path, decode: Callable[[], T]) -> T:
     except UnicodeDecodeError:
         raise plan_error(path, "not a plan file: not UTF-8 text") from None
     except (ValueError, RecursionError) as error:
-        raise plan_error(
-            path, f"not a whole plan file: {error}", help="write it again with `schedc compile -o`"
-        ) from None
+        message = f"not a whole plan file: {error}"
+        help = "write it again with `schedc compile -o`"
+        raise plan_error(path, message, help=help) from None
 
 
 def plan_in(path: str | Path, document: Any) -> Plan:
-    """The plan that a document from a file holds, as `read_plan`."""
+    """The plan in a document that was read from a file, proved again; CompileError says what is
+    wrong with it.
+    """
     reader = _Reader(path, document)
     plan = reader.plan(reader.actions)
     prove(plan)
     if plan.kernels:
+        # Also what repeats follows on itself.
         prove(repeat(plan, plan.kernels, 1))
     return plan
 
 
 @frozen
 class _Reader:
-    """Reads the document's fields, each with its check."""
+    """Reads the fields of a document, and checks each."""
 
     path: str | Path
     document: Any
 
     def plan(self, read: Callable[[int, int], Sequence[Actions]]) -> Plan:
-        """The plan that the document holds, not yet proved; `read` has the actions, for so many
-        ranks and spans.
+        """The plan in the document, not yet proved; `read` gives the actions, for a number of
+        ranks and a number of spans.
         """
         if not isinstance(self.document, dict) or "format" not in self.document:
             self.wrong("not a plan file: it has no `format`")
         if self.document["format"] != FORMAT:
-            self.wrong(
-                f"the format is `{self.document['format']}`, this is a reader of `{FORMAT}`",
-                help="compile the program again with this version of schedc",
-            )
+            message = f"the format is `{self.document['format']}`, this is a reader of `{FORMAT}`"
+            self.wrong(message, help="compile the program again with this version of schedc")
         program = self.field("program", dict)
         source = self.source(program)
         placement = self.numbers(self.field("placement", list), "placement")
@@ -101,6 +103,7 @@ class _Reader:
         params = self.field("params", dict)
         if not all(isinstance(value, int) for value in params.values()):
             self.wrong("`params` must be whole numbers")
+        # The actions come last: they are read by the number of spans.
         spans = self.spans(len(source.text))
         actions = read(ranks, len(spans))
         return Plan(
@@ -117,27 +120,31 @@ class _Reader:
         )
 
     def layout(self, placement: tuple[int, ...]) -> Layout:
-        """The fields of the layout; the microbatches of each pipeline divide into its updates."""
+        """The fields of the layout: what runs where."""
         pipelines = self.pipelines(len(placement))
         updates = self.from_one("updates")
+        # All updates have as many microbatches.
         if any(pipeline.microbatches % updates for pipeline in pipelines):
             self.wrong(f"the microbatches of `pipelines` must divide into {updates} `updates`")
         links = tuple(self.numbers(self.field("links", list), "links"))
         if len(links) not in (0, self.field("ranks", int)):
             self.wrong("`links` must give every rank one")
-        return Layout(
-            placement, pipelines, self.from_one("slices"), updates, links, self.skips(pipelines)
-        )
+        slices = self.from_one("slices")
+        return Layout(placement, pipelines, slices, updates, links, self.skips(pipelines))
 
     def skips(self, pipelines: tuple[Pipeline, ...]) -> tuple[tuple[int, int], ...]:
-        """The field `skips`, which plans of before it do not have: stages that all pipelines
-        have.
+        """The field `skips`: pairs of stages of the first pipeline.
+
+        Plans of older versions do not have it.
         """
-        given = self.field("skips", list) if "skips" in self.document else []
-        pairs = [self.numbers(each, "skips") for each in given]
+        if "skips" not in self.document:
+            return ()
+        pairs = [self.numbers(pair, "skips") for pair in self.field("skips", list)]
         stages = pipelines[0].stop
-        right = all(len(pair) == 2 and not wrong_skip(pair[0], pair[1], stages) for pair in pairs)
-        if not right or len(set(map(tuple, pairs))) < len(pairs):
+        are_skips = all(
+            len(pair) == 2 and not wrong_skip(pair[0], pair[1], stages) for pair in pairs
+        )
+        if not are_skips or len(set(map(tuple, pairs))) < len(pairs):
             self.wrong(
                 f"`skips` must be pairs of an earlier and a later stage of {stages}, no "
                 "neighbours, each once"
@@ -146,32 +153,34 @@ class _Reader:
 
     def costs(self, stages: int) -> Costs:
         """The field `costs`, which may be empty."""
+        # Two checks: of the numbers by themselves, and of how many there are.
         costs = self.check(lambda: costs_of(self.document.get("costs")), "costs")
         self.check(lambda: costs.check(stages), "costs")
         return costs
 
     def pipelines(self, stages: int) -> tuple[Pipeline, ...]:
         """The field `pipelines`: together they have every stage, in order."""
-        found: list[Pipeline] = []
-        for each in self.field("pipelines", list):
-            if not isinstance(each, dict) or not isinstance(each.get("name"), str):
+        pipelines: list[Pipeline] = []
+        for entry in self.field("pipelines", list):
+            if not isinstance(entry, dict) or not isinstance(entry.get("name"), str):
                 self.wrong(
                     "`pipelines` must be objects with a `name`, `start`, `stop` and `microbatches`"
                 )
-            numbers = self.numbers(
-                [each.get(key) for key in ("start", "stop", "microbatches")], "pipelines"
-            )
-            found.append(Pipeline(each["name"], *numbers))
-        starts = [0, *(each.stop for each in found)]
-        if [*(each.start for each in found), stages] != starts or any(
-            a >= b for a, b in pairwise(starts)
-        ):
+            values = [entry.get(key) for key in ("start", "stop", "microbatches")]
+            numbers = self.numbers(values, "pipelines")
+            pipelines.append(Pipeline(entry["name"], *numbers))
+        # Each starts where the one before stops: the first at 0, and the last stops at the end.
+        starts = [pipeline.start for pipeline in pipelines]
+        stops = [pipeline.stop for pipeline in pipelines]
+        bounds = [0, *stops]
+        if [*starts, stages] != bounds or any(a >= b for a, b in pairwise(bounds)):
             self.wrong(
                 f"`pipelines` must divide the {stages} stages of `placement` among them, in order"
             )
-        if len({each.stop - each.start for each in found}) > 1:
+        # Stages of the second pipeline are replicas of those of the first.
+        if len({pipeline.stop - pipeline.start for pipeline in pipelines}) > 1:
             self.wrong("`pipelines` must have the same number of stages")
-        return tuple(found)
+        return tuple(pipelines)
 
     def from_one(self, name: str) -> int:
         """A field that is a whole number from 1."""
@@ -183,19 +192,25 @@ class _Reader:
     def weights(self, stages: int) -> tuple[WeightRule, ...]:
         """The field `weights`: a rule for every stage, or nothing."""
         rules = self.field("weights", list)
+        names = ("latest", "stash", "delay")
         for rule in rules:
-            known = isinstance(rule, dict) and rule.get("name") in ("latest", "stash", "delay")
-            if not known or type(rule.get("delay")) is not int or rule["delay"] < 0:
+            is_known = isinstance(rule, dict) and rule.get("name") in names
+            if not is_known or type(rule.get("delay")) is not int or rule["delay"] < 0:
                 self.wrong(
                     "`weights` must be rules: a `name` (latest, stash, delay) and a `delay` from 0"
                 )
+        # A plan without rules trains with the newest weights, as most do.
         if rules and len(rules) != stages:
             self.wrong(f"`weights` must have a rule for each of the {stages} stages")
         return tuple(WeightRule(rule["name"], rule["delay"]) for rule in rules)
 
     def kernels(self, ranks: Sequence[Actions]) -> tuple[Kernel, ...]:
-        """The field `kernels`: rows of every rank, or nothing."""
+        """The field `kernels`: for each rank where the part that repeats starts and stops; or
+        nothing.
+        """
         pairs = [self.numbers(pair, "kernels") for pair in self.field("kernels", list)]
+        # The lengths are looked up only where they are needed: for a part that is read later, that
+        # reads it.
         ends = [len(actions) for actions in ranks] if pairs else []
         if len(pairs) != len(ends) or any(len(pair) != 2 for pair in pairs):
             self.wrong("`kernels` must be a pair of places in the actions of each rank")
@@ -204,7 +219,7 @@ class _Reader:
         return tuple(Kernel(*pair) for pair in pairs)
 
     def transport(self) -> str:
-        """The field `transport`: one that there are rules for."""
+        """The field `transport`: the name of a known one."""
         name = self.field("transport", str)
         try:
             transports(name)
@@ -216,14 +231,13 @@ class _Reader:
         """The field `program`: its name and its texts."""
         if not all(isinstance(program.get(key), str) for key in ("name", "file", "text")):
             self.wrong("`program` must hold the texts `name`, `file` and `text`")
-        match program.get("imports"):
-            case [*files] if all(
-                isinstance(each, list) and list(map(type, each)) == [str, int] for each in files
-            ):
-                return Source(
-                    program["file"], program["text"], tuple((path, start) for path, start in files)
-                )
-        self.wrong("`program` must hold `imports`, a list of files and where their texts start")
+        imports = program.get("imports")
+        if not isinstance(imports, list) or not all(
+            isinstance(file, list) and list(map(type, file)) == [str, int] for file in imports
+        ):
+            self.wrong("`program` must hold `imports`, a list of files and where their texts start")
+        files = tuple((path, start) for path, start in imports)
+        return Source(program["file"], program["text"], files)
 
     def spans(self, length: int) -> tuple[Span, ...]:
         """The field `spans`, each within the program text."""
@@ -233,42 +247,41 @@ class _Reader:
         return tuple(Span(start, end) for start, end in spans)
 
     def actions(self, ranks: int, spans: int) -> tuple[Actions, ...]:
-        """The fields `actions` and `sources`, one line per rank each."""
+        """The fields `actions` and `sources`, which have a line for each rank."""
         texts = self.field("actions", list)
         sources = self.field("sources", list)
         if not all(isinstance(line, str) for line in [*texts, *sources]):
             self.wrong("`actions` and `sources` must be lines of text, one per rank")
         if not len(texts) == len(sources) == ranks:
             self.wrong(f"`actions` and `sources` must have {ranks} lines, one per rank")
-        return tuple(
-            self.rank(spans, rank, *lines)
-            for rank, lines in enumerate(zip(texts, sources, strict=True))
-        )
+        return tuple(self.rank(spans, rank, texts[rank], sources[rank]) for rank in range(ranks))
 
     def parts(self, ranks: int, spans: int, begin: int) -> Parts:
-        """The same, read when they are asked for, by the field `lines`; in the file they begin at
-        some place.
+        """The same, read when somebody asks for them, by the field `lines`; in the file, the lines
+        of `actions` begin at `begin`.
         """
         lines: list[Line] = []
-        for each in self.field("lines", list):
-            if not isinstance(each, list) or list(map(type, each)) != [int, int, str]:
+        for entry in self.field("lines", list):
+            if not isinstance(entry, list) or list(map(type, entry)) != [int, int, str]:
                 self.wrong("`lines` must be the lengths of two lines and their hash, for each rank")
-            actions, sources = self.numbers(each[:2], "lines")
-            lines.append(Line(actions, sources, each[2]))
+            actions, sources = self.numbers(entry[:2], "lines")
+            lines.append(Line(actions, sources, entry[2]))
         if len(lines) != ranks:
             self.wrong(f"`lines` must have {ranks} entries, one per rank")
         return Parts(Path(self.path), lines, begin, partial(self.rank, spans))
 
     def rank(self, spans: int, rank: int, text: str, sources: str) -> Actions:
-        """One rank's actions."""
+        """The actions of one rank, from its two lines."""
+        # Actions name their place in the program by an index of `spans`.
         indices = self.check(lambda: list(map(int, sources.split())), f"sources of rank {rank}")
         if indices and not 0 <= min(indices) <= max(indices) < spans:
             self.wrong(f"sources of rank {rank}: not an index of `spans`")
         return self.check(lambda: parse_actions(text, indices), f"actions of rank {rank}")
 
     def field(self, name: str, kind: type[T]) -> T:
-        """A field of the document that must have a type."""
+        """A field of the document, which must be of a type."""
         value = self.document.get(name)
+        # For Python, true and false are whole numbers.
         if not isinstance(value, kind) or isinstance(value, bool):
             words = {dict: "an object", list: "a list", int: "a whole number", str: "text"}
             self.wrong(f"`{name}` must be {words[kind]}")
@@ -276,9 +289,10 @@ class _Reader:
 
     def numbers(self, value: Any, name: str) -> list[int]:
         """A list of whole numbers from 0."""
-        if not isinstance(value, list) or not all(
-            type(each) is int and each >= 0 for each in value
-        ):
+        if not isinstance(value, list):
+            self.wrong(f"`{name}` must hold whole numbers from 0")
+        # `type`, since for Python true and false are whole numbers.
+        if not all(type(number) is int and number >= 0 for number in value):
             self.wrong(f"`{name}` must hold whole numbers from 0")
         return list(value)
 
@@ -290,46 +304,66 @@ class _Reader:
             self.wrong(f"{name}: {error}")
 
     def wrong(self, message: str, help: str | None = None) -> NoReturn:
-        """Give up."""
+        """Refuse the file."""
         raise plan_error(self.path, message, help=help)
 
 
 def parse_actions(text: str, sources: list[int]) -> Actions:
-    """The inverse of `Actions.text`; ValueError names the first word that is not an action."""
+    """The actions of a text as `Actions.text` writes it; ValueError names the first word that is
+    not an action.
+    """
     return _parse_plain(text, sources) or _parse_words(text, sources)
 
 
 def _parse_plain(text: str, sources: list[int]) -> Actions | None:
-    """The actions, if all are alone and have a microbatch, as nearly all texts are."""
+    """The actions, if each is issued alone and has a microbatch; else None.
+
+    Most texts are like that, and this takes a fraction of the time of looking at word after word.
+    """
     words = _WORD.findall(text)
-    if len(words) != len(sources) or not words or " ".join(map("".join, words)) != text:
+    if len(words) != len(sources) or not words:
+        return None
+    # What is between the words must be blanks.
+    if " ".join(map("".join, words)) != text:
         return None
     stages, kinds, microbatches = zip(*words, strict=True)
     if "" in microbatches:
         return None
     actions = Actions()
-    columns = map(_KINDS.__getitem__, kinds), map(int, stages), map(int, microbatches), sources
-    actions.extend(*columns, [0] * len(sources))
+    actions.extend(
+        map(_KINDS.__getitem__, kinds),
+        map(int, stages),
+        map(int, microbatches),
+        sources,
+        [0] * len(sources),
+    )
     return actions
 
 
 def _parse_words(text: str, sources: list[int]) -> Actions:
+    """The actions of any text, word by word; ValueError for what is not an action."""
     actions = Actions()
-    group = 0
+    groups = 0
     for token in text.split():
-        words = token.removesuffix(OVERLAP)
-        overlap = token.endswith(OVERLAP)
-        batched = words.startswith("(") and words.endswith(")")
-        group += batched
-        for each in words[1:-1].split(";") if batched else [token]:
-            kind, stage, microbatch = _parse_word(each, token)
-            if batched and (is_transfer(kind) == overlap or is_copy(kind)):
+        in_brackets = token.removesuffix(OVERLAP)
+        overlaps = token.endswith(OVERLAP)
+        is_group = in_brackets.startswith("(") and in_brackets.endswith(")")
+        words = [token]
+        group = 0
+        if is_group:
+            words = in_brackets[1:-1].split(";")
+            groups += 1
+            group = groups
+        for word in words:
+            kind, stage, microbatch = _parse_word(word, token)
+            # A group is a batch of transfers, or ops that overlap; a copy stands alone.
+            if is_group and (is_transfer(kind) == overlaps or is_copy(kind)):
                 raise ValueError(
                     f"`{token}`: transfers are batched alone, compute ops as {OVERLAP}"
                 )
             if len(actions) == len(sources):
                 raise ValueError("there are fewer sources than actions")
-            actions.add(kind, stage, microbatch, sources[len(actions)], group * batched)
+            actions.add(kind, stage, microbatch, sources[len(actions)], group)
     if len(actions) != len(sources):
         raise ValueError("there are more sources than actions")
     return actions
@@ -338,6 +372,12 @@ def _parse_words(text: str, sources: list[int]) -> Actions:
 def _parse_word(text: str, token: str) -> tuple[Kind, int, int]:
     """Kind, stage and microbatch of one word; ValueError names the token it stands in."""
     match = _WORD.fullmatch(text)
-    if match is None or (match[3] is None and match[2] != "U"):
+    if match is None:
         raise ValueError(f"`{token}` is not an action")
-    return Kind[match[2]], int(match[1]), NO_MICROBATCH if match[3] is None else int(match[3])
+    stage, name, number = match.groups()
+    if number is not None:
+        return Kind[name], int(stage), int(number)
+    # The only update of a schedule needs no number.
+    if name == "U":
+        return Kind.U, int(stage), NO_MICROBATCH
+    raise ValueError(f"`{token}` is not an action")

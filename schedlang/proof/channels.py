@@ -137,8 +137,8 @@ class Channels:
         for row in rows[later].tolist():
             rank, index = columns.place(row)
             message = f"`{self.schedule.ranks[rank].word(index)}` is sent twice"
-            numbers = (int(columns.stage[row]),)
             place = int(columns.source[row])
+            numbers = (int(columns.stage[row]),)
             yield row, Finding("repeated-send", message, rank, place, numbers=numbers)
 
     def mismatched(self) -> Iterator[tuple[int, Finding]]:
@@ -176,7 +176,7 @@ class Channels:
                     place,
                     related=related,
                     help=help,
-                    numbers=(int(columns.stage[send]), int(columns.stage[receive])),
+                    numbers=(int(columns.stage[receive]), int(columns.stage[send])),
                 ),
             )
 

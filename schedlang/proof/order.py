@@ -36,10 +36,9 @@ def _too_early(schedule: Schedule, need: int) -> Finding:
     rank, index = schedule.columns.place(row)
     action = schedule.ranks[rank].word(index)
     message = f"`{action}` on rank {rank} runs before `{needs.word(need)}`"
-    numbers = [int(schedule.columns.stage[row])]
     help = None
     if needs.is_message[need]:
-        numbers.append(int(needs.number[need]))
         help = "a program that writes any `send` or `recv` must write all of them"
-    location = int(schedule.columns.source[row])
-    return Finding("order", message, rank, location, help=help, numbers=tuple(numbers))
+    numbers = (int(schedule.columns.stage[row]), int(needs.number[need]))
+    place = int(schedule.columns.source[row])
+    return Finding("order", message, rank, place, help=help, numbers=numbers)

@@ -216,7 +216,7 @@ class Standstill:
             self.source(row),
             help=help,
             waits=(wait,) if wait else (),
-            numbers=(int(self.schedule.columns.stage[row]), wanted[1]),
+            numbers=(int(self.schedule.columns.stage[row]), int(wanted[1])),
         )
 
     def stands_there(self, row: int) -> bool:

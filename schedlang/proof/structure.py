@@ -66,12 +66,12 @@ def _unknown(schedule: Schedule) -> list[Finding]:
     def place(row: int) -> tuple[int, int]:
         return int(columns.rank[row]), int(columns.source[row])
 
+    def number(row: int) -> tuple[int]:
+        return (int(columns.stage[row]),)
+
     def here(row: int) -> str:
         at, index = columns.place(row)
         return f"`{schedule.ranks[at].word(index)}` on rank {at}"
-
-    def number(row: int) -> tuple[int]:
-        return (int(columns.stage[row]),)
 
     def no_such_stage(row: int) -> Finding:
         message = f"{here(row)}: there are stages 0 to {stages - 1}"

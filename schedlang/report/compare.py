@@ -21,7 +21,9 @@ from schedlang.schedule.costs import Costs
 
 @frozen
 class Entry:
-    """A file, and the figures of its schedule; or why the program refuses the size."""
+    """A row of the table: a file, and the figures of its schedule, or why the program refuses the
+    size.
+    """
 
     file: str
     figures: dict[str, Any] | None
@@ -29,53 +31,63 @@ class Entry:
 
     @property
     def makespan(self) -> float:
-        """Its makespan; a program that refuses the size comes last."""
-        return self.figures["makespan"] if self.figures else inf
+        """The makespan to sort by; a program that refuses the size comes last."""
+        if self.figures is None:
+            return inf
+        makespan: float = self.figures["makespan"]
+        return makespan
 
 
 def compare(files: Iterable[str], params: Mapping[str, int], costs: Costs) -> list[Entry]:
-    """The entries of programs and plans, in their order; each program takes the parameters that it
-    has.
+    """The figures of programs and plans, in their order; each program takes those of the
+    parameters that it has.
 
-    ValueError for a parameter that none has, and for costs that are for another number of stages;
-    CompileError for what is wrong with a program, but not for its own `require`.
+    ValueError for a parameter that no program has, and for costs of another number of stages;
+    CompileError for what is wrong with a program, but not where it refuses the size itself.
     """
+    # All files are read before any is compiled: a misspelt name should not take a minute to find.
     sources = {file: read_source(file) for file in files}
-    programs = {file: _params(source) for file, source in sources.items() if not source.is_plan}
-    unknown = params.keys() - set().union(*programs.values())
+    # The parameters of each file; a plan has none that could be set.
+    names: dict[str, set[str]] = {}
+    for file, source in sources.items():
+        names[file] = set() if source.is_plan else _parameters(source)
+    unknown = params.keys() - set().union(*names.values())
     if unknown:
         raise ValueError(f"no program has a parameter `{min(unknown)}`")
-    return [_entry(file, sources[file], programs.get(file), params, costs) for file in sources]
+    entries = []
+    for file, source in sources.items():
+        own_params = {name: value for name, value in params.items() if name in names[file]}
+        entries.append(_entry(file, source, own_params, costs))
+    return entries
 
 
-def _params(source: Source) -> set[str]:
+def _parameters(source: Source) -> set[str]:
     """The names of a program's parameters."""
     _, tree = load(source)
     return {item.name.text for item in tree.items if isinstance(item, Param)}
 
 
-def _entry(
-    file: str, source: Source, names: set[str] | None, params: Mapping[str, int], costs: Costs
-) -> Entry:
+def _entry(file: str, source: Source, params: Mapping[str, int], costs: Costs) -> Entry:
     try:
-        plan = _plan(source, names, params, costs)
+        plan = _plan(source, params, costs)
         costs.check(len(plan.placement))
         return Entry(file, figures(plan, simulate(plan, costs), costs))
     except ValueError as error:
         raise ValueError(f"`{file}`: {error}") from None
     except CompileError as error:
-        if any(each.code != "require" for each in error.diagnostics):
+        # Not every program is for every size: the table goes on without it.
+        if any(diagnostic.code != "require" for diagnostic in error.diagnostics):
             raise
         return Entry(file, None, error.diagnostics[0].message)
 
 
-def _plan(source: Source, names: set[str] | None, params: Mapping[str, int], costs: Costs) -> Plan:
-    if names is None:
+def _plan(source: Source, params: Mapping[str, int], costs: Costs) -> Plan:
+    if source.is_plan:
         return read_plan(source.path)
-    return compile(source, {name: value for name, value in params.items() if name in names}, costs)
+    return compile(source, params, costs)
 
 
-#: The columns of the table, and what each means.
+#: The columns of the table with figures, and what each means.
 _MEANINGS = {
     "stages": (
         "that the model is cut into; makespans compare between schedules with as many, "
@@ -98,42 +110,60 @@ _MEANINGS = {
 
 def comparison_text(entries: list[Entry]) -> str:
     """The table, what its columns mean, and which programs refuse the size."""
-    shown = [entry for entry in entries if entry.figures]
-    has_bytes = any(entry.figures and "peak_bytes" in entry.figures for entry in shown)
-    columns = [name for name in _MEANINGS if name != "bytes" or has_bytes]
-    rows = [["", "ranks x microbatches", *columns]]
-    rows += [[entry.file, *_cells(entry.figures, columns)] for entry in shown if entry.figures]
+    parts = []
+    shown = {entry.file: entry.figures for entry in entries if entry.figures}
+    if shown:
+        # Bytes are known only where the costs have those of activations.
+        has_bytes = any("peak_bytes" in figures for figures in shown.values())
+        columns = [name for name in _MEANINGS if name != "bytes" or has_bytes]
+        rows = [["", "ranks x microbatches", *columns]]
+        for file, figures in shown.items():
+            rows.append([file, *_cells(figures, columns)])
+        parts.append("\n".join(_aligned(rows)))
+        parts.append("\n".join(f"{name:<15}{_MEANINGS[name]}" for name in columns))
+    refused = [f"refused: {entry.file}: {entry.refusal}" for entry in entries if not entry.figures]
+    if refused:
+        parts.append("\n".join(refused))
+    return "\n\n".join(parts)
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """The rows of a table as lines: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    if shown:
-        for first, *others in rows:
-            cells = (f"{cell:>{width}}" for cell, width in zip(others, widths[1:], strict=True))
-            lines.append("  ".join([f"{first:<{widths[0]}}", *cells]))
-        lines += ["", *(f"{name:<15}{_MEANINGS[name]}" for name in columns)]
-    refused = [f"refused: {entry.file}: {entry.refusal}" for entry in entries if not entry.figures]
-    return "\n".join([*lines, *([""] if lines and refused else []), *refused])
+    for first, *others in rows:
+        cells = [f"{first:<{widths[0]}}"]
+        for cell, width in zip(others, widths[1:], strict=True):
+            cells.append(f"{cell:>{width}}")
+        lines.append("  ".join(cells))
+    return lines
 
 
-def _cells(found: dict[str, Any], columns: list[str]) -> list[str]:
-    bubble = found["bubble"]
+def _cells(figures: dict[str, Any], columns: list[str]) -> list[str]:
+    """The cells of a row behind the name of its file."""
+    bubble = figures["bubble"]
     cells = {
-        "stages": str(found["stages"]),
-        "makespan": f"{found['makespan']:.10g}",
+        "stages": str(figures["stages"]),
+        "makespan": f"{figures['makespan']:.10g}",
         "over ideal": f"{bubble['over_ideal']:.2%}",
         "over makespan": f"{bubble['over_makespan']:.2%}",
         "of span": f"{bubble['span']:.2%}",
-        "exposed": f"{found['exposed']:.6g}",
-        "activations": str(max(found["peak_activations"])),
-        "bytes": f"{max(found.get('peak_bytes', [0])):,.0f}",
-        "versions": str(max(found["versions"])),
+        "exposed": f"{figures['exposed']:.6g}",
+        "activations": str(max(figures["peak_activations"])),
+        "bytes": f"{max(figures.get('peak_bytes', [0])):,.0f}",
+        "versions": str(max(figures["versions"])),
     }
-    return [f"{found['ranks']} x {found['microbatches']}", *(cells[name] for name in columns)]
+    size = f"{figures['ranks']} x {figures['microbatches']}"
+    return [size, *(cells[name] for name in columns)]
 
 
 def comparison_json(entries: list[Entry]) -> list[dict[str, Any]]:
-    """The entries for machines: `figures` as `schedc simulate --json` has them, or `refusal`."""
-    return [
-        {"file": entry.file}
-        | ({"figures": entry.figures} if entry.figures else {"refusal": entry.refusal})
-        for entry in entries
-    ]
+    """The table for programs: `figures` as `schedc simulate --json` has them, or `refusal`."""
+    rows: list[dict[str, Any]] = []
+    for entry in entries:
+        # Every row has one of the two.
+        if entry.figures:
+            rows.append({"file": entry.file, "figures": entry.figures})
+        else:
+            rows.append({"file": entry.file, "refusal": entry.refusal})
+    return rows

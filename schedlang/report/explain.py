@@ -1,5 +1,6 @@
-"""The pages of `schedc explain`: for every error code what it means, a program that gets it, and
-one that is right.
+"""The pages of `schedc explain`.
+
+For every error code there is one: what it means, a program that gets it, and one that is right.
 """
 
 from schedlang.files.package import DOCS
@@ -19,5 +20,6 @@ def page(word: str) -> str:
 
 def summary(word: str) -> str:
     """The first sentence of the page of a code."""
+    # The title comes first, then what the code means.
     _title, paragraph, *_ = page(word).split("\n\n")
     return " ".join(paragraph.split()).partition(". ")[0].removesuffix(".")

@@ -1,4 +1,4 @@
-"""What a simulation says: the figures for machines, and for people."""
+"""The figures of a simulation: for programs, and for people."""
 
 from typing import Any
 
@@ -15,15 +15,14 @@ from schedlang.schedule.costs import UNIT, Costs
 
 
 def figures(plan: Plan, execution: Execution, costs: Costs = UNIT) -> dict[str, Any]:
-    """The figures of an execution with some costs under their stable names.
+    """The figures of an execution, by the names that scripts rely on.
 
-    Times are in the unit of the costs, memory in stage activations, in the program's amounts, and
-    if given in bytes.
+    Times are in the unit of the costs. Memory is in stage activations, in the program's own
+    amounts, and in bytes if the costs have them.
     """
     timeline = execution.timeline
-    found = waits(plan, timeline, costs)
-    bytes = {} if execution.peak_bytes is None else {"peak_bytes": list(execution.peak_bytes)}
-    return {
+    all_waits = waits(plan, timeline, costs)
+    document = {
         "schedule": plan.name,
         "params": plan.params,
         "ranks": len(plan.ranks),
@@ -42,93 +41,99 @@ def figures(plan: Plan, execution: Execution, costs: Costs = UNIT) -> dict[str, 
         "peak_activations": list(execution.peak_activations),
         "peak_messages": peak_messages(plan),
         "peak_memory": list(execution.peak_memory),
-        **bytes,
         "busy": timeline.busy,
         "copying": timeline.copying,
-        "exposed": exposed(found),
-        "critical_path": path_by_ops(plan, critical_path(found)),
+        "exposed": exposed(all_waits),
+        "critical_path": path_by_ops(plan, critical_path(all_waits)),
         "versions": list(follow_weights(plan).held),
     }
+    if execution.peak_bytes is not None:
+        document["peak_bytes"] = list(execution.peak_bytes)
+    return document
+
+
+# What some of the figures mean.
+_MAKESPAN = "from the first start to the last end, over all ranks"
+_SPAN = "idle share of the rank with the longest span,"
+_SPAN_GOES_ON = "counted from its own first start to its own last end"
+_EXPOSED = "idle time in which ranks wait for what is on its way, all ranks together"
 
 
 def figures_text(plan: Plan, execution: Execution, ideal: float, costs: Costs = UNIT) -> str:
-    """The figures with their definitions, and the picture of the timeline; `ideal` is the ideal
-    makespan.
+    """The picture of the timeline, and the figures with their definitions; `ideal` is the makespan
+    of the ideal execution.
     """
     timeline = execution.timeline
-    found = figures(plan, execution, costs)
-    rows = [
-        (
-            "makespan",
-            f"{timeline.makespan:.10g}",
-            "from the first start to the last end, over all ranks",
-        ),
-        ("bubble over ideal", f"{timeline.bubble_over_ideal:.2%}", "idle time / working time"),
-        ("bubble over makespan", f"{timeline.bubble_over_makespan:.2%}", "idle time / all time"),
-        (
-            "bubble of span",
-            f"{timeline.bubble_of_span:.2%}",
-            "idle share of the rank with the longest span,",
-        ),
-        ("", "", "counted from its own first start to its own last end"),
-        (
-            "peak activations",
-            " ".join(map(str, execution.peak_activations)),
-            "per rank, held until the last use",
-        ),
-        (
-            "peak messages",
-            " ".join(map(str, found["peak_messages"])),
-            "per rank, held until used, or known to be received",
-        ),
-    ]
-    if execution.peak_memory != execution.peak_activations:
-        peaks = " ".join(f"{peak:.10g}" for peak in execution.peak_memory)
-        rows.append(("peak memory", peaks, "per rank, in the program's amounts"))
-    if any(timeline.copying):
-        rows.append(
-            (
-                "copying",
-                " ".join(f"{each:.10g}" for each in timeline.copying),
-                "per rank, to and from the host",
-            )
+    document = figures(plan, execution, costs)
+    # Of each row the name, the value, and what it means.
+    rows = [("makespan", _number(timeline.makespan), _MAKESPAN)]
+    if _number(timeline.makespan) != _number(ideal):
+        # What communication costs: the time in which no rank makes up for it.
+        meaning = (
+            f"longer on {execution.transport} than the ideal {_number(ideal)}, where no transfer "
+            "waits"
         )
-    if f"{timeline.makespan:.10g}" != f"{ideal:.10g}":
-        rows.insert(1, _exposed(execution, ideal))
+        rows.append(("beyond the ideal", _number(timeline.makespan - ideal), meaning))
+    # The field has three definitions of a bubble, so all are printed, each with what it means.
+    over_ideal = f"{timeline.bubble_over_ideal:.2%}"
+    over_makespan = f"{timeline.bubble_over_makespan:.2%}"
+    of_span = f"{timeline.bubble_of_span:.2%}"
+    rows.append(("bubble over ideal", over_ideal, "idle time / working time"))
+    rows.append(("bubble over makespan", over_makespan, "idle time / all time"))
+    rows.append(("bubble of span", of_span, _SPAN))
+    rows.append(("", "", _SPAN_GOES_ON))
+    rows += _memory_rows(execution, document["peak_messages"])
+    if any(timeline.copying):
+        copying = " ".join(map(_number, timeline.copying))
+        rows.append(("copying", copying, "per rank, to and from the host"))
     if execution.peak_bytes is not None:
         peaks = " ".join(f"{peak:,.0f}" for peak in execution.peak_bytes)
         rows.append(("peak bytes", peaks, "per rank, of activations and weights"))
-    path = " + ".join(f"{what} {time:.10g}" for what, time in found["critical_path"].items())
-    rows.append(("critical path", "", f"{path}: the chain of ops and waits that is the makespan"))
-    if found["exposed"]:
-        meaning = "idle time in which ranks wait for what is on its way, all ranks together"
-        rows.append(("exposed transfers", f"{found['exposed']:.10g}", meaning))
+    # How much of the chain each kind of op is.
+    terms = [f"{what} {_number(time)}" for what, time in document["critical_path"].items()]
+    path = f"{' + '.join(terms)}: the chain of ops and waits that is the makespan"
+    rows.append(("critical path", "", path))
+    if document["exposed"]:
+        rows.append(("exposed transfers", _number(document["exposed"]), _EXPOSED))
     width = max(len(value) for _, value, _ in rows)
     lines = [f"{name:<22}{value:<{width}}  {meaning}" for name, value, meaning in rows]
     return "\n".join([draw(timeline), "", *lines])
 
 
-def _exposed(execution: Execution, ideal: float) -> tuple[str, str, str]:
-    """What communication costs: time in which no rank makes up for it."""
-    exposed = execution.timeline.makespan - ideal
-    meaning = (
-        f"longer on {execution.transport} than the ideal {ideal:.10g}, where no transfer waits"
-    )
-    return "beyond the ideal", f"{exposed:.10g}", meaning
+def _memory_rows(execution: Execution, peak_messages: list[int]) -> list[tuple[str, str, str]]:
+    """What ranks hold at most; the program's own amounts, if it has any."""
+    activations = " ".join(map(str, execution.peak_activations))
+    messages = " ".join(map(str, peak_messages))
+    rows = [
+        ("peak activations", activations, "per rank, held until the last use"),
+        ("peak messages", messages, "per rank, held until used, or known to be received"),
+    ]
+    if execution.peak_memory != execution.peak_activations:
+        memory = " ".join(map(_number, execution.peak_memory))
+        rows.append(("peak memory", memory, "per rank, in the program's amounts"))
+    return rows
+
+
+def _number(value: float) -> str:
+    """A number without the noise of the last bits."""
+    return f"{value:.10g}"
 
 
 def lowering_text(plan: Plan) -> str:
-    """Which lowering a plan has, what it costs against the ideal at the plan's costs, and what
-    others would.
+    """Which lowering a plan has, what it costs against the ideal, and what the others would, at the
+    plan's costs.
     """
     execution = simulate(plan)
-    ideal = simulate(plan, ideal=True).timeline.makespan
     makespan = execution.timeline.makespan
-    over = f" (+{makespan / ideal - 1:.1%})" if ideal else ""
-    lines = [
-        f"lowering: {plan.lowering}; makespan {makespan:.10g} on {execution.transport}, "
-        f"{ideal:.10g} ideal{over}"
-    ]
+    ideal = simulate(plan, ideal=True).timeline.makespan
+    line = (
+        f"lowering: {plan.lowering}; makespan {_number(makespan)} on {execution.transport}, "
+        f"{_number(ideal)} ideal"
+    )
+    if ideal:
+        line += f" (+{makespan / ideal - 1:.1%})"
+    lines = [line]
+    # With one trial there was nothing to choose.
     if len(plan.trials) > 1:
         lines.append(f"tried: {', '.join(map(str, plan.trials))}")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The gallery in one table: each program and its figures at its own defaults.
+"""The gallery in one table: each program, and its figures at its own defaults.
 
 `python -m schedlang.report.gallery` prints programs/README.md.
 """
@@ -9,11 +9,11 @@ from schedlang import Costs, Kind, Source, compile, read_source, simulate
 from schedlang.files.package import GALLERY
 from schedlang.report.figures import figures
 
+# How long ops take on a model of one stage, where nobody says anything.
 _UNIT = {kind: durations[0] for kind, durations in Costs().durations(1).by_kind.items()}
 _TIMES = (
     f"`F` and `R` take {_UNIT[Kind.F]:g}, a whole backward {_UNIT[Kind.B]:g}, its halves "
-    f"{_UNIT[Kind.I]:g} and "
-    f"{_UNIT[Kind.W]:g}, a transfer 0"
+    f"{_UNIT[Kind.I]:g} and {_UNIT[Kind.W]:g}, a transfer 0"
 )
 _HEAD = f"""\
 # The gallery
@@ -55,35 +55,43 @@ _COLUMNS = (
 
 def gallery() -> str:
     """The page, in Markdown."""
-    rows = [_COLUMNS, ("---", "---", *["---:"] * (len(_COLUMNS) - 2))]
-    rows += [_row(path.name, read_source(path)) for path in sorted(GALLERY.glob("*.sched"))]
-    return "\n".join([_HEAD, *(f"| {' | '.join(row)} |" for row in rows), ""])
+    # Names to the left, numbers to the right.
+    alignment = ("---", "---", *["---:"] * (len(_COLUMNS) - 2))
+    rows = [_COLUMNS, alignment]
+    for path in sorted(GALLERY.glob("*.sched")):
+        rows.append(_row(path.name, read_source(path)))
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([_HEAD, *lines, ""])
 
 
 def _row(file: str, source: Source) -> tuple[str, ...]:
+    """The row of a program, a cell for each of `_COLUMNS`."""
     plan = compile(source)
-    found = figures(plan, simulate(plan, ideal=True))
-    others = [
-        f"{name} {value}"
-        for name, value in plan.params.items()
-        if name not in ("ranks", "microbatches")
-    ]
+    document = figures(plan, simulate(plan, ideal=True))
+    sizes = [f"{document['ranks']} x {document['microbatches']}"]
+    for name, value in plan.params.items():
+        if name not in ("ranks", "microbatches"):
+            sizes.append(f"{name} {value}")
+    bubble = document["bubble"]
     return (
         f"[{file.removesuffix('.sched')}]({file})",
-        _what(source.text),
+        _title(source.text),
         str(source.text.count("\n")),
-        ", ".join([f"{found['ranks']} x {found['microbatches']}", *others]),
-        f"{found['makespan']:g}",
-        *(f"{found['bubble'][name]:.1%}" for name in ("over_ideal", "over_makespan", "span")),
-        str(max(found["peak_activations"])),
-        str(max(found["versions"])),
+        ", ".join(sizes),
+        f"{document['makespan']:g}",
+        f"{bubble['over_ideal']:.1%}",
+        f"{bubble['over_makespan']:.1%}",
+        f"{bubble['span']:.1%}",
+        str(max(document["peak_activations"])),
+        str(max(document["versions"])),
     )
 
 
-def _what(text: str) -> str:
+def _title(text: str) -> str:
     """The first clause of a program's comment: the schedule's name, and where it comes from."""
-    comment = takewhile(lambda line: line.startswith("#"), text.splitlines())
-    return " ".join(line.removeprefix("# ") for line in comment).partition(": ")[0]
+    lines = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    comment = " ".join(line.removeprefix("# ") for line in lines)
+    return comment.partition(": ")[0]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import pytest
 from attrs import evolve
 
 from schedlang import CompileError, Source, compile, read_plan, read_source, write_plan
-from schedlang.advice.advice import STANDSTILLS, advise
+from schedlang.advice.advice import WAITS, advise
 from schedlang.advice.smallest import smallest
 from schedlang.cli.main import main
 from schedlang.diagnostics.diagnostic import to_json, to_text
@@ -37,9 +37,7 @@ def advice(
         compile(source, params, transport=transport)
     except CompileError as error:
         advised = advise(error, source, params, transport=transport)
-        return next(
-            (to_json(each) for each in advised.diagnostics if each.code in STANDSTILLS), None
-        )
+        return next((to_json(each) for each in advised.diagnostics if each.code in WAITS), None)
     return None
 
 

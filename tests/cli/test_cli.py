@@ -6,13 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 import schedlang
 from schedlang.cli.main import main
-from tests.support.paths import CASES, PROGRAMS
+from tests.support.paths import CASES, PROGRAMS, ROOT
 
 ONE_F_ONE_B = str(PROGRAMS / "1f1b.sched")
 
@@ -356,21 +357,26 @@ def test_a_command_imports_what_it_needs() -> None:
         not {"yaml", "concurrent.futures", "difflib", "fractions", "statistics", "subprocess"}
         & found
     )
-    ours = {name.split(".")[1] for name in found if name.startswith("schedlang.")}
-    assert (
-        not {
-            "advice",
-            "bubbles",
-            "documents",
-            "plan_reader",
-            "repair",
-            "report",
-            "torch_tables",
-            "views",
-        }
-        & ours
+    unneeded = (
+        "schedlang.advice.advice",
+        "schedlang.files.documents",
+        "schedlang.plan.reader",
+        "schedlang.plan.torch_tables",
+        "schedlang.report",
     )
+    assert not [name for name in found if name.startswith(unneeded)]
     assert "yaml" not in imported_by("simulate", ONE_F_ONE_B, "--p2p-time", "1")
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())[
+        "project"
+    ]
+    assert schedlang.__version__ == project["version"]
+    with pytest.raises(SystemExit) as caught:
+        main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"schedc {project['version']}\n"
 
 
 def test_public_names_are_imported_when_they_are_used() -> None:

@@ -33,35 +33,35 @@ def made(values: list[int]) -> Callable[[], list[int]]:
 
 def test_what_is_kept_is_not_made_again() -> None:
     values: list[int] = []
-    assert cache.kept("key", made(values)) == cache.kept("key", made(values)) == [0]
-    assert cache.kept("another key", made(values)) == [0, 1]
+    assert cache.cached("key", made(values)) == cache.cached("key", made(values)) == [0]
+    assert cache.cached("another key", made(values)) == [0, 1]
 
 
 @pytest.mark.parametrize("content", [b"", b"not a pickle", b"\x80\x04."])
 def test_a_damaged_file_is_made_again(folder: Path, content: bytes) -> None:
     values: list[int] = []
-    cache.kept("key", made(values))
+    cache.cached("key", made(values))
     (path,) = folder.glob("plan-*")
     path.write_bytes(content)
-    assert cache.kept("key", made(values)) == cache.kept("key", made(values)) == [0, 1]
+    assert cache.cached("key", made(values)) == cache.cached("key", made(values)) == [0, 1]
 
 
 def test_another_version_makes_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     values: list[int] = []
-    cache.kept("key", made(values))
+    cache.cached("key", made(values))
     monkeypatch.setattr(cache, "_version", lambda: [("machine.py", 1)])
-    assert cache.kept("key", made(values)) == [0, 1]
+    assert cache.cached("key", made(values)) == [0, 1]
 
 
 def test_the_oldest_go(folder: Path) -> None:
     for key in range(cache.MOST + 4):
-        cache.kept(key, made([]))
+        cache.cached(key, made([]))
     assert len(list(folder.glob("plan-*"))) == cache.MOST
 
 
 def test_what_is_made_quickly_is_not_kept(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache, "WORTH", 1000)
-    cache.kept("key", made([]))
+    cache.cached("key", made([]))
     assert not list(folder.glob("plan-*"))
 
 
@@ -72,7 +72,9 @@ def text(key: int) -> str:
 def ask(round: int) -> bool:
     """Ask for what others ask for too."""
     cache.WORTH = 0
-    return all(cache.kept(key, partial(text, key)) == text(key) for key in range(round, round + 4))
+    return all(
+        cache.cached(key, partial(text, key)) == text(key) for key in range(round, round + 4)
+    )
 
 
 def test_processes_at_once() -> None:

@@ -9,7 +9,7 @@ from schedlang import Source, compile
 from schedlang.cli.main import main
 from schedlang.language.forms import old_forms
 from schedlang.language.imports import load
-from tests.support.paths import GALLERY
+from tests.support.paths import PROGRAMS
 
 _HEAD = "param ranks = 2 param microbatches = 4"
 _RANK = "rank r { repeat 4 { F(next) } repeat 4 { B(next) } }"
@@ -85,5 +85,6 @@ def test_the_commands_show_warnings_and_succeed(
 
 
 def test_no_program_of_the_gallery_has_an_old_form() -> None:
-    for path in GALLERY:
+    folder = PROGRAMS
+    for path in sorted(folder.glob("*.sched")):
         assert not warnings(Source(str(path), path.read_text(encoding="utf-8"))), path

@@ -1,6 +1,5 @@
 """What holds of the project as a whole: the grammar, the package, the limits of its style."""
 
-import ast
 import os
 import subprocess
 import sys
@@ -27,36 +26,6 @@ PAGE = sorted(
     for ending in ("html", "css", "js")
     for path in (ROOT / "schedlang" / "report" / "views").glob(f"*.{ending}")
 )
-
-
-def test_the_compiler_and_the_runtime_meet_only_in_the_plan() -> None:
-    """No torch in the compiler; no parser in the runtime."""
-    for path in MODULES:
-        imported = {
-            name
-            for node in ast.walk(ast.parse(path.read_text()))
-            for name in (
-                [alias.name for alias in node.names]
-                if isinstance(node, ast.Import)
-                else [node.module or ""]
-                if isinstance(node, ast.ImportFrom)
-                else []
-            )
-        }
-        if "runtime" in path.relative_to(ROOT).parts:
-            assert (
-                not {
-                    "lark",
-                    "schedlang.language.parser",
-                    "schedlang.language.expand",
-                    "schedlang.language.syntax",
-                }
-                & imported
-            ), path
-        else:
-            assert not any(
-                name.split(".")[0] == "torch" or "runtime" in name for name in imported
-            ), path
 
 
 def test_the_wheel_is_whole(tmp_path: Path) -> None:

@@ -45,6 +45,13 @@ def test_the_deadlock(
 @pytest.mark.parametrize(
     ("page", "command"),
     [
+        ("architecture", "show programs/gems.sched -p ranks=2 -p microbatches=2 --compute"),
+        (
+            "architecture",
+            "show programs/seq1f1b.sched -p ranks=1 -p microbatches=2 -p slices=3 --compute",
+        ),
+        ("architecture", "show programs/zb_h1.sched -p ranks=2 -p microbatches=3 --compute"),
+        ("architecture", "show programs/unet_1f1b.sched -p microbatches=1 --ranks"),
         ("transports", "simulate programs/1f1b.sched --p2p-time 0.25 --transport nccl"),
         ("memory", "show programs/1f1b.sched -p ranks=2 -p microbatches=3 --frees"),
         (

@@ -90,7 +90,9 @@ def test_the_gallery_is_proved_by_its_moments() -> None:
             assert follows_moments(plan, ideal_events(plan, plan.costs)), plan.name
 
 
-@pytest.mark.parametrize("draw", [random_plan, replicated_plan, None], ids=str)
+@pytest.mark.parametrize(
+    "draw", [random_plan, replicated_plan, None], ids=["random", "replicated", "gallery"]
+)
 def test_what_follows_its_moments_runs_on_every_transport(draw: object) -> None:
     """The quick proof says yes to nothing that the graph of a transport says no to."""
     follows = 0

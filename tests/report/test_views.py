@@ -84,10 +84,10 @@ def test_every_op_is_one_box_and_every_arrow_goes_forward(path: Path, costs: Cos
             for index in range(len(plan.ranks[rank]))
         }
         for box in row:
-            place = picture.places[box.place]
-            assert place.where == where[str(box.bar)]
-            if place.where.startswith(str(path)):
-                assert place.text == text[int(place.where.rpartition(":")[2]) - 1].strip()
+            line = picture.lines[box.line]
+            assert line.where == where[str(box.bar)]
+            if line.where.startswith(str(path)):
+                assert line.text == text[int(line.where.rpartition(":")[2]) - 1].strip()
 
 
 @given(schedules())
@@ -363,6 +363,6 @@ def test_a_table_of_torch(tmp_path: Path) -> None:
     table = tmp_path / "table.csv"
     table.write_text(export_table(plan, "torch-csv-compute"))
     imported = plan_of(read_table(read_source(table)), "portable")
-    places = lay_out(imported, simulate(imported)).places
-    assert [place.where for place in places] == [f"{table}:{line}" for line in (1, 2, 3, 4)]
-    assert [len(place.text) for place in places] == [120] * 4
+    lines = lay_out(imported, simulate(imported)).lines
+    assert [line.where for line in lines] == [f"{table}:{line}" for line in (1, 2, 3, 4)]
+    assert [len(line.text) for line in lines] == [120] * 4

@@ -14,7 +14,9 @@ from torch.multiprocessing.reductions import StorageWeakRef  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from schedlang.runtime.example.gpt import Block  # noqa: E402
-from schedlang.runtime.stage.stage import Stage  # noqa: E402
+from schedlang.runtime.stage.offload import Offload  # noqa: E402
+from schedlang.runtime.stage.stage import Stage, StagePlan  # noqa: E402
+from schedlang.schedule.kinds import Kind  # noqa: E402
 from tests.support.storages import counted_storages  # noqa: E402
 
 SHAPE = 2, 16, 128
@@ -30,19 +32,12 @@ class InCheckpoint(nn.Module):
 
 
 def stage(module: nn.Module, offloaded: set[int], split: bool) -> Stage:
-    return Stage(
-        1,
-        module,
-        torch.device("cpu"),
-        is_first=False,
-        loss_fn=None,
-        loss_scale=1.0,
-        offloaded=offloaded,
-        split={0, 1} if split else (),
-    )
+    cpu = torch.device("cpu")
+    plan = StagePlan(1, split={0, 1} if split else ())
+    return Stage(plan, module, cpu, parts=[Offload(1, module, cpu, offloaded)])
 
 
-def gradients(ours: Stage, split: bool) -> list[Tensor]:
+def gradients(ours: Stage, split: bool, offloads: bool) -> list[Tensor]:
     """Of the input and the weights, for two microbatches, of which the first is on the host while
     the second runs.
     """
@@ -51,11 +46,11 @@ def gradients(ours: Stage, split: bool) -> list[Tensor]:
         ours.inputs[microbatch] = torch.randn(SHAPE)
         ours.gradients[microbatch] = [torch.randn(SHAPE)]
         ours.forward(microbatch)
-        if microbatch in ours.offloaded:
-            ours.offload(microbatch)
+        if not microbatch and offloads:
+            ours.ops[Kind.OFFLOAD, 1](microbatch)
     for microbatch in range(2):
-        if microbatch in ours.offloaded:
-            ours.reload(microbatch)
+        if not microbatch and offloads:
+            ours.ops[Kind.RELOAD, 1](microbatch)
         for call in (ours.backward_input, ours.backward_weight) if split else (ours.backward,):
             call(microbatch)
     return [
@@ -77,8 +72,8 @@ MODULES = {
 def test_gradients_are_those_without_copies(name: str, split: bool) -> None:
     torch.manual_seed(0)
     module = MODULES[name]()
-    expected = gradients(stage(copy.deepcopy(module), set(), split), split)
-    found = gradients(stage(module, {0}, split), split)
+    expected = gradients(stage(copy.deepcopy(module), set(), split), split, offloads=False)
+    found = gradients(stage(module, {0}, split), split, offloads=True)
     assert len(found) == len(expected) > 2
     assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
 
@@ -104,12 +99,12 @@ def test_the_memory_is_free_while_the_copy_is_away(split: bool) -> None:
         ours.forward(0)
         made = list(storages.made)
         assert held(made) == activation + output
-        ours.offload(0)
+        ours.ops[Kind.OFFLOAD, 1](0)
         # Of what the forward has made, the output is left, which is on its way to the next stage;
         # and there are copies.
         assert held(made) == output
         assert held(storages.made) == activation + 2 * output
-        ours.reload(0)
+        ours.ops[Kind.RELOAD, 1](0)
         assert held(storages.made) == activation + 2 * output
         ours.outputs.clear()
         for call in (ours.backward_input, ours.backward_weight) if split else (ours.backward,):

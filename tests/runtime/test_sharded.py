@@ -22,7 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from schedlang import Kind, Source, compile
 from schedlang.plan.plan import Plan
 from schedlang.ranks import shards
-from schedlang.runtime.stage.stage import Stage
+from schedlang.runtime.stage.shards import ShardedModule
+from schedlang.runtime.stage.stage import Stage, StagePlan
 from schedlang.schedule.forward_only import forward_only
 from tests.support.mesh import PIPE, mesh, on, place, weights
 from tests.support.models import ROWS, UPDATES, WIDTH, batch, difference, modules, program
@@ -33,9 +34,7 @@ pytestmark = pytest.mark.processes
 
 def middle(module: nn.Module) -> Stage:
     """A stage between others, whose backwards are split."""
-    return Stage(
-        1, module, torch.device("cpu"), is_first=False, loss_fn=None, loss_scale=1.0, split=range(2)
-    )
+    return Stage(StagePlan(1, split=range(2)), module, torch.device("cpu"))
 
 
 def data_parallel() -> float:
@@ -76,12 +75,17 @@ def fully_sharded() -> float:
     stage = middle(module)
     stage.inputs.update(enumerate(inputs[rank].clone()))
     stage.gradients.update((microbatch, [each]) for microbatch, each in enumerate(gradients[rank]))
-    stage.sharded.unshard()
-    for op in (stage.forward, stage.backward_input, stage.backward_weight):
+    sharded = ShardedModule(module)
+    sharded.unshard()
+    for op in (stage.forward, stage.backward_input):
         for microbatch in range(2):
             op(microbatch)
-    stage.sharded.reduce()
-    stage.sharded.reshard()
+    for microbatch in range(2):
+        sharded.wait()
+        stage.backward_weight(microbatch)
+        sharded.end_backward()
+    sharded.reduce()
+    sharded.reshard()
     torch.autograd.backward(reference(inputs), gradients / 2)
     weights = zip(module.parameters(), reference.parameters(), strict=True)
     return max(difference(ours.grad.full_tensor(), whole.grad) for ours, whole in weights)

@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from schedlang.runtime.example.gpt import Block, Embedding, Head  # noqa: E402
-from schedlang.runtime.stage.stage import Stage  # noqa: E402
+from schedlang.runtime.stage.stage import Stage, StagePlan  # noqa: E402
 from tests.support.storages import Storages, counted_storages  # noqa: E402
 
 # A linear layer of this width is just worth its split; narrower ones are not.
@@ -168,11 +168,8 @@ def activations() -> Tensor:
 
 
 def stage(module: nn.Module, split: bool, number: int = 1) -> Stage:
-    splits = range(9) if split else ()
-    cpu = torch.device("cpu")
-    return Stage(
-        number, module, cpu, is_first=not number, loss_fn=None, loss_scale=1.0, split=splits
-    )
+    plan = StagePlan(number, is_first=not number, split=range(9) if split else ())
+    return Stage(plan, module, torch.device("cpu"))
 
 
 def forward(stage: Stage, microbatch: int, input: Tensor) -> Tensor:
@@ -365,8 +362,8 @@ def test_microbatches_may_take_turns_in_any_order() -> None:
 
 def test_a_recomputed_forward_is_split_too() -> None:
     module = encoder()
-    ours = stage(module, split=True)
-    ours.recomputed = range(1)
+    plan = StagePlan(1, recomputed=range(1), split=range(1))
+    ours = Stage(plan, module, torch.device("cpu"))
     whole = stage(copy.deepcopy(module), split=False)
     input = activations()
     forward(ours, 0, input), forward(whole, 0, input)

@@ -1,4 +1,4 @@
-"""Action tables of torch.distributed.pipelining: plans written as such, and such read as plans."""
+"""The action tables of torch.distributed.pipelining: written from plans, and read as plans."""
 
 from schedlang.plan.torch_tables.export import export_table
 from schedlang.plan.torch_tables.reader import plan_of, read_table

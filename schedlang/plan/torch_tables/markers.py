@@ -1,8 +1,8 @@
-"""The cells of a table that concern a whole stage: when its weights are gathered, its gradients
-reduced.
+"""The cells of a table that are about a whole stage: when its weights are gathered, and when its
+gradients are reduced.
 
-Torch checks none of it: a REDUCE_GRAD too many or too early scales gradients wrongly, without a
-word.
+Torch checks none of this: a REDUCE_GRAD too many or too early scales gradients wrongly, and nobody
+is told.
 """
 
 from collections.abc import Iterator
@@ -17,14 +17,15 @@ from schedlang.schedule.schedule import Schedule
 
 @frozen
 class Marker:
-    """UNSHARD, RESHARD or REDUCE_GRAD of a stage on a rank; `place` is an index into the schedule's
-    spans.
+    """UNSHARD, RESHARD or REDUCE_GRAD of a stage on a rank.
+
+    `cell` is an index into the schedule's spans, which grow along a row.
     """
 
     what: str
     stage: int
     rank: int
-    place: int
+    cell: int
 
     def __str__(self) -> str:
         return f"`{self.stage}{self.what}` on rank {self.rank}"
@@ -33,93 +34,91 @@ class Marker:
 def check_markers(schedule: Schedule, markers: list[Marker]) -> None:
     """CompileError for markers on the wrong rank, too early or too late, missing or there twice."""
     findings: list[Finding] = []
-    of: dict[int, list[Marker]] = {stage: [] for stage in range(len(schedule.placement))}
+    placement = schedule.placement
+    stages = range(len(placement))
+    reductions: dict[int, list[Marker]] = {stage: [] for stage in stages}
+    gathers: dict[int, list[Marker]] = {stage: [] for stage in stages}
     for marker in markers:
-        if marker.stage not in of:
-            message = f"{marker}: there are stages 0 to {len(of) - 1}"
-            findings.append(Finding("no-such-stage", message, marker.rank, marker.place))
-        elif schedule.placement[marker.stage] != marker.rank:
-            message = (
-                f"{marker}: stage {marker.stage} is on rank {schedule.placement[marker.stage]}"
-            )
-            findings.append(Finding("not-on-this-rank", message, marker.rank, marker.place))
+        if marker.stage not in stages:
+            message = f"{marker}: there are stages 0 to {len(stages) - 1}"
+            findings.append(Finding("no-such-stage", message, marker.rank, marker.cell))
+        elif placement[marker.stage] != marker.rank:
+            message = f"{marker}: stage {marker.stage} is on rank {placement[marker.stage]}"
+            findings.append(Finding("not-on-this-rank", message, marker.rank, marker.cell))
+        elif marker.what == "REDUCE_GRAD":
+            reductions[marker.stage].append(marker)
         else:
-            of[marker.stage].append(marker)
-    reduced = any(marker.what == "REDUCE_GRAD" for marker in markers)
-    for stage, its in of.items():
-        findings += _shards(
-            schedule, stage, [each for each in its if each.what != "REDUCE_GRAD"], reduced
-        )
-        if reduced:
-            findings += _reductions(
-                schedule, stage, [each for each in its if each.what == "REDUCE_GRAD"]
-            )
+            gathers[marker.stage].append(marker)
+    # Older tables have no REDUCE_GRAD at all; one that has some has all.
+    are_reduced = any(marker.what == "REDUCE_GRAD" for marker in markers)
+    for stage in stages:
+        findings += _check_gathers(schedule, stage, gathers[stage], are_reduced)
+        if are_reduced:
+            findings += _check_reductions(schedule, stage, reductions[stage])
     if findings:
         raise CompileError(diagnose(schedule, findings))
 
 
-def _computed(schedule: Schedule, stage: int) -> list[int]:
-    """The places of a stage's ops, in order."""
+def _ops(schedule: Schedule, stage: int) -> list[int]:
+    """The cells of a stage's ops, in order."""
     actions = schedule.ranks[schedule.placement[stage]]
-    columns = zip(actions.kind, actions.stage, actions.source, strict=True)
-    return [place for kind, its, place in columns if its == stage and not is_transfer(kind)]
+    return [
+        cell
+        for kind, number, cell in zip(actions.kind, actions.stage, actions.source, strict=True)
+        if number == stage and not is_transfer(kind)
+    ]
 
 
-def _reductions(schedule: Schedule, stage: int, markers: list[Marker]) -> Iterator[Finding]:
-    """A stage's gradients are reduced once, after its last backward."""
-    last = _computed(schedule, stage)[-1]
+def _check_reductions(schedule: Schedule, stage: int, markers: list[Marker]) -> Iterator[Finding]:
+    """What is wrong, if a stage's gradients are not reduced once, after its last backward."""
+    # A stage in a table has at least one op: that is how it is known.
+    last = _ops(schedule, stage)[-1]
     rank = schedule.placement[stage]
     if not markers:
         message = f"the gradients of stage {stage} are never reduced, those of others are"
-        yield Finding(
-            "reduce-grad", message, rank, last, f"`{stage}REDUCE_GRAD` belongs behind this"
-        )
-    for marker in markers[1:]:
-        first = (markers[0].place, "first here")
-        yield Finding("reduce-grad", f"{marker} comes twice", rank, marker.place, related=(first,))
-    for marker in markers[:1]:
-        if marker.place < last:
-            message = f"{marker} comes before the last backward of its stage"
-            later = (last, "which is here")
-            yield Finding("reduce-grad", message, rank, marker.place, related=(later,))
+        label = f"`{stage}REDUCE_GRAD` belongs behind this"
+        yield Finding("reduce-grad", message, rank, last, label)
+        return
+    first, *others = markers
+    for marker in others:
+        # Twice would scale the gradients twice.
+        related = (first.cell, "first here")
+        message = f"{marker} comes twice"
+        yield Finding("reduce-grad", message, rank, marker.cell, related=(related,))
+    if first.cell < last:
+        message = f"{first} comes before the last backward of its stage"
+        related = (last, "which is here")
+        yield Finding("reduce-grad", message, rank, first.cell, related=(related,))
 
 
-def _shards(
-    schedule: Schedule, stage: int, markers: list[Marker], dropped: bool
+def _check_gathers(
+    schedule: Schedule, stage: int, markers: list[Marker], are_reduced: bool
 ) -> Iterator[Finding]:
-    """If a stage's weights are gathered at all, they are there for all its ops, and in the end
-    perhaps dropped.
+    """What is wrong, if a stage's weights are gathered somewhere, but are not there for all of its
+    ops, or are never dropped.
     """
+    if not markers:
+        return
     rank = schedule.placement[stage]
-    there = False
-    events: list[tuple[int, Marker | None]] = [(marker.place, marker) for marker in markers]
-    if markers:
-        events += [(place, None) for place in _computed(schedule, stage)]
-    for place, marker in sorted(events, key=lambda event: event[0]):
-        if marker is None:
-            if not there:
-                yield Finding(
-                    "unshard",
-                    f"stage {stage} runs on rank {rank} without its weights",
-                    rank,
-                    place,
-                    help=f"put `{stage}UNSHARD` before it",
-                )
-                return
-            continue
-        if there == (marker.what == "UNSHARD"):
-            state = "gathered" if there else "dropped"
-            yield Finding(
-                "unshard", f"{marker}: the weights of the stage are {state} already", rank, place
-            )
+    is_gathered = False
+    cells: list[tuple[int, Marker | None]] = [(marker.cell, marker) for marker in markers]
+    cells += [(cell, None) for cell in _ops(schedule, stage)]
+    for cell, marker in sorted(cells, key=lambda pair: pair[0]):
+        if marker is None and not is_gathered:
+            message = f"stage {stage} runs on rank {rank} without its weights"
+            help = f"put `{stage}UNSHARD` before it"
+            yield Finding("unshard", message, rank, cell, help=help)
             return
-        there = not there
-    # What torch dumped before it had REDUCE_GRAD has no RESHARD in the end either.
-    if there and dropped:
-        yield Finding(
-            "unshard",
-            f"the weights of stage {stage} are never dropped",
-            rank,
-            markers[-1].place,
-            help=f"`{stage}RESHARD` belongs at the end",
-        )
+        if marker is None:
+            continue
+        if is_gathered == (marker.what == "UNSHARD"):
+            state = "gathered" if is_gathered else "dropped"
+            message = f"{marker}: the weights of the stage are {state} already"
+            yield Finding("unshard", message, rank, cell)
+            return
+        is_gathered = not is_gathered
+    # Tables of a torch before REDUCE_GRAD have no RESHARD at the end either.
+    if is_gathered and are_reduced:
+        message = f"the weights of stage {stage} are never dropped"
+        help = f"`{stage}RESHARD` belongs at the end"
+        yield Finding("unshard", message, rank, markers[-1].cell, help=help)

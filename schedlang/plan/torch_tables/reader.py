@@ -2,10 +2,11 @@
 
 A table is CSV: row r is what rank r does, a cell is one action, or a group `(0F1;7B1)OVERLAP_F_B`.
 Torch reads the beginning of a cell and ignores what follows; here a cell is an action or a mistake.
+
 Tables come in two forms. One has compute ops only, and blanks where a rank idles; it is lowered
-like a program. The other has communication too, and for each stage when its weights are gathered
-(UNSHARD) and dropped (RESHARD) and its gradients reduced (REDUCE_GRAD): these are checked for their
-place and left out of the plan, which implies them.
+like a program. The other has communication too. It also says for each stage when its weights are
+gathered (UNSHARD) and dropped (RESHARD), and when its gradients are reduced (REDUCE_GRAD). Of these
+it is checked that they come at the right time; they are not in the plan, which implies them.
 """
 
 import re
@@ -39,14 +40,16 @@ _FORM = (
 
 @define
 class Table:
-    """What a table's cells say, before any check of it; `spans` are the places of the actions, from
-    1 on.
+    """What the cells of a table say, before it is checked.
+
+    `spans` are those of the actions, counted from 1: span 0 stands for the table as a whole.
     """
 
     source: Source
     ranks: list[Actions] = field(factory=list)
     markers: list[Marker] = field(factory=list)
     spans: list[Span] = field(factory=lambda: [Span(0, 0)])
+    #: The blank cells; and the cells that are mistakes.
     blanks: list[Span] = field(factory=list)
     wrong: list[Diagnostic] = field(factory=list)
 
@@ -58,8 +61,8 @@ class Table:
 
     @property
     def reduces_gradients(self) -> bool:
-        """Whether the table says when gradients are reduced and scaled; torch leaves it out where a
-        table does.
+        """Whether the table says when gradients are reduced and scaled; where it does not, torch
+        does not scale them.
         """
         return any(marker.what == "REDUCE_GRAD" for marker in self.markers)
 
@@ -67,12 +70,12 @@ class Table:
         """Read the row of the next rank, which starts at a character of the text."""
         self.ranks.append(Actions())
         if not line.replace(",", "").strip():
-            self.mistake(
-                f"the row of rank {len(self.ranks) - 1} is empty", Span(start, start + len(line))
-            )
+            message = f"the row of rank {len(self.ranks) - 1} is empty"
+            self.mistake(message, Span(start, start + len(line)))
             return
         for cell in line.split(","):
             self.cell(*_strip(cell, start))
+            # Behind the comma.
             start += len(cell) + 1
 
     def cell(self, text: str, span: Span) -> None:
@@ -89,46 +92,50 @@ class Table:
         for word in group[1].split(";"):
             words.append(_strip(word, start))
             start += len(word) + 1
-        # Torch runs the members one by one, so only ops overlap; the number of a group is the place
-        # of its first.
+        # Torch runs the members of a group one by one, so a group with transfers is none to us.
         overlaps = len(words) > 1 and all(_COMPUTE.fullmatch(word) for word, _ in words)
+        # Any number will do that no other group of the rank has.
         number = len(self.spans) if overlaps else 0
-        for word, place in words:
-            self.action(word, place, number)
+        for word, word_span in words:
+            self.action(word, word_span, number)
 
     def action(self, text: str, span: Span, group: int) -> None:
         """Read one action."""
         match = _ACTION.fullmatch(text)
         if match is None:
-            self.mistake(
-                f"`{text}` is not an action" if text else "there is no action here", span, _FORM
-            )
+            message = f"`{text}` is not an action" if text else "there is no action here"
+            self.mistake(message, span, _FORM)
             return
         stage, kind, microbatch, marker = match.groups()
+        rank = len(self.ranks) - 1
+        cell = len(self.spans)
         if marker:
-            self.markers.append(Marker(marker, int(stage), len(self.ranks) - 1, len(self.spans)))
+            self.markers.append(Marker(marker, int(stage), rank, cell))
         else:
-            self.ranks[-1].add(Kind[kind], int(stage), int(microbatch), len(self.spans), group)
+            self.ranks[rank].add(Kind[kind], int(stage), int(microbatch), cell, group)
         self.spans.append(span)
 
     def mistake(self, message: str, span: Span, help: str | None = None) -> None:
-        """Note what is wrong with a place."""
+        """Note what is wrong with a part of the text."""
         self.wrong.append(Diagnostic("table", message, (Label(span),), self.source, help=help))
 
 
 def _strip(text: str, start: int) -> tuple[str, Span]:
-    """The text of a cell without blanks around it, and its place."""
+    """The text of a cell without the blanks around it, and its span."""
+    stripped = text.strip()
     begin = start + len(text) - len(text.lstrip())
-    return text.strip(), Span(begin, begin + len(text.strip()))
+    return stripped, Span(begin, begin + len(stripped))
 
 
 def read_table(source: Source) -> Table:
-    """The table in a text; CompileError for every cell that is not one."""
+    """The table in a text; CompileError with every cell that is a mistake."""
     table = Table(source)
+    # Not Python's `csv`: a message needs to know where a cell is.
     start = 0
     for line in source.text.removesuffix("\n").split("\n"):
         table.row(line, start)
         start += len(line) + 1
+    # In a table of the other form, a blank is a time step in which the rank idles.
     if table.has_communication and table.blanks:
         table.mistake("a blank cell: only tables without communication have these", table.blanks[0])
     if table.wrong:
@@ -137,37 +144,39 @@ def read_table(source: Source) -> Table:
 
 
 def plan_of(table: Table, transport: str = PORTABLE) -> Plan:
-    """The plan that a table is, proved for a transport; CompileError with everything that is wrong
-    with it.
+    """A table as a plan, proved for a transport; CompileError with everything that is wrong with
+    it.
     """
     try:
         schedule = evolve(_schedule(table), transport=transport)
         check_structure(schedule)
         check_markers(schedule, table.markers)
+        # As torch does when it loads such a table.
         if not table.has_communication:
             schedule = lower(schedule)
         execution = prove(schedule)
     except CompileError as error:
-        raise CompileError(
-            [_in_words_of_tables(table, each) for each in error.diagnostics]
-        ) from None
+        diagnostics = [_for_tables(table, diagnostic) for diagnostic in error.diagnostics]
+        raise CompileError(diagnostics) from None
     return Plan(**asdict(schedule, recurse=False), idle=execution.timeline.bubble_over_makespan)
 
 
 def _schedule(table: Table) -> Schedule:
-    """The table as a schedule; ranks, stages and microbatches are those that its cells name."""
+    """The table as a schedule, whose layout is what the cells say."""
     layout = find_layout(table.source, table.spans, table.ranks)
     params = {"ranks": len(table.ranks), "microbatches": layout.microbatches}
     name = Path(table.source.path).stem
     return Schedule(name, params, layout, tuple(table.ranks), table.source, tuple(table.spans))
 
 
-def _in_words_of_tables(table: Table, diagnostic: Diagnostic) -> Diagnostic:
-    """What the checks find, with a way out that a table has where theirs speaks of programs."""
+def _for_tables(table: Table, diagnostic: Diagnostic) -> Diagnostic:
+    """A diagnostic of a table: where its help speaks of programs, another one."""
     halves = "`B` is a whole backward; `I` and `W` are its halves, and go together"
     helps = {"missing-op": halves, "repeated-op": halves}
     if table.has_communication:
-        helps["order"] = helps["deadlock"] = (
-            "a table without SEND and RECV gets them in an order that runs"
-        )
-    return evolve(diagnostic, help=diagnostic.help and helps.get(diagnostic.code, diagnostic.help))
+        leave_out = "a table without SEND and RECV gets them in an order that runs"
+        helps["order"] = leave_out
+        helps["deadlock"] = leave_out
+    if not diagnostic.help:
+        return diagnostic
+    return evolve(diagnostic, help=helps.get(diagnostic.code, diagnostic.help))

@@ -1,6 +1,4 @@
-"""Prediction meets measurement: recorded runs of plans, what they cost, and how well a simulation
-foretells them.
-"""
+"""Recorded runs of plans: what their ops took, and how well a simulation predicts them."""
 
 from schedlang.report.measured.comparison import Comparison, compare
 from schedlang.report.measured.report import comparison_json, comparison_text

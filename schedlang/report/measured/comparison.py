@@ -1,4 +1,4 @@
-"""A recorded run against the prediction for its plan; and who keeps the others waiting."""
+"""A recorded run beside the prediction for its plan; and the ranks that hold up the others."""
 
 from statistics import fmean, median, quantiles
 
@@ -11,10 +11,10 @@ from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.timeline import Timeline
 
-#: A stage is slow whose ops of a microbatch take so many times as long as those of the other
+#: A stage is slow if its ops of a microbatch take so many times as long as those of the other
 #: stages.
 SLOW = 1.2
-#: It is unsteady if the middle half of its ops of a kind spreads over such a part of their median.
+#: A stage is unsteady if the middle half of its ops of a kind spreads over so much of their median.
 UNSTEADY = 0.3
 
 
@@ -22,9 +22,9 @@ UNSTEADY = 0.3
 class Durations:
     """How long the ops of a kind on a stage took, in microseconds.
 
-    `mean` is what the costs of a run take. `ratio` is that over the median of the other stages'
-    means, and 1 where there is no other stage. `spread` is the distance of the quartiles over the
-    median.
+    `mean` is the cost of such an op. `ratio` is the mean over the median of the other stages'
+    means, and 1 where there is no other stage. `spread` is the distance between the quartiles, over
+    the median.
     """
 
     kind: Kind
@@ -37,8 +37,8 @@ class Durations:
 
 @frozen
 class Straggler:
-    """A rank whose stages are slow, each with its `ratio`; or with `spread`, one of whose ops
-    vary.
+    """A rank that holds up the others: with stages that are slow, by `ratio` at most, or unsteady,
+    by `spread` at most.
     """
 
     rank: int
@@ -49,7 +49,7 @@ class Straggler:
 
 @frozen
 class Comparison:
-    """A run, the timeline predicted for it at some costs, and what its ops took."""
+    """A run, the timeline that was predicted for it with some costs, and what its ops took."""
 
     run: Run
     costs: Costs
@@ -69,83 +69,103 @@ class Comparison:
 
     @property
     def error(self) -> float:
-        """By what part of the measured makespan the predicted one is longer."""
+        """How much longer the predicted makespan is than the measured one, as a part of that."""
         return self.predicted.makespan / self.step - 1 if self.step else 0.0
 
 
 def compare(plan: Plan, run: Run, costs: Costs = UNIT) -> Comparison:
-    """The prediction for a plan that was run, at the run's own costs where others leave it open.
+    """A run beside the prediction for its plan, with the run's own costs where `costs` leave them
+    open.
 
     ValueError if the run is of other ops, or for a wrong number of costs.
     """
     updates = run.plan.layout.updates
     if plan.kernels and updates > plan.layout.updates:
         plan = plan.for_updates(updates)
-    if [each.compute().text() for each in plan.ranks] != [
-        each.compute().text() for each in run.plan.ranks
-    ]:
+    # Names and parameters may differ: what counts is what the ranks do.
+    if _ops(plan) != _ops(run.plan):
         raise ValueError(
-            f"the run is of {_named(run.plan)}, {_named(plan)} has other ops; -p sets parameters"
+            f"the run is of {_title(run.plan)}, {_title(plan)} has other ops; -p sets parameters"
         )
     costs = costs.over(run.costs)
-    # What the program says is in a unit of its own.
+    # The costs in the program are in a unit of its own, a run's are in microseconds.
     predicted = simulate(evolve(plan, costs=UNIT), costs).timeline
     durations = tuple(_durations(run))
-    return Comparison(run, costs, predicted, durations, tuple(_stragglers(run, durations)))
+    stragglers = *_slow_ranks(run, durations), *_unsteady_ranks(run, durations)
+    return Comparison(run, costs, predicted, durations, stragglers)
 
 
-def _named(plan: Plan) -> str:
-    return (
-        f"`{plan.name}` ({', '.join(f'{name} = {value}' for name, value in plan.params.items())})"
-    )
+def _ops(plan: Plan) -> list[str]:
+    """The ops of each rank, without transfers: these may be placed in other ways."""
+    return [actions.compute().text() for actions in plan.ranks]
+
+
+def _title(plan: Plan) -> str:
+    params = [f"{name} = {value}" for name, value in plan.params.items()]
+    return f"`{plan.name}` ({', '.join(params)})"
 
 
 def _durations(run: Run) -> list[Durations]:
-    """Of every kind and stage that ran, by kind."""
+    """The durations of every kind of op on every stage, by kind."""
     times: dict[Kind, dict[int, list[float]]] = {}
-    for bar in sorted(
-        (bar for step in run.steps for rank in step.ranks for bar in rank), key=lambda bar: bar.kind
-    ):
-        times.setdefault(Kind(bar.kind), {}).setdefault(bar.stage, []).append(bar.end - bar.start)
-    found = []
+    bars = [bar for step in run.steps for rank in step.ranks for bar in rank]
+    for bar in sorted(bars, key=lambda bar: bar.kind):
+        by_stage = times.setdefault(Kind(bar.kind), {})
+        by_stage.setdefault(bar.stage, []).append(bar.end - bar.start)
+    durations = []
     for kind, by_stage in times.items():
-        means = {stage: fmean(each) for stage, each in by_stage.items()}
-        for stage, each in sorted(by_stage.items()):
+        means = {stage: fmean(values) for stage, values in by_stage.items()}
+        for stage, values in sorted(by_stage.items()):
             ratio = _ratio(means, stage)
-            low, middle, high = (
-                quantiles(each, n=4, method="inclusive") if len(each) > 1 else each * 3
-            )
-            spread = (high - low) / middle if middle else 0.0
-            found.append(Durations(kind, stage, len(each), means[stage], ratio, spread))
-    return found
+            spread = _spread(values)
+            durations.append(Durations(kind, stage, len(values), means[stage], ratio, spread))
+    return durations
 
 
 def _ratio(times: dict[int, float], stage: int) -> float:
     """The time of a stage over the median of the others'."""
     others = [time for other, time in times.items() if other != stage]
-    return times[stage] / median(others) if others and median(others) else 1.0
+    if not others or not median(others):
+        return 1.0
+    return times[stage] / median(others)
 
 
-def _stragglers(run: Run, durations: tuple[Durations, ...]) -> list[Straggler]:
-    """The ranks with slow stages, and those with unsteady ones, the worst of each first."""
+def _spread(values: list[float]) -> float:
+    """The distance between the quartiles, over the median."""
+    if len(values) == 1:
+        return 0.0
+    low, middle, high = quantiles(values, n=4, method="inclusive")
+    return (high - low) / middle if middle else 0.0
+
+
+def _slow_ranks(run: Run, durations: tuple[Durations, ...]) -> list[Straggler]:
+    """The ranks with slow stages, the slowest first."""
+    # What a microbatch takes on each stage; an optimizer step is not for a microbatch.
     work = dict.fromkeys(range(len(run.plan.placement)), 0.0)
-    for each in durations:
-        # An optimizer step is none of a microbatch.
-        work[each.stage] += each.mean if each.kind != Kind.U else 0.0
-    slow = []
-    unsteady = []
+    for duration in durations:
+        if duration.kind != Kind.U:
+            work[duration.stage] += duration.mean
+    found = []
     for rank in range(len(run.plan.ranks)):
-        mine = run.plan.stages_of(rank)
-        ratios = {stage: ratio for stage in mine if (ratio := _ratio(work, stage)) >= SLOW}
-        if ratios:
-            slow.append(Straggler(rank, tuple(ratios), ratio=max(ratios.values())))
-        spreads = [
-            (each.spread, each.stage)
-            for each in durations
-            if each.stage in mine and each.spread >= UNSTEADY
-        ]
-        if spreads:
-            stages = sorted({stage for _, stage in spreads})
-            unsteady.append(Straggler(rank, tuple(stages), spread=max(spreads)[0]))
-    slow.sort(key=lambda each: -(each.ratio or 0))
-    return slow + sorted(unsteady, key=lambda each: -(each.spread or 0))
+        ratios = {stage: _ratio(work, stage) for stage in run.plan.stages_of(rank)}
+        stages = [stage for stage, ratio in ratios.items() if ratio >= SLOW]
+        if stages:
+            worst = max(ratios[stage] for stage in stages)
+            found.append(Straggler(rank, tuple(stages), ratio=worst))
+    return sorted(found, key=lambda straggler: -(straggler.ratio or 0))
+
+
+def _unsteady_ranks(run: Run, durations: tuple[Durations, ...]) -> list[Straggler]:
+    """The ranks with unsteady stages, the most unsteady first."""
+    spreads: dict[int, float] = {}
+    for duration in durations:
+        if duration.spread >= UNSTEADY:
+            before = spreads.get(duration.stage, 0.0)
+            spreads[duration.stage] = max(before, duration.spread)
+    found = []
+    for rank in range(len(run.plan.ranks)):
+        stages = [stage for stage in run.plan.stages_of(rank) if stage in spreads]
+        if stages:
+            worst = max(spreads[stage] for stage in stages)
+            found.append(Straggler(rank, tuple(stages), spread=worst))
+    return sorted(found, key=lambda straggler: -(straggler.spread or 0))

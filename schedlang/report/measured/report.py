@@ -1,114 +1,159 @@
-"""What a comparison of a run with its prediction says, for people and for machines."""
+"""The comparison of a run with its prediction, for people and for programs."""
 
 from typing import Any
 
 from attrs import asdict
 
-from schedlang.report.measured.comparison import Comparison, Durations, Straggler
+from schedlang.diagnostics.diagnostic import counted
+from schedlang.report.measured.comparison import Comparison, Straggler
 from schedlang.report.views.terminal import draw_both
 
+#: In microseconds, the unit of traces.
 _MILLISECOND = 1000.0
 
 
-def comparison_text(found: Comparison) -> str:
-    """The two timelines, one figure of each in a line, what ops took by stage, and who is to blame;
-    in milliseconds.
+def comparison_text(comparison: Comparison) -> str:
+    """The two timelines, the figures of both side by side, what ops took on each stage, and which
+    ranks hold up the others; in milliseconds.
     """
-    steps = [step.makespan / _MILLISECOND for step in found.run.steps]
-    p2p = found.costs.p2p
-    count = len(steps)
-    return "\n".join(
-        [
-            draw_both(found.predicted, found.measured),
-            "",
-            f"step time   predicted {found.predicted.makespan / _MILLISECOND:.4g} ms, measured "
-            f"{found.step / _MILLISECOND:.4g} ms: the prediction is off by {found.error:+.1%}",
-            f"            median of {count} step{'' if count == 1 else 's'}, {min(steps):.4g} to "
-            f"{max(steps):.4g} ms; "
-            "predicted with the costs below",
-            "",
-            *_ranks(found),
-            "",
-            *_ops(found),
-            *([] if p2p is None else [f"a transfer takes {p2p / _MILLISECOND:.4g} ms"]),
-            "",
-            *(
-                map(_blame, found.stragglers)
-                if found.stragglers
-                else ["no rank is slow, and none unsteady"]
-            ),
-        ]
-    )
+    costs = _ops(comparison)
+    if comparison.costs.p2p is not None:
+        costs.append(f"a transfer takes {_milliseconds(comparison.costs.p2p)} ms")
+    blamed = [_straggler_text(straggler) for straggler in comparison.stragglers]
+    if not blamed:
+        blamed = ["no rank is slow, and none unsteady"]
+    lines = [
+        draw_both(comparison.predicted, comparison.measured),
+        "",
+        *_steps(comparison),
+        "",
+        *_ranks(comparison),
+        "",
+        *costs,
+        "",
+        *blamed,
+    ]
+    return "\n".join(lines)
 
 
-def _ranks(found: Comparison) -> list[str]:
-    """How long each rank is busy and idle, in both; idle is of the makespan."""
-    both = found.predicted, found.measured
-    rows = [["", "busy, ms", "", "idle", ""], ["", *["predicted", "measured"] * 2]]
-    for rank in range(len(found.predicted.ranks)):
-        busy = [f"{timeline.busy[rank] / _MILLISECOND:.4g}" for timeline in both]
-        rows.append([f"rank {rank}", *busy, *(f"{timeline.idle[rank]:.1%}" for timeline in both)])
-    return _table(rows)
+def _milliseconds(time: float) -> str:
+    return f"{time / _MILLISECOND:.4g}"
 
 
-def _ops(found: Comparison) -> list[str]:
-    """How long ops took: by kind and stage."""
-    rows = [["op", "stage", "mean, ms", "to the other stages", "spread of the middle half"]]
-    for each in found.durations:
-        took = f"{each.mean / _MILLISECOND:.4g}", f"{each.ratio:.2f}x", f"{each.spread:.0%}"
-        rows.append([each.kind.name, str(each.stage), *took])
-    return _table(rows)
-
-
-def _table(rows: list[list[str]]) -> list[str]:
-    first, *widths = (max(map(len, column)) for column in zip(*rows, strict=True))
+def _steps(comparison: Comparison) -> list[str]:
+    """How long a step takes."""
+    predicted = _milliseconds(comparison.predicted.makespan)
+    measured = _milliseconds(comparison.step)
+    # A median without its range would look more certain than it is.
+    times = [step.makespan for step in comparison.run.steps]
+    shortest = _milliseconds(min(times))
+    longest = _milliseconds(max(times))
     return [
-        "  ".join([f"{row[0]:<{first}}", *map(str.rjust, row[1:], widths)]).rstrip() for row in rows
+        f"step time   predicted {predicted} ms, measured {measured} ms: the prediction is off by "
+        f"{comparison.error:+.1%}",
+        f"            median of {counted(len(times), 'step')}, {shortest} to {longest} ms; "
+        "predicted with the costs below",
     ]
 
 
-def _blame(straggler: Straggler) -> str:
-    several = len(straggler.stages) > 1
-    stages = (
-        f"stage{'s' if several else ''} {', '.join(map(str, straggler.stages))} on rank "
-        f"{straggler.rank}"
-    )
-    if straggler.ratio is not None:
-        worst = "up to " if several else ""
-        return (
-            f"slow: {stages}: the ops of a microbatch take {worst}{straggler.ratio:.2f}x as "
-            "long as on other stages"
+def _ranks(comparison: Comparison) -> list[str]:
+    """How long each rank is busy, and which part of the makespan it is idle; predicted and
+    measured.
+    """
+    rows = [
+        ["", "busy, ms", "", "idle", ""],
+        ["", "predicted", "measured", "predicted", "measured"],
+    ]
+    predicted = comparison.predicted
+    measured = comparison.measured
+    for rank in range(len(predicted.ranks)):
+        rows.append(
+            [
+                f"rank {rank}",
+                _milliseconds(predicted.busy[rank]),
+                _milliseconds(measured.busy[rank]),
+                f"{predicted.idle[rank]:.1%}",
+                f"{measured.idle[rank]:.1%}",
+            ]
         )
+    return _aligned(rows)
+
+
+def _ops(comparison: Comparison) -> list[str]:
+    """How long ops took, by kind and stage."""
+    rows = [["op", "stage", "mean, ms", "to the other stages", "spread of the middle half"]]
+    # By kind, so that stages can be compared.
+    for duration in comparison.durations:
+        rows.append(
+            [
+                duration.kind.name,
+                str(duration.stage),
+                _milliseconds(duration.mean),
+                f"{duration.ratio:.2f}x",
+                f"{duration.spread:.0%}",
+            ]
+        )
+    return _aligned(rows)
+
+
+def _aligned(rows: list[list[str]]) -> list[str]:
+    """The rows of a table as lines: the first column to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for first, *others in rows:
+        cells = [first.ljust(widths[0])]
+        for cell, width in zip(others, widths[1:], strict=True):
+            cells.append(cell.rjust(width))
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _straggler_text(straggler: Straggler) -> str:
+    are_several = len(straggler.stages) > 1
+    noun = "stages" if are_several else "stage"
+    numbers = ", ".join(map(str, straggler.stages))
+    where = f"{noun} {numbers} on rank {straggler.rank}"
+    if straggler.ratio is not None:
+        ratio = f"{straggler.ratio:.2f}x"
+        if are_several:
+            ratio = f"up to {ratio}"
+        return f"slow: {where}: the ops of a microbatch take {ratio} as long as on other stages"
     return (
-        f"unsteady: {stages}: the middle half of the ops of a kind spreads over "
+        f"unsteady: {where}: the middle half of the ops of a kind spreads over "
         f"{straggler.spread:.0%} of the median"
     )
 
 
-def comparison_json(found: Comparison) -> dict[str, Any]:
-    """The same for machines, in microseconds."""
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """The same for programs, in microseconds."""
+    predicted = comparison.predicted
+    measured = comparison.measured
+    durations = []
+    for duration in comparison.durations:
+        durations.append(asdict(duration) | {"kind": duration.kind.name})
+    stragglers = []
+    for straggler in comparison.stragglers:
+        # A straggler is slow or unsteady, and has one of the two figures.
+        figures = asdict(straggler, filter=lambda _, value: value is not None)
+        stragglers.append(figures)
     return {
-        "schedule": found.run.plan.name,
-        "params": found.run.plan.params,
+        "schedule": comparison.run.plan.name,
+        "params": comparison.run.plan.params,
         "unit": "microseconds",
-        "steps": [step.makespan for step in found.run.steps],
-        "predicted": _figures(found, predicted=True),
-        "measured": _figures(found, predicted=False),
-        "error": found.error,
-        "costs": found.costs.to_json(),
-        "ops": [_op(each) for each in found.durations],
-        "stragglers": [
-            asdict(each, filter=lambda _, value: value is not None) for each in found.stragglers
-        ],
+        "steps": [step.makespan for step in comparison.run.steps],
+        "predicted": {
+            "makespan": predicted.makespan,
+            "busy": predicted.busy,
+            "idle": predicted.idle,
+        },
+        "measured": {
+            # The median over the steps; the other figures are those of one step.
+            "makespan": comparison.step,
+            "busy": measured.busy,
+            "idle": measured.idle,
+        },
+        "error": comparison.error,
+        "costs": comparison.costs.to_json(),
+        "ops": durations,
+        "stragglers": stragglers,
     }
-
-
-def _figures(found: Comparison, predicted: bool) -> dict[str, Any]:
-    """Of a timeline; the measured makespan is the median over the steps."""
-    timeline = found.predicted if predicted else found.measured
-    makespan = timeline.makespan if predicted else found.step
-    return {"makespan": makespan, "busy": timeline.busy, "idle": timeline.idle}
-
-
-def _op(each: Durations) -> dict[str, Any]:
-    return asdict(each) | {"kind": each.kind.name}

@@ -18,10 +18,10 @@ from schedlang.schedule.timeline import Bar, Bars, Timeline
 
 @frozen
 class Run:
-    """What a run of a plan has recorded, in microseconds: all `actions`, and of each step the ops
-    with their sends.
+    """What a run of a plan has recorded: all `actions`, and for each step a timeline.
 
-    The steps are in order; each starts at 0. All ranks are in one clock.
+    Times are in microseconds, of one clock for all ranks; a step starts at 0. An op of a timeline
+    ends when the sends behind it have begun: the rank does nothing else meanwhile.
     """
 
     plan: Plan
@@ -35,10 +35,11 @@ class Run:
 
     @property
     def median(self) -> Timeline:
-        """The step whose makespan is the median one; of an even number of steps, the shorter of the
-        two.
+        """The step with the median makespan; of an even number of steps, the shorter of the two in
+        the middle.
         """
-        return sorted(self.steps, key=lambda step: step.makespan)[(len(self.steps) - 1) // 2]
+        steps = sorted(self.steps, key=lambda step: step.makespan)
+        return steps[(len(steps) - 1) // 2]
 
     def execution(self) -> Execution:
         """The median step as an execution: its memory is what the plan holds at these times."""
@@ -46,56 +47,59 @@ class Run:
 
 
 def is_trace(text: str) -> bool:
-    """Whether the text of a file is that of a trace: in JSON, quotes within a text are escaped."""
+    """Whether the text of a file is that of a trace."""
+    # A plan whose program has this word in a comment has it with other quotes: JSON escapes them.
     return text.lstrip().startswith("{") and '"traceEvents"' in text
 
 
 def read_run(path: str | Path) -> Run:
     """The run in a trace that `schedc run --trace` has written; CompileError says what is wrong
-    with it.
+    with the trace.
     """
     try:
         document = json.loads(read_source(path).text)
         actions = traced_actions(document.get("traceEvents"))
     except (ValueError, RecursionError) as error:
         raise _wrong(path, f"not a whole trace: {error}") from None
-    match document.get("otherData"):
-        case {"plan": plan}:
-            try:
-                return run_of(plan_in(path, plan), actions)
-            except ValueError as error:
-                raise _wrong(path, str(error)) from None
-    raise _wrong(
-        path,
-        "the trace has no plan",
-        "`schedc run PLAN --trace FILE` writes it with its plan; of any other "
-        "trace, `--costs` takes what its ops cost",
-    )
+    other_data = document.get("otherData")
+    if not isinstance(other_data, dict) or "plan" not in other_data:
+        help = (
+            "`schedc run PLAN --trace FILE` writes it with its plan; of any other trace, `--costs` "
+            "takes what its ops cost"
+        )
+        raise _wrong(path, "the trace has no plan", help)
+    try:
+        return run_of(plan_in(path, other_data["plan"]), actions)
+    except ValueError as error:
+        raise _wrong(path, str(error)) from None
 
 
 def run_of(plan: Plan, actions: Sequence[Traced]) -> Run:
-    """The run that actions, in order of time, are of; ValueError if they are not those of some
-    steps of the plan.
+    """The run of a plan with these actions, in order of time; ValueError if they are not those of
+    some steps of the plan.
     """
-    ops = ops_with_sends(actions)
-    steps = [
-        _steps(plan, rank, [bar for each, bar in ops if each == rank])
-        for rank in range(len(plan.ranks))
-    ]
-    recorded = {len(each) for each in steps}
-    if len(recorded) > 1:
+    ops: list[list[Bar]] = [[] for _ in plan.ranks]
+    for rank, bar in ops_with_sends(actions):
+        if 0 <= rank < len(ops):
+            ops[rank].append(bar)
+    # For each rank its steps, and for each of these the ops.
+    steps = [_steps(plan, rank, bars) for rank, bars in enumerate(ops)]
+    numbers = {len(steps_of_rank) for steps_of_rank in steps}
+    if len(numbers) > 1:
         raise ValueError("the trace does not have as many steps of every rank")
-    if recorded == {0}:
+    if numbers == {0}:
         raise ValueError("the trace has no step")
-    timelines = tuple(_from_zero(ranks) for ranks in zip(*steps, strict=True))
-    return Run(plan, timelines, tuple(actions))
+    timelines = [_timeline_from_zero(ranks) for ranks in zip(*steps, strict=True)]
+    return Run(plan, tuple(timelines), tuple(actions))
 
 
 def _steps(plan: Plan, rank: int, ops: list[Bar]) -> list[list[Bar]]:
-    """A rank's ops by step."""
+    """A rank's ops, step by step; ValueError if they are not those of the plan."""
     actions = plan.ranks[rank].compute()
     words = list(map(actions.word, range(len(actions))))
-    steps = [ops[start : start + len(words)] for start in range(0, len(ops), len(words) or 1)]
+    # A rank without ops has no steps, and none should be looked for in steps of 0.
+    length = len(words) or 1
+    steps = [ops[start : start + length] for start in range(0, len(ops), length)]
     for number, step in enumerate(steps):
         if list(map(str, step)) != words:
             raise ValueError(
@@ -105,14 +109,17 @@ def _steps(plan: Plan, rank: int, ops: list[Bar]) -> list[list[Bar]]:
     return steps
 
 
-def _from_zero(ranks: Sequence[list[Bar]]) -> Timeline:
-    start = min((bar.start for bars in ranks for bar in bars), default=0.0)
-    moved = (
-        (bar._replace(start=bar.start - start, end=bar.end - start) for bar in bars)
-        for bars in ranks
-    )
-    return Timeline(tuple(map(Bars.of, moved)), tuple(Bars() for _ in ranks))
+def _timeline_from_zero(ranks: Sequence[list[Bar]]) -> Timeline:
+    """The ops of a step as a timeline in which the first one starts at 0."""
+    first = min((bar.start for bars in ranks for bar in bars), default=0.0)
+    moved = []
+    for bars in ranks:
+        moved.append(
+            Bars.of(bar._replace(start=bar.start - first, end=bar.end - first) for bar in bars)
+        )
+    return Timeline(tuple(moved), tuple(Bars() for _ in ranks))
 
 
 def _wrong(path: str | Path, message: str, help: str | None = None) -> CompileError:
-    return CompileError([Diagnostic("trace", f"`{path}`: {message}", help=help, file=str(path))])
+    diagnostic = Diagnostic("trace", f"`{path}`: {message}", help=help, file=str(path))
+    return CompileError([diagnostic])

@@ -1,9 +1,8 @@
-"""`schedc pipeline`: in the place of a public visualizer of pipeline schedules, with its options,
-keys and figures.
+"""`schedc pipeline`: the options, keys and figures of a public visualizer of pipeline schedules.
 
-That is Victarry/PP-Schedule-Visualization (MIT): its first version, a command for 1F1B (commit
-ec19476), whose options and keys these are; and its later version with strategies and `key=value`
-arguments (commit 1dd92bf).
+That is Victarry/PP-Schedule-Visualization (MIT). The options and keys are those of its first
+version, a command for 1F1B (commit ec19476); strategies and `key=value` arguments are those of its
+later version (commit 1dd92bf).
 """
 
 from schedlang.report.pipeline_tool.quirks import quirky_bubble_rate, quirky_timeline

@@ -1,9 +1,11 @@
-"""How the visualizer's later version counts time, where it is not by what ops need: for `--compat`.
+"""How the visualizer's later version counts time, for `--compat`, where that is not by what ops
+need.
 
-It charges a transfer for every change of stage, also on one device, and between the halves of a
-backward; after an op whose result goes to another device, unless to ops that overlap, it starts no
-second one of the same stage and direction before the transfer is over; and its ideal time has a
-whole backward also where what ran are halves or overlaps.
+- It charges a transfer for every change of stage, also on one device, and between the two halves of
+  a backward.
+- After an op whose result goes to another device, it starts no other op of the same stage and
+  direction before the transfer is over; unless the result goes to ops that overlap.
+- Its ideal time has a whole backward, also where halves or overlaps ran.
 """
 
 from itertools import pairwise
@@ -19,15 +21,14 @@ from schedlang.schedule.timeline import Bars, Timeline
 
 
 def quirky_timeline(plan: Plan, costs: Costs, gaps: bool = True) -> Timeline:
-    """When the visualizer lets each op of a plan run; before its commit 56a94ad, without the gaps
-    after transfers.
+    """When the visualizer runs each op of a plan; before its commit 56a94ad, without `gaps` after
+    transfers.
 
     ValueError for a plan with copies to the host.
     """
     costs = costs.over(plan.costs)
-    graph = Graph(
-        evolve(plan, ranks=tuple(actions.compute() for actions in plan.ranks), costs=costs)
-    )
+    compute = tuple(actions.compute() for actions in plan.ranks)
+    graph = Graph(evolve(plan, ranks=compute, costs=costs))
     graph.needs = _needs(graph, costs.p2p or 0.0, gaps)
     ends = graph.ends(graph.order)
     durations = costs.durations(len(plan.placement))
@@ -35,6 +36,7 @@ def quirky_timeline(plan: Plan, costs: Costs, gaps: bool = True) -> Timeline:
     for order in graph.order:
         bars = Bars()
         for node in order:
+            # Ops that overlap are one node; each is drawn behind the one before.
             start = begin = ends[node] - graph.time[node]
             for row, after in zip(graph.ops[node], durations.ends(graph.ops[node]), strict=True):
                 bars.add(*row[:3], begin, start + after)
@@ -44,14 +46,14 @@ def quirky_timeline(plan: Plan, costs: Costs, gaps: bool = True) -> Timeline:
 
 
 def quirky_bubble_rate(plan: Plan, timeline: Timeline, costs: Costs) -> float:
-    """The bubble rate against forwards and whole backwards, which is below 0 where overlaps take
-    less.
+    """The bubble over the time of forwards and whole backwards; it is below 0 where overlaps take
+    less than that.
     """
     durations = costs.over(plan.costs).durations(len(plan.placement))
-    work = sum(
-        (durations[Kind.F][stage] + durations[Kind.B][stage]) * plan.layout.units(stage)
-        for stage in range(len(plan.placement))
-    )
+    work = 0.0
+    for stage in range(len(plan.placement)):
+        once = durations[Kind.F][stage] + durations[Kind.B][stage]
+        work += once * plan.layout.units(stage)
     ideal = work / len(plan.ranks)
     return (timeline.makespan - ideal) / ideal
 

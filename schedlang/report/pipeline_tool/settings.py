@@ -12,7 +12,7 @@ from schedlang.files.reading import read_source
 from schedlang.plan.plan import Plan
 from schedlang.schedule.costs import Costs, make_costs
 
-#: The program of a strategy, and how many stages it has per device; None for as many as there are.
+#: The program of each strategy, and how many stages it has per device; None if that can be chosen.
 _STRATEGIES = {
     "1f1b": ("1f1b", 1),
     "interleave": ("interleaved_1f1b", None),
@@ -23,7 +23,7 @@ _STRATEGIES = {
     "dualpipe_v": ("dualpipe_v", 2),
 }
 
-#: The costs that an op's time gives.
+#: The costs that are meant by the time of an op.
 _TIMES = {
     "op_times.forward": "forward_times",
     "op_times.backward": "backward_times",
@@ -49,7 +49,7 @@ _DEFAULTS: dict[str, Any] = {
     "visualization_port": None,
 }
 
-#: The names that the first version has for the same.
+#: The keys of the first version that have other names in the later one.
 _FIRST_NAMES = {
     "forward_times": "op_times.forward",
     "backward_times": "op_times.backward",
@@ -59,8 +59,10 @@ _FIRST_NAMES = {
 
 @frozen
 class Settings:
-    """What is to be shown: a strategy at a size, with costs; `group` and `output` may be left
-    open.
+    """A strategy at a size, with costs: what is to be drawn.
+
+    `group` is how many microbatches go through a chunk before the next chunk has its turn, if that
+    is said; `output` is the file to draw to.
     """
 
     strategy: str
@@ -78,86 +80,101 @@ class Settings:
         program, _ = _STRATEGIES[self.strategy]
         params = {"ranks": self.devices, "microbatches": self.microbatches}
         if program.startswith("interleaved"):
-            params |= {"chunks": self.stages // self.devices, "least": 1}
-            params |= {"group": self.group} if self.group else {}
+            params["chunks"] = self.stages // self.devices
+            params["least"] = 1
+            if self.group:
+                params["group"] = self.group
         return compile(read_source(GALLERY / f"{program}.sched"), params, self.costs)
 
 
 def settings_of(layers: Iterable[Mapping[str, Any]]) -> Settings:
-    """The settings in some layers, of which later ones override earlier ones; ValueError says what
-    is wrong.
+    """The settings in some layers, where later ones override earlier ones; ValueError says what is
+    wrong.
     """
-    given = dict(_DEFAULTS)
+    values = dict(_DEFAULTS)
     for layer in layers:
-        given |= _by_later_names(layer)
-    strategy = given["strategy"]
-    stages = _whole(given, "num_stages")
-    microbatches = _whole(given, "num_batches")
-    devices = _devices(given, stages)
+        values |= _renamed(layer)
+    strategy = values["strategy"]
+    stages = _whole(values, "num_stages")
     warnings: list[str] = []
-    costs = _costs(given, stages, 2 if strategy == "dualpipe" else 1, warnings.append)
-    group = None if given[_GROUP] is None else _whole(given, _GROUP)
+    # DualPipe runs each stage in two pipelines.
+    pipelines = 2 if strategy == "dualpipe" else 1
     return Settings(
-        strategy, devices, stages, microbatches, costs, group, given["output_file"], warnings
+        strategy=strategy,
+        devices=_devices(values, stages),
+        stages=stages,
+        microbatches=_whole(values, "num_batches"),
+        costs=_costs(values, stages, pipelines, warnings.append),
+        group=None if values[_GROUP] is None else _whole(values, _GROUP),
+        output=values["output_file"],
+        warnings=warnings,
     )
 
 
-def _by_later_names(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """A layer by the keys of `_DEFAULTS`."""
+def _renamed(layer: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a layer, with the keys of `_DEFAULTS`."""
     times = layer.get("op_times", {})
     if not isinstance(times, dict):
         raise ValueError("`op_times` must have a time for each op")
-    found = {_FIRST_NAMES.get(key, key): value for key, value in layer.items() if key != "op_times"}
-    found |= {f"op_times.{op}": value for op, value in times.items()}
-    for key in found:
+    values = {}
+    for key, value in layer.items():
+        if key != "op_times":
+            values[_FIRST_NAMES.get(key, key)] = value
+    for op, value in times.items():
+        values[f"op_times.{op}"] = value
+    for key in values:
         if key not in _DEFAULTS:
+            message = f"there is no key `{key}`"
             close = get_close_matches(str(key), [*_DEFAULTS, *_FIRST_NAMES], n=1)
-            raise ValueError(
-                f"there is no key `{key}`{f', there is `{close[0]}`' if close else ''}"
-            )
-    return found
+            if close:
+                message += f", there is `{close[0]}`"
+            raise ValueError(message)
+    return values
 
 
-def _devices(given: Mapping[str, Any], stages: int) -> int:
-    """How many devices there are: as many as the strategy asks for, unless it is said."""
-    strategy = given["strategy"]
+def _devices(values: Mapping[str, Any], stages: int) -> int:
+    """How many devices there are: as many as the strategy needs, if it is not said."""
+    strategy = values["strategy"]
     if strategy not in _STRATEGIES:
         raise ValueError(f"there is no strategy `{strategy}`, there are {', '.join(_STRATEGIES)}")
-    _, each = _STRATEGIES[strategy]
-    devices = (
-        stages // (each or 1) if given["num_devices"] is None else _whole(given, "num_devices")
-    )
-    if devices < 1 or stages % devices or (each and stages != devices * each):
-        wanted = f"{each} per device" if each else "as many on each device"
+    _, per_device = _STRATEGIES[strategy]
+    if values["num_devices"] is None:
+        devices = stages // (per_device or 1)
+    else:
+        devices = _whole(values, "num_devices")
+    if devices < 1 or stages % devices or (per_device and stages != devices * per_device):
+        rule = f"{per_device} per device" if per_device else "as many on each device"
         raise ValueError(
-            f"`{strategy}` has {wanted}, there are {stages} stages and {devices} devices"
+            f"`{strategy}` has {rule}, there are {stages} stages and {devices} devices"
         )
     return devices
 
 
-def _whole(given: Mapping[str, Any], key: str) -> int:
-    value = given[key]
+def _whole(values: Mapping[str, Any], key: str) -> int:
+    """The setting of a key, which must be a whole number from 1."""
+    value = values[key]
+    # Not `isinstance`: for Python, true is a whole number.
     if type(value) is not int or value < 1:
         raise ValueError(f"`{key}` is {value}, it must be a whole number from 1")
     return value
 
 
 def _costs(
-    given: Mapping[str, Any], stages: int, pipelines: int, warn: Callable[[str], None]
+    values: Mapping[str, Any], stages: int, pipelines: int, warn: Callable[[str], None]
 ) -> Costs:
-    """The costs; in each of several pipelines, stage s is the same."""
-    lists = {"p2p_time": [_number("p2p_latency", given["p2p_latency"])]}
+    """The costs; those of a stage are the same in each of several pipelines."""
+    times = {"p2p_time": [_number("p2p_latency", values["p2p_latency"])]}
     for key, name in _TIMES.items():
-        if given[key] is not None:
-            lists[name] = (
-                _per_stage(key.removeprefix("op_times."), given[key], stages, warn) * pipelines
-            )
-    return make_costs(lists)
+        if values[key] is not None:
+            op = key.removeprefix("op_times.")
+            times[name] = _per_stage(op, values[key], stages, warn) * pipelines
+    return make_costs(times)
 
 
 def _per_stage(op: str, value: Any, stages: int, warn: Callable[[str], None]) -> list[float]:
-    """One number per stage: of one number, of a list, which is cut or filled up with its last, or
-    of each stage's.
+    """The time of an op on each stage: from one number, from a list, or from numbers by stage.
+
+    A list that is too long is cut, and one that is too short goes on with its last number.
     """
     if isinstance(value, dict):
         missing = [stage for stage in range(stages) if stage not in value]
@@ -166,7 +183,7 @@ def _per_stage(op: str, value: Any, stages: int, warn: Callable[[str], None]) ->
         value = [value[stage] for stage in range(stages)]
     if not isinstance(value, list):
         return [_number(f"{op} times", value)] * stages
-    numbers = [_number(f"{op} times", each) for each in value]
+    numbers = [_number(f"{op} times", item) for item in value]
     if not numbers:
         raise ValueError(f"there are no {op} times")
     if len(numbers) != stages:

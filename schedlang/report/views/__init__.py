@@ -1,6 +1,6 @@
-"""Pictures of an execution: for the terminal, for papers, for a browser, for trace viewers.
+"""Pictures of an execution: for the terminal, for papers, for a browser, and for trace viewers.
 
-`lay_out` (schedlang/report/views/picture.py) says what stands where; each view draws that in its
+`lay_out` (schedlang/report/views/picture.py) says what there is to draw; each view draws it in its
 own way.
 """
 
@@ -18,7 +18,7 @@ from schedlang.report.views.trace import trace
 
 __all__ = ["Picture", "check_path", "lay_out", "write_pictures", "write_view"]
 
-#: What a view's file can end in, and what is then in it.
+#: The endings of files, and what is then in the file.
 _FORMATS: dict[str, Callable[[Sequence[Picture]], bytes]] = {
     ".svg": lambda pictures: svg(pictures[0]).encode(),
     ".png": lambda pictures: png(pictures[0]),
@@ -28,18 +28,18 @@ _FORMATS: dict[str, Callable[[Sequence[Picture]], bytes]] = {
 
 
 def write_view(plan: Plan, execution: Execution, path: str | Path) -> None:
-    """Write a view of a plan's execution, in the format of the path's ending.
+    """Write a picture of a plan's execution, in the format of the path's ending.
 
-    `.svg` and `.png` for papers, `.html` a page to zoom and hover, `.json` a trace for Perfetto and
-    Chrome. ValueError for another ending; ImportError for a PNG without what draws it; CompileError
-    when the file cannot be written.
+    `.svg` and `.png` are for papers, `.html` is a page to zoom and hover, `.json` a trace for
+    Perfetto and Chrome. ValueError for another ending; ImportError for a PNG if the package that
+    draws it is missing; CompileError when the file cannot be written.
     """
     check_path(path, 1)
     write_pictures([lay_out(plan, execution)], path)
 
 
 def check_path(path: str | Path, pictures: int) -> None:
-    """Raise ValueError if so many pictures cannot be written there."""
+    """ValueError if so many pictures cannot be written to such a file."""
     *endings, last = _FORMATS
     if Path(path).suffix not in _FORMATS:
         raise ValueError(f"`{path}` must end in {', '.join(endings)} or {last}")

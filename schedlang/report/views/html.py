@@ -1,8 +1,9 @@
-"""Pictures as one page without anything outside it: page.html with its style, its scripts and the
-data written in.
+"""Pictures as one page that needs no other file: page.html with its style, its scripts and the data
+written into it.
 
-The data are columns of numbers, one row per box, which the scripts draw on a canvas: page.js has
-what all schedules share, timeline.js draws one of them, overlays.js what lies over its boxes.
+The data are columns of numbers with a row for each box. The scripts draw them on a canvas: page.js
+has what the schedules on a page share, timeline.js draws one of them, and overlays.js draws what
+lies over its boxes.
 """
 
 import json
@@ -21,11 +22,12 @@ _HERE = Path(__file__).parent
 
 def page(pictures: Sequence[Picture]) -> str:
     """The page, with the schedules side by side on one axis of time."""
+    title = " and ".join(picture.title for picture in pictures)
     data = json.dumps([_data(picture) for picture in pictures], separators=(",", ":"))
     return Template(_read("page.html")).substitute(
-        title=escape(" and ".join(picture.title for picture in pictures)),
+        title=escape(title),
         style=_read("page.css"),
-        # No text in the data may end the element that holds it.
+        # In a text of the data, `</script>` would end the element that it is in.
         data=data.replace("</", "<\\/"),
         script="".join(map(_read, ("timeline.js", "overlays.js", "page.js"))),
     )
@@ -36,7 +38,7 @@ def _read(name: str) -> str:
 
 
 def _data(picture: Picture) -> dict[str, Any]:
-    """What timeline.js reads: see there."""
+    """The data of a picture; timeline.js says what it reads."""
     timeline = picture.timeline
     layout = picture.layout
     return {
@@ -57,11 +59,12 @@ def _data(picture: Picture) -> dict[str, Any]:
             [[_number(time) for time, _ in steps], [_number(amount) for _, amount in steps]]
             for steps in picture.memory
         ],
-        "places": [[place.where, place.text] for place in picture.places],
+        "lines": [[line.where, line.text] for line in picture.lines],
     }
 
 
 def _columns(picture: Picture) -> dict[str, list[Any]]:
+    """The boxes, as a column for each property."""
     boxes = picture.boxes
     columns: dict[str, list[Any]] = {
         "kind": [int(box.bar.kind) for box in boxes],
@@ -70,15 +73,17 @@ def _columns(picture: Picture) -> dict[str, list[Any]]:
         "unit": [box.bar.microbatch for box in boxes],
         "start": [_number(box.bar.start) for box in boxes],
         "length": [_number(box.bar.end - box.bar.start) for box in boxes],
-        "place": [box.place for box in boxes],
+        "line": [box.line for box in boxes],
         "version": [box.version for box in boxes],
         "overlap": [box.overlap for box in boxes],
     }
-    # What is 0 for all is left out.
+    # A column of zeros is left out; the script fills it in.
     return {name: column for name, column in columns.items() if any(column)}
 
 
 def _kind(kind: Kind, chunks: int) -> dict[str, Any]:
+    """How boxes of a kind look, and what they are called."""
+    # For each chunk the colour of a box, and that of what is written on it.
     fills = [palette.fill(kind, chunk, chunks) for chunk in range(chunks)]
     return {
         "letters": kind.name,
@@ -91,6 +96,6 @@ def _kind(kind: Kind, chunks: int) -> dict[str, Any]:
 
 
 def _number(value: float) -> float:
-    """As few digits as tell times apart on a screen."""
+    """A number with as many digits as can be seen, which keeps the page small."""
     rounded = float(f"{value:.9g}")
     return int(rounded) if rounded.is_integer() else rounded

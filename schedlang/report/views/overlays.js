@@ -150,9 +150,9 @@ Object.assign(Timeline.prototype, {
 
   // What a box is, in lines of text; the last is the program's.
   describe(box) {
-    const { pipelines, slices, versions, places, copies } = this.schedule;
+    const { pipelines, slices, versions, lines, copies } = this.schedule;
     const pipeline = pipelines.find(([, start, stop]) => start <= this.stage[box] && this.stage[box] < stop);
-    const [where, line] = places[this.place[box]];
+    const [where, line] = lines[this.line[box]];
     const rank = this.rank[box], start = this.start[box], end = this.end[box];
     const parts = [`stage ${this.stage[box]}, chunk ${this.chunk[box]} of rank ${rank}`];
     if (pipelines.length > 1) parts.push(`pipeline ${pipeline[0]}`);

@@ -1,10 +1,10 @@
-"""The colours of all views, as in the figures of the papers: forwards blue, backwards green, weight
-halves amber.
+"""The colours of all views.
 
-Kinds differ in lightness as well as in hue, each in its own band for all chunks, so that they stay
-apart in grey print and for colour-blind eyes. The chunks of a rank go from a band's light end to
-its dark one. A recomputation is a forward again: its blue, hatched. An optimizer step is drawn in
-the colour of the text.
+As in the figures of the papers, forwards are blue, backwards green, and weight halves amber. Kinds
+differ in lightness too, each in a band of its own for all chunks: so they can be told apart in grey
+print, and by colour-blind readers. The chunks of a rank go from the light end of a band to its dark
+end. A recomputation is a forward again, in its blue, but hatched. An optimizer step is drawn in the
+colour of the text.
 """
 
 from schedlang.schedule.kinds import Kind
@@ -13,9 +13,9 @@ Rgb = tuple[int, ...]
 
 INK = "#10151c"
 PAPER = "#ffffff"
-#: What is written on a box, whichever reads better.
+#: The colours of what is written on a box: the one that reads better is taken.
 _INKS = (INK, PAPER)
-#: The ends of each band.
+#: The light and the dark end of each kind's band.
 _BANDS = {
     Kind.F: ("#97d0f1", "#69a6f3"),
     Kind.B: ("#317e42", "#07492c"),
@@ -26,12 +26,14 @@ _BANDS = {
     Kind.OFFLOAD: ("#c882c2", "#c882c2"),
     Kind.RELOAD: ("#a45b9f", "#a45b9f"),
 }
+#: The kinds whose boxes are hatched.
 HATCHED = (Kind.R,)
 
-#: The strip along a box for the version of the weights that it reads; version 4 looks like version
-#: 0 again.
+#: The colours of the strip along a box, for the version of the weights that it reads. There are as
+#: many as can be told apart, so version 4 looks like version 0 again.
 VERSIONS = ("#e3e7ec", "#a9b2bd", "#6b7683", "#10151c")
 
+#: What the kinds are called in a legend.
 NAMES: dict[int, str] = {
     Kind.F: "forward",
     Kind.B: "backward",
@@ -45,12 +47,11 @@ NAMES: dict[int, str] = {
 
 
 def fill(kind: int, chunk: int, chunks: int) -> str:
-    """The colour of a box, `#rrggbb`: of a kind, of a chunk among so many."""
-    first, last = map(_rgb, _BANDS[Kind(kind)])
+    """The colour of a box, `#rrggbb`: of a kind, and of one chunk among several."""
+    light, dark = map(_rgb, _BANDS[Kind(kind)])
     share = chunk / max(chunks - 1, 1)
-    return "#" + "".join(
-        f"{round(a + (b - a) * share):02x}" for a, b in zip(first, last, strict=True)
-    )
+    parts = [round(a + (b - a) * share) for a, b in zip(light, dark, strict=True)]
+    return "#" + "".join(f"{part:02x}" for part in parts)
 
 
 def version(number: int) -> str:
@@ -60,30 +61,40 @@ def version(number: int) -> str:
 
 def ink(fill: str) -> str:
     """The colour for text on a box."""
-    return max(_INKS, key=lambda each: contrast(each, fill))
+    return max(_INKS, key=lambda colour: contrast(colour, fill))
 
 
 def contrast(a: str, b: str) -> float:
-    """The contrast ratio of two colours, from 1 to 21 (Web Content Accessibility Guidelines
-    2.1).
-    """
+    """The contrast of two colours, from 1 to 21 (Web Content Accessibility Guidelines 2.1)."""
     dark, light = sorted(map(luminance, (a, b)))
     return (light + 0.05) / (dark + 0.05)
 
 
 def luminance(colour: str) -> float:
-    """How light a colour is, from 0 to 1, which is what grey print keeps of it."""
-    parts = [part / 255 for part in _rgb(colour)]
-    red, green, blue = (
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    )
+    """How light a colour is, from 0 to 1: what grey print keeps of it."""
+    red, green, blue = (_linear(part / 255) for part in _rgb(colour))
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
+def _linear(part: float) -> float:
+    """A part of a colour in sRGB, from 0 to 1, as an amount of light."""
+    if part <= 0.04045:
+        return part / 12.92
+    amount: float = ((part + 0.055) / 1.055) ** 2.4
+    return amount
+
+
 def terminal_colour(colour: str) -> int:
-    """The nearest colour of the cube that terminals with 256 colours have."""
+    """The number of the nearest colour of a terminal with 256 colours.
+
+    Its colours from 16 on are a cube, with six steps of red, green and blue.
+    """
     steps = (0, 95, 135, 175, 215, 255)
-    red, green, blue = (min(range(6), key=lambda i: abs(steps[i] - part)) for part in _rgb(colour))
+
+    def nearest(part: int) -> int:
+        return min(range(6), key=lambda step: abs(steps[step] - part))
+
+    red, green, blue = map(nearest, _rgb(colour))
     return 16 + 36 * red + 6 * green + blue
 
 

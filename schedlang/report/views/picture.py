@@ -1,8 +1,7 @@
-"""Where everything stands in a picture of an execution: rectangles in time, arrows, memory. Every
-view draws this.
+"""A picture of an execution: boxes in time, arrows between them, and memory. Every view draws this.
 
-A picture has no colours and no sizes: time in the unit of the costs from left to right, one row per
-rank.
+A picture has no colours and no sizes. It has a row for each rank, and time from left to right, in
+the unit of the costs.
 """
 
 from collections.abc import Sequence
@@ -14,25 +13,26 @@ from attrs import frozen
 from schedlang.plan.plan import Plan
 from schedlang.proof.execution import Execution
 from schedlang.ranks.weights import follow_weights
-from schedlang.schedule.actions import is_transfer
+from schedlang.schedule.actions import Actions, is_transfer
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.timeline import Bar, Timeline
 
+#: What a rank holds, from each time on at which that changes.
 Steps = tuple[tuple[float, float], ...]
-#: The most of a program line that is kept: a row of a table can be as long as the training.
+#: The most characters of a program line that are kept: a row of one of torch's tables can have
+#: thousands.
 _LONGEST = 120
 
 
 @frozen
 class Box:
-    """One action as a rectangle: in the row of its rank, or, for a copy to or from the host, in the
-    lane beside it.
+    """An action as a box in the row of its rank, or below that for a copy to or from the host.
 
-    `label` is its microbatch, `3`, or slice of one, `3.1`; an optimizer step has `U`. `chunk`
-    counts the stages of a rank, `version` is that of the weights it reads. Boxes with the same
-    `overlap` above 0 are ops that run as one. `place` is the index of its program line in
-    `Picture.places`.
+    `label` is the microbatch, `3`, or the slice of one, `3.1`; an optimizer step has `U`. `chunk`
+    counts the stages of the rank, and `version` is that of the weights that the op reads. Boxes
+    with the same `overlap` above 0 are ops that run as one. `line` is the index of the program's
+    line in `Picture.lines`.
     """
 
     rank: int
@@ -41,11 +41,11 @@ class Box:
     chunk: int
     version: int
     overlap: int
-    place: int
+    line: int
 
 
 @frozen
-class Place:
+class Line:
     """A line of the program."""
 
     where: str
@@ -56,9 +56,10 @@ class Place:
 class Picture:
     """What a view shows of an execution.
 
-    `ops` and `copies` have the boxes of each rank, in order of time; `boxes` is all of them. An
-    arrow (a, b) says that box b needs what box a makes, both counted in `boxes`. `memory[r]` is
-    what rank r holds, as in an execution. Where it is `measured`, a unit of time is a microsecond.
+    `ops` and `copies` have the boxes of each rank, in order of time; `boxes` has all of them. An
+    arrow (a, b) says that box b needs what box a makes, where a and b are indices of `boxes`.
+    `memory[r]` is what rank r holds. Of a recorded run, which is `measured`, a unit of time is a
+    microsecond.
     """
 
     name: str
@@ -68,7 +69,7 @@ class Picture:
     ops: tuple[tuple[Box, ...], ...]
     copies: tuple[tuple[Box, ...], ...]
     arrows: tuple[tuple[int, int], ...]
-    places: tuple[Place, ...]
+    lines: tuple[Line, ...]
     memory: tuple[Steps, ...]
     measured: bool = False
 
@@ -79,9 +80,10 @@ class Picture:
 
     @cached_property
     def title(self) -> str:
-        """The schedule's name with its parameters."""
+        """The name of the schedule, with its parameters."""
         params = ", ".join(f"{name} = {value}" for name, value in self.params.items())
-        return f"{self.name} ({params}){', measured, in microseconds' if self.measured else ''}"
+        title = f"{self.name} ({params})"
+        return f"{title}, measured, in microseconds" if self.measured else title
 
     @cached_property
     def chunks(self) -> int:
@@ -106,22 +108,22 @@ class Picture:
 
 def lay_out(plan: Plan, execution: Execution) -> Picture:
     """The picture of a plan's execution."""
-    scribe = _Scribe(plan)
+    maker = _BoxMaker(plan)
     timeline = execution.timeline
-    ops = tuple(scribe.row(rank, bars) for rank, bars in enumerate(timeline.ranks))
-    copies = tuple(scribe.row(rank, bars) for rank, bars in enumerate(timeline.copies))
-    boxes = [box.bar for rows in (ops, copies) for row in rows for box in row]
+    ops = tuple(maker.row(rank, bars) for rank, bars in enumerate(timeline.ranks))
+    copies = tuple(maker.row(rank, bars) for rank, bars in enumerate(timeline.copies))
+    bars = [box.bar for rows in (ops, copies) for row in rows for box in row]
     return Picture(
-        plan.name,
-        plan.params,
-        plan.layout,
-        timeline,
-        ops,
-        copies,
-        _arrows(plan, boxes),
-        tuple(scribe.lines),
-        execution.memory,
-        execution.transport == "measured",
+        name=plan.name,
+        params=plan.params,
+        layout=plan.layout,
+        timeline=timeline,
+        ops=ops,
+        copies=copies,
+        arrows=_arrows(plan, bars),
+        lines=tuple(maker.lines),
+        memory=execution.memory,
+        measured=execution.transport == "measured",
     )
 
 
@@ -140,54 +142,63 @@ def _arrows(plan: Plan, bars: list[Bar]) -> tuple[tuple[int, int], ...]:
     return tuple(zip(makers[order].tolist(), users[order].tolist(), strict=True))
 
 
-class _Scribe:
-    """Knows of each action what stands on its box."""
+class _BoxMaker:
+    """Makes the boxes of a plan's actions, and collects the lines of the program that these come
+    from.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.chunk = {
-            stage: chunk
-            for rank in range(len(plan.ranks))
-            for chunk, stage in enumerate(plan.stages_of(rank))
-        }
+        #: The chunk of each stage: how many stages its rank has before it.
+        self.chunks: dict[int, int] = {}
+        for rank in range(len(plan.ranks)):
+            for chunk, stage in enumerate(plan.stages_of(rank)):
+                self.chunks[stage] = chunk
         self.versions = follow_weights(plan).read
-        #: The actions of each rank, and the program lines that they come from.
-        self.index = [
-            {
-                (kind, stage, microbatch): index
-                for index, (kind, stage, microbatch) in enumerate(
-                    zip(actions.kind, actions.stage, actions.microbatch, strict=True)
-                )
-                if not is_transfer(kind)
-            }
-            for actions in plan.ranks
-        ]
-        #: The lines that have boxes, and for each place in the program the number of its line.
-        self.lines: dict[Place, int] = {}
-        self.line_of: dict[int, int] = {}
+        #: For each rank the index of every action that is not a transfer.
+        self.indices = [_indices(actions) for actions in plan.ranks]
+        #: The lines that have boxes, each with its number; and the number for each span.
+        self.lines: dict[Line, int] = {}
+        self.line_numbers: dict[int, int] = {}
 
     def row(self, rank: int, bars: Sequence[Bar]) -> tuple[Box, ...]:
         return tuple(self.box(rank, bar) for bar in bars)
 
     def box(self, rank: int, bar: Bar) -> Box:
         actions = self.plan.ranks[rank]
-        index = self.index[rank][bar.kind, bar.stage, bar.microbatch]
-        place = self.place(actions.source[index])
-        version = self.versions.get((bar.stage, bar.microbatch), 0)
+        index = self.indices[rank][bar.kind, bar.stage, bar.microbatch]
         return Box(
-            rank, bar, self.label(bar), self.chunk[bar.stage], version, actions.group[index], place
+            rank=rank,
+            bar=bar,
+            label=self.label(bar),
+            chunk=self.chunks[bar.stage],
+            version=self.versions.get((bar.stage, bar.microbatch), 0),
+            overlap=actions.group[index],
+            line=self.line_number(actions.source[index]),
         )
 
     def label(self, bar: Bar) -> str:
         if bar.kind == Kind.U:
             return "U"
-        microbatch, slice = divmod(bar.microbatch, self.plan.layout.slices)
-        return f"{microbatch}.{slice}" if self.plan.layout.slices > 1 else str(microbatch)
+        slices = self.plan.layout.slices
+        if slices == 1:
+            return str(bar.microbatch)
+        microbatch, slice = divmod(bar.microbatch, slices)
+        return f"{microbatch}.{slice}"
 
-    def place(self, span: int) -> int:
-        if span not in self.line_of:
+    def line_number(self, span: int) -> int:
+        """The number of the line that a span starts in; many spans are in one line."""
+        # A program has few spans and a plan many actions.
+        if span not in self.line_numbers:
             source = self.plan.source
             start = self.plan.spans[span].start
-            line = Place(source.where(start), source.line(start).strip()[:_LONGEST])
-            self.line_of[span] = self.lines.setdefault(line, len(self.lines))
-        return self.line_of[span]
+            text = source.line(start).strip()[:_LONGEST]
+            line = Line(source.where(start), text)
+            self.line_numbers[span] = self.lines.setdefault(line, len(self.lines))
+        return self.line_numbers[span]
+
+
+def _indices(actions: Actions) -> dict[tuple[int, int, int], int]:
+    """The index of every action that is not a transfer, by its kind, stage and microbatch."""
+    ops = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+    return {op: index for index, op in enumerate(ops) if not is_transfer(op[0])}

@@ -3,8 +3,9 @@
 from schedlang.report.views.picture import Picture
 from schedlang.report.views.svg import FONTS, svg
 
-#: Pixels of the image per pixel of the SVG: sharp on paper and on screens with small pixels.
+#: Pixels of the image for one of the SVG, so that it is sharp on paper and on fine screens.
 _ZOOM = 2.0
+#: An image with one letter, or without any.
 _LETTER = (
     f'<svg xmlns="http://www.w3.org/2000/svg" width="20" height="20" font-family="{FONTS}">'
     '<text y="15">{}</text></svg>'
@@ -12,8 +13,8 @@ _LETTER = (
 
 
 def png(picture: Picture) -> bytes:
-    """The file; ImportError says what is missing: the library that draws, or a font to draw numbers
-    with.
+    """The content of the file; ImportError says what is missing: the package that draws, or a font
+    for the numbers.
     """
     try:
         from resvg_py import svg_to_bytes

@@ -1,11 +1,11 @@
-"""A timeline as a table: time by stage."""
+"""A timeline as a table: a row for each time, a column for each stage."""
 
 from schedlang.plan.plan import Plan
 from schedlang.schedule.actions import NO_MICROBATCH
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.timeline import Bar, Timeline
 
-#: Times that are equal to so many digits after the point stand in one row.
+#: Times that are equal up to so many digits after the point are one row.
 _DIGITS = 9
 
 
@@ -13,7 +13,7 @@ def table(plan: Plan, timeline: Timeline) -> str:
     """A row for each time at which an op starts or ends, and a column for each stage, separated by
     tabs.
 
-    A cell has the op that starts there, `F(1)`, with microbatches counted from 1; `|` where it
+    A cell has the op that starts then, as `F(1)`, with microbatches counted from 1; `|` where an op
     still runs; or `-`.
     """
     bars = [bar for rank in timeline.ranks for bar in rank]
@@ -25,11 +25,11 @@ def table(plan: Plan, timeline: Timeline) -> str:
         start = row_of[round(bar.start, _DIGITS)]
         end = row_of[round(bar.end, _DIGITS)]
         # Ops that take no time share a cell with the next one.
-        rows[start][bar.stage] = [word for word in rows[start][bar.stage] if word not in "-|"] + [
-            _word(bar)
-        ]
+        words = [word for word in rows[start][bar.stage] if word not in "-|"]
+        rows[start][bar.stage] = [*words, _word(bar)]
         for row in rows[start + 1 : end]:
             row[bar.stage] = ["|"]
+    # At the last time ops end, and none starts, unless it takes no time.
     if all(cell == ["-"] for cell in rows[-1]):
         rows.pop()
     head = "Time\t" + "\t".join(f"Stage {stage}" for stage in stages)
@@ -41,5 +41,8 @@ def table(plan: Plan, timeline: Timeline) -> str:
 
 
 def _word(bar: Bar) -> str:
+    """An op as the visualizer writes it."""
     name = Kind(bar.kind).name
-    return name if bar.microbatch == NO_MICROBATCH else f"{name}({bar.microbatch + 1})"
+    if bar.microbatch == NO_MICROBATCH:
+        return name
+    return f"{name}({bar.microbatch + 1})"

@@ -23,7 +23,7 @@ class Timeline {
     this.schedule = schedule;
     this.view = view;
     this.count = this.kind.length;
-    for (const name of ["stage", "chunk", "unit", "start", "length", "place", "version", "overlap"]) {
+    for (const name of ["stage", "chunk", "unit", "start", "length", "line", "version", "overlap"]) {
       this[name] ??= new Uint8Array(this.count);
     }
     this.start = Float64Array.from(this.start);

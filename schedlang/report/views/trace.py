@@ -1,9 +1,9 @@
-"""A picture as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open: the Trace Event
-Format, as JSON.
+"""A picture as a trace for Perfetto (ui.perfetto.dev) and chrome://tracing, in the Trace Event
+Format.
 
-A rank is a process with a thread for its ops, one for its copies and a counter of its memory; what
-crosses ranks is a flow arrow. One unit of time is a millisecond there; what was measured takes the
-time that it took.
+A rank is a process. It has a thread for its ops, one for its copies, and a counter of its memory.
+What goes from rank to rank is a flow, which viewers draw as an arrow. A unit of time of a
+simulation is a millisecond there; a recorded run has the times that it took.
 """
 
 import json
@@ -16,7 +16,8 @@ from schedlang.report.views import palette
 from schedlang.report.views.picture import Box, Picture
 from schedlang.schedule.actions import is_copy
 
-#: An arrow starts within its slice: at the slice's very end, viewers no longer find it.
+#: A flow starts so many microseconds before the end of its slice. At the very end, viewers would
+#: not find the slice.
 _BEFORE_END = 0.001
 
 _Event = dict[str, Any]
@@ -24,8 +25,9 @@ _Event = dict[str, Any]
 
 @frozen
 class _Thread:
-    """Viewers keep process 0 for what is idle, and want thread numbers that no other process
-    has.
+    """A thread of a rank: that of its ops, or that of its copies.
+
+    Viewers keep process 0 for idle time, and want thread numbers that no other process has.
     """
 
     rank: int
@@ -36,26 +38,29 @@ class _Thread:
 
 
 def _microseconds(picture: Picture) -> float:
-    """In a unit of time."""
+    """How many microseconds a unit of time is."""
     return 1.0 if picture.measured else 1000.0
 
 
 def trace(picture: Picture) -> str:
-    """The document, an event a line."""
+    """The document, with a line for each event."""
     events = [*_names(picture), *_slices(picture), *_flows(picture), *_memory(picture)]
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
-    about = {"schedule": picture.title} | ({} if picture.measured else {"time": "1 unit is 1 ms"})
-    title = json.dumps(about)
-    return f'{{"displayTimeUnit":"ms","otherData":{title},"traceEvents":[\n{lines}\n]}}\n'
+    about = {"schedule": picture.title}
+    if not picture.measured:
+        about["time"] = "1 unit is 1 ms"
+    head = f'"displayTimeUnit":"ms","otherData":{json.dumps(about)}'
+    return f'{{{head},"traceEvents":[\n{lines}\n]}}\n'
 
 
 def _names(picture: Picture) -> Iterator[_Event]:
+    """What processes and threads are called, and in which order they stand."""
     for rank in range(len(picture.ops)):
-        stages = ", ".join(map(str, picture.layout.stages_of(rank)))
+        stages = picture.layout.stages_of(rank)
+        noun = "stages" if len(stages) > 1 else "stage"
+        name = f"rank {rank} ({noun} {', '.join(map(str, stages))})"
         ops = _Thread(rank, copies=False)
-        yield _about(
-            ops, "process_name", name=f"rank {rank} (stage{'s' if ',' in stages else ''} {stages})"
-        )
+        yield _about(ops, "process_name", name=name)
         yield _about(ops, "process_sort_index", sort_index=rank)
         yield _about(ops, "thread_name", name="ops")
         if picture.has_copies:
@@ -63,18 +68,19 @@ def _names(picture: Picture) -> Iterator[_Event]:
 
 
 def _about(thread: _Thread, what: str, **args: Any) -> _Event:
+    """An event that only says something about a thread, or its process."""
     return {"ph": "M", "name": what, **thread.ids(), "args": args}
 
 
 def _slices(picture: Picture) -> Iterator[_Event]:
-    """One slice per box, with what hovering shows elsewhere."""
+    """A slice for each box, with what the page shows of it on hover."""
     scale = _microseconds(picture)
     for box, thread in _threads(picture):
         args = {
             "stage": box.bar.stage,
             "microbatch": box.label,
             "weights": box.version,
-            "source": picture.places[box.place].where,
+            "source": picture.lines[box.line].where,
         }
         yield {
             "ph": "X",
@@ -88,28 +94,31 @@ def _slices(picture: Picture) -> Iterator[_Event]:
 
 
 def _threads(picture: Picture) -> list[tuple[Box, _Thread]]:
-    """All boxes, in the order in which arrows count them, with their threads."""
+    """All boxes with their threads, in the order in which arrows count them."""
     return [(box, _Thread(box.rank, is_copy(box.bar.kind))) for box in picture.boxes]
 
 
 def _flows(picture: Picture) -> Iterator[_Event]:
-    """From the end of what made something to the start of what needed it on another rank."""
+    """A flow from the end of an op to the start of the op on another rank that needs it."""
     boxes = _threads(picture)
     scale = _microseconds(picture)
     for number, (source, target) in enumerate(picture.arrows):
-        (made, maker) = boxes[source]
-        (needed, user) = boxes[target]
-        if made.rank != needed.rank:
-            start = max(made.bar.end * scale - _BEFORE_END, made.bar.start * scale)
-            common = {"name": "transfer", "cat": "transfer", "id": number}
-            yield {"ph": "s", **common, **maker.ids(), "ts": start}
-            yield {"ph": "f", "bp": "e", **common, **user.ids(), "ts": needed.bar.start * scale}
+        maker, maker_thread = boxes[source]
+        user, user_thread = boxes[target]
+        if maker.rank == user.rank:
+            continue
+        begin = max(maker.bar.end * scale - _BEFORE_END, maker.bar.start * scale)
+        end = user.bar.start * scale
+        common = {"name": "transfer", "cat": "transfer", "id": number}
+        yield {"ph": "s", **common, **maker_thread.ids(), "ts": begin}
+        yield {"ph": "f", "bp": "e", **common, **user_thread.ids(), "ts": end}
 
 
 def _memory(picture: Picture) -> Iterator[_Event]:
+    """A counter of what each rank holds."""
     scale = _microseconds(picture)
     for rank, steps in enumerate(picture.memory):
-        # The last of the steps at one time: viewers draw the others as dents.
+        # Of several steps at one time only the last: viewers would draw the others as dents.
         for time, amount in dict(steps).items():
             yield {
                 "ph": "C",

@@ -1,5 +1,9 @@
 """Which processes run a plan: all of them, or those of a device mesh, where there may be replicas
 of the pipeline.
+
+    mesh["dp", "pp"]      pp 0   pp 1   pp 2         ranks of the plan, in one process group
+              dp 0         0      1      2           the pipeline
+              dp 1         3      4      5           its replica; 1 and 4 have the same weights
 """
 
 import numpy as np
@@ -13,8 +17,8 @@ PIPELINE = "pp"
 
 @frozen(eq=False)
 class Replicas:
-    """Processes with the same weights, by their ranks in the default process group; and where
-    several, their group.
+    """Processes with the same weights, by their ranks in the default process group; and if there
+    are several, the group that they make up.
     """
 
     processes: tuple[int, ...]
@@ -28,11 +32,11 @@ class Replicas:
     @property
     def others(self) -> tuple[int, ...]:
         """The other processes."""
-        return tuple(each for each in self.processes if each != dist.get_rank())
+        return tuple(process for process in self.processes if process != dist.get_rank())
 
 
 @frozen(eq=False)
-class Ranks:
+class Processes:
     """The processes of a pipeline and of its replicas, by their ranks in the default process group.
 
     `pipeline[r]` is the process that is rank r of the plan, in the `group`; this one is its rank
@@ -44,30 +48,30 @@ class Ranks:
     pipeline: tuple[int, ...]
     group: dist.ProcessGroup
     replicas: Replicas
-    #: For each process of a mesh, where it is there.
-    _places: dict[int, str] = field(factory=dict)
+    #: For each process of a mesh, where in the mesh it is: ` (dp 1, pp 1)`.
+    _coordinates: dict[int, str] = field(factory=dict)
 
     @property
     def are_of_mesh(self) -> bool:
-        """Whether they are those of a mesh."""
-        return bool(self._places)
+        """Whether they are the processes of a mesh."""
+        return bool(self._coordinates)
 
     @property
     def all(self) -> list[int]:
         """The processes of all replicas."""
-        return sorted(self._places) or list(self.pipeline)
+        return sorted(self._coordinates) or list(self.pipeline)
 
     def name(self, process: int) -> str:
         """A process in a message: `rank 3 (dp 1, pp 1)`, or without a mesh `rank 3`."""
-        return f"rank {process}{self._places.get(process, '')}"
+        return f"rank {process}{self._coordinates.get(process, '')}"
 
 
-def ranks_of(mesh: DeviceMesh | None) -> Ranks:
-    """The processes of a mesh, which must pass `check_mesh`, or all."""
+def processes_of(mesh: DeviceMesh | None) -> Processes:
+    """The processes of a mesh, which must pass `check_mesh`, or of the default process group."""
     if mesh is None:
         world = dist.group.WORLD
         assert world is not None
-        return Ranks(
+        return Processes(
             dist.get_rank(),
             tuple(range(dist.get_world_size())),
             world,
@@ -76,18 +80,18 @@ def ranks_of(mesh: DeviceMesh | None) -> Ranks:
     names = mesh.mesh_dim_names or ()
     pipeline = mesh[PIPELINE]
     replicas = next((mesh[name] for name in names if name != PIPELINE), None)
-    places = {
+    coordinates = {
         process: (
-            f" ({', '.join(f'{name} {index}' for name, index in zip(names, place, strict=True))})"
+            f" ({', '.join(f'{name} {index}' for name, index in zip(names, at, strict=True))})"
         )
-        for place, process in np.ndenumerate(mesh.mesh.numpy())
+        for at, process in np.ndenumerate(mesh.mesh.numpy())
     }
-    return Ranks(
+    return Processes(
         mesh.get_local_rank(PIPELINE),
         tuple(pipeline.mesh.tolist()),
         pipeline.get_group(),
         Replicas(tuple(replicas.mesh.tolist()), replicas.get_group())
         if replicas
         else Replicas((dist.get_rank(),)),
-        places,
+        coordinates,
     )

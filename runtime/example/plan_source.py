@@ -1,5 +1,5 @@
-"""The plan that the processes of a job are given: in a file that each of them reads, or as a
-program.
+"""The plan of the command: from a plan file, which each process reads, or from a program, which
+rank 0 compiles.
 """
 
 from collections.abc import Mapping
@@ -7,25 +7,25 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from schedlang.cli.given import compiled
+from schedlang.advice.compiling import compile_with_advice
 from schedlang.files.reading import read_source
 from schedlang.plan.plan import Plan
 from schedlang.plan.reader import open_plan, read_plan
 from schedlang.runtime.checks import wrong_number
-from schedlang.runtime.example.job import share, together
-from schedlang.runtime.watch.watchdog import PipelineError
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.example.collective import share, together
 
 
 def share_plan(
     path: Path, params: Mapping[str, int], replicas: int, group: dist.ProcessGroup
 ) -> Plan:
-    """The plan in a file; or that of the program in it, which rank 0 compiles for as many ranks as
-    were started.
+    """The plan in a file; or if the file is a program, its plan for as many ranks as were started,
+    divided among some replicas.
 
-    There are so many replicas of it. Where something is wrong with it, all processes end.
+    If something is wrong with it, all processes end.
     """
     is_first = dist.get_rank() == 0
-    # One rank proves a plan, and all have the same one, as the pipeline will see.
+    # Rank 0 proves the plan. The others only open it: the pipeline compares that all have the same.
     read = read_plan if is_first else open_plan
     of_program = share(
         together(lambda: _of_program(path, params, replicas) if is_first else None, group), group
@@ -48,8 +48,7 @@ def _of_program(path: Path, params: Mapping[str, int], replicas: int) -> Plan | 
             f"{replicas} replicas need a multiple of {replicas} processes, not "
             f"{dist.get_world_size()}"
         )
-    plan: Plan = compiled(source, {"ranks": ranks, **params})
-    return plan
+    return compile_with_advice(source, {"ranks": ranks, **params})
 
 
 def _fitting(plan: Plan, path: Path, replicas: int) -> Plan:

@@ -1,5 +1,5 @@
-"""The training of the command again in one process, without schedule or messages, to compare
-with.
+"""The reference run: the training of the command again in one process, without schedule or
+messages, to compare with.
 """
 
 import copy
@@ -12,16 +12,18 @@ from attrs import evolve
 from torch import Tensor
 
 from schedlang.runtime.example.gpt import cut_gpt, next_byte_loss, run_gpt
-from schedlang.runtime.example.task import Task
 from schedlang.runtime.example.train import Training, keep_gradients, make_optimizer
-from schedlang.runtime.stage.weights import delays
+from schedlang.runtime.example.workload import Workload
+from schedlang.runtime.stage.versions import delays
 
 
-def train_alone(task: Task, steps: int) -> Training:
-    """The same updates from the first one on; where gradients are late, as late."""
+def train_reference(workload: Workload, steps: int) -> Training:
+    """The same updates from the first one on. Where the plan's gradients are late, these are as
+    late.
+    """
     training = Training()
-    plan = task.plan
-    parts = cut_gpt(task.layers(), evolve(plan.layout, skips=()), sliced=False)
+    plan = workload.plan
+    parts = cut_gpt(workload.layers(), evolve(plan.layout, skips=()), sliced=False)
     optimizers = list(map(make_optimizer, parts))
     behind = {
         stage: late for rank in range(len(plan.ranks)) for stage, late in delays(plan, rank).items()
@@ -29,9 +31,9 @@ def train_alone(task: Task, steps: int) -> Training:
     #: For each part the weights that the next update's microbatches read, and all later ones.
     versions = [deque([copy.deepcopy(part)], behind[stage] + 1) for stage, part in enumerate(parts)]
     for step in range(steps):
-        read = [each[0] for each in versions]
+        read = [kept[0] for kept in versions]
         model = partial(run_gpt, read, plan.layout.skips)
-        training.losses.append(_add_gradients(model, *task.batch(step), task.microbatches))
+        training.losses.append(_add_gradients(model, *workload.batch(step), workload.microbatches))
         for part, other, optimizer, kept in zip(parts, read, optimizers, versions, strict=True):
             for weight, old in zip(part.parameters(), other.parameters(), strict=True):
                 weight.grad = old.grad
@@ -46,7 +48,7 @@ def train_alone(task: Task, steps: int) -> Training:
 def _add_gradients(
     model: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor, microbatches: int
 ) -> float:
-    """Add the gradient of the mean loss of some microbatches, one by one; that loss."""
+    """Run microbatches one by one, add up the gradient of their mean loss, and give that loss."""
     losses = []
     for x, y in zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True):
         loss = next_byte_loss(model(x), y)

@@ -1,6 +1,4 @@
-"""The processes of a job, `torchrun -m schedlang.runtime`: they begin together, and end
-together.
-"""
+"""What all processes of the command do together: they join, agree on what to do, and end."""
 
 import os
 import re
@@ -15,15 +13,16 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.watch.store import of_this_attempt
-from schedlang.runtime.watch.watchdog import PipelineError, say
+from schedlang.runtime.watch.watchdog import say
 
 T = TypeVar("T")
 
 
 def join(seconds: float) -> dist.ProcessGroup:
-    """Join the other processes; the group for what they do together before the training, each wait
-    with this limit.
+    """Join the other processes. Gives the process group for all that they do together before the
+    training, in which no wait is longer than so many seconds.
     """
     if "WORLD_SIZE" in os.environ:
         store, rank, ranks = next(rendezvous("env://"))
@@ -35,8 +34,8 @@ def join(seconds: float) -> dist.ProcessGroup:
 
 
 def together(work: Callable[[], T], group: dist.ProcessGroup) -> T:
-    """What some work gives that all processes do; where it fails on one, all end, and each node
-    says so once.
+    """Do some work, as all processes do, and give what it gives. If it fails in one process, all
+    end, and each node prints the reason once.
     """
     found: list[str | None] = [None] * dist.get_world_size()
     wrong = None
@@ -44,7 +43,7 @@ def together(work: Callable[[], T], group: dist.ProcessGroup) -> T:
         made = work()
     except (CompileError, OSError, PipelineError) as error:
         wrong = str(error)
-    # The launcher is not to end the slower ones first.
+    # As soon as one process has ended, the launcher ends the others, which have not printed yet.
     default = signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with linked("at the start"):
         dist.all_gather_object(found, wrong, group)
@@ -58,7 +57,7 @@ def together(work: Callable[[], T], group: dist.ProcessGroup) -> T:
 
 
 def share(told: T, group: dist.ProcessGroup) -> T:
-    """What rank 0 tells all others."""
+    """Give what rank 0 has to all processes."""
     found = [told]
     with linked("at the start"):
         dist.broadcast_object_list(found, src=0, group=group)
@@ -67,21 +66,21 @@ def share(told: T, group: dist.ProcessGroup) -> T:
 
 @contextmanager
 def linked(when: str) -> Iterator[None]:
-    """Messages outside of the training; where another process is gone, or too late, this one
+    """For messages outside of the training: if another process is gone, or too late, this one
     ends.
     """
     try:
         yield
     except RuntimeError as error:
-        # gloo begins with a place in its own source.
+        # gloo's messages begin with a line of its own source.
         reason = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0])
         say(f"rank {dist.get_rank()} lost another rank {when}: {reason}")
         leave(1)
 
 
 def leave(code: int) -> NoReturn:
-    """End at once: a thread of gloo that outlives the interpreter aborts the process, once in a
-    dozen runs.
+    """End at once. A thread of gloo that outlives the interpreter would abort the process, once in
+    a dozen runs.
     """
     sys.stdout.flush()
     sys.stderr.flush()

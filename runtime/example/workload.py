@@ -1,5 +1,5 @@
-"""What the command trains, whatever the plan: a small GPT, on batches of the source of Python's
-standard library.
+"""The workload of the command, which is the same for all plans: a small GPT, and batches of text
+for it.
 """
 
 from collections.abc import Iterable
@@ -17,12 +17,12 @@ ROWS = 4
 
 
 @frozen
-class Task:
-    """A model with so many blocks, and a batch for each update: the same for the same `seed`, and
-    as many microbatches.
+class Workload:
+    """A model with so many blocks, and a batch for each update. Both follow from the `seed` and the
+    number of microbatches alone.
 
-    So a training goes on as it would have, when it goes on with a plan for another number of ranks.
-    The microbatches are those of all `replicas` of the plan; the first of them have the first
+    So a training can go on with a plan for another number of ranks as it would have with its own.
+    The microbatches are those of all `replicas` of the plan; the first replica has the first
     processes.
     """
 
@@ -33,7 +33,7 @@ class Task:
     replicas: int
 
     def layers(self) -> list[nn.Module]:
-        """The whole model, by its names."""
+        """The layers of the whole model."""
         return build_gpt(self.blocks, self.seed)
 
     def stages(self, numbers: Iterable[int]) -> dict[int, nn.Sequential]:
@@ -53,16 +53,17 @@ class Task:
         return self.microbatches * ROWS * CONTEXT
 
     def batch(self, update: int) -> tuple[Tensor, Tensor]:
-        """What is trained on in an update: inputs and targets."""
+        """The batch of an update: inputs and targets."""
         return draw_batch(
             self.corpus, self.microbatches * ROWS, CONTEXT, self.seed * 1_000_003 + update
         )
 
     def share(self, update: int, replica: int) -> tuple[Tensor, Tensor]:
-        """What a replica trains on in a step, which makes several updates where the plan has
-        them.
+        """A replica's share of the batches of a step, which makes as many updates as the plan
+        has.
         """
-        batches = [self.batch(each) for each in range(update, update + self.plan.layout.updates)]
-        parts = [[data.chunk(self.replicas)[replica] for data in each] for each in batches]
+        updates = range(update, update + self.plan.layout.updates)
+        batches = [self.batch(number) for number in updates]
+        parts = [[data.chunk(self.replicas)[replica] for data in batch] for batch in batches]
         inputs, targets = zip(*parts, strict=True)
         return torch.cat(inputs), torch.cat(targets)

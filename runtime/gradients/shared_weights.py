@@ -1,7 +1,7 @@
-"""Weights that have copies: in replicas of a stage, where two pipelines share the ranks; or tied,
-in several stages.
+"""Weights that several stages have: replicas of a stage, where two pipelines share the ranks; or
+stages with tied weights.
 
-All copies begin alike, also those in replicas of the whole pipeline;
+All their copies begin alike, also those in replicas of the whole pipeline;
 `schedlang.runtime.gradients.sums` sums their gradients.
 """
 
@@ -14,17 +14,18 @@ from torch import Tensor, nn
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
-from schedlang.runtime.transport.ranks import Ranks
-from schedlang.runtime.watch.watchdog import PipelineError, Watchdog
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.transport.processes import Processes
+from schedlang.runtime.watch.watchdog import Watchdog
 
 #: For each weight that is tied, its names by stage.
 Tied = Sequence[Mapping[int, str]]
 
 
 @frozen(eq=False)
-class Copies:
-    """Copies of some weights: for each weight the parameters of this rank; and the ranks of the
-    plan that have some.
+class SharedWeights:
+    """Weights that are the same in some stages: for each weight the parameters of this rank; and
+    the ranks of the plan that have some.
     """
 
     name: str
@@ -34,28 +35,30 @@ class Copies:
 
     @property
     def are_shared(self) -> bool:
-        """Whether there are several in one pipeline."""
+        """Whether there are several copies within one replica of the pipeline."""
         return len(self.ranks) > 1 or any(len(same) > 1 for same in self.weights)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """All of this rank."""
-        return [each for same in self.weights for each in same]
+        """All copies on this rank."""
+        return [weight for same in self.weights for weight in same]
 
-    def looks(self) -> list[list[object]]:
-        """What all copies have alike, for each of this rank's: shapes, sums of bits, and whether
-        they are trained.
+    def fingerprints(self) -> list[list[object]]:
+        """What must be the same for all copies, for each copy of this rank: shapes, sums of bits,
+        and whether they are trained.
         """
         copies = zip(*self.weights, strict=True)
         return [
-            [[list(each.shape), _bits(each), each.requires_grad] for each in copy]
+            [[list(weight.shape), _bits(weight), weight.requires_grad] for weight in copy]
             for copy in copies
         ]
 
 
-def find_copies(plan: Plan, modules: Mapping[int, nn.Module], tied: Tied) -> list[Copies]:
-    """The copies that the stages of a rank have: of weights that are tied, and of the others by
-    stage.
+def find_shared_weights(
+    plan: Plan, modules: Mapping[int, nn.Module], tied: Tied
+) -> list[SharedWeights]:
+    """All weights of a rank's stages, with those that have the same: tied weights, each by itself,
+    and the others by stage.
     """
     found = [_tied(plan, modules, names) for names in tied]
     taken = {id(weight) for each in found for weight in each.parameters}
@@ -64,7 +67,7 @@ def find_copies(plan: Plan, modules: Mapping[int, nn.Module], tied: Tied) -> lis
     return [each for each in found if each.weights]
 
 
-def _tied(plan: Plan, modules: Mapping[int, nn.Module], names: Mapping[int, str]) -> Copies:
+def _tied(plan: Plan, modules: Mapping[int, nn.Module], names: Mapping[int, str]) -> SharedWeights:
     """A tied weight; its stages are those of one pipeline, and their replicas have it as well."""
     shown = " and ".join(f"`{name}` of stage {stage}" for stage, name in names.items())
     for stage in names:
@@ -83,7 +86,7 @@ def _tied(plan: Plan, modules: Mapping[int, nn.Module], names: Mapping[int, str]
                     f"`tied` has {shown}, but stage {stage} has no parameter `{name}`"
                 )
             here[id(weight)] = weight
-    return Copies(
+    return SharedWeights(
         f"the tied {shown}",
         [tuple(here.values())] if here else [],
         _ranks(plan, by_piece),
@@ -93,18 +96,19 @@ def _tied(plan: Plan, modules: Mapping[int, nn.Module], names: Mapping[int, str]
 
 def _replicas(
     plan: Plan, modules: Mapping[int, nn.Module], number: int, taken: Container[int]
-) -> Copies:
+) -> SharedWeights:
     """The weights of one stage of the first pipeline, and of its replicas in the others."""
     # A rank that has two replicas may have them in one module.
     mine = {
         id(module): module for stage, module in modules.items() if _piece(plan, stage) == number
     }
     copies = [
-        [each for each in module.parameters() if id(each) not in taken] for module in mine.values()
+        [weight for weight in module.parameters() if id(weight) not in taken]
+        for module in mine.values()
     ]
-    if len({len(each) for each in copies}) > 1:
+    if len({len(copy) for copy in copies}) > 1:
         raise PipelineError(f"the replicas of stage {number} on this rank have different weights")
-    return Copies(
+    return SharedWeights(
         f"the replicas of stage {number}", list(zip(*copies, strict=True)), _ranks(plan, [number])
     )
 
@@ -123,37 +127,43 @@ def _check_the_others(plan: Plan, modules: Mapping[int, nn.Module], taken: Conta
 
 
 def _piece(plan: Plan, stage: int) -> int:
-    """The stage of the first pipeline that a stage is, or is a replica of."""
+    """The number of a stage in its pipeline: replicas have the same."""
     return stage - plan.layout.pipeline_of[stage].start
 
 
 def _ranks(plan: Plan, pieces: Iterable[int]) -> list[int]:
     return sorted(
-        {plan.placement[each.start + piece] for each in plan.layout.pipelines for piece in pieces}
+        {
+            plan.placement[pipeline.start + piece]
+            for pipeline in plan.layout.pipelines
+            for piece in pieces
+        }
     )
 
 
-def check_copies(copies: Sequence[Copies], ranks: Ranks, watchdog: Watchdog) -> None:
+def check_shared_weights(
+    shared: Sequence[SharedWeights], processes: Processes, watchdog: Watchdog
+) -> None:
     """Compare all copies of weights, on all ranks; PipelineError if some are not alike."""
-    several = [each for each in copies if each.are_shared or ranks.replicas.are_several]
-    found = watchdog.gather(
-        json.dumps({each.name: each.looks() for each in several}), "compared no weights"
-    )
+    several = [each for each in shared if each.are_shared or processes.replicas.are_several]
+    own = {weights.name: weights.fingerprints() for weights in several}
+    found = watchdog.gather(json.dumps(own), "compared no weights")
     first: dict[str, tuple[int, object]] = {}
     for rank, theirs in found.items():
-        for name, look in (
-            (name, look) for name, looks in json.loads(theirs).items() for look in looks
+        for name, fingerprint in (
+            (name, copy) for name, copies in json.loads(theirs).items() for copy in copies
         ):
-            other, expected = first.setdefault(name, (rank, look))
-            if look != expected:
-                where = " and on ".join(dict.fromkeys([ranks.name(other), ranks.name(rank)]))
+            other, expected = first.setdefault(name, (rank, fingerprint))
+            if fingerprint != expected:
+                names = [processes.name(other), processes.name(rank)]
+                where = " and on ".join(dict.fromkeys(names))
                 raise PipelineError(
                     f"{name} on {where} differ: they must begin with the same weights"
                 )
 
 
 def _bits(tensor: Tensor) -> int:
-    """The sum of its bits, as integers: another order of additions does not change it."""
+    """The sum of a tensor's bits, as integers: so the order of additions does not change it."""
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}.get(
         tensor.element_size(), torch.uint8
     )

@@ -22,8 +22,8 @@ def clock_offset(of: int) -> float:
     """What to add to this rank's `time.perf_counter()` for that of rank `of`; all ranks ask
     together.
 
-    An answer is taken to be from half way between question and answer (Cristian 1989), so it is off
-    by less than half of the quickest round trip.
+    The answer is taken for the time half way between question and answer (Cristian 1989), so it is
+    off by less than half of the quickest round trip.
     """
     rank = dist.get_rank()
     offset = 0.0
@@ -48,15 +48,15 @@ def clock_offset(of: int) -> float:
 
 
 def aligned(ranks: Sequence[Sequence[Bar]], offsets: Sequence[float]) -> list[Traced]:
-    """The bars of all ranks in one clock, with times in microseconds from the first start, to the
-    nanosecond.
+    """The bars of all ranks by one clock: microseconds since the first of them, rounded to
+    nanoseconds.
     """
     starts = [
         (rank, bar, bar.start + offsets[rank]) for rank, bars in enumerate(ranks) for bar in bars
     ]
     first = min((start for _, _, start in starts), default=0.0)
     found = []
-    for rank, bar, start in sorted(starts, key=lambda each: each[2]):
+    for rank, bar, start in sorted(starts, key=lambda entry: entry[2]):
         begin = round((start - first) * 1e6, 3)
         found.append(
             (rank, bar._replace(start=begin, end=round(begin + (bar.end - bar.start) * 1e6, 3)))

@@ -1,0 +1,124 @@
+"""The stages that a rank has, and the parts that they and the walk need for a plan."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from schedlang.plan.plan import Plan
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.gradients.clipping import UpdateClip
+from schedlang.runtime.gradients.shared_weights import SharedWeights
+from schedlang.runtime.gradients.sums import SharedSums, stage_sums
+from schedlang.runtime.gradients.updates import replica_updates
+from schedlang.runtime.part import Part
+from schedlang.runtime.setup import Setup
+from schedlang.runtime.stage.offload import Offload
+from schedlang.runtime.stage.shards import Shards, is_sharded
+from schedlang.runtime.stage.skips import Skip, Skips
+from schedlang.runtime.stage.slices import Past
+from schedlang.runtime.stage.stage import Loss, Stage, StagePlan
+from schedlang.runtime.stage.versions import WeightVersions, versions_of
+from schedlang.runtime.transport.processes import Processes
+from schedlang.runtime.transport.wire import Wire
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout
+
+
+def build_stages(
+    plan: Plan, processes: Processes, setup: Setup, device: torch.device
+) -> dict[int, Stage]:
+    """The stages of a rank; those that follow one another share what passes between them."""
+    layout = plan.layout
+    scale = setup.loss_scale
+    if scale is None:
+        scale = layout.updates / layout.microbatches / len(processes.replicas.processes)
+    versions = versions_of(plan, processes.own, setup.modules)
+    skips = _skips(layout)
+    stages = dict[int, Stage]()
+    for number, module in sorted(setup.modules.items()):
+        loss = None
+        if setup.loss_fn is not None and layout.is_last(number):
+            loss = Loss(setup.loss_fn, scale / layout.slices)
+        parts = _parts_of_stage(plan, number, versions.get(number), skips)
+        offloaded = plan.microbatches_with(Kind.OFFLOAD, number)
+        if offloaded:
+            # The last one, which keeps hold of nothing that the others hold anyway.
+            parts.append(Offload(number, module, device, offloaded))
+        if is_sharded(module):
+            _check_sharded(number, parts)
+        stages[number] = Stage(
+            StagePlan.of(plan, number),
+            module,
+            device,
+            loss=loss,
+            optimizer=setup.optimizers.get(number),
+            parts=parts,
+        )
+    for number, stage in stages.items():
+        if number + 1 in stages and not layout.is_last(number):
+            stage.pass_to(stages[number + 1])
+    return stages
+
+
+def build_parts(
+    plan: Plan,
+    setup: Setup,
+    stages: Mapping[int, Stage],
+    shared: Sequence[SharedWeights],
+    wire: Wire,
+) -> list[Part]:
+    """The parts that are not of one stage alone. All ranks build them together, in this order."""
+    updates = replica_updates(plan, stages, wire)
+    parts: list[Part] = []
+    if setup.max_norm is not None:
+        parts.append(UpdateClip(plan, setup.max_norm, stages, wire))
+    parts += stage_sums(stages, shared, wire)
+    parts += updates
+    if any(map(is_sharded, setup.modules.values())):
+        parts.append(Shards(setup.modules, setup.max_gathered))
+    # Replicas whose updates are in the plan have made their sums by the end of a step.
+    parts.append(SharedSums([] if updates else shared, wire))
+    return parts
+
+
+def _parts_of_stage(
+    plan: Plan, number: int, versions: WeightVersions | None, skips: Mapping[int, Skip]
+) -> list[Part]:
+    """A module that has slices and skips returns `(output, {stage: value}), past`: so slices come
+    first.
+    """
+    layout = plan.layout
+    parts: list[Part] = []
+    if versions is not None:
+        parts.append(versions)
+    if layout.slices > 1:
+        parts.append(Past(number, layout.slices))
+    ends = layout.skip_stages.items()
+    before = [skips[skip] for skip, (_, later) in ends if later == number]
+    after = [skips[skip] for skip, (earlier, _) in ends if earlier == number]
+    if before or after:
+        parts.append(Skips(number, before, after))
+    return parts
+
+
+def _skips(layout: Layout) -> dict[int, Skip]:
+    """The skips of a plan, by their numbers."""
+    found: dict[int, Skip] = {}
+    for number, (earlier, later) in layout.skip_stages.items():
+        start = layout.pipeline_of[earlier].start
+        what = f"what stage {earlier} returns for stage {later}"
+        found[number] = Skip(number, earlier - start, later - start, what)
+    return found
+
+
+def _check_sharded(number: int, parts: Sequence[Part]) -> None:
+    """Whether the parts of a stage go together with sharded weights; PipelineError if not."""
+    for part in parts:
+        if isinstance(part, WeightVersions):
+            raise PipelineError(
+                f"stage {number} is sharded, so it cannot read older versions of its weights yet"
+            )
+        if isinstance(part, Offload):
+            raise PipelineError(
+                f"stage {number} is sharded, so its activations cannot be offloaded yet"
+            )

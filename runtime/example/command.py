@@ -1,0 +1,163 @@
+"""The command `-m schedlang.runtime`, which trains a small GPT with a plan: its options, and what
+it reports in the end.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from schedlang.cli.main import count, param
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.plan.plan import Plan
+from schedlang.report.measured import run_of
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.example.checkpoint_folder import CheckpointFolder, find_checkpoints
+from schedlang.runtime.example.collective import join, leave, linked, together
+from schedlang.runtime.example.corpus import read_corpus
+from schedlang.runtime.example.gpt import BLOCKS
+from schedlang.runtime.example.plan_source import share_plan
+from schedlang.runtime.example.reference import train_reference
+from schedlang.runtime.example.report import TOLERANCE, compare, print_header, report, total_losses
+from schedlang.runtime.example.trace import aligned, write_trace
+from schedlang.runtime.example.train import Training, train
+from schedlang.runtime.example.workload import Workload
+from schedlang.runtime.watch.watchdog import say
+
+
+def main() -> NoReturn:
+    """Train, report, with `--check` compare, and exit: 1 if the comparison fails."""
+    options = _options()
+    if "OMP_NUM_THREADS" not in os.environ:
+        # The ranks are the parallel part.
+        torch.set_num_threads(1)
+    workload, checkpoints = _start(options)
+    # The rank of the last stage has the losses, so it does the talking.
+    writer = workload.plan.placement[-1]
+    if dist.get_rank() == writer:
+        print_header(workload)
+    try:
+        training = train(workload, options.steps, options.timeout, checkpoints)
+    except PipelineError as error:
+        say(str(error))
+        leave(1)
+    if training.first >= options.steps:
+        if dist.get_rank() == writer:
+            print(f"nothing is left to do: `{options.checkpoint}` has step {training.first}")
+        leave(0)
+    found: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == writer else None
+    right = [True]
+    with linked("after the training"):
+        dist.gather_object(training, found, dst=writer)
+    if found is not None:
+        right = [_conclude(workload, options, found)]
+    with linked("after the training"):
+        dist.broadcast_object_list(right, src=writer)
+        dist.barrier()
+        dist.destroy_process_group()
+    leave(0 if right[0] else 1)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="torchrun --nproc-per-node N -m schedlang.runtime",
+        description="Train a small GPT, on the source of Python's standard library, with N ranks.",
+    )
+    help = "a program, compiled for N ranks; or a plan for N ranks, from `schedc compile -o`"
+    parser.add_argument("file", type=Path, metavar="FILE", help=help)
+    help = "set a parameter of the program"
+    parser.add_argument(
+        "-p",
+        dest="params",
+        action="append",
+        default=[],
+        type=param,
+        metavar="NAME=VALUE",
+        help=help,
+    )
+    parser.add_argument("--steps", type=count, default=20, help="how many updates (default: 20)")
+    parser.add_argument(
+        "--check", action="store_true", help="compare with the same training in one process"
+    )
+    help = "train so many replicas of the plan, each with batches of its own (default: 1)"
+    parser.add_argument("--replicas", type=count, default=1, help=help)
+    help = "write what the last steps of the first replica did and when, for ui.perfetto.dev"
+    parser.add_argument("--trace", type=Path, metavar="FILE", help=help)
+    help = "resume from the newest checkpoint in a folder, and write more there"
+    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help=help)
+    parser.add_argument(
+        "--every",
+        type=count,
+        default=10,
+        help="how many updates from one to the next (default: 10)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: 0)")
+    parser.add_argument(
+        "--timeout", type=float, default=60, help="seconds that a rank waits at most (default: 60)"
+    )
+    return parser.parse_args()
+
+
+def _start(options: argparse.Namespace) -> tuple[Workload, CheckpointFolder | None]:
+    """Join the other processes, and find out what is to be done. If that fails for one process, all
+    end.
+    """
+    group = join(options.timeout)
+    plan = share_plan(options.file, dict(options.params), options.replicas, group)
+    corpus = together(read_corpus, group)
+    checkpoints = (
+        find_checkpoints(options.checkpoint, options.every, plan, group)
+        if options.checkpoint
+        else None
+    )
+    layers = checkpoints.layers if checkpoints else 0
+    blocks = layers - 2 if layers else max(BLOCKS, plan.layout.pieces)
+    at_once = min(options.steps, options.every) if checkpoints else options.steps
+    plan = together(lambda: _for_updates(plan, at_once), group)
+    return Workload(plan, corpus, blocks, options.seed, options.replicas), checkpoints
+
+
+def _for_updates(plan: Plan, updates: int) -> Plan:
+    """The plan of a schedule without a flush for so many updates, or those that it shows."""
+    try:
+        return plan.for_updates(max(updates, plan.layout.updates)) if plan.kernels else plan
+    except ValueError as error:
+        raise PipelineError(str(error)) from None
+
+
+def _conclude(workload: Workload, options: argparse.Namespace, found: list[Training]) -> bool:
+    """Print what came out, and the same as one line of JSON; gives whether it is right, as far as
+    was compared.
+    """
+    ranks = found[: len(workload.plan.ranks)]
+    bars = [[bar for step in (*rank.recorded, *rank.messages) for bar in step] for rank in ranks]
+    actions = aligned(bars, [training.offset for training in ranks])
+    figures = report(workload, run_of(workload.plan, actions), found)
+    if options.trace:
+        try:
+            write_trace(options.trace, workload.plan, actions)
+        except CompileError as error:
+            say(str(error))
+            return False
+    right = True
+    if options.check:
+        losses = total_losses(found)
+        first = found[0].first
+        print(f"training again in one process, {first + len(losses)} steps", flush=True)
+        errors = compare(found, losses, train_reference(workload, first + len(losses)))
+        figures = errors | figures
+        right = max(errors.values()) <= TOLERANCE
+    print(json.dumps(figures), flush=True)
+    return right
+
+
+def run() -> NoReturn:
+    """The whole command; interrupted, it ends with the exit code of a shell's."""
+    try:
+        main()
+    except KeyboardInterrupt:
+        leave(130)

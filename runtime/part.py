@@ -1,0 +1,166 @@
+"""The port through which parts are added to a stage, and to the walk over the plan.
+
+By itself a stage runs its module forward and backward, and the walk makes the plan's actions one
+after the other. All else is a part, and of one type: slices, skips, older versions of the weights,
+copies to the host, sharded weights, sums over replicas, clipping. A part fills in those of these
+moments that it needs:
+
+    a step    begin_step ──────► the plan's actions ──────► end_step
+    F, R      before_forward ──► the module runs ─────────► after_forward
+    B, I      before_backward ─► autograd runs ───────────► after_backward
+    U         before_update ───► the optimizer steps ─────► after_update
+
+What a part adds to the plan's actions is bound once, when the pipeline is built: `ops` that it does
+itself, `boxes` of messages that it takes and gives, and `calls` before and after actions. So a part
+that is not there costs nothing.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from attrs import define, frozen
+from torch import Tensor
+
+from schedlang.plan.plan import Plan
+from schedlang.runtime.stage.values import Value
+from schedlang.schedule.kinds import Kind
+
+#: Kind, stage and microbatch.
+Op = tuple[Kind, int, int]
+
+#: What does an op, by its kind and stage: it is called with the microbatch, `U` with the update.
+Ops = Mapping[tuple[Kind, int], Callable[[int], None]]
+
+#: Where messages come from and go to, by microbatch: for each kind of transfer, and its number.
+Boxes = Mapping[tuple[Kind, int], dict[int, Any]]
+
+
+class When(Enum):
+    """When an extra call is made: before the rank waits for what the action needs, or after the
+    action.
+    """
+
+    BEFORE, AFTER = range(2)
+
+
+@frozen
+class ExtraCall:
+    """A call before or after an action, by its index; one past the last action is the end of the
+    step.
+
+    Where the plan's own op is put off to this call, it is the `op`, and is recorded here.
+    """
+
+    index: int
+    when: When
+    call: Callable[[], None]
+    op: Op | None = None
+
+
+@define(eq=False)
+class Forward:
+    """One run of a stage's module on a microbatch: what goes in and what comes out.
+
+    A run has a graph if a backward follows it: F has one, or where the microbatch is recomputed,
+    R, which repeats it. An evaluation is never followed by a backward.
+    """
+
+    microbatch: int
+    input: Value
+    #: Keyword arguments of the module.
+    options: Mapping[str, Any]
+    has_graph: bool
+    is_repeated: bool = False
+    is_evaluation: bool = False
+    #: The module's parameters by name, where they are not its own.
+    weights: Mapping[str, Tensor] | None = None
+    #: Tensors that go in and get a gradient: those of the input first, then those of each part.
+    leaves: Sequence[Tensor] = ()
+    #: Values beside the input that are held until the backward in any case.
+    held: Sequence[Value] = ()
+    #: What the module runs in.
+    contexts: Sequence[AbstractContextManager[Any]] = ()
+    #: What the module has returned, of which each part takes its own; in the end the output.
+    returned: Value = None
+    #: Tensors that came out and have a gradient: those that parts took.
+    roots: Sequence[Tensor] = ()
+
+
+@define(eq=False)
+class Backward:
+    """One backward of a microbatch, from the gradients of its roots to those of its leaves."""
+
+    microbatch: int
+    roots: Sequence[Tensor]
+    #: Of the roots: those of the output first, then those that each part adds.
+    gradients: list[Tensor]
+    #: Those of the input first, then those that each part added.
+    leaves: Sequence[Tensor]
+    from_input: int
+    #: Of the leaves, None where nothing depends on one.
+    found: Sequence[Tensor | None] = ()
+    _taken: int = 0
+
+    def starts(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+        """The roots from which autograd starts, with their gradients: not those that only pass
+        through the stage.
+        """
+        if all(root.requires_grad for root in self.roots):
+            return self.roots, self.gradients
+        pairs = zip(self.roots, self.gradients, strict=True)
+        starts = [pair for pair in pairs if pair[0].requires_grad]
+        return [root for root, _ in starts], [gradient for _, gradient in starts]
+
+    def take(self, count: int) -> list[Tensor]:
+        """The gradients of the next leaves, for one who waits for them: zeros where nothing depends
+        on a leaf.
+        """
+        begin = self._taken
+        self._taken = end = begin + count
+        gradients = []
+        for index in range(begin, end):
+            gradient = self.found[index]
+            if gradient is None:
+                gradient = torch.zeros_like(self.leaves[index])
+            gradients.append(gradient)
+        return gradients
+
+
+class Part:
+    """A part of a stage, or of the walk. Every moment does nothing until a part fills it in."""
+
+    #: The plan's ops that it does, and its messages.
+    ops: Ops = MappingProxyType({})
+    boxes: Boxes = MappingProxyType({})
+
+    def calls(self, plan: Plan, rank: int) -> Iterable[ExtraCall]:
+        """What it does before and after the actions of this rank."""
+        return ()
+
+    def begin_step(self) -> None:
+        """A training step begins."""
+
+    def end_step(self) -> None:
+        """All actions of a training step are done."""
+
+    def before_forward(self, run: Forward) -> None:
+        """The module is about to run: add what it takes."""
+
+    def after_forward(self, run: Forward) -> None:
+        """The module has run: take what is this part's of what it returned."""
+
+    def before_backward(self, run: Backward) -> None:
+        """Autograd is about to run: add the gradients of what `after_forward` took."""
+
+    def after_backward(self, run: Backward) -> None:
+        """Autograd has run: take the gradients of what `before_forward` added."""
+
+    def before_update(self) -> None:
+        """The gradient of an update is whole."""
+
+    def after_update(self) -> None:
+        """The optimizer has made its step."""

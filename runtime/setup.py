@@ -1,0 +1,27 @@
+"""What a script gives to a pipeline beside the plan."""
+
+from collections.abc import Mapping
+
+import torch
+from attrs import frozen
+from torch import nn
+from torch.optim import Optimizer
+
+from schedlang.runtime.gradients.shared_weights import Tied
+from schedlang.runtime.stage.stage import LossFn
+
+
+@frozen(eq=False)
+class Setup:
+    """A rank's part of the model, and how to train it: the arguments of `Pipeline`, which says what
+    they mean.
+    """
+
+    modules: Mapping[int, nn.Module]
+    loss_fn: LossFn | None
+    optimizers: Mapping[int, Optimizer]
+    tied: Tied
+    loss_scale: float | None
+    transfer_dtype: torch.dtype | None
+    max_gathered: int | None
+    max_norm: float | None

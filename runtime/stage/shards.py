@@ -1,0 +1,127 @@
+"""The weights of stages that FSDP2 has sharded, gathered and let go of when the plan's order says
+so.
+
+FSDP gathers weights before a forward and a backward, and reduces gradients after a backward: in a
+pipeline, for each microbatch. Here its hooks find the weights gathered, and keep both them and the
+gradients:
+
+    UNSHARD ─► F F B F B … ─► REDUCE_GRAD ─► RESHARD
+
+`schedlang.ranks.shards` has the policy.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from torch import nn
+
+from schedlang.plan.plan import Plan
+from schedlang.ranks.shards import Does, shards
+from schedlang.runtime.part import ExtraCall, Part, When
+from schedlang.runtime.torch_private import fsdp_roots
+from schedlang.schedule.kinds import Kind
+
+
+class Shards(Part):
+    """The sharded stages of a rank, of which at most `max_gathered` are gathered at once, by
+    default all.
+    """
+
+    def __init__(self, modules: Mapping[int, nn.Module], max_gathered: int | None) -> None:
+        self._stages = {
+            number: ShardedModule(module)
+            for number, module in modules.items()
+            if is_sharded(module)
+        }
+        self._max_gathered = max_gathered or len(self._stages)
+
+    def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
+        """What the policy says, and what FSDP does around a backward that it does not see, W."""
+        actions = plan.ranks[rank]
+        policy = shards(actions, self._stages, self._max_gathered)
+        for index, steps in policy.before.items():
+            for does, number in steps:
+                call = partial(self._stages[number].do, does)
+                yield ExtraCall(index, When.BEFORE, call)
+        for index, (kind, number) in enumerate(zip(actions.kind, actions.stage, strict=True)):
+            if kind == Kind.W and number in self._stages:
+                module = self._stages[number]
+                yield ExtraCall(index, When.BEFORE, module.wait)
+                yield ExtraCall(index, When.AFTER, module.end_backward)
+        for index, steps in policy.after.items():
+            for does, number in steps:
+                call = partial(self._stages[number].do, does)
+                yield ExtraCall(index, When.AFTER, call)
+
+
+class ShardedModule:
+    """The parts of a stage's module that `fully_shard` has sharded, in the hands of a pipeline."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._parts = _sharded_parts(module)
+        #: The gathers that have begun, one for each part.
+        self._gathers: list[Any] = []
+        for part in self._parts:
+            with suppress(AssertionError):  # of `replicate`, which has no shards to go back to
+                part.set_reshard_after_forward(False, recurse=False)
+            part.set_reshard_after_backward(False, recurse=False)
+        self._reduce_in_backward(False)
+
+    def do(self, does: Does) -> None:
+        """One of the steps of the policy."""
+        match does:
+            case Does.UNSHARD:
+                self.unshard()
+            case Does.RESHARD:
+                self.reshard()
+            case Does.REDUCE_GRAD:
+                self.reduce()
+
+    def unshard(self) -> None:
+        """Begin to gather the weights; FSDP's hooks wait for each part when it is used."""
+        self._gathers = [part.unshard(async_op=True) for part in self._parts]
+
+    def wait(self) -> None:
+        """Wait until all weights are gathered."""
+        for gather in self._gathers:
+            gather.wait()
+
+    def reshard(self) -> None:
+        """Let go of the gathered weights, also of a part that nothing has used."""
+        self.wait()
+        for part in self._parts:
+            part.reshard()
+
+    def reduce(self) -> None:
+        """Reduce the gradients, which then add up in those of the shards."""
+        self._reduce_in_backward(True)
+        self.end_backward()
+        self._reduce_in_backward(False)
+
+    def end_backward(self) -> None:
+        """What FSDP does at the end of a backward."""
+        for end in fsdp_roots(self._parts):
+            end()
+
+    def _reduce_in_backward(self, now: bool) -> None:
+        """Whether the end of a backward is the last one, after which gradients are reduced."""
+        for part in self._parts:
+            part.set_requires_gradient_sync(now, recurse=False)
+            part.set_is_last_backward(now)
+
+
+def is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP2 has sharded a part of a module."""
+    return bool(_sharded_parts(module))
+
+
+def _sharded_parts(module: nn.Module) -> list[Any]:
+    # If nothing has imported FSDP, nothing is sharded; to import it for the question alone would
+    # take a second.
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return []
+    return [part for part in module.modules() if isinstance(part, fsdp.FSDPModule)]

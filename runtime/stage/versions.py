@@ -1,0 +1,174 @@
+"""The versions of a stage's weights, for schedules whose gradients are late (PipeDream-2BW, arXiv
+2006.09503).
+
+Version v is what the weights are after v updates. With a delay of d, the microbatches of update k
+read version max(k - d, 0), and the update starts from version k; so d + 1 versions are held:
+
+    delay 1     update          0     1     2     3
+                reads version   0     0     1     2
+                makes version   1     2     3     4
+
+The module's own parameters are the newest version. No graph is made with them: a forward runs with
+leaves that share the memory of their version, and a backward adds to the gradients of these leaves.
+So versions can change places in memory without autograd's knowing: it would not notice every change
+of a weight between forward and backward, least of all one by a fused optimizer.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from schedlang.plan.plan import Plan
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.part import Forward, Part
+from schedlang.schedule.kinds import Kind
+
+
+class WeightVersions(Part):
+    """The weights of one stage, by version. `per_update` is the number of microbatches of an
+    update.
+    """
+
+    def __init__(self, module: nn.Module, delay: int, per_update: int) -> None:
+        self._parameters = {
+            name: weight for name, weight in module.named_parameters() if weight.requires_grad
+        }
+        self._delay = delay
+        self._per_update = per_update
+        #: Updates done; those done before this step; and whether the next one has begun.
+        self._updates = 0
+        self._before = 0
+        self._has_begun = False
+        self._versions = {0: self._newest()}
+
+    def begin_step(self) -> None:
+        """Microbatches are numbered from 0 in every step."""
+        self._before = self._updates
+
+    def before_forward(self, run: Forward) -> None:
+        """Let the module read the version that the microbatch's update reads; an evaluation reads
+        the newest one, which is the module's own.
+        """
+        if not run.is_evaluation:
+            update = self._before + run.microbatch // self._per_update
+            run.weights = self._versions[self._version_read(update)]
+
+    def before_update(self) -> None:
+        """Give the module's parameters the gradient of the update, which was made at the version
+        that its microbatches read; and keep their memory for that version.
+
+        Where replicas sum their gradients, the sum asks for that first, and `U` once more.
+        """
+        if self._has_begun:
+            return
+        self._has_begun = True
+        for name, leaf in self._versions[self._version_read(self._updates)].items():
+            self._parameters[name].grad = leaf.grad
+            leaf.grad = None
+        # The memory of a version that nothing reads any more is used again for the next one.
+        free = self._versions.pop(self._updates - self._delay, None)
+        for name, parameter in self._parameters.items():
+            memory = torch.empty_like(parameter.data) if free is None else free[name].data
+            parameter.data = memory.copy_(parameter.data)
+
+    def after_update(self) -> None:
+        """There is a new version."""
+        self._has_begun = False
+        self._updates += 1
+        self._versions[self._updates] = self._newest()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a checkpoint needs beside the module's weights: the number of updates, and the older
+        versions.
+        """
+        older = [self._versions[version] for version in sorted(self._versions)[:-1]]
+        copies = [
+            {name: leaf.detach().clone() for name, leaf in version.items()} for version in older
+        ]
+        return {"updates": self._updates, "older": copies}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint was made, whose weights the module has by now."""
+        self._updates = state["updates"]
+        older = state["older"]
+        fits = all(weights.keys() == self._parameters.keys() for weights in older)
+        if not fits or len(older) != min(self._delay, self._updates):
+            raise PipelineError(
+                "the checkpoint is not of a stage with such weights, or such a delay"
+            )
+        first = self._updates - len(older)
+        self._versions = {
+            version: _leaves({name: weight.clone() for name, weight in weights.items()})
+            for version, weights in enumerate(older, first)
+        }
+        self._versions[self._updates] = self._newest()
+
+    def _version_read(self, update: int) -> int:
+        return max(update - self._delay, 0)
+
+    def _newest(self) -> dict[str, Tensor]:
+        return _leaves({name: weight.data for name, weight in self._parameters.items()})
+
+
+def _leaves(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    # `data` counts its own changes in place. They are parameters, or their backward is not split.
+    return {name: nn.Parameter(tensor.data) for name, tensor in tensors.items()}
+
+
+def versions_of(
+    plan: Plan, rank: int, modules: Mapping[int, nn.Module]
+) -> dict[int, WeightVersions]:
+    """The versions of the weights of the stages that read late ones; stages that are one module,
+    which are replicas, have them together.
+    """
+    found = dict[int, WeightVersions]()
+    behind = delays(plan, rank)
+    first: dict[int, tuple[int, int, int]] = {}
+    for number, module in modules.items():
+        delay = behind[number]
+        per_update = plan.layout.units(number) // plan.layout.updates
+        known = first.setdefault(id(module), (number, delay, per_update))
+        if known[1:] != (delay, per_update):
+            raise PipelineError(
+                f"stages {known[0]} and {number} are one module, but read other versions of its "
+                "weights"
+            )
+        if not delay:
+            continue
+        if known[0] == number:
+            found[number] = WeightVersions(module, delay, per_update)
+        else:
+            found[number] = found[known[0]]
+    return found
+
+
+def delays(plan: Plan, rank: int) -> dict[int, int]:
+    """For each stage of a rank, by how many updates the weights that its microbatches read are
+    behind.
+
+    PipelineError where it is not the same for all updates, but for the first ones, which read the
+    first version.
+    """
+    found: dict[int, int] = dict.fromkeys(plan.stages_of(rank), 0)
+    reads: set[tuple[int, int, int]] = set()
+    done = dict.fromkeys(found, 0)
+    actions = plan.ranks[rank]
+    ops = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+    for kind, stage, microbatch in ops:
+        if kind == Kind.U:
+            done[stage] += 1
+        elif kind == Kind.F:
+            rule = plan.weights_of(stage)
+            update = plan.layout.update_of(stage, microbatch)
+            version = plan.version_read(stage, microbatch, done[stage])
+            reads.add((stage, update, version))
+            found[stage] = max(found[stage], rule.delay, update - version)
+    for stage, update, version in sorted(reads):
+        if version != max(update - found[stage], 0):
+            raise PipelineError(
+                f"update {update} of stage {stage} reads version {version} of the weights, "
+                f"others are {found[stage]} updates behind"
+            )
+    return found

@@ -1,0 +1,140 @@
+"""All private parts of torch that the runtime uses, and why it does.
+
+Nothing else in the runtime reads a name of torch with an underscore in front. Each part is looked
+up when this module is imported, so a version of torch without one is refused at once, by name. Only
+what belongs to FSDP2 is looked up when a stage is sharded: its import takes a second.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge
+
+# Torch has no public functions for nested containers of tensors; its own `torch.export` and
+# `torch.func` flatten with these. They also know containers that other libraries have registered.
+from torch.utils._pytree import TreeSpec as TreeSpec
+from torch.utils._pytree import tree_flatten as tree_flatten
+from torch.utils._pytree import tree_unflatten as tree_unflatten
+
+
+def _private(owner: object, name: str) -> Any:
+    """A private attribute; ImportError where this version of torch does not have it."""
+    try:
+        return getattr(owner, name)
+    except AttributeError:
+        raise ImportError(
+            f"schedlang.runtime needs `{name}`, a private part of torch that torch "
+            f"{torch.__version__} does not have"
+        ) from None
+
+
+# --- The engine of autograd -----------------------------------------------------------------------
+#
+# `torch.autograd.backward` and `torch.autograd.grad` check their arguments and then call this
+# engine. The checks take 30 microseconds, as long as the backward of a small layer, and the runtime
+# makes several calls for each action.
+
+# Its arguments: outputs, their gradients, whether to keep the graph, whether to make a graph of the
+# backward, inputs, whether some of these may be unused, whether to add up in `.grad`.
+_run_engine = _private(_private(torch.autograd.Variable, "_execution_engine"), "run_backward")
+
+
+def run_backward(
+    outputs: Sequence[Tensor | GradientEdge],
+    gradients: Sequence[Tensor],
+    leaves: Sequence[Tensor] = (),
+) -> None:
+    """Add up gradients in `.grad` of some leaves, by default of all, as `torch.autograd.backward`
+    does.
+    """
+    _run_engine(tuple(outputs), tuple(gradients), False, False, tuple(leaves), True, True)
+
+
+def gradients_of(
+    inputs: Sequence[Tensor | GradientEdge],
+    outputs: Sequence[Tensor | GradientEdge],
+    gradients: Sequence[Tensor],
+    keep_graph: bool = False,
+    allow_unused: bool = False,
+) -> Sequence[Tensor | None]:
+    """The gradients of some inputs, as `torch.autograd.grad` gives them."""
+    found: Sequence[Tensor | None] = _run_engine(
+        tuple(outputs), tuple(gradients), keep_graph, False, tuple(inputs), allow_unused, False
+    )
+    return found
+
+
+# --- Functions under a TorchFunctionMode ----------------------------------------------------------
+#
+# A mode is given calls of these Python functions as a whole, and must be given the calls inside
+# them. Torch has no way to ask for that: their first lines hand the call to whatever mode is on. So
+# they are copied with a `has_torch_function` that always says no.
+
+
+def _body_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A Python function of torch without its first lines, which hand the call to a mode."""
+    assert isinstance(function, FunctionType)
+    if "has_torch_function" not in function.__globals__:
+        raise ImportError(
+            f"schedlang.runtime needs `{function.__name__}` to ask `has_torch_function`, which "
+            f"torch {torch.__version__} does not do"
+        )
+    names = function.__globals__ | {"has_torch_function": lambda _: False}
+    body = FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
+
+
+#: Functions that are no layers, but call some. A backward does so where a checkpoint is inside
+#: another one.
+BODIES = {
+    F.multi_head_attention_forward: _body_of(F.multi_head_attention_forward),
+    torch.autograd.backward: _body_of(torch.autograd.backward),
+}
+
+#: Whether a call is inside a transform of `torch.func`, whose tensors are not what they seem.
+is_transformed: Callable[[], bool] = _private(torch._C, "_are_functorch_transforms_active")
+
+
+# --- What a tensor knows about itself -------------------------------------------------------------
+
+for _name in ("_base", "_version"):
+    _private(Tensor, _name)
+
+
+def base_of(tensor: Tensor) -> Tensor:
+    """The tensor that this one is a view of, or itself; torch only prints it."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def changes_of(tensor: Tensor) -> int:
+    """How often a tensor has been changed in place; torch's notes on autograd name it `_version`,
+    and have no other way to ask.
+    """
+    return tensor._version
+
+
+# --- FSDP2 ----------------------------------------------------------------------------------------
+#
+# FSDP2 ends a backward in a callback of its root module, which waits for the reduced gradients. A
+# backward that FSDP has not seen, as a weight half, must call it by itself: there is no public call
+# that reduces gradients. Torch's own pipelining uses the same private one.
+
+
+def fsdp_roots(parts: Iterable[nn.Module]) -> list[Callable[[], None]]:
+    """Of some modules that FSDP2 has sharded, what the root ones do at the end of a backward.
+
+    FSDP decides in the first forward which modules are roots.
+    """
+    states = [_private(part, "_get_fsdp_state")() for part in parts]
+    return [
+        _private(state, "_root_post_backward_final_callback")
+        for state in states
+        if _private(state, "_is_root")
+    ]

@@ -1,0 +1,68 @@
+"""The heartbeats of ranks: what each of them does, which it writes to the process group's store
+several times a second.
+"""
+
+import json
+from collections.abc import Callable
+from math import inf
+from typing import Any
+
+from attrs import astuple, field, frozen
+
+_KEY = "heartbeat"
+
+
+@frozen
+class Heartbeat:
+    """What a rank does: its `action` by index, None outside of a step, and for how many seconds it
+    has been there.
+
+    `place` has it in words, as in ` at 1F0 (1f1b.sched:9)`. `waits_for` are the ranks at the other
+    ends of what it waits for. `ended` says that it will not go on.
+    """
+
+    step: int
+    action: int | None
+    waits_for: tuple[int, ...] = field(converter=tuple[int, ...])
+    seconds: float
+    place: str
+    ended: bool = False
+
+    @property
+    def progress(self) -> tuple[int, float]:
+        """How far the rank is, for comparison with replicas, which do the same."""
+        return self.step, inf if self.action is None else self.action
+
+
+class Heartbeats:
+    """The heartbeats of all ranks, which have a `name`; RuntimeError when the store is gone."""
+
+    def __init__(self, ranks: int, name: Callable[[int], str], store: Any) -> None:
+        self._ranks = ranks
+        self._name = name
+        self._store = store
+
+    def post(self, rank: int, heartbeat: Heartbeat) -> None:
+        """Write the heartbeat of this rank."""
+        self._store.set(f"{_KEY}/{rank}", json.dumps(astuple(heartbeat)))
+
+    def of(self, rank: int) -> Heartbeat | None:
+        """The last heartbeat of a rank."""
+        key = f"{_KEY}/{rank}"
+        return Heartbeat(*json.loads(self._store.get(key))) if self._store.check([key]) else None
+
+    def lines(self) -> list[str]:
+        """What each rank was doing when it ended, and for which ranks it waited."""
+        return [self.line(rank, self.of(rank)) for rank in range(self._ranks)]
+
+    def line(self, rank: int, heartbeat: Heartbeat | None) -> str:
+        """What a rank was doing, as far as its heartbeat tells."""
+        name = self._name(rank)
+        if heartbeat is None:
+            return f"{name} has built no pipeline"
+        if not heartbeat.ended:
+            return f"{name} was last seen{heartbeat.place}"
+        if not heartbeat.waits_for:
+            return f"{name} has been{heartbeat.place} for {heartbeat.seconds:.1f} s"
+        others = " or ".join(map(self._name, heartbeat.waits_for))
+        return f"{name} has waited {heartbeat.seconds:.1f} s for {others}{heartbeat.place}"

@@ -1,0 +1,115 @@
+"""Which package imports which. `make test` runs the contracts of pyproject.toml with `lint-imports`;
+here is what they leave open.
+"""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+CONTRACTS = PROJECT["tool"]["importlinter"]["contracts"]
+
+#: What may be imported where it is used, since it is an extra that not everybody installs, or
+#: slow to load and seldom needed.
+LATE_IMPORTS = {
+    "concurrent.futures": "starts with multiprocessing; only a check of many sizes needs it",
+    "difflib": "only a message about a misspelt name needs it",
+    "resvg_py": "the extra `png`",
+    "schedlang.advice.advice": "only a program that is wrong needs it",
+    "schedlang.files.documents": "loads yaml; only costs in a file need it",
+    "schedlang.proof.columnwise": "loads numpy; only large schedules need it",
+}
+
+
+def modules() -> Iterator[tuple[str, ast.Module]]:
+    """Every module of schedlang and of the runtime: its path and its syntax tree."""
+    for folder in ("schedlang", "runtime"):
+        for path in sorted((ROOT / folder).glob("**/*.py")):
+            yield path.relative_to(ROOT).as_posix(), ast.parse(path.read_text())
+
+
+def imported(node: ast.AST) -> list[str]:
+    """The modules that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+
+
+def test_the_contract_of_the_runtime_lists_all_of_it() -> None:
+    (contract,) = [each for each in CONTRACTS if each["name"].startswith("The runtime runs plans")]
+    runtime = {
+        f"schedlang.runtime.{path.stem}"
+        for path in (ROOT / "runtime").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    entrances = {"__init__", "__main__", "example"}
+    parts = {name for name in runtime if name.rpartition(".")[2] not in entrances}
+    assert set(contract["source_modules"]) == parts
+
+
+def test_the_contract_of_the_compiler_lists_all_of_it() -> None:
+    (contract,) = [each for each in CONTRACTS if each["name"].startswith("The compiler knows")]
+    parts = {
+        f"schedlang.{path.stem}"
+        for path in (ROOT / "schedlang").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    entrances = {"schedlang.__init__", "schedlang.__main__", "schedlang.runtime"}
+    assert set(contract["source_modules"]) == parts - entrances
+
+
+def test_imports_stand_at_the_top_of_a_module() -> None:
+    """The commands alone import what they need when they run, for a quick `schedc --help`."""
+    late = [
+        (path, name)
+        for path, tree in modules()
+        if not path.startswith("schedlang/cli/")
+        for function in ast.walk(tree)
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        for name in imported(node)
+        if not any(f"{name}.".startswith(f"{allowed}.") for allowed in LATE_IMPORTS)
+    ]
+    assert not late
+
+
+def test_a_pipeline_loads_nothing_of_the_compiler() -> None:
+    """Also what is imported by its name, which the contracts cannot see."""
+    command = "import schedlang.runtime, sys; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=True, timeout=120
+    )
+    loaded = set(run.stdout.split())
+    (contract,) = [each for each in CONTRACTS if each["name"].startswith("The runtime runs plans")]
+    assert "schedlang.runtime.pipeline" in loaded
+    assert not loaded & set(contract["forbidden_modules"])
+
+
+def test_the_compiler_loads_no_torch() -> None:
+    command = "import schedlang.cli.commands, schedlang.advice.compiling, sys; print(*sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = set(run.stdout.split())
+    assert "schedlang.compiler" in loaded
+    assert not loaded & {"torch", "schedlang.runtime"}
+
+
+def test_the_drawing_of_the_packages_is_current() -> None:
+    command = [sys.executable, str(ROOT / "tests" / "support" / "architecture_page.py")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    run = subprocess.run(
+        command, capture_output=True, text=True, check=True, timeout=60, env=environment
+    )
+    (drawn,) = re.findall(r"^```mermaid\n(.*?)^```", PAGE, re.M | re.S)
+    assert run.stdout == drawn, "run `make architecture`"
+    packages = set(re.findall(r"^    (\S+) -->", drawn, re.M)) | {"diagnostics"}
+    assert len(packages) <= 20
+    assert set(re.findall(r"^\| `([\w.]+)` \|", PAGE, re.M)) == packages

@@ -1,0 +1,57 @@
+"""The runtime reads plans; it loads nothing that writes them. And what private parts of torch it
+uses stands in one module.
+"""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+
+import schedlang.runtime
+
+#: The rooms of the compiler that a training has no use for.
+COMPILER = {"language", "passes", "lowering", "report", "cli", "compiler", "advice"}
+
+
+@pytest.mark.parametrize("module", ["schedlang.runtime", "schedlang.runtime.pipeline"])
+def test_a_training_loads_nothing_of_the_compiler(module: str) -> None:
+    script = f"import sys, {module}; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120
+    )
+    loaded = done.stdout.split()
+    assert "schedlang.runtime.pipeline" in loaded
+    rooms = {name.split(".")[1] for name in loaded if name.startswith("schedlang.")}
+    assert not rooms & COMPILER
+
+
+def private_names(path: Path) -> set[str]:
+    """The names with an underscore in front that a module reads of others than itself."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case (
+                ast.Attribute(value=ast.Name(id="self" | "cls" | "ctx"))
+                | ast.Attribute(value=ast.Call(func=ast.Name(id="super")))
+            ):
+                pass
+            case ast.Attribute(attr=name):
+                found.add(name)
+            case ast.ImportFrom(module=module, names=names) if module:
+                found.update([*module.split("."), *(each.name for each in names)])
+            case ast.Import(names=names):
+                found.update(part for each in names for part in each.name.split("."))
+    return {name for name in found if name.startswith("_")}
+
+
+def test_private_parts_of_torch_stand_in_one_module() -> None:
+    # `os._exit`, and what Python itself and named tuples have.
+    allowed = {"_exit", "_replace", "__cause__", "__dict__", "__getitem__", "__name__"}
+    (folder,) = schedlang.runtime.__path__
+    for path in Path(folder).rglob("*.py"):
+        found = private_names(path)
+        assert (found <= allowed) == (path.name != "torch_private.py"), path
