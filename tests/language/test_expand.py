@@ -8,7 +8,7 @@ from schedlang import CompileError, Source, compile
 from schedlang.language.claims import check_claims
 from schedlang.language.expand import expand
 from schedlang.language.imports import load
-from schedlang.proof.machine import prove
+from schedlang.proof.prove import prove
 from schedlang.schedule.schedule import Schedule
 
 
