@@ -36,7 +36,7 @@ def mutmut(*words: str) -> str:
 
 
 def outcomes() -> dict[str, str]:
-    """What became of each mutant, by its name: `schedlang.proof.network.xǁNetworkǁpost__mutmut_1`."""
+    """What became of each mutant, by its name: `schedlang.proof.graph.x_walk__mutmut_1`."""
     lines = (
         line.strip().rsplit(": ", 1) for line in mutmut("results", "--all", "true").splitlines()
     )
