@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
-from schedlang.ranks.norms import why_not
+from schedlang.proof.norms import why_not
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.processes import PIPELINE, Processes
 from schedlang.runtime.setup import Setup
