@@ -369,9 +369,7 @@ def test_a_command_imports_what_it_needs() -> None:
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())[
-        "project"
-    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert schedlang.__version__ == project["version"]
     with pytest.raises(SystemExit) as caught:
         main(["--version"])
