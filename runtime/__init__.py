@@ -6,6 +6,7 @@ it in this order:
     pipeline.py         `Pipeline`, one rank's part: the walk over the calls of a step
     calls.py            the plan's actions as calls, each bound once to all that it needs
     part.py             the port through which all else is added to a stage and to the walk
+    values.py           what passes between stages, and processes.py, which processes run the plan
     stage/              a stage: what F, B, I, W, R and U mean on a torch module, and its parts
     transport/          tensors between ranks
     gradients/          sums, norms and updates of gradients that stages or replicas share

@@ -9,7 +9,7 @@ from attrs import frozen
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.stage.stage import Stage
-from schedlang.runtime.stage.values import Value, ValueSpec, cut, flatten
+from schedlang.runtime.values import Value, ValueSpec, cut, flatten
 from schedlang.schedule.layout import Layout
 
 #: Keyword arguments of modules, by microbatch.

@@ -11,6 +11,7 @@ from schedlang.runtime.gradients.shared_weights import SharedWeights
 from schedlang.runtime.gradients.sums import SharedSums, stage_sums
 from schedlang.runtime.gradients.updates import replica_updates
 from schedlang.runtime.part import Part
+from schedlang.runtime.processes import Processes
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.offload import Offload
 from schedlang.runtime.stage.shards import Shards, is_sharded
@@ -18,7 +19,6 @@ from schedlang.runtime.stage.skips import Skip, Skips
 from schedlang.runtime.stage.slices import Past
 from schedlang.runtime.stage.stage import Loss, Stage, StagePlan
 from schedlang.runtime.stage.versions import WeightVersions, versions_of
-from schedlang.runtime.transport.processes import Processes
 from schedlang.runtime.transport.wire import Wire
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout

@@ -10,11 +10,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
-from schedlang.ranks.norms import why_not
+from schedlang.proof.norms import why_not
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.processes import PIPELINE, Processes
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.shards import is_sharded
-from schedlang.runtime.transport.processes import PIPELINE, Processes
 from schedlang.runtime.watch.watchdog import Watchdog
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.transports import NCCL, NCCL_EAGER, PORTABLE

@@ -26,7 +26,7 @@ from attrs import define, frozen
 from torch import Tensor
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.stage.values import Value
+from schedlang.runtime.values import Value
 from schedlang.schedule.kinds import Kind
 
 #: Kind, stage and microbatch.

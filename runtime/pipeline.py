@@ -44,6 +44,7 @@ from schedlang.runtime.gradients.shared_weights import (
     find_shared_weights,
 )
 from schedlang.runtime.part import Part
+from schedlang.runtime.processes import processes_of
 from schedlang.runtime.saving.checkpoint import (
     VERSIONS,
     Checkpoints,
@@ -53,12 +54,11 @@ from schedlang.runtime.saving.checkpoint import (
 from schedlang.runtime.saving.model_files import ModelPart, write_model
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.stage import LossFn
-from schedlang.runtime.stage.values import Value, join
 from schedlang.runtime.stage.versions import WeightVersions
 from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.precision import rounding_to
-from schedlang.runtime.transport.processes import processes_of
 from schedlang.runtime.transport.wire import Wire, warm_up
+from schedlang.runtime.values import Value, join
 from schedlang.runtime.watch.watchdog import BETWEEN, Watchdog
 from schedlang.schedule.actions import is_transfer, word
 from schedlang.schedule.forward_only import FORWARD, forward_only

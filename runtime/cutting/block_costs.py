@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from schedlang.runtime.cutting.model import blocks_of, with_only
-from schedlang.runtime.stage.values import Value, detached, flatten, with_gradients
 from schedlang.runtime.torch_private import run_backward
+from schedlang.runtime.values import Value, detached, flatten, with_gradients
 
 #: All blocks run in turn, so many times in a row, and so many turns; the fastest run of a block
 #: counts. The first run of a turn also pays for what torch sets up once, and in some turns the

@@ -22,8 +22,8 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime.cutting.partition import Partition, partition
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.gradients.shared_weights import Tied
-from schedlang.runtime.stage.values import Value, flatten
 from schedlang.runtime.torch_private import changes_of
+from schedlang.runtime.values import Value, flatten
 from schedlang.schedule.layout import Layout
 
 #: A model's blocks by their names, in the order in which it calls them.

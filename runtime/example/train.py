@@ -16,7 +16,7 @@ from schedlang.runtime.example.progress import Progress
 from schedlang.runtime.example.trace import clock_offset
 from schedlang.runtime.example.workload import Workload
 from schedlang.runtime.pipeline import Pipeline
-from schedlang.runtime.transport.processes import PIPELINE
+from schedlang.runtime.processes import PIPELINE
 from schedlang.schedule.timeline import Bar
 
 #: The most steps at the end that are recorded.

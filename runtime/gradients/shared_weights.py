@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.transport.processes import Processes
+from schedlang.runtime.processes import Processes
 from schedlang.runtime.watch.watchdog import Watchdog
 
 #: For each weight that is tied, its names by stage.

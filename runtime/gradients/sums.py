@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from schedlang.plan.plan import Plan
 from schedlang.runtime.gradients.shared_weights import SharedWeights
 from schedlang.runtime.part import ExtraCall, Part, When
+from schedlang.runtime.processes import Replicas
 from schedlang.runtime.stage.stage import Stage
-from schedlang.runtime.transport.processes import Replicas
 from schedlang.runtime.transport.wire import InFlight, Wire
 from schedlang.schedule.kinds import Kind
 

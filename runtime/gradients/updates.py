@@ -17,9 +17,9 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.gradients.sums import ReplicaSum
 from schedlang.runtime.part import ExtraCall, Part, When
+from schedlang.runtime.processes import Replicas
 from schedlang.runtime.stage.shards import is_sharded
 from schedlang.runtime.stage.stage import Stage
-from schedlang.runtime.transport.processes import Replicas
 from schedlang.runtime.transport.wire import Wire
 from schedlang.schedule.kinds import Kind
 

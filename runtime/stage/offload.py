@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from schedlang.runtime.part import Forward, Part
-from schedlang.runtime.stage.values import flatten
+from schedlang.runtime.values import flatten
 from schedlang.schedule.kinds import Kind
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
-from schedlang.runtime.stage.values import Value, detached, flatten, has_gradient, with_gradients
+from schedlang.runtime.values import Value, detached, flatten, has_gradient, with_gradients
 from schedlang.schedule.kinds import Kind
 
 

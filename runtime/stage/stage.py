@@ -30,8 +30,8 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Boxes, Forward, Ops, Part
 from schedlang.runtime.stage.split_backward import Split, has_reentrant_checkpoint, warn_of
-from schedlang.runtime.stage.values import Value, detached, flatten, has_gradient, with_gradients
 from schedlang.runtime.torch_private import run_backward
+from schedlang.runtime.values import Value, detached, flatten, has_gradient, with_gradients
 from schedlang.schedule.kinds import Kind
 
 #: Loss of one microbatch: a scalar, from the last stage's output and the targets.

@@ -12,7 +12,6 @@ import torch
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.stage.values import Value
 from schedlang.runtime.transport.messages import (
     ActivationReceive,
     ActivationSend,
@@ -24,6 +23,7 @@ from schedlang.runtime.transport.messages import (
 )
 from schedlang.runtime.transport.precision import Rounding
 from schedlang.runtime.transport.wire import InFlight, Wire
+from schedlang.runtime.values import Value
 from schedlang.schedule.kinds import Kind
 
 # A user's script may send messages of its own, which have tag 0 by default.

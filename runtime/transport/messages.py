@@ -15,9 +15,9 @@ from attrs import define, field
 from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.stage.values import Value, ValueSpec, flatten, has_gradient, unflatten
 from schedlang.runtime.transport.precision import Rounding, WireFormat
 from schedlang.runtime.transport.wire import InFlight, Wire
+from schedlang.runtime.values import Value, ValueSpec, flatten, has_gradient, unflatten
 
 
 @define(eq=False)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import LostRank
-from schedlang.runtime.transport.processes import Processes, Replicas
+from schedlang.runtime.processes import Processes, Replicas
 from schedlang.runtime.watch.watchdog import GRACE, Watchdog
 from schedlang.schedule.actions import is_transfer
 

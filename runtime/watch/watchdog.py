@@ -29,7 +29,7 @@ import torch.distributed as dist
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import LostRank, PipelineError
-from schedlang.runtime.transport.processes import Processes
+from schedlang.runtime.processes import Processes
 from schedlang.runtime.watch.heartbeats import Heartbeat, Heartbeats
 from schedlang.runtime.watch.signals import SignalListener
 from schedlang.runtime.watch.store import (

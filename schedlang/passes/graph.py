@@ -1,14 +1,15 @@
 """The ops of a schedule as a graph, for passes that look for a better order of each rank's ops."""
 
-from collections import deque
+from functools import cached_property
 from itertools import accumulate
-from math import inf
 
 import numpy as np
 from attrs import define, evolve, field
 
 from schedlang.proof.edges import latencies
+from schedlang.proof.graph import Items
 from schedlang.schedule.actions import Actions, is_copy, is_transfer
+from schedlang.schedule.columns import Floats, Ints
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 
@@ -20,7 +21,7 @@ Orders = list[list[int]]
 Row = tuple[int, int, int, int, int]
 
 
-@define
+@define(slots=False)
 class Graph:
     """A node is an op, or ops that overlap, of a schedule that can run; nodes are numbers, which
     index these lists.
@@ -121,31 +122,34 @@ class Graph:
         """The schedule's order without its weight gradients."""
         return [[node for node in order if self.kind[node] != Kind.W] for order in self.order]
 
+    @cached_property
+    def _edges(self) -> tuple[Ints, Ints, Floats]:
+        """What waits for what, and how long after: nodes, those that they need, and latencies."""
+        edges = [(user, maker) for user, needs in enumerate(self.needs) for maker, _ in needs]
+        users, makers = np.array(edges, np.int64).reshape(-1, 2).T
+        latency = np.array([latency for needs in self.needs for _, latency in needs])
+        return users, makers, latency
+
     def ends(self, orders: Orders) -> list[float]:
         """When each node ends if ranks follow some orders; nothing where these cannot run."""
-        ends = [inf] * len(self.ops)
-        free = [0.0] * len(orders)
-        position = [0] * len(orders)
-        waiting: dict[int, list[int]] = {}
-        ready = deque(range(len(orders)))
-        while ready:
-            rank = ready.popleft()
-            order = orders[rank]
-            while position[rank] < len(order):
-                node = order[position[rank]]
-                now = free[rank]
-                for need, latency in self.needs[node]:
-                    now = max(now, ends[need] + latency)
-                    if now == inf:
-                        waiting.setdefault(need, []).append(rank)
-                        break
-                else:
-                    ends[node] = free[rank] = now + self.time[node]
-                    position[rank] += 1
-                    ready.extend(waiting.pop(node, ()))
-                    continue
-                break
-        return [] if inf in ends else ends
+        if sum(map(len, orders)) < len(self.ops):
+            return []
+        thread = np.empty(len(self.ops), np.int64)
+        place = np.empty(len(self.ops), np.int64)
+        for rank, order in enumerate(orders):
+            thread[order] = rank
+            place[order] = np.arange(len(order))
+        users, makers, latency = self._edges
+        is_far = thread[users] != thread[makers]
+        if not (is_far | (place[makers] < place[users])).all():
+            return []
+        items = Items()
+        items.add(thread, place, np.array(self.time))
+        # What comes before on the same rank is waited for only where it takes its time to arrive.
+        waited = is_far | (latency > 0)
+        items.wait(users[waited], makers[waited], latency[waited])
+        graph = items.graph()
+        return graph.ends.tolist() if graph.is_whole else []
 
     def objective(self, orders: Orders, ends: list[float]) -> float:
         """What the schedule's passes minimise, of an execution; see `Timeline`."""

@@ -24,7 +24,6 @@ LATE_IMPORTS = {
     "resvg_py": "the extra `png`",
     "schedlang.advice.advice": "only a program that is wrong needs it",
     "schedlang.files.documents": "loads yaml; only costs in a file need it",
-    "schedlang.proof.columnwise": "loads numpy; only large schedules need it",
 }
 
 

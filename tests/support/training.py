@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 import torch.distributed as dist
 from attrs import frozen
 
-from schedlang.runtime.__main__ import main
+from schedlang.runtime.example.command import main
 from tests.support.forks import fork, print_to, read, write
 from tests.support.ranks import Run
 

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from schedlang import Plan, Source, compile, read_source, simulate
-from schedlang.ranks.norms import put_off, why_not
+from schedlang.proof.norms import why_not
+from schedlang.ranks.norms import put_off
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.kinds import Kind
 from tests.support.paths import PROGRAMS
