@@ -3,7 +3,7 @@
 import pickle
 
 import pytest
-from schedlang.proof.machine import prove
+from schedlang.proof.prove import prove
 
 from schedlang import CompileError, Source, compile
 from schedlang.language.claims import check_claims
