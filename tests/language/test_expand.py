@@ -3,12 +3,12 @@
 import pickle
 
 import pytest
-from schedlang.proof.prove import prove
 
 from schedlang import CompileError, Source, compile
 from schedlang.language.claims import check_claims
 from schedlang.language.expand import expand
 from schedlang.language.imports import load
+from schedlang.proof.prove import prove
 from schedlang.schedule.schedule import Schedule
 
 
