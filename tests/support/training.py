@@ -15,7 +15,7 @@ from tempfile import mkdtemp
 import torch.distributed as dist
 from attrs import frozen
 
-from schedlang.runtime.example.command import main
+from schedlang.runtime.example.command import run
 from tests.support.forks import fork, print_to, read, write
 from tests.support.ranks import Run
 
@@ -80,4 +80,4 @@ def rank_main(rank: int, ranks: int, port: Path, arguments: list[str]) -> None:
 def module_main(arguments: list[str]) -> None:
     """`python -m schedlang.runtime`."""
     sys.argv = ["schedlang.runtime", *arguments]
-    main()
+    run()
