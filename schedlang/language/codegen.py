@@ -82,13 +82,14 @@ def _generate(
     order = next(item for item in tree.items if isinstance(item, syntax.Rank | syntax.Repeated))
     codegen.notes_variables = notes_variables
     program = "\n".join(codegen.program(order))
+    words = {site.word for site in codegen.sites.values()}
     sites = Sites(
         codegen.sites,
         codegen.claims,
         frozenset(codegen.parts),
         codegen.has_slices,
-        splits_backward(tree),
-        writes_halves(tree),
+        splits_backward(tree, words),
+        writes_halves(tree, words),
         codegen.order,
         codegen.interval,
     )

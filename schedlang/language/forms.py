@@ -2,7 +2,7 @@
 words are old, with the new ones to write in their place.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from schedlang.diagnostics.diagnostic import Diagnostic, counted
 from schedlang.diagnostics.source import Label, Source
@@ -10,17 +10,18 @@ from schedlang.language import syntax
 from schedlang.language.names import OLD_OBJECTIVES
 
 
-def splits_backward(tree: syntax.Schedule) -> bool:
-    """Whether a program has weight gradients apart: its own, or those of `fill W`."""
-    return any(
-        isinstance(node, syntax.Fill) or (isinstance(node, syntax.Op) and node.kind == "W")
-        for node in syntax.walk(tree)
-    )
+def splits_backward(tree: syntax.Schedule, words: Collection[str]) -> bool:
+    """Whether a program with some words of ops has weight gradients apart: its own, or those of
+    `fill W`.
+    """
+    return "W" in words or any(isinstance(item, syntax.Fill) for item in tree.items)
 
 
-def writes_halves(tree: syntax.Schedule) -> bool:
-    """Whether a program writes `I` for the input half of a backward, so that `B` is a whole one."""
-    return any(_is_word(node, "I") for node in syntax.walk(tree))
+def writes_halves(tree: syntax.Schedule, words: Collection[str]) -> bool:
+    """Whether a program with some words of ops writes `I` for the input half of a backward, so that
+    `B` is a whole one.
+    """
+    return "I" in words or any(_is_word(item, "I") for item in tree.items)
 
 
 def _is_word(node: syntax.Node, word: str) -> bool:
@@ -46,7 +47,8 @@ def old_forms(source: Source, tree: syntax.Schedule) -> list[Diagnostic]:
             )
 
     nodes = list(syntax.walk(tree))
-    if splits_backward(tree) and not writes_halves(tree):
+    words = {node.kind for node in nodes if isinstance(node, syntax.Op)}
+    if splits_backward(tree, words) and not writes_halves(tree, words):
         halves = [node for node in nodes if _is_word(node, "B")]
         message = "`B` is the input half of a backward here, since weight gradients stand apart"
         warn(message, halves, "write `I` for the half: `B` is then a whole backward, as `BW` is")

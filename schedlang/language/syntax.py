@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from attrs import fields, frozen
+from attrs import frozen
 
 from schedlang.language.expressions import Name as Name
 from schedlang.language.expressions import Node as Node
@@ -15,10 +15,13 @@ from schedlang.language.expressions import Node as Node
 def walk(node: Node) -> Iterator[Node]:
     """A node and all within it; what stands around others comes first."""
     yield node
-    for attribute in fields(type(node)):
-        value = getattr(node, attribute.name)
-        for child in value if isinstance(value, tuple) else (value,):
-            if isinstance(child, Node):
+    names: tuple[str, ...] = node.__match_args__  # all fields but the span
+    for name in names:
+        value = getattr(node, name)
+        if isinstance(value, Node):
+            yield from walk(value)
+        elif isinstance(value, tuple):
+            for child in value:
                 yield from walk(child)
 
 
