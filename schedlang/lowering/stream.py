@@ -2,14 +2,17 @@
 
 from collections.abc import Callable
 
+import numpy as np
+
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label
 from schedlang.lowering import lower
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import Actions
+from schedlang.schedule.columns import table_of
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Kernel, Schedule
-from schedlang.schedule.stream import later, repeat, rows, unroll
+from schedlang.schedule.stream import later, repeat, unroll
 
 _MOST_UPDATES = 256
 
@@ -47,13 +50,14 @@ def lower_stream(
 
 def _kernel(small: Actions, large: Actions, layout: Layout) -> Kernel | None:
     """The rows of `large` that it has more than `small`, with all behind them one update later."""
-    shorter = rows(small)
-    longer = rows(large)
-    inserted = len(longer) - len(shorter)
+    shorter, longer = table_of(small), table_of(large)
+    inserted = len(large) - len(small)
+    if inserted < 0:
+        return None
     shifted = later(shorter, 1, layout)
-    start = len(shorter)
-    while start and shifted[start - 1] == longer[start - 1 + inserted]:
-        start -= 1
-    if shorter[:start] != longer[:start]:
+    # What stands behind the inserted rows is as long as possible.
+    differs = np.flatnonzero((shifted != longer[:, inserted:]).any(axis=0))
+    start = int(differs[-1]) + 1 if len(differs) else 0
+    if not np.array_equal(shorter[:, :start], longer[:, :start]):
         return None
     return Kernel(start, start + inserted)

@@ -18,7 +18,7 @@ import numpy as np
 from attrs import evolve
 
 from schedlang.proof.edges import Events, ideal_events
-from schedlang.proof.graph import NOTHING
+from schedlang.proof.graph import NOTHING, walk
 from schedlang.schedule.columns import Flags, Floats, Ints, repeats
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.needs import RECEIVES, Needs
@@ -170,8 +170,7 @@ def _rounds(events: Events, items: Ints) -> tuple[Ints, Ints]:
     nothing = np.zeros(len(items), np.int64)
     if not is_short.any():
         return nothing, nothing
-    times = graph.times
-    counted = np.zeros(len(times))
+    counted = np.zeros(len(graph.times))
     counted[graph.over[items[is_short]]] = 1.0
 
     def counts(events: Ints) -> Flags:
@@ -180,13 +179,22 @@ def _rounds(events: Events, items: Ints) -> tuple[Ints, Ints]:
         found: Flags = (events >= 0) & (took == 0) & (graph.times_of(events) == graph.begins)
         return found
 
-    rounds = evolve(
+    # Most ops take time and wait for nothing that takes none: their round is the first.
+    after, at_once = counts(graph.before), counts(graph.waits)
+    chosen = np.flatnonzero((counted > 0) | after | at_once)
+    number = np.full(len(counted) + 2, NOTHING)
+    number[chosen] = np.arange(len(chosen))
+    waits = np.where(at_once, number[graph.waits], NOTHING)[chosen]
+    goes_on = after[chosen] & (number[graph.before[chosen]] != NOTHING)
+    chains = evolve(
         graph,
         # A thread goes on only from an event that counts.
-        first=np.append(np.flatnonzero(~counts(graph.before)), len(times)),
-        waits=np.where(counts(graph.waits), graph.waits, NOTHING),
-        delay=np.zeros(len(times)),
-        takes=counted,
-    ).times
-    rounds = np.where(np.isfinite(times), rounds, 0)[graph.over[items]].astype(np.int64)
+        first=np.append(np.flatnonzero(~goes_on), len(chosen)),
+        waits=waits,
+        delay=np.zeros(len(chosen)),
+        takes=counted[chosen],
+    )
+    rounds = np.zeros(len(counted), np.int64)
+    rounds[chosen] = np.where(np.isfinite(graph.times[chosen]), walk(chains), 0)
+    rounds = rounds[graph.over[items]]
     return rounds - is_short, np.where(is_short, rounds, 0)

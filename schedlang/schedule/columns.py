@@ -95,6 +95,23 @@ def columns_of(ranks: Sequence[Actions]) -> Columns:
     return Columns(kind, stage, microbatch, group, source, rank, first)
 
 
+def table_of(actions: Actions) -> Ints:
+    """The actions of one rank, a column for each and a row for each field: kind, stage, microbatch,
+    source, group.
+    """
+    fields = actions.kind, actions.stage, actions.microbatch, actions.source, actions.group
+    return np.array([np.asarray(field) for field in fields], np.int64)
+
+
+def actions_from(table: Ints) -> Actions:
+    """The actions of one rank, from a table as `table_of` makes it."""
+    actions = Actions()
+    fields = actions.kind, actions.stage, actions.microbatch, actions.source, actions.group
+    for target, column in zip(fields, table, strict=True):
+        target.frombytes(column.astype(target.typecode).tobytes())
+    return actions
+
+
 def is_any(kind: Ints, *kinds: int) -> Flags:
     """Which of some kinds are one of these."""
     table = np.zeros(max(Kind) + 1, bool)

@@ -8,29 +8,30 @@ update. The drain follows: it is the same list without the microbatches of updat
 
 from typing import TypeVar
 
+import numpy as np
 from attrs import evolve
 
-from schedlang.schedule.actions import Actions
+from schedlang.schedule.columns import Ints, actions_from, table_of
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Kernel, Schedule
 
 S = TypeVar("S", bound=Schedule)
-Row = tuple[int, int, int, int, int]
 
 
 def unroll(schedule: Schedule, updates: int) -> Schedule:
     """The schedule of a stream for some number of updates, as one list per rank."""
     assert schedule.stream is not None
     layout = _for_updates(schedule.layout, updates)
+    units = np.array([layout.units(stage) for stage in range(len(layout.placement))])
     ranks = []
     for warmup, steady in zip(schedule.stream.warmup, schedule.stream.steady, strict=True):
-        actions = Actions()
-        steps = (row for update in range(updates) for row in later(rows(steady), update, layout))
-        for row in [*rows(warmup), *steps]:
-            if row[0] == Kind.U or row[2] < layout.units(row[1]):
-                actions.add(*row)
-        ranks.append(actions)
+        parts = [table_of(warmup)]
+        parts += [later(table_of(steady), update, layout) for update in range(updates)]
+        table = np.concatenate(parts, axis=1)
+        kind, stage, microbatch = table[:3]
+        # The drain leaves out the microbatches of updates that do not come.
+        ranks.append(actions_from(table[:, (kind == Kind.U) | (microbatch < units[stage])]))
     return evolve(schedule, layout=layout, ranks=tuple(ranks), stream=None)
 
 
@@ -38,19 +39,12 @@ def repeat(schedule: S, kernels: tuple[Kernel, ...], times: int) -> S:
     """The schedule with the repeating part of every rank some more times."""
     ranks = []
     for actions, kernel in zip(schedule.ranks, kernels, strict=True):
-        shown = rows(actions)
-        longer = Actions()
-        body = shown[kernel.start : kernel.stop]
-        parts = [
-            shown[: kernel.stop],
-            *(later(body, more, schedule.layout) for more in range(1, times + 1)),
-        ]
-        for row in [
-            *(row for part in parts for row in part),
-            *later(shown[kernel.stop :], times, schedule.layout),
-        ]:
-            longer.add(*row)
-        ranks.append(longer)
+        table = table_of(actions)
+        body = table[:, kernel.start : kernel.stop]
+        repeats = [later(body, more, schedule.layout) for more in range(1, times + 1)]
+        rest = later(table[:, kernel.stop :], times, schedule.layout)
+        longer = np.concatenate([table[:, : kernel.stop], *repeats, rest], axis=1)
+        ranks.append(actions_from(longer))
     return evolve(
         schedule,
         layout=_for_updates(schedule.layout, schedule.layout.updates + times),
@@ -66,17 +60,14 @@ def _for_updates(layout: Layout, updates: int) -> Layout:
     return evolve(layout, pipelines=pipelines, updates=updates)
 
 
-def rows(actions: Actions) -> list[Row]:
-    """The actions of a rank, one by one."""
-    return [actions.row(index) for index in range(len(actions))]
-
-
-def later(rows: list[Row], updates: int, layout: Layout) -> list[Row]:
-    """Rows of some updates later."""
-    found = []
-    for kind, number, microbatch, place, group in rows:
-        step = (
-            1 if kind == Kind.U else layout.units(layout.stage_of(kind, number)) // layout.updates
-        )
-        found.append((kind, number, microbatch + updates * step, place, group))
-    return found
+def later(table: Ints, updates: int, layout: Layout) -> Ints:
+    """Actions, as columns, of some updates later: of one `U` each, and all its microbatches."""
+    numbers = len(layout.placement) + len(layout.skip_stages)
+    step = np.ones((max(Kind) + 1, numbers), np.int64)
+    for kind in Kind:
+        for number in range(numbers if kind != Kind.U else 0):
+            stage = layout.stage_of(kind, number)
+            step[kind, number] = layout.units(stage) // layout.updates
+    shifted = table.copy()
+    shifted[2] += updates * step[table[0], table[1]]
+    return shifted
