@@ -121,7 +121,11 @@ def _in_turns(schedule: Schedule, events_of: Callable[[Ints | None], Events]) ->
         if turns is not None and (following == turns).all():
             break
         turns = following
-        events = events_of(turns)
+        in_turn = events_of(turns)
+        # Where ops take no time, ranks that come at one time may need each other's copies first.
+        if not in_turn.graph.is_whole:
+            break
+        events = in_turn
     return events
 
 
@@ -189,10 +193,12 @@ class _Build:
 
     @property
     def columns(self) -> Columns:
+        """The actions of the schedule."""
         return self.schedule.columns
 
     @cached_property
     def durations(self) -> Durations:
+        """How long ops take."""
         return self.costs.durations(len(self.schedule.placement))
 
     @cached_property

@@ -104,13 +104,12 @@ class Items:
     """
 
     count: int = 0
-    edges: int = 0
     #: Of each item: its thread, its place in the order there, and how long it takes.
     threads: list[Ints] = field(factory=list)
     orders: list[Ints] = field(factory=list)
     takes: list[Floats] = field(factory=list)
-    #: Of each edge: the item that waits, the one that it waits for, whether for its begin, how long
-    #: after, and what the edge is about: a row of the schedule's columns.
+    #: Of each edge: the item that waits, the one that it waits for, whether for its begin, and how
+    #: long after.
     waiters: list[Ints] = field(factory=list)
     targets: list[Ints] = field(factory=list)
     at_begins: list[Flags] = field(factory=list)
@@ -127,15 +126,12 @@ class Items:
 
     def wait(
         self, waiter: Ints, target: Ints, delay: Floats | float = 0.0, at_begin: bool = False
-    ) -> Ints:
-        """More edges; their numbers. A target may be NEVER."""
-        numbers = np.arange(self.edges, self.edges + len(waiter))
-        self.edges += len(waiter)
+    ) -> None:
+        """More edges. A target may be NEVER."""
         self.waiters.append(waiter)
         self.targets.append(target)
         self.at_begins.append(np.broadcast_to(np.asarray(at_begin), waiter.shape))
         self.delays.append(np.broadcast_to(np.asarray(delay, np.float64), waiter.shape))
-        return numbers
 
     def graph(self) -> Graph:
         """The graph: an item that waits for n others has n events, of which the last takes its
