@@ -9,10 +9,9 @@ from schedlang.diagnostics.source import Label
 from schedlang.lowering import lower
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.columns import table_of
-from schedlang.schedule.layout import Layout
+from schedlang.schedule.columns import Ints, table_of
 from schedlang.schedule.schedule import Kernel, Schedule
-from schedlang.schedule.stream import later, repeat, unroll
+from schedlang.schedule.stream import later, repeat, steps_of, unroll
 
 _MOST_UPDATES = 256
 
@@ -31,9 +30,8 @@ def lower_stream(
     small, large = (lowering(unroll(schedule, updates)) for updates in (2, 3))
     for updates in range(4, _MOST_UPDATES + 3):
         larger = lowering(unroll(schedule, updates))
-        kernels = [
-            _kernel(a, b, large.layout) for a, b in zip(small.ranks, large.ranks, strict=True)
-        ]
+        steps = steps_of(large.layout)
+        kernels = [_kernel(a, b, steps) for a, b in zip(small.ranks, large.ranks, strict=True)]
         found = tuple(kernel for kernel in kernels if kernel is not None)
         if (
             len(found) == len(kernels)
@@ -48,13 +46,13 @@ def lower_stream(
     raise CompileError([Diagnostic("steady", message, (place,), schedule.source)])
 
 
-def _kernel(small: Actions, large: Actions, layout: Layout) -> Kernel | None:
+def _kernel(small: Actions, large: Actions, steps: Ints) -> Kernel | None:
     """The rows of `large` that it has more than `small`, with all behind them one update later."""
     shorter, longer = table_of(small), table_of(large)
     inserted = len(large) - len(small)
     if inserted < 0:
         return None
-    shifted = later(shorter, 1, layout)
+    shifted = later(shorter, 1, steps)
     # What stands behind the inserted rows is as long as possible.
     differs = np.flatnonzero((shifted != longer[:, inserted:]).any(axis=0))
     start = int(differs[-1]) + 1 if len(differs) else 0

@@ -24,10 +24,11 @@ def unroll(schedule: Schedule, updates: int) -> Schedule:
     assert schedule.stream is not None
     layout = _for_updates(schedule.layout, updates)
     units = np.array([layout.units(stage) for stage in range(len(layout.placement))])
+    steps = steps_of(layout)
     ranks = []
     for warmup, steady in zip(schedule.stream.warmup, schedule.stream.steady, strict=True):
         parts = [table_of(warmup)]
-        parts += [later(table_of(steady), update, layout) for update in range(updates)]
+        parts += [later(table_of(steady), update, steps) for update in range(updates)]
         table = np.concatenate(parts, axis=1)
         kind, stage, microbatch = table[:3]
         # The drain leaves out the microbatches of updates that do not come.
@@ -37,12 +38,13 @@ def unroll(schedule: Schedule, updates: int) -> Schedule:
 
 def repeat(schedule: S, kernels: tuple[Kernel, ...], times: int) -> S:
     """The schedule with the repeating part of every rank some more times."""
+    steps = steps_of(schedule.layout)
     ranks = []
     for actions, kernel in zip(schedule.ranks, kernels, strict=True):
         table = table_of(actions)
         body = table[:, kernel.start : kernel.stop]
-        repeats = [later(body, more, schedule.layout) for more in range(1, times + 1)]
-        rest = later(table[:, kernel.stop :], times, schedule.layout)
+        repeats = [later(body, more, steps) for more in range(1, times + 1)]
+        rest = later(table[:, kernel.stop :], times, steps)
         longer = np.concatenate([table[:, : kernel.stop], *repeats, rest], axis=1)
         ranks.append(actions_from(longer))
     return evolve(
@@ -60,14 +62,19 @@ def _for_updates(layout: Layout, updates: int) -> Layout:
     return evolve(layout, pipelines=pipelines, updates=updates)
 
 
-def later(table: Ints, updates: int, layout: Layout) -> Ints:
-    """Actions, as columns, of some updates later: of one `U` each, and all its microbatches."""
+def steps_of(layout: Layout) -> Ints:
+    """By kind and number of an action, how many microbatches, or updates, one update is."""
     numbers = len(layout.placement) + len(layout.skip_stages)
-    step = np.ones((max(Kind) + 1, numbers), np.int64)
+    steps = np.ones((max(Kind) + 1, numbers), np.int64)
     for kind in Kind:
         for number in range(numbers if kind != Kind.U else 0):
             stage = layout.stage_of(kind, number)
-            step[kind, number] = layout.units(stage) // layout.updates
+            steps[kind, number] = layout.units(stage) // layout.updates
+    return steps
+
+
+def later(table: Ints, updates: int, steps: Ints) -> Ints:
+    """Actions, as columns, of some updates later, where `steps` are those of their layout."""
     shifted = table.copy()
-    shifted[2] += updates * step[table[0], table[1]]
+    shifted[2] += updates * steps[table[0], table[1]]
     return shifted
