@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from attrs import evolve
 
 from schedlang.diagnostics.diagnostic import Diagnostic
-from schedlang.schedule.actions import Actions, is_send, is_transfer, word
+from schedlang.proof.prove import has_batches
+from schedlang.schedule.actions import is_send, is_transfer, word
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.schedule import Schedule
 
@@ -26,19 +27,12 @@ def lint(schedule: Schedule) -> list[Diagnostic]:
     findings: list[Finding] = []
     if schedule.transport == "gloo":
         findings += _needs_tags(schedule)
-    elif any(map(_has_batches, schedule.ranks)):
+    elif has_batches(schedule.columns):
         if schedule.transport in ("nccl", "nccl-eager"):
             findings += _asymmetric(schedule)
         if schedule.transport == "nccl":
             findings += _mixed(schedule)
     return [evolve(each, severity="warning") for each in diagnose(schedule, findings)]
-
-
-def _has_batches(actions: Actions) -> bool:
-    """Whether a rank issues transfers as one, and not only ops that overlap."""
-    return any(actions.group) and any(
-        group and is_transfer(kind) for kind, group in zip(actions.kind, actions.group, strict=True)
-    )
 
 
 def _asymmetric(schedule: Schedule) -> Iterator[Finding]:
