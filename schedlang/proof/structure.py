@@ -10,7 +10,7 @@ from schedlang.schedule.actions import word
 from schedlang.schedule.columns import Columns, Ints, is_any, repeats
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.kinds import Kind
-from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.schedule import Schedule, WeightRule
 
 
 @frozen
@@ -212,9 +212,13 @@ def _place_near(columns: Columns, stage: int, work: Work) -> tuple[int, str]:
 
 
 def _missing_updates(schedule: Schedule) -> list[Finding]:
-    """Updates that some stages make and others do not."""
+    """Updates that some stages make and others do not; or that none makes, where there are
+    versions of the weights.
+    """
     columns = schedule.columns
     rows = columns.where(Kind.U)
+    if not len(rows):
+        return _without_updates(schedule)
     stages = columns.stage[rows].tolist()
     made = set(zip(stages, np.maximum(columns.microbatch[rows], 0).tolist(), strict=True))
     return [
@@ -225,10 +229,35 @@ def _missing_updates(schedule: Schedule) -> list[Finding]:
             int(columns.source[rows[0]]),
             "others run here",
         )
-        for update in range(schedule.layout.updates if made else 0)
+        for update in range(schedule.layout.updates)
         for stage in range(len(schedule.placement))
         if (stage, update) not in made
     ]
+
+
+def _without_updates(schedule: Schedule) -> list[Finding]:
+    """Stages whose weights have versions, which updates alone make: the gradient of an older one
+    comes to the weights by `U`.
+    """
+    if schedule.layout.updates > 1 and not schedule.is_forward_only:
+        # What adds to a gradient that is not its own says more.
+        return []
+    columns = schedule.columns
+    latest = WeightRule().name
+    rules = map(schedule.weights_of, range(len(schedule.placement)))
+    stages = [stage for stage, rule in enumerate(rules) if rule.name != latest]
+    help = (
+        "write `U` behind the last backward of an update; without any, all weights are `latest`, "
+        "and an optimizer steps after the schedule"
+    )
+    findings = []
+    for stage in stages:
+        place, label = _place_near(columns, stage, UPDATE)
+        rule = schedule.weights_of(stage)
+        message = f"stage {stage} never makes update 0, and has `weights {rule}`"
+        rank = schedule.placement[stage]
+        findings.append(Finding("missing-op", message, rank, place, label, help=help))
+    return findings
 
 
 def _offloads(schedule: Schedule) -> list[Finding]:

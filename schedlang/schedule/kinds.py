@@ -7,3 +7,6 @@ from enum import IntEnum
 #: forward whose activations were dropped; `U` is the optimizer step; OFFLOAD copies activations to
 #: the host's memory and RELOAD brings them back.
 Kind = IntEnum("Kind", "F B I W R U OFFLOAD RELOAD SEND_F RECV_F SEND_B RECV_B")
+
+#: The kinds of an inference: forwards, and the transfers of what they make.
+FORWARD = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F})
