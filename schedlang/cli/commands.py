@@ -119,7 +119,8 @@ def check(options: argparse.Namespace) -> int:
         return _check_sizes(options, source)
     names = NAMES if options.transport == "all" else (options.transport,)
     if source.is_plan:
-        verdicts = check_schedule(read_plan(options.file), names)
+        plan = read_plan(options.file)
+        verdicts = check_schedule(plan, names, plan.kernels)
     else:
         verdicts = check_program(source, dict(options.params), names)
     is_wrong = any(map(errors, verdicts.values()))

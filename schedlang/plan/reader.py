@@ -17,13 +17,12 @@ from schedlang.diagnostics.source import Source, Span
 from schedlang.files.reading import unreadable
 from schedlang.plan.file import Line, Parts, decode_head, plan_error
 from schedlang.plan.plan import FORMAT, Plan
-from schedlang.proof.prove import prove
+from schedlang.proof.repetition import prove_for_all_updates
 from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, Actions, is_copy, is_transfer
 from schedlang.schedule.costs import Costs, costs_of
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout, Pipeline, wrong_skip
 from schedlang.schedule.schedule import Kernel, WeightRule
-from schedlang.schedule.stream import repeat
 from schedlang.schedule.transports import transports
 
 T = TypeVar("T")
@@ -71,10 +70,7 @@ def plan_in(path: str | Path, document: Any) -> Plan:
     """
     reader = _Reader(path, document)
     plan = reader.plan(reader.actions)
-    prove(plan)
-    if plan.kernels:
-        # Also what repeats follows on itself.
-        prove(repeat(plan, plan.kernels, 1))
+    prove_for_all_updates(plan, plan.kernels)
     return plan
 
 
