@@ -18,7 +18,7 @@ from schedlang.language.codegen import LARGEST_PARAMETER, Code, generate
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
 from schedlang.language.stages import NumberedStages, Stages, stage_range
-from schedlang.schedule.layout import Layout, Pipeline, wrong_skip
+from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_skip
 from schedlang.schedule.schedule import MOST_STEPS, Claim, WeightRule
 
 #: How many values of each function are remembered.
@@ -105,8 +105,9 @@ class Declarations:
     _weights: list[_Weights] = field(factory=list)
     _links: tuple[int, ...] = ()
     _skips: list[_Skips] = field(factory=list)
-    #: The location where the last pipeline says how many microbatches it runs.
+    #: The locations where the last pipeline says how many microbatches it runs, and on which ranks.
     _share: int = 0
+    _placed: int = 0
 
     def __attrs_post_init__(self) -> None:
         self.names |= {
@@ -222,6 +223,7 @@ class Declarations:
     ) -> Stages:
         """Lay out the stages of a pipeline."""
         self._check_pipeline(name, start, stop, microbatches, location)
+        self._placed = rank_location
         ranks = self.size("ranks", location)
         first = len(self.placement)
         for stage in self.count(start, stop, 1, location):
@@ -351,6 +353,10 @@ class Declarations:
                 f"{microbatches}"
             )
             raise Fault("pipelines", message, self._share)
+        idle = without_stage(layout.placement, ranks)
+        if idle:
+            help = "place a stage on every rank, or let `ranks` be as many as there are in use"
+            raise Fault("placement", idle, self._placed, help)
         return layout
 
     # The order

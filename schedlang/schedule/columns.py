@@ -100,7 +100,7 @@ def table_of(actions: Actions) -> Ints:
     source, group.
     """
     fields = actions.kind, actions.stage, actions.microbatch, actions.source, actions.group
-    return np.array([np.asarray(field) for field in fields], np.int64)
+    return np.array([np.asarray(field) for field in fields], np.int32)
 
 
 def actions_from(table: Ints) -> Actions:

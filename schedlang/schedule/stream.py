@@ -41,12 +41,13 @@ def repeat(schedule: S, kernels: tuple[Kernel, ...], times: int) -> S:
     steps = steps_of(schedule.layout)
     ranks = []
     for actions, kernel in zip(schedule.ranks, kernels, strict=True):
-        table = table_of(actions)
-        body = table[:, kernel.start : kernel.stop]
-        repeats = [later(body, more, steps) for more in range(1, times + 1)]
-        rest = later(table[:, kernel.stop :], times, steps)
-        longer = np.concatenate([table[:, : kernel.stop], *repeats, rest], axis=1)
-        ranks.append(actions_from(longer))
+        # Which of the rank's actions comes where, and by how many updates it is later there.
+        kernels_rows = np.arange(kernel.start, kernel.stop)
+        before, behind = np.arange(kernel.stop), np.arange(kernel.stop, len(actions))
+        rows = np.concatenate([before, np.tile(kernels_rows, times), behind])
+        repeats = np.repeat(np.arange(1, times + 1), len(kernels_rows))
+        updates = np.concatenate([before * 0, repeats, behind * 0 + times])
+        ranks.append(actions_from(later(table_of(actions)[:, rows], updates, steps)))
     return evolve(
         schedule,
         layout=_for_updates(schedule.layout, schedule.layout.updates + times),
@@ -73,8 +74,10 @@ def steps_of(layout: Layout) -> Ints:
     return steps
 
 
-def later(table: Ints, updates: int, steps: Ints) -> Ints:
-    """Actions, as columns, of some updates later, where `steps` are those of their layout."""
+def later(table: Ints, updates: int | Ints, steps: Ints) -> Ints:
+    """Actions, as columns, of some updates later, all of as many or each of its own number, where
+    `steps` are those of their layout.
+    """
     shifted = table.copy()
     shifted[2] += updates * steps[table[0], table[1]]
     return shifted
