@@ -132,7 +132,7 @@ def check_schedule(
         on_transport = evolve(schedule, transport=name)
         try:
             check_claims(on_transport, prove_for_all_updates(on_transport, kernels))
-            verdicts[name] = lint(on_transport)
+            verdicts[name] = [*on_transport.warnings, *lint(on_transport)]
         except CompileError as error:
             verdicts[name] = error.diagnostics
     return verdicts

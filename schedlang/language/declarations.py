@@ -105,6 +105,10 @@ class Declarations:
     _weights: list[_Weights] = field(factory=list)
     _links: tuple[int, ...] = ()
     _skips: list[_Skips] = field(factory=list)
+    #: The locations of ranges that counted, and of those that would have to count down, with their
+    #: bounds as they were first met.
+    _counted: set[int] = field(factory=set)
+    _backwards: dict[int, tuple[int, int]] = field(factory=dict)
     #: The locations where the last pipeline says how many microbatches it runs, and on which ranks.
     _share: int = 0
     _placed: int = 0
@@ -414,8 +418,11 @@ class Declarations:
 
     def count(self, start: int, stop: int, weight: int, location: int) -> range:
         """A loop's range, if it stays within the limit of steps."""
-        rounds = max(stop - start, 0)
-        self.steps -= rounds * weight
+        if stop < start:
+            self._backwards.setdefault(location, (start, stop))
+            return range(0)
+        self._counted.add(location)
+        self.steps -= (stop - start) * weight
         if self.steps < 0:
             raise Fault(
                 "too-many-ops",
@@ -423,6 +430,16 @@ class Declarations:
                 location,
             )
         return range(start, stop)
+
+    def empty_ranges(self) -> dict[int, tuple[int, int]]:
+        """The bounds of the ranges that would have to count down wherever they were met, by their
+        locations.
+        """
+        return {
+            location: bounds
+            for location, bounds in self._backwards.items()
+            if location not in self._counted
+        }
 
     def repeat(self, rounds: int, weight: int, location: int) -> range:
         """The range of a `repeat`."""
