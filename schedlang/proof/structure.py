@@ -37,7 +37,7 @@ _ALL = (FORWARD, INPUT, WEIGHT, RECOMPUTATION, UPDATE, OFFLOAD, RELOAD)
 def check_structure(schedule: Schedule) -> None:
     """CompileError when an action is unknown, on the wrong rank, missing, or there twice."""
     check_actions(schedule)
-    for check in (_repeated, _missing, _missing_updates, _offloads):
+    for check in (_repeated, _missing, _missing_updates, _beside_updates, _offloads):
         findings = check(schedule)
         if findings:
             raise CompileError(diagnose(schedule, findings))
@@ -257,6 +257,30 @@ def _without_updates(schedule: Schedule) -> list[Finding]:
         message = f"stage {stage} never makes update 0, and has `weights {rule}`"
         rank = schedule.placement[stage]
         findings.append(Finding("missing-op", message, rank, place, label, help=help))
+    return findings
+
+
+def _beside_updates(schedule: Schedule) -> list[Finding]:
+    """Ops that overlap with an update of their own stage, or of a replica, which may be the same
+    module: it changes weights that they read.
+    """
+    columns = schedule.columns
+    updates = columns.where(Kind.U)
+    updates = updates[columns.sizes[updates] > 1]
+    findings = []
+    for update in updates.tolist():
+        rank, index = columns.place(update)
+        actions = schedule.ranks[rank]
+        for beside in actions.batch(int(columns.batch[update]) - int(columns.first[rank])):
+            is_op = actions.kind[beside] != Kind.U
+            if is_op and actions.stage[beside] in schedule.layout.replicas(actions.stage[index]):
+                message = (
+                    f"`{actions.word(beside)}` overlaps with `{actions.word(index)}`, which "
+                    "changes the weights that it reads"
+                )
+                help = "write one behind the other"
+                place = actions.source[beside]
+                findings.append(Finding("overlap", message, rank, place, help=help))
     return findings
 
 

@@ -122,3 +122,63 @@ def test_an_inference_has_forwards_alone(text: str, tmp_path: Path) -> None:
     words = parse_actions(text, [0] * (text.count(" ") + 1))
     with pytest.raises(CompileError, match="the backward of microbatch 0 never runs on stage 0"):
         prove(evolve(plan, ranks=(words,)))
+
+
+REPLICAS = """schedule replicas {{
+    param ranks = 2  param microbatches = 2
+    pipeline down runs microbatches / 2  stage s in 0 .. ranks on s
+    pipeline up runs microbatches / 2  stage s in 0 .. ranks on ranks - 1 - s
+    {weights}
+    rank r {{
+        warmup {{ {warmup} }}
+        steady {{
+            F(down(r), {ahead})  F(up(1 - r), 0)
+            B(down(r), 0)  B(up(1 - r), 0)  U
+        }}
+    }}
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("weights", "version"),
+    [
+        ("weights delay 1 on 0 .. 2", "`2F1` reads version 1 of the weights, stage 0 version 0"),
+        ("weights delay 1 on 2 .. 4", "`2F1` reads version 0 of the weights, stage 0 version 1"),
+    ],
+)
+def test_replicas_that_read_other_versions(weights: str, version: str, tmp_path: Path) -> None:
+    """Their gradients are summed, so they would be of two versions."""
+    text = REPLICAS.format(weights=weights, warmup="", ahead=0)
+    with pytest.raises(CompileError) as caught:
+        compile(Source("s.sched", text))
+    assert caught.value.diagnostics[0].code == "weight-version"
+    assert version in caught.value.diagnostics[0].message
+    whole = compile(Source("s.sched", REPLICAS.format(weights="", warmup="", ahead=0)))
+    late = evolve(whole, weights=(WeightRule("delay", 1),) * 2 + (WeightRule(),) * 2)
+    with pytest.raises(CompileError, match="they are replicas"):
+        read_again(late, tmp_path)
+
+
+def test_replicas_of_which_one_runs_ahead() -> None:
+    text = REPLICAS.format(weights="weights stash", warmup="F(down(r), 0)", ahead=1)
+    with pytest.raises(CompileError, match="they are replicas"):
+        compile(Source("s.sched", text))
+    late = REPLICAS.format(weights="weights delay 1", warmup="F(down(r), 0)", ahead=1)
+    assert compile(Source("s.sched", late)).layout.updates > 1
+
+
+@pytest.mark.parametrize("beside", ["U F(1)", "F(1) U"])
+def test_ops_beside_an_update_of_their_stage(beside: str) -> None:
+    text = f"""schedule s {{ param ranks = 1 param microbatches = 1 weights stash
+        rank r {{ warmup {{ F(0) }} steady {{ B(0) overlap {{ {beside} }} }} }}
+    }}"""
+    wrong = refused(text)
+    assert wrong.code == "overlap"
+    assert wrong.message == "`0F1` overlaps with `0U0`, which changes the weights that it reads"
+
+
+def test_ops_beside_an_update_of_another_stage() -> None:
+    text = """schedule s { param ranks = 1 param microbatches = 1 stage s in 0 .. 2 on 0
+        rank r { F(0, 0) F(1, 0) B(1, 0) overlap { U(1) B(0, 0) } U(0) }
+    }"""
+    assert "(1U;0B0)OVERLAP_F_B" in compile(Source("s.sched", text)).ranks[0].text()

@@ -95,7 +95,7 @@ class _Oracle:
         self.sent: set[tuple[int, int, int]] = set()
         self.gradients: list[tuple[int, int]] = []
         kinds = {row[0] for rank in self.rows for row in rank}
-        self.forward_only = not kinds & {Kind.B, Kind.I, Kind.W}
+        self.forward_only = kinds <= {Kind.F, Kind.SEND_F, Kind.RECV_F}
         self.schedule = schedule
         self.version: dict[tuple[int, int], int] = {}
         self.by_update: dict[tuple[int, int], int] = {}
