@@ -332,6 +332,9 @@ def _running(parsers: Any) -> None:
         "--check", action="store_true", help="compare with the same training in one process"
     )
     run.add_argument(
+        "--audit", action="store_true", help="compare every stage with itself alone, in one step"
+    )
+    run.add_argument(
         "--replicas",
         type=count,
         default=1,
