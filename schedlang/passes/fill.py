@@ -8,13 +8,13 @@ from attrs import evolve, frozen
 from schedlang.lowering import lower
 from schedlang.passes.graph import ROUNDING, Graph, Orders
 from schedlang.passes.greedy import Greedy, Rules
-from schedlang.passes.slots import WIDTH, fill_slots
+from schedlang.passes.slots import fill_slots
 from schedlang.passes.squeeze import squeeze
 from schedlang.passes.warmup import longer_warmups
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import prove
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import WIDTH, Kind
 from schedlang.schedule.schedule import Schedule
 
 _FIRST = (Rules(), Rules(skips=True))
