@@ -342,8 +342,8 @@ def imported_by(*arguments: str) -> set[str]:
     )
 
 
-def test_a_command_imports_what_it_needs() -> None:
-    """This is why it starts fast: `make bench` has the times."""
+def test_a_command_imports_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This is why it starts fast: `make bench-start` has the times."""
     found = imported_by("--help")
     assert {name for name in found if name.startswith("schedlang")} == {
         "schedlang",
@@ -351,21 +351,38 @@ def test_a_command_imports_what_it_needs() -> None:
         "schedlang.cli.main",
     }
     assert not {"attrs", "lark", "yaml", "json", "pathlib"} & found
+    # Of a text that was not parsed before, and of one that was.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = imported_by("compile", ONE_F_ONE_B)
     assert {"lark", "schedlang.proof.prove"} <= found
     assert (
         not {"yaml", "concurrent.futures", "difflib", "fractions", "statistics", "subprocess"}
         & found
     )
+    found = imported_by("compile", ONE_F_ONE_B)
+    assert "schedlang.proof.prove" in found
+    assert not {"lark", "logging", "random", "tempfile"} & found
     unneeded = (
         "schedlang.advice.advice",
         "schedlang.files.documents",
+        "schedlang.language.parser",
+        "schedlang.passes",
         "schedlang.plan.reader",
         "schedlang.plan.torch_tables",
         "schedlang.report",
     )
     assert not [name for name in found if name.startswith(unneeded)]
     assert "yaml" not in imported_by("simulate", ONE_F_ONE_B, "--p2p-time", "1")
+
+
+def test_a_small_command_hardly_looks_for_garbage() -> None:
+    """All that it makes is gone when its process ends. With Python's own threshold it would look for
+    garbage more than a hundred times.
+    """
+    lines = "import gc, sys; from schedlang.cli.main import main; main(); print(sum(each['collections'] for each in gc.get_stats()), file=sys.stderr)"
+    command = [sys.executable, "-c", lines, "simulate", ONE_F_ONE_B]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert int(result.stderr) < 40
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
