@@ -61,9 +61,11 @@ def _run_and_end() -> None:
 
     Most of its objects are the modules that it loads, which are no garbage. Looking through them
     again and again, and twice more at the end, would be a quarter of the time of a small command.
+    Nor does any command do linear algebra, for which numpy would start a thread on each core.
     """
     gc.set_threshold(_FEW_OBJECTS)
     atexit.register(gc.freeze)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
 
 
 class _Version(argparse.Action):

@@ -8,9 +8,7 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from time import process_time
-from typing import TypeVar
-
-from attrs import frozen
+from typing import NamedTuple, TypeVar
 
 from schedlang.files.package import GRAMMAR, PACKAGE
 from schedlang.files.writing import write_bytes
@@ -18,8 +16,7 @@ from schedlang.files.writing import write_bytes
 T = TypeVar("T")
 
 
-@frozen
-class Kind:
+class Kind(NamedTuple):
     """A kind of result: it is kept if it took `worth` seconds of processor time to make, and of all
     that are kept, those that were not asked for the longest go when there are more than `most`.
     """
