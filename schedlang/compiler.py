@@ -66,7 +66,10 @@ def compile_tree(
     transports(transport)
     try:
         ops = _schedule_of_ops(source, tree, params, costs, forward_only)
-        choice = choose_lowering(evolve(ops, transport=transport), costs)
+        if ops.transport != transport:
+            # Without need for another schedule, this one keeps what is known of it.
+            ops = evolve(ops, transport=transport)
+        choice = choose_lowering(ops, costs)
         execution = prove(choice.schedule)
     except CompileError as error:
         # Only now somebody wants to know the loop variables.

@@ -12,7 +12,6 @@ from attrs import define, field
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label, Source
 from schedlang.language import syntax
-from schedlang.language.codegen import Itself
 from schedlang.language.declarations import (
     Change,
     Declarations,
@@ -25,6 +24,7 @@ from schedlang.language.pricing import program_costs, program_objective
 from schedlang.language.record import Calls, Drawing, draw, make_stream, record
 from schedlang.language.scopes import nearest
 from schedlang.language.stages import stage_range
+from schedlang.language.trees import Itself
 from schedlang.language.variables import trace
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.costs import UNIT, Costs

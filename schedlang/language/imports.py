@@ -9,7 +9,7 @@ from schedlang.diagnostics.source import Label, Source
 from schedlang.files.package import GALLERY
 from schedlang.files.reading import read_source
 from schedlang.language import syntax
-from schedlang.language.trees import items_of, tree_of
+from schedlang.language.trees import items_of, tree_of, with_items
 
 
 def load(source: Source) -> tuple[Source, syntax.Schedule]:
@@ -24,7 +24,7 @@ def load(source: Source) -> tuple[Source, syntax.Schedule]:
         return source, tree
     loading = _Loading(source, {Path(source.path).resolve()})
     items = loading.splice(tree.items, Path(source.path).parent)
-    return loading.source, evolve(tree, items=tuple(items))
+    return loading.source, with_items(tree, items)
 
 
 @define

@@ -1,10 +1,32 @@
 """The syntax trees of programs and of the files that they import; a text is parsed once."""
 
+from collections.abc import Iterable
 from functools import lru_cache
+from typing import Generic, TypeVar
+
+from attrs import evolve
 
 from schedlang.diagnostics.source import Source
 from schedlang.files.cache import TREE, cached
 from schedlang.language import syntax
+
+T = TypeVar("T")
+
+
+class Itself(Generic[T]):
+    """Makes a cache ask for the same object, not for an equal one.
+
+    Trees compare without their spans, but Python for one refers to its own spans.
+    """
+
+    def __init__(self, it: T) -> None:
+        self.it = it
+
+    def __hash__(self) -> int:
+        return id(self.it)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and other.it is self.it
 
 
 # Whoever looks for a size or a parameter compiles one program many times.
@@ -36,3 +58,17 @@ def items_of(source: Source, start: int) -> tuple[syntax.Node, ...]:
         return parse_items(source, start)
 
     return cached(TREE, (source.text[start:], start), make)
+
+
+def with_items(tree: syntax.Schedule, items: Iterable[syntax.Node]) -> syntax.Schedule:
+    """A program's tree with other items; for the same ones it is the same tree, since what is made
+    of a tree is kept for that one.
+    """
+    return _with_items(Itself(tree), tuple(map(Itself, items)))
+
+
+@lru_cache(8)
+def _with_items(
+    tree: Itself[syntax.Schedule], items: tuple[Itself[syntax.Node], ...]
+) -> syntax.Schedule:
+    return evolve(tree.it, items=tuple(item.it for item in items))
