@@ -15,9 +15,8 @@ from attrs import define, field
 
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
-from schedlang.passes.slots import WIDTH
 from schedlang.schedule.actions import NO_MICROBATCH, Actions, word
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import WIDTH, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Stream
 

@@ -8,13 +8,12 @@ from attrs import evolve, frozen
 from schedlang.lowering import lower
 from schedlang.passes.graph import ROUNDING, Graph, Orders
 from schedlang.passes.greedy import Greedy, Rules
-from schedlang.passes.slots import WIDTH, fill_slots
+from schedlang.passes.slots import fill_slots
 from schedlang.passes.squeeze import squeeze
 from schedlang.passes.warmup import longer_warmups
-from schedlang.proof.execution import Execution
-from schedlang.proof.prove import prove
+from schedlang.proof.prove import ideal_execution, prove
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import WIDTH, Kind
 from schedlang.schedule.schedule import Schedule
 
 _FIRST = (Rules(), Rules(skips=True))
@@ -65,8 +64,10 @@ def fill_within(schedule: Schedule, limit: float) -> Schedule | None:
     waits to fill, then which ranks may wait.
     """
     schedule = squeeze(_complete(schedule))
-    if _is_best(schedule, prove(lower(schedule)), limit):
+    if _is_best(schedule, limit):
         return schedule
+    # What cannot run at all is refused before orders are tried.
+    prove(lower(schedule))
     graph = Graph(schedule)
     found = list(filter(None, [_as_given(graph, limit)]))
     tried = [
@@ -89,10 +90,13 @@ def fill_within(schedule: Schedule, limit: float) -> Schedule | None:
     return graph.reordered(min(found, key=lambda each: each.value).orders) if found else None
 
 
-def _is_best(schedule: Schedule, execution: Execution, limit: float) -> bool:
-    """Whether a schedule within a limit has no idle time to fill: then it stays as it was
+def _is_best(schedule: Schedule, limit: float) -> bool:
+    """Whether a schedule runs within a limit without idle time to fill: then it stays as it was
     written.
     """
+    execution = ideal_execution(schedule)
+    if execution is None:
+        return False
     least = max(execution.timeline.busy)
     is_full = getattr(execution.timeline, schedule.objective) <= least + ROUNDING
     return is_full and limit < inf and max(execution.peak_memory) <= limit + ROUNDING

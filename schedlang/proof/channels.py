@@ -13,7 +13,7 @@ from attrs import frozen
 
 from schedlang.schedule.columns import Columns, Flags, Floats, Ints, is_any, repeats
 from schedlang.schedule.findings import Finding
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import Transport
@@ -258,7 +258,7 @@ def other_numbers(layout: Layout, kind: Kind) -> Ints:
 def _peers(schedule: Schedule, rows: Ints) -> Ints:
     """The rank at the other end of each transfer; -1 where there is none."""
     numbers = len(schedule.placement) + len(schedule.layout.skip_stages)
-    table = np.full((max(Kind) + 1, numbers), -1, np.int64)
+    table = np.full((ROWS, numbers), -1, np.int64)
     for kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B):
         for number in range(numbers):
             peer = schedule.peer(kind, number)

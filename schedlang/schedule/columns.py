@@ -10,14 +10,14 @@ The actions of rank 0 come first, then those of rank 1, and so on; row i of all 
 """
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import ROWS, Kind
 
 Ints = NDArray[np.integer]
 Flags = NDArray[np.bool_]
@@ -72,7 +72,7 @@ class Columns:
     def where(self, *kinds: Kind) -> Ints:
         """The rows of some kinds, in order."""
         if kinds not in self._rows:
-            self._rows[kinds] = np.flatnonzero(is_any(self.kind, *kinds))
+            self._rows[kinds] = is_any(self.kind, *kinds).nonzero()[0]
         return self._rows[kinds]
 
     def place(self, row: int) -> tuple[int, int]:
@@ -114,10 +114,16 @@ def actions_from(table: Ints) -> Actions:
 
 def is_any(kind: Ints, *kinds: int) -> Flags:
     """Which of some kinds are one of these."""
-    table = np.zeros(max(Kind) + 1, bool)
-    table[list(kinds)] = True
-    found: Flags = table[kind]
+    found: Flags = _table(kinds)[kind]
     return found
+
+
+@cache
+def _table(kinds: tuple[int, ...]) -> Flags:
+    """For every kind, whether it is one of these."""
+    table = np.zeros(ROWS, bool)
+    table[list(kinds)] = True
+    return table
 
 
 def repeats(keys: Ints) -> tuple[Ints, Ints]:

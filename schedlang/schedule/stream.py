@@ -12,7 +12,7 @@ import numpy as np
 from attrs import evolve
 
 from schedlang.schedule.columns import Ints, actions_from, table_of
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Kernel, Schedule
 
@@ -65,7 +65,7 @@ def _for_updates(layout: Layout, updates: int) -> Layout:
 def steps_of(layout: Layout) -> Ints:
     """By kind and number of an action, how many microbatches, or updates, one update is."""
     numbers = len(layout.placement) + len(layout.skip_stages)
-    steps = np.ones((max(Kind) + 1, numbers), np.int64)
+    steps = np.ones((ROWS, numbers), np.int64)
     for kind in Kind:
         for number in range(numbers if kind != Kind.U else 0):
             stage = layout.stage_of(kind, number)
