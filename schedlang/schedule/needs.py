@@ -206,15 +206,16 @@ class _Rules:
 
     def updates(self) -> Iterator[_Part]:
         """An optimizer step needs all gradients of its stage and update, and those of replicas."""
-        for row in self.columns.where(Kind.U).tolist():
-            stage = int(self.columns.stage[row])
-            update = max(int(self.columns.microbatch[row]), 0)
-            for replica in self.layout.replicas(stage):
-                units = self.layout.units(replica) // self.layout.updates
-                microbatches = np.arange(update * units, (update + 1) * units, dtype=np.int32)
-                rows = np.full(units, row, np.int32)
-                stages = np.full(units, replica, np.int32)
-                yield rows, Kind.W, stages, microbatches, stages
+        steps = self.columns.where(Kind.U)
+        update = np.maximum(self.columns.microbatch[steps], 0)
+        starts = [pipeline.start for pipeline in self.layout.pipeline_of]
+        piece = self.columns.stage[steps] - np.array(starts, np.int32)[self.columns.stage[steps]]
+        for pipeline in self.layout.pipelines:
+            units = self.layout.units_of_update(pipeline.start)
+            first = update * units
+            microbatch = (first[:, np.newaxis] + np.arange(units, dtype=np.int32)).ravel()
+            stage = np.repeat(pipeline.start + piece, units)
+            yield np.repeat(steps, units), Kind.W, stage, microbatch, stage
 
     def stage_of(self, send: Kind) -> Ints:
         """The stage of a transfer, by its number."""

@@ -69,7 +69,7 @@ def steps_of(layout: Layout) -> Ints:
     for kind in Kind:
         for number in range(numbers if kind != Kind.U else 0):
             stage = layout.stage_of(kind, number)
-            steps[kind, number] = layout.units(stage) // layout.updates
+            steps[kind, number] = layout.units_of_update(stage)
     return steps
 
 
