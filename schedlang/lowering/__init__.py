@@ -38,8 +38,10 @@ def lower(schedule: Schedule) -> Schedule:
 
 
 def writes_communication(schedule: Schedule) -> bool:
-    """Whether a schedule has sends or receives."""
-    return any(is_transfer(max(actions.kind, default=Kind.F)) for actions in schedule.ranks)
+    """Whether a schedule has sends or receives, or its updates, where it has no flush."""
+    stream = schedule.stream
+    lists = (*stream.warmup, *stream.steady) if stream else schedule.ranks
+    return any(is_transfer(max(actions.kind, default=Kind.F)) for actions in lists)
 
 
 def _reachable(schedule: Schedule, actions: Actions) -> Actions:
