@@ -136,6 +136,18 @@ def repeats(keys: Ints) -> tuple[Ints, Ints]:
     return later, first[item[later]]
 
 
+def members(lengths: Ints, lists: Ints) -> tuple[Ints, Ints]:
+    """The members of `lists`, which are numbers of lists of some lengths that lie one after the
+    other in an array: of each member the item of `lists` that it is for, and its place in the
+    array.
+    """
+    counts = lengths[lists]
+    item = np.repeat(np.arange(len(lists)), counts)
+    nth = np.arange(len(item)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begins = np.cumsum(lengths) - lengths
+    return item, begins[lists[item]] + nth
+
+
 def actions_of(ranks: int, columns: Columns) -> tuple[Actions, ...]:
     """The actions of each rank, from columns in the order of ranks; `first` does not count."""
     ends = np.searchsorted(columns.rank, np.arange(ranks), "right").tolist()

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import frozen
 
 from schedlang.schedule.actions import word
-from schedlang.schedule.columns import Columns, Flags, Ints, is_any
+from schedlang.schedule.columns import Columns, Flags, Ints, is_any, members
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 
@@ -164,13 +164,9 @@ class _Rules:
             (other, self.layout.number(s, other)) for s, each in enumerate(others) for other in each
         ]
         other, number = np.array(flat, np.int32).reshape(-1, 2).T
-        begins = np.cumsum(counts) - counts
-        count = counts[stages]
-        user = np.repeat(rows, count)
-        # The first, second, … neighbour of each op's stage.
-        nth = np.arange(len(user)) - np.repeat(np.cumsum(count) - count, count)
-        item = np.repeat(begins[stages], count) + nth
-        return user, made, other[item], self.columns.microbatch[user], number[item]
+        op, neighbour = members(counts, stages)
+        user = rows[op]
+        return user, made, other[neighbour], self.columns.microbatch[user], number[neighbour]
 
     def forward(self) -> Iterator[_Part]:
         """A forward needs the activations of the stages before; and of its own stage what attention
