@@ -56,15 +56,7 @@ def _reachable(schedule: Schedule) -> tuple[Actions, ...]:
     lists = np.array([len(each) for each in numbers])
     flat = np.array([number for each in numbers for number in each], np.int32)
     row, place = members(lists, columns.kind * np.int64(len(stages)) + columns.stage)
-    reached = evolve(
-        columns,
-        kind=columns.kind[row],
-        stage=flat[place],
-        microbatch=columns.microbatch[row],
-        group=columns.group[row],
-        source=columns.source[row],
-        rank=columns.rank[row],
-    )
+    reached = evolve(columns.taken(row), stage=flat[place])
     return actions_of(len(schedule.ranks), reached)
 
 

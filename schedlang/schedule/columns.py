@@ -75,6 +75,19 @@ class Columns:
             self._rows[kinds] = np.flatnonzero(is_any(self.kind, *kinds))
         return self._rows[kinds]
 
+    def taken(self, rows: Ints) -> "Columns":
+        """Some rows, in an order that keeps that of the ranks."""
+        rank = self.rank[rows]
+        return Columns(
+            self.kind[rows],
+            self.stage[rows],
+            self.microbatch[rows],
+            self.group[rows],
+            self.source[rows],
+            rank,
+            np.searchsorted(rank, np.arange(len(self.first))),
+        )
+
     def place(self, row: int) -> tuple[int, int]:
         """The rank of an action, and its index there."""
         rank = int(self.rank[row])
