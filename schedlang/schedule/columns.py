@@ -75,6 +75,19 @@ class Columns:
             self._rows[kinds] = is_any(self.kind, *kinds).nonzero()[0]
         return self._rows[kinds]
 
+    def taken(self, rows: Ints) -> "Columns":
+        """Some rows, in an order that keeps that of the ranks."""
+        rank = self.rank[rows]
+        return Columns(
+            self.kind[rows],
+            self.stage[rows],
+            self.microbatch[rows],
+            self.group[rows],
+            self.source[rows],
+            rank,
+            np.searchsorted(rank, np.arange(len(self.first))),
+        )
+
     def place(self, row: int) -> tuple[int, int]:
         """The rank of an action, and its index there."""
         rank = int(self.rank[row])
@@ -140,6 +153,18 @@ def repeats(keys: Ints) -> tuple[Ints, Ints]:
     _, first, item = np.unique(keys, return_index=True, return_inverse=True)
     later = np.flatnonzero(first[item] != np.arange(len(keys)))
     return later, first[item[later]]
+
+
+def members(lengths: Ints, lists: Ints) -> tuple[Ints, Ints]:
+    """The members of `lists`, which are numbers of lists of some lengths that lie one after the
+    other in an array: of each member the item of `lists` that it is for, and its place in the
+    array.
+    """
+    counts = lengths[lists]
+    item = np.repeat(np.arange(len(lists)), counts)
+    nth = np.arange(len(item)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begins = np.cumsum(lengths) - lengths
+    return item, begins[lists[item]] + nth
 
 
 def actions_of(ranks: int, columns: Columns) -> tuple[Actions, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 from attrs import frozen
 
 from schedlang.schedule.actions import word
-from schedlang.schedule.columns import Columns, Flags, Ints, is_any
+from schedlang.schedule.columns import Columns, Flags, Ints, is_any, members
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 
@@ -164,13 +164,9 @@ class _Rules:
             (other, self.layout.number(s, other)) for s, each in enumerate(others) for other in each
         ]
         other, number = np.array(flat, np.int32).reshape(-1, 2).T
-        begins = np.cumsum(counts) - counts
-        count = counts[stages]
-        user = np.repeat(rows, count)
-        # The first, second, … neighbour of each op's stage.
-        nth = np.arange(len(user)) - np.repeat(np.cumsum(count) - count, count)
-        item = np.repeat(begins[stages], count) + nth
-        return user, made, other[item], self.columns.microbatch[user], number[item]
+        op, neighbour = members(counts, stages)
+        user = rows[op]
+        return user, made, other[neighbour], self.columns.microbatch[user], number[neighbour]
 
     def forward(self) -> Iterator[_Part]:
         """A forward needs the activations of the stages before; and of its own stage what attention
@@ -206,15 +202,16 @@ class _Rules:
 
     def updates(self) -> Iterator[_Part]:
         """An optimizer step needs all gradients of its stage and update, and those of replicas."""
-        for row in self.columns.where(Kind.U).tolist():
-            stage = int(self.columns.stage[row])
-            update = max(int(self.columns.microbatch[row]), 0)
-            for replica in self.layout.replicas(stage):
-                units = self.layout.units(replica) // self.layout.updates
-                microbatches = np.arange(update * units, (update + 1) * units, dtype=np.int32)
-                rows = np.full(units, row, np.int32)
-                stages = np.full(units, replica, np.int32)
-                yield rows, Kind.W, stages, microbatches, stages
+        steps = self.columns.where(Kind.U)
+        update = np.maximum(self.columns.microbatch[steps], 0)
+        starts = [pipeline.start for pipeline in self.layout.pipeline_of]
+        piece = self.columns.stage[steps] - np.array(starts, np.int32)[self.columns.stage[steps]]
+        for pipeline in self.layout.pipelines:
+            units = self.layout.units_of_update(pipeline.start)
+            first = update * units
+            microbatch = (first[:, np.newaxis] + np.arange(units, dtype=np.int32)).ravel()
+            stage = np.repeat(pipeline.start + piece, units)
+            yield np.repeat(steps, units), Kind.W, stage, microbatch, stage
 
     def stage_of(self, send: Kind) -> Ints:
         """The stage of a transfer, by its number."""

@@ -27,9 +27,8 @@ def unroll(schedule: Schedule, updates: int) -> Schedule:
     steps = steps_of(layout)
     ranks = []
     for warmup, steady in zip(schedule.stream.warmup, schedule.stream.steady, strict=True):
-        parts = [table_of(warmup)]
-        parts += [later(table_of(steady), update, steps) for update in range(updates)]
-        table = np.concatenate(parts, axis=1)
+        body = _repeated(table_of(steady), range(updates), steps)
+        table = np.concatenate([table_of(warmup), body], axis=1)
         kind, stage, microbatch = table[:3]
         # The drain leaves out the microbatches of updates that do not come.
         ranks.append(actions_from(table[:, (kind == Kind.U) | (microbatch < units[stage])]))
@@ -43,10 +42,9 @@ def repeat(schedule: S, kernels: tuple[Kernel, ...], times: int) -> S:
     for actions, kernel in zip(schedule.ranks, kernels, strict=True):
         table = table_of(actions)
         body = table[:, kernel.start : kernel.stop]
-        repeats = [later(body, more, steps) for more in range(1, times + 1)]
         rest = later(table[:, kernel.stop :], times, steps)
-        longer = np.concatenate([table[:, : kernel.stop], *repeats, rest], axis=1)
-        ranks.append(actions_from(longer))
+        parts = table[:, : kernel.start], _repeated(body, range(times + 1), steps), rest
+        ranks.append(actions_from(np.concatenate(parts, axis=1)))
     return evolve(
         schedule,
         layout=_for_updates(schedule.layout, schedule.layout.updates + times),
@@ -69,12 +67,20 @@ def steps_of(layout: Layout) -> Ints:
     for kind in Kind:
         for number in range(numbers if kind != Kind.U else 0):
             stage = layout.stage_of(kind, number)
-            steps[kind, number] = layout.units(stage) // layout.updates
+            steps[kind, number] = layout.units_of_update(stage)
     return steps
 
 
-def later(table: Ints, updates: int, steps: Ints) -> Ints:
-    """Actions, as columns, of some updates later, where `steps` are those of their layout."""
+def _repeated(table: Ints, updates: range, steps: Ints) -> Ints:
+    """Actions, as columns, once for each of some updates."""
+    later_by = np.repeat(np.array(updates), table.shape[1])
+    return later(np.tile(table, len(updates)), later_by, steps)
+
+
+def later(table: Ints, updates: int | Ints, steps: Ints) -> Ints:
+    """Actions, as columns, some updates later, all alike or each; `steps` are those of their
+    layout.
+    """
     shifted = table.copy()
     shifted[2] += updates * steps[table[0], table[1]]
     return shifted
