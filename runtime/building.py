@@ -22,6 +22,7 @@ from schedlang.runtime.stage.skips import Skip, Skips
 from schedlang.runtime.stage.slices import Past
 from schedlang.runtime.stage.stage import Loss, Stage, StagePlan
 from schedlang.runtime.stage.versions import WeightVersions, versions_of
+from schedlang.runtime.stage.weights import Weights
 from schedlang.runtime.transport.wire import Wire
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
@@ -110,6 +111,11 @@ def _parts_of_module(plan: Plan, number: int, setup: Setup, device: torch.device
     module = setup.modules[number]
     offloaded = plan.microbatches_with(Kind.OFFLOAD, number)
     if offloaded:
+        if any(hasattr(weight, "to_local") for weight in module.parameters()):
+            raise PipelineError(
+                f"the weights of stage {number} are parts of tensors (DTensor), so its activations "
+                "cannot be offloaded yet"
+            )
         parts.append(Offload(number, module, device, offloaded))
     recomputed = plan.microbatches_with(Kind.R, number)
     if any(True for _ in module.buffers()):
@@ -120,7 +126,9 @@ def _parts_of_module(plan: Plan, number: int, setup: Setup, device: torch.device
         ]
         parts.append(Buffers(number, module, recomputed, others))
     if recomputed:
-        parts.append(Repeats(number, recomputed, setup.verify))
+        parts.append(Repeats(number, module, recomputed, setup.verify))
+    if not is_sharded(module):
+        parts.append(Weights(number, module, plan.has_updates))
     return parts
 
 
@@ -162,8 +170,4 @@ def _check_sharded(number: int, parts: Sequence[Part]) -> None:
         if isinstance(part, WeightVersions):
             raise PipelineError(
                 f"stage {number} is sharded, so it cannot read older versions of its weights yet"
-            )
-        if isinstance(part, Offload):
-            raise PipelineError(
-                f"stage {number} is sharded, so its activations cannot be offloaded yet"
             )
