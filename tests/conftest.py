@@ -9,8 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support.ranks import RankServer, Run, runner
+
+# How long one example takes depends on what else the machine does.
+settings.register_profile("schedlang", deadline=None)
+settings.load_profile("schedlang")
 
 
 def blocks(text: str) -> range:

@@ -133,7 +133,7 @@ def costs(draw: st.DrawFn, stages: int) -> Costs:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_random_schedules(data: st.DataObject) -> None:
     schedule = data.draw(schedules())
