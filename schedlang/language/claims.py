@@ -201,10 +201,11 @@ class _Figures:
         return follow_weights(self._schedule)
 
 
-def _of_rank(name: str, values: Sequence[float], rank: int | None = None) -> float:
-    """A rank's figure, or the highest of all ranks."""
+def _of_rank(name: str, values: Sequence[float], rank: float | None = None) -> float:
+    """A rank's figure, or the highest of all ranks; which rank may be a figure itself."""
     if rank is None:
         return max(values)
-    if not 0 <= rank < len(values):
-        raise Fault("no-such-rank", f"`{name}({rank})`, there are ranks 0 to {len(values) - 1}", 0)
-    return values[rank]
+    if rank not in range(len(values)):
+        message = f"`{name}({rank:g})`, there are ranks 0 to {len(values) - 1}"
+        raise Fault("no-such-rank", message, 0)
+    return values[int(rank)]
