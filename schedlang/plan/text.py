@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, Actions, word
-from schedlang.schedule.columns import Ints
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.columns import Ints, is_any
+from schedlang.schedule.kinds import TRANSFERS, Kind
 
 #: Texts of one length, which end in zeros: of each row its characters.
 Table = NDArray[np.uint8]
@@ -48,7 +48,7 @@ def _text(actions: Actions, words: Table, stages: int, alone: Table, numbers: Ta
     goes_on[1:-1] = (group[1:] > 0) & (group[1:] == group[:-1])
     begins = goes_on[1:] & ~goes_on[:-1]
     ends = goes_on[:-1] & ~goes_on[1:]
-    close = np.where(ends, np.where(kind < Kind.SEND_F, 3, 2), goes_on[1:])
+    close = np.where(ends, np.where(is_any(kind, *TRANSFERS), 2, 3), goes_on[1:])
     parts = _OPEN[begins.view(np.int8)], words[which], numbers[microbatch], _CLOSE[close]
     return _joined(np.concatenate(parts, axis=1))
 

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from schedlang.schedule.columns import Columns, Flags, Floats, Ints, is_any, repeats
 from schedlang.schedule.findings import Finding
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import RECEIVES, SENDS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import Transport
@@ -41,10 +41,10 @@ class Channels:
         """The actions of the schedule."""
         return self.schedule.columns
 
-    @cached_property
+    @property
     def is_send(self) -> Flags:
         """Which actions are sends."""
-        return is_any(self.columns.kind, Kind.SEND_F, Kind.SEND_B)
+        return self.columns.is_send
 
     @property
     def has_peer(self) -> Flags:
@@ -60,14 +60,11 @@ class Channels:
     def latency(self, table: Floats) -> Floats:
         """How long each transfer takes; `table` is by what is made and the receive's number."""
         found = np.zeros(len(self.columns))
-        for send, receive, made in (
-            (Kind.SEND_F, Kind.RECV_F, Kind.F),
-            (Kind.SEND_B, Kind.RECV_B, Kind.B),
-        ):
+        for made, send in SENDS.items():
             rows = self.columns.where(send)
             numbers = other_numbers(self.schedule.layout, send)[self.columns.stage[rows]]
             found[rows] = table[made, np.minimum(numbers, table.shape[1] - 1)]
-            rows = self.columns.where(receive)
+            rows = self.columns.where(RECEIVES[made])
             found[rows] = table[made, self.columns.stage[rows]]
         # Where a message is not what its receive is for, it takes the time of what was sent.
         received = np.flatnonzero(~self.is_send & (self.partner >= 0))
@@ -132,7 +129,7 @@ class Channels:
         columns = self.columns
         rows = np.flatnonzero(self.is_send)
         microbatches = int(columns.microbatch.max(initial=0)) + 1
-        number = columns.stage[rows] * 2 + (columns.kind[rows] == Kind.SEND_B)
+        number = columns.stage[rows] * 2 + is_any(columns.kind[rows], Kind.SEND_B)
         later, _ = repeats(number * np.int64(microbatches) + columns.microbatch[rows])
         for row in rows[later].tolist():
             rank, index = columns.place(row)
@@ -144,18 +141,11 @@ class Channels:
     def mismatched(self) -> Iterator[tuple[int, Finding]]:
         """Sends whose messages meet the receives of other ones, each with what to say of it."""
         columns = self.columns
-        layout = self.schedule.layout
         sends = np.flatnonzero(self.is_send & (self.partner >= 0))
         receives = self.partner[sends]
-        numbers = np.where(
-            columns.kind[sends] == Kind.SEND_F,
-            other_numbers(layout, Kind.SEND_F)[columns.stage[sends]],
-            other_numbers(layout, Kind.SEND_B)[columns.stage[sends]],
-        )
-        is_wrong = (
-            (columns.kind[receives] != columns.kind[sends] + 1)
-            | (columns.stage[receives] != numbers)
-            | (columns.microbatch[receives] != columns.microbatch[sends])
+        tags = _tags(self.schedule.layout, columns, sends)
+        is_wrong = (tags != _tags(self.schedule.layout, columns, receives)) | (
+            columns.microbatch[receives] != columns.microbatch[sends]
         )
         wrong = zip(sends[is_wrong].tolist(), receives[is_wrong].tolist(), strict=True)
         for send, receive in wrong:
@@ -192,7 +182,7 @@ def channels_of(schedule: Schedule, transport: Transport) -> Channels:
     rows = np.flatnonzero(columns.is_transfer)
     peer[rows] = _peers(schedule, rows)
     rows = rows[peer[rows] >= 0]
-    sends = is_any(columns.kind[rows], Kind.SEND_F, Kind.SEND_B)
+    sends = columns.is_send[rows]
     own = columns.rank[rows].astype(np.int64)
     key = np.where(sends, own, peer[rows]) * len(schedule.ranks) + np.where(sends, peer[rows], own)
     if transport.apart:
@@ -243,10 +233,10 @@ def _tags(layout: Layout, columns: Columns, rows: Ints) -> Ints:
     """What each transfer carries: the kind and number of its receive."""
     found = columns.stage[rows].astype(np.int64)
     kind = columns.kind[rows]
-    for send in (Kind.SEND_F, Kind.SEND_B):
+    for send in SENDS.values():
         chosen = kind == send
         found[chosen] = other_numbers(layout, send)[found[chosen]]
-    return found * 2 + is_any(kind, Kind.SEND_B, Kind.RECV_B)
+    return found * 2 + is_any(kind, SENDS[Kind.B], RECEIVES[Kind.B])
 
 
 def other_numbers(layout: Layout, kind: Kind) -> Ints:
@@ -259,7 +249,7 @@ def _peers(schedule: Schedule, rows: Ints) -> Ints:
     """The rank at the other end of each transfer; -1 where there is none."""
     numbers = len(schedule.placement) + len(schedule.layout.skip_stages)
     table = np.full((max(Kind) + 1, numbers), -1, np.int64)
-    for kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B):
+    for kind in TRANSFERS:
         for number in range(numbers):
             peer = schedule.peer(kind, number)
             if peer is not None:

@@ -21,11 +21,10 @@ from attrs import define, field, frozen
 
 from schedlang.proof.channels import Channels, channels_of
 from schedlang.proof.graph import NEVER, NOTHING, Graph, Items
-from schedlang.schedule.columns import Columns, Floats, Ints, is_any
+from schedlang.schedule.columns import Columns, Floats, Ints
 from schedlang.schedule.costs import Costs, Durations, Transfers
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import RECEIVES, Kind
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.needs import RECEIVES
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
 from schedlang.schedule.transports import Transport
@@ -268,7 +267,7 @@ class _Build:
     def wait_for_copies(self) -> None:
         """Ops wait for what is brought back from the host."""
         needs = self.schedule.needs
-        is_op = self.columns.kind[needs.user] < Kind.SEND_F
+        is_op = ~self.columns.is_transfer[needs.user]
         is_before = (needs.maker >= 0) & (needs.maker < self.columns.batch[needs.user])
         wanted = np.flatnonzero((needs.made == Kind.RELOAD) & is_op & is_before)
         users = needs.user[wanted]
@@ -305,7 +304,7 @@ class _Build:
     def _received(self) -> tuple[Ints, Ints]:
         """The needs of ops for messages, and the receives that bring these before them."""
         needs = self.schedule.needs
-        is_op = self.columns.kind[needs.user] < Kind.SEND_F
+        is_op = ~self.columns.is_transfer[needs.user]
         is_before = (needs.receive >= 0) & (needs.receive < self.columns.batch[needs.user])
         wanted = np.flatnonzero(needs.is_message & is_op & is_before)
         return wanted, needs.receive[wanted]
@@ -374,7 +373,7 @@ class _Build:
         self.threads += len(several)
         self.wait(done[several], self.item[several], several, at_begin=True)
         self.wait(self.item[several], done[several], several)
-        receives = rows[~is_any(columns.kind[rows], Kind.SEND_F, Kind.SEND_B)]
+        receives = rows[~columns.is_send[rows]]
         sends = channels.partner[receives]
         delay = channels.latency(self._latencies)[receives]
         self.wait(done[receives], np.where(sends >= 0, done[sends], NEVER), receives, delay)

@@ -21,7 +21,8 @@ from schedlang.proof.edges import Events, ideal_events
 from schedlang.proof.graph import NOTHING, walk
 from schedlang.schedule.columns import Flags, Floats, Ints, repeats
 from schedlang.schedule.costs import Costs
-from schedlang.schedule.needs import RECEIVES, Needs
+from schedlang.schedule.kinds import RECEIVES
+from schedlang.schedule.needs import Needs
 from schedlang.schedule.schedule import Schedule
 
 

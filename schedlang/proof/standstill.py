@@ -199,7 +199,7 @@ class Standstill:
         peer, *wanted = self.other_end(row)
         text = self.schedule.ranks[rank].word(index)
         other = word(*wanted)
-        is_send = self.schedule.columns.kind[row] in (Kind.SEND_F, Kind.SEND_B)
+        is_send = bool(self.schedule.columns.is_send[row])
         done = "received" if is_send else "sent"
         message = f"`{text}` on rank {rank} is never {done}: rank {peer} has no `{other}` left"
         help = None

@@ -9,11 +9,8 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from schedlang.schedule.actions import Actions, is_send
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import AWAITS
 from schedlang.schedule.schedule import Schedule
-
-#: The messages that an op waits for, where they come from other ranks.
-NEEDS: dict[int, Kind] = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind.RECV_B}
 
 _Message = tuple[int, int, int]
 
@@ -74,8 +71,8 @@ def _uses(schedule: Schedule, rank: int) -> dict[_Message, int]:
     actions = schedule.ranks[rank]
     ops = enumerate(zip(actions.kind, actions.stage, actions.microbatch, strict=True))
     return {
-        (NEEDS[kind], number, microbatch): index
+        (AWAITS[kind], number, microbatch): index
         for index, (kind, stage, microbatch) in ops
-        if kind in NEEDS
-        for number in schedule.layout.numbers(NEEDS[kind], stage)
+        if kind in AWAITS
+        for number in schedule.layout.numbers(AWAITS[kind], stage)
     }

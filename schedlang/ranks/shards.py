@@ -26,12 +26,8 @@ from attrs import define, field, frozen
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.actions import Actions, is_transfer
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
-
-#: The ops that use the weights of their stage, and those that add to its gradients.
-_USES = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
-_ADDS = frozenset({Kind.B, Kind.W})
 
 
 class Does(Enum):
@@ -85,7 +81,7 @@ def shards(actions: Actions, stages: Container[int], places: int) -> Shards:
             continue
         if kind == Kind.U:
             walk.updated[stage] = index
-        elif kind in _USES:
+        elif kind in USES_WEIGHTS:
             walk.use(index, stage, following.get(index))
             if index in whole:
                 walk.found.after.setdefault(index, []).insert(0, (Does.REDUCE_GRAD, stage))
@@ -195,11 +191,11 @@ def _ahead(actions: Actions, stages: Container[int]) -> tuple[Mapping[int, int],
         if kind == Kind.U:
             used.pop(stage, None)
             added.discard(stage)
-        elif kind in _USES and stage in stages:
+        elif kind in USES_WEIGHTS and stage in stages:
             if stage in used:
                 following[index] = used[stage]
             used[stage] = index
-            if kind in _ADDS and stage not in added:
+            if kind in MAKERS[Kind.W] and stage not in added:
                 added.add(stage)
                 whole.add(index)
     return following, whole

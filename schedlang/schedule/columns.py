@@ -16,8 +16,8 @@ import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from schedlang.schedule.actions import Actions
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.actions import Actions, is_copy
+from schedlang.schedule.kinds import OPS, SENDS, TRANSFERS, Kind
 
 Ints = NDArray[np.integer]
 Flags = NDArray[np.bool_]
@@ -62,12 +62,17 @@ class Columns:
     @cached_property
     def is_transfer(self) -> Flags:
         """Which actions move a tensor between ranks."""
-        return self.kind >= Kind.SEND_F
+        return is_any(self.kind, *TRANSFERS)
+
+    @cached_property
+    def is_send(self) -> Flags:
+        """Which actions send a tensor."""
+        return is_any(self.kind, *SENDS.values())
 
     @cached_property
     def is_copy(self) -> Flags:
         """Which actions move activations to the host or back."""
-        return is_any(self.kind, Kind.OFFLOAD, Kind.RELOAD)
+        return is_any(self.kind, *filter(is_copy, OPS))
 
     def where(self, *kinds: Kind) -> Ints:
         """The rows of some kinds, in order."""

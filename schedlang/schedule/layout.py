@@ -5,10 +5,7 @@ from functools import cached_property
 from attrs import frozen
 
 from schedlang.schedule.actions import counterpart
-from schedlang.schedule.kinds import Kind
-
-#: The transfers of a stage with later ones; the others are with earlier ones.
-_WITH_LATER = (Kind.SEND_F, Kind.RECV_B)
+from schedlang.schedule.kinds import TRANSFERS, Kind
 
 
 @frozen
@@ -142,21 +139,22 @@ class Layout:
 
     def numbers(self, kind: int, stage: int) -> list[int]:
         """The numbers of a stage's transfers of a kind, if the other stages were on other ranks."""
-        others = self.after if kind in _WITH_LATER else self.before
+        others = self.after if TRANSFERS[kind].distance > 0 else self.before
         return [self.number(stage, other) for other in others[stage]]
 
     def ends(self, kind: int, number: int) -> tuple[int, int]:
         """The stage of a transfer, and the one at its other end, which may be past the first or
         last stage.
         """
+        distance = TRANSFERS[kind].distance
         if number in self.skip_stages:
             earlier, later = self.skip_stages[number]
-            return (earlier, later) if kind in _WITH_LATER else (later, earlier)
-        return number, number + (1 if kind in _WITH_LATER else -1)
+            return (earlier, later) if distance > 0 else (later, earlier)
+        return number, number + distance
 
     def stage_of(self, kind: int, number: int) -> int:
         """The stage of an action, whose number is that of a stage or, of a transfer, of a skip."""
-        return self.ends(kind, number)[0]
+        return self.ends(kind, number)[0] if number in self.skip_stages else number
 
     def counterpart(self, kind: int, number: int) -> tuple[Kind, int]:
         """The other end of a transfer: its kind and number."""

@@ -1,7 +1,6 @@
-"""What each action needs: the one place where the rules of pipeline training stand.
+"""What each action needs: the rules of pipeline training that depend on the layout.
 
-What others need of a backward is the gradient of its input, so that is Kind.B here, whether a whole
-backward makes it or an input half; Kind.W is the gradient of the weights.
+What a kind of op needs whatever the layout, and what it makes, is in `schedlang.schedule.kinds`.
 """
 
 from collections.abc import Iterator
@@ -12,26 +11,8 @@ from attrs import frozen
 
 from schedlang.schedule.actions import word
 from schedlang.schedule.columns import Columns, Flags, Ints, is_any
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, OPS, RECEIVES, SENDS, Kind
 from schedlang.schedule.layout import Layout
-
-#: What is there once an op of a kind has ended: an activation (F, R, RELOAD, or on the host
-#: OFFLOAD), a gradient of the input (B), of the weights (W).
-MAKES: dict[int, tuple[Kind, ...]] = {
-    Kind.F: (Kind.F,),
-    Kind.B: (Kind.B, Kind.W),
-    Kind.I: (Kind.B,),
-    Kind.W: (Kind.W,),
-    Kind.R: (Kind.R,),
-    Kind.U: (),
-    Kind.OFFLOAD: (Kind.OFFLOAD,),
-    Kind.RELOAD: (Kind.RELOAD,),
-}
-
-#: The send that brings what was made to another rank, and its receive there; of weights, gradients
-#: are summed.
-SENDS = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B}
-RECEIVES = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B}
 
 #: A kind, a stage or the number of a transfer, and a microbatch.
 Op = tuple[int, int, int]
@@ -45,7 +26,7 @@ _Part = tuple[Ints, Kind, Ints, Ints, Ints]
 class Needs:
     """What the actions of a schedule need, one item of all columns for each action and each need.
 
-    The action `user` needs what the action `maker` makes, of the kind `made` (see `MAKES`), of a
+    The action `user` needs what the action `maker` makes, of the kind `made` (see `Op.makes`), of a
     stage and microbatch. If that is made on another rank, the action `receive` brings it, and
     `number` is the number of its transfer; gradients of weights are summed instead. All are rows of
     the schedule's columns, or -1 where there is no such action.
@@ -131,16 +112,15 @@ class _Rules:
 
     def made_at(self, made: Kind) -> Ints:
         """For each slot, the action that makes something of a kind."""
-        return self.table(*(kind for kind in Kind if made in MAKES.get(kind, ())))
+        return self.table(*MAKERS[made])
 
     def all(self) -> Iterator[_Part]:
         """What every action needs."""
         yield from self.forward()
         yield from self.backward()
-        yield self.own(Kind.W, Kind.B)
-        yield self.own(Kind.R, Kind.F)
-        yield self.own(Kind.OFFLOAD, Kind.F)
-        yield self.own(Kind.RELOAD, Kind.OFFLOAD)
+        for kind, op in OPS.items():
+            if op.follows is not None:
+                yield self.own(Kind(kind), op.follows)
         yield from self.updates()
         for made, send in SENDS.items():
             rows = self.columns.where(send)
@@ -154,10 +134,12 @@ class _Rules:
         stage = self.columns.stage[rows]
         return rows, made, stage, self.columns.microbatch[rows], stage
 
-    def neighbours(self, kinds: tuple[Kind, ...], made: Kind) -> _Part:
-        """Ops need what the stages before theirs make; or, of backwards, those after."""
+    def neighbours(self, made: Kind) -> _Part:
+        """To make an activation, ops need those of the stages before theirs; or to make a gradient
+        those of the stages after.
+        """
         others = self.layout.before if made == Kind.F else self.layout.after
-        rows = self.columns.where(*kinds)
+        rows = self.columns.where(*MAKERS[made])
         stages = self.columns.stage[rows]
         counts = np.array([len(each) for each in others], np.int32)
         flat = [
@@ -176,7 +158,7 @@ class _Rules:
         """A forward needs the activations of the stages before; and of its own stage what attention
         keeps of the slice before (TeraPipe, section 3).
         """
-        yield self.neighbours((Kind.F,), Kind.F)
+        yield self.neighbours(Kind.F)
         if self.layout.slices > 1:
             rows = self.columns.where(Kind.F)
             rows = rows[self.columns.microbatch[rows] % self.layout.slices > 0]
@@ -187,7 +169,7 @@ class _Rules:
         """A backward needs its own activation, run again if it was dropped, or brought back; and
         the gradients of the stages after, and of the slice after.
         """
-        rows = self.columns.where(Kind.B, Kind.I)
+        rows = self.columns.where(*MAKERS[Kind.B])
         stage = self.columns.stage[rows]
         microbatch = self.columns.microbatch[rows]
         slots = self.slot(stage, microbatch)
@@ -199,7 +181,7 @@ class _Rules:
             (Kind.RELOAD, is_away),
         ):
             yield rows[chosen], made, stage[chosen], microbatch[chosen], stage[chosen]
-        yield self.neighbours((Kind.B, Kind.I), Kind.B)
+        yield self.neighbours(Kind.B)
         if self.layout.slices > 1:
             chosen = (microbatch + 1) % self.layout.slices > 0
             yield rows[chosen], Kind.B, stage[chosen], microbatch[chosen] + 1, stage[chosen]

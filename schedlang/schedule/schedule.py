@@ -15,7 +15,7 @@ from schedlang.diagnostics.source import Source, Span
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.columns import Columns, Flags, Ints, columns_of, is_any
 from schedlang.schedule.costs import UNIT, Costs
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.needs import Needs, needs_of
 from schedlang.schedule.transports import PORTABLE
@@ -177,7 +177,8 @@ class Schedule:
     @cached_property
     def is_forward_only(self) -> bool:
         """Whether there is no backward at all: inference."""
-        return not any({Kind.B, Kind.I, Kind.W} & set(actions.kind) for actions in self.ranks)
+        backward = {*MAKERS[Kind.B], *MAKERS[Kind.W]}
+        return not any(backward & set(actions.kind) for actions in self.ranks)
 
     @cached_property
     def has_updates(self) -> bool:

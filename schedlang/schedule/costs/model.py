@@ -9,19 +9,11 @@ from typing import Any
 from attrs import evolve, frozen
 
 from schedlang.schedule.costs.transfers import Transfers
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS, Kind
 
-_TIMES = (
-    "forward",
-    "backward",
-    "input",
-    "weight",
-    "recompute",
-    "update",
-    "overlap",
-    "offload",
-    "reload",
-)
+#: The fields that say how long ops of a kind take.
+DURATIONS = {kind: op.cost for kind, op in OPS.items()}
+_TIMES = (*DURATIONS.values(), "overlap")
 _LINKS = (
     "boundary_bytes",
     "ranks_per_node",
@@ -37,18 +29,6 @@ _BYTES = ("activation_bytes", "kept_bytes", "weights_bytes")
 #: given at a command.
 NAMES = {f"{name}_times": name for name in _TIMES} | {"p2p_time": "p2p"}
 NAMES |= {name: name for name in (*_LINKS, *_MEMORY, *_BYTES)}
-
-#: The fields that say how long ops of a kind take.
-DURATIONS = {
-    Kind.F: "forward",
-    Kind.B: "backward",
-    Kind.I: "input",
-    Kind.W: "weight",
-    Kind.R: "recompute",
-    Kind.U: "update",
-    Kind.OFFLOAD: "offload",
-    Kind.RELOAD: "reload",
-}
 
 #: Of these there is one number; the others have one for all stages, or one per stage.
 SINGLE = frozenset(["p2p", *_LINKS]) - {"boundary_bytes"}
@@ -289,19 +269,9 @@ UNIT = Costs()
 def _changes(
     forward: list[float], backward: list[float], input: list[float], weight: list[float]
 ) -> dict[int, list[float]]:
-    """What each kind of action adds to memory: a recomputation and a copy back what the forward
-    did.
-    """
-    return {
-        Kind.F: forward,
-        Kind.B: backward,
-        Kind.I: input,
-        Kind.W: weight,
-        Kind.R: forward,
-        Kind.U: [0.0] * len(forward),
-        Kind.OFFLOAD: list(map(neg, forward)),
-        Kind.RELOAD: forward,
-    }
+    """What each kind of op adds to memory: a recomputation or a copy back what the forward did."""
+    amounts = {kind: [op.holds * amount for amount in forward] for kind, op in OPS.items()}
+    return amounts | {Kind.B: backward, Kind.I: input, Kind.W: weight}
 
 
 def _spread(what: str, values: _Values, default: list[float]) -> list[float]:

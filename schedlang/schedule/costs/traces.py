@@ -1,17 +1,12 @@
 """The actions in a trace in Chrome's format: those that a run has recorded, or another tool."""
 
-import re
 from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
-from schedlang.schedule.actions import NO_MICROBATCH, is_send, is_transfer
+from schedlang.schedule.actions import NO_MICROBATCH, WORD, is_send, is_transfer
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.timeline import Bar
-
-_ACTION = re.compile(
-    rf"(\d{{1,9}})({'|'.join(sorted(Kind.__members__, key=len, reverse=True))})(\d{{1,9}})?"
-)
 
 #: What a rank did, with times in microseconds, the format's unit.
 Traced = tuple[int, Bar]
@@ -27,7 +22,7 @@ def traced_actions(events: Any) -> list[Traced]:
     for event in events if isinstance(events, list) else ():
         match event:
             case {"ph": "X", "name": str(name), "dur": int() | float() as duration} if (
-                word := _ACTION.fullmatch(name)
+                word := WORD.fullmatch(name)
             ):
                 start = event.get("ts", 0)
                 rank = event.get("pid", 0)

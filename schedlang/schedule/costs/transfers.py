@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import SENDS
 
 
 @frozen
@@ -26,7 +26,7 @@ class Transfers:
         It is the output of the stage `earlier`, or the gradient of it. Gradients of weights take no
         time to be added to those of replicas.
         """
-        if sender == receiver or kind == Kind.W:
+        if sender == receiver or kind not in SENDS:
             return 0.0
         nodes = self.ranks_per_node
         link = nodes is not None and sender // nodes != receiver // nodes
