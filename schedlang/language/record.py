@@ -359,11 +359,12 @@ class Drawing:
         free = 0
         for slot, kind, stage, microbatch, location, _ in self.rows:
             if slot < free:
-                message = (
-                    f"`{actions.word(len(actions) - 1)}` and `{word(kind, stage, microbatch)}` "
-                    f"collide on rank {self.rank} in slot {slot}"
-                )
-                raise Fault("collision", message, location)
+                earlier = actions.word(len(actions) - 1)
+                later = word(kind, stage, microbatch)
+                message = f"`{earlier}` and `{later}` collide on rank {self.rank} in slot {slot}"
+                labels = {actions.source[-1]: f"`{earlier}`, until slot {free - 1}"}
+                labels[location] = f"`{later}`, from slot {slot}"
+                raise Fault("collision", message, location, labels=labels)
             free = slot + WIDTH[kind]
             actions.add(kind, stage, microbatch, location)
         return actions
