@@ -9,8 +9,9 @@ The actions of rank 0 come first, then those of rank 1, and so on; row i of all 
     microbatch   0    1    0         0    0       0    0     ...
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 from attrs import field, frozen
@@ -48,6 +49,9 @@ class Columns:
     def batch(self) -> Ints:
         """Of each action, the first row of those that are issued together with it."""
         rows = np.arange(len(self), dtype=np.int32)
+        # group                     0  1  1  0  2  2  2
+        # rows, 0 inside a batch    0  1  0  3  4  0  0
+        # the largest so far        0  1  1  3  4  4  4
         if self.group.any():
             same_group = (self.group[1:] > 0) & (self.group[1:] == self.group[:-1])
             rows[1:][same_group & (self.rank[1:] == self.rank[:-1])] = 0
@@ -86,70 +90,69 @@ class Columns:
         return rank, int(row - self.first[rank])
 
 
+#: The columns of `Actions`, in the order of `Actions.add`.
+_NAMES = ("kind", "stage", "microbatch", "source", "group")
+
+
 def columns_of(ranks: Sequence[Actions]) -> Columns:
     """The columns of all ranks' actions."""
     lengths = [len(actions) for actions in ranks]
-    kind, stage, microbatch, group, source = (
-        np.concatenate([np.asarray(getattr(actions, name)) for actions in ranks])
+    columns = {
+        name: np.concatenate([np.asarray(getattr(actions, name)) for actions in ranks])
         if ranks
         else np.zeros(0, np.int32)
-        for name in ("kind", "stage", "microbatch", "group", "source")
-    )
-    first = np.cumsum([0, *lengths])
+        for name in _NAMES
+    }
     rank = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-    return Columns(kind, stage, microbatch, group, source, rank, first)
+    return Columns(**columns, rank=rank, first=np.cumsum([0, *lengths]))
+
+
+def actions_of(ranks: int, columns: Columns) -> tuple[Actions, ...]:
+    """The actions of each rank, from columns in the order of ranks; `first` does not count."""
+    ends = np.searchsorted(columns.rank, np.arange(ranks), "right").tolist()
+    table = [getattr(columns, name) for name in _NAMES]
+    return tuple(
+        actions_from([column[begin:end] for column in table]) for begin, end in pairwise([0, *ends])
+    )
 
 
 def table_of(actions: Actions) -> Ints:
     """The actions of one rank, a column for each and a row for each field: kind, stage, microbatch,
     source, group.
     """
-    fields = actions.kind, actions.stage, actions.microbatch, actions.source, actions.group
-    return np.array([np.asarray(field) for field in fields], np.int64)
+    return np.array([np.asarray(getattr(actions, name)) for name in _NAMES], np.int64)
 
 
-def actions_from(table: Ints) -> Actions:
+def actions_from(table: Iterable[Ints]) -> Actions:
     """The actions of one rank, from a table as `table_of` makes it."""
     actions = Actions()
-    fields = actions.kind, actions.stage, actions.microbatch, actions.source, actions.group
-    for target, column in zip(fields, table, strict=True):
+    for name, column in zip(_NAMES, table, strict=True):
+        target = getattr(actions, name)
         target.frombytes(column.astype(target.typecode).tobytes())
     return actions
 
 
 def is_any(kind: Ints, *kinds: int) -> Flags:
     """Which of some kinds are one of these."""
-    table = np.zeros(max(Kind) + 1, bool)
-    table[list(kinds)] = True
-    found: Flags = table[kind]
-    return found
+    # A look into a table is one pass over them, comparisons would be one for each kind.
+    is_one = np.zeros(max(Kind) + 1, bool)
+    is_one[list(kinds)] = True
+    flags: Flags = is_one[kind]
+    return flags
 
 
 def repeats(keys: Ints) -> tuple[Ints, Ints]:
-    """The items whose key, which is not negative, an earlier one has; and the first one that has
-    it.
+    """The items whose key an earlier one has, and for each the first item that has it; keys are 0
+    or more.
     """
     nothing = np.zeros(0, np.int64)
     if not len(keys):
         return nothing, nothing
-    # To count them is faster than to sort them, where they are not far apart.
+    # Most schedules repeat nothing. To see that by counting is faster than by sorting, as long as
+    # the counts do not take much more room than the keys.
     are_near = keys.max() < 8 * len(keys) + 1000
     if are_near and np.bincount(keys).max() == 1:
         return nothing, nothing
     _, first, item = np.unique(keys, return_index=True, return_inverse=True)
     later = np.flatnonzero(first[item] != np.arange(len(keys)))
     return later, first[item[later]]
-
-
-def actions_of(ranks: int, columns: Columns) -> tuple[Actions, ...]:
-    """The actions of each rank, from columns in the order of ranks; `first` does not count."""
-    ends = np.searchsorted(columns.rank, np.arange(ranks), "right").tolist()
-    found = []
-    for begin, end in zip([0, *ends], ends, strict=False):
-        actions = Actions()
-        for name in ("kind", "stage", "microbatch", "source", "group"):
-            target = getattr(actions, name)
-            column = getattr(columns, name)[begin:end]
-            target.frombytes(column.astype(target.typecode).tobytes())
-        found.append(actions)
-    return tuple(found)

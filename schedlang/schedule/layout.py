@@ -29,11 +29,9 @@ def wrong_skip(earlier: int, later: int, stages: int) -> str | None:
         return f"leads to no stage: there are stages 0 to {stages - 1}"
     if later <= earlier:
         return "does not lead forward"
-    return (
-        "leads to the next stage, which gets what that one makes anyway"
-        if later == earlier + 1
-        else None
-    )
+    if later == earlier + 1:
+        return "leads to the next stage, which gets what that one makes anyway"
+    return None
 
 
 @frozen
@@ -54,6 +52,11 @@ class Layout:
     at both ends, behind those of all stages.
     """
 
+    # The numbers of transfers, here of four stages with a skip from stage 0 to stage 3:
+    #
+    #     stage 0 ─────── stage 1 ─────── stage 2 ─────── stage 3
+    #        │  0SEND_F 1RECV_F  1SEND_F 2RECV_F  2SEND_F 3RECV_F  │
+    #        └── 4SEND_F ──────────────────────────────── 4RECV_F ─┘
     placement: tuple[int, ...]
     pipelines: tuple[Pipeline, ...]
     slices: int = 1
@@ -108,26 +111,30 @@ class Layout:
         """The earlier and the later stage of every skip, by its number: those of the first
         pipeline, then the next.
         """
-        pairs = ((each.start + a, each.start + b) for each in self.pipelines for a, b in self.skips)
+        pairs = (
+            (pipeline.start + earlier, pipeline.start + later)
+            for pipeline in self.pipelines
+            for earlier, later in self.skips
+        )
         return dict(enumerate(pairs, len(self.placement)))
 
     @cached_property
     def before(self) -> tuple[tuple[int, ...], ...]:
         """For each stage those whose outputs it takes: the one before, then those of skips."""
-        found = [
-            [] if self.is_first(stage) else [stage - 1] for stage in range(len(self.placement))
-        ]
+        stages = range(len(self.placement))
+        before = [[] if self.is_first(stage) else [stage - 1] for stage in stages]
         for earlier, later in self.skip_stages.values():
-            found[later].append(earlier)
-        return tuple(map(tuple, found))
+            before[later].append(earlier)
+        return tuple(map(tuple, before))
 
     @cached_property
     def after(self) -> tuple[tuple[int, ...], ...]:
         """For each stage those that take its output: the one after, then those of skips."""
-        found = [[] if self.is_last(stage) else [stage + 1] for stage in range(len(self.placement))]
+        stages = range(len(self.placement))
+        after = [[] if self.is_last(stage) else [stage + 1] for stage in stages]
         for earlier, later in self.skip_stages.values():
-            found[earlier].append(later)
-        return tuple(map(tuple, found))
+            after[earlier].append(later)
+        return tuple(map(tuple, after))
 
     @cached_property
     def _skip_numbers(self) -> dict[tuple[int, int], int]:
@@ -168,12 +175,10 @@ class Layout:
         """
         stage, other = self.ends(kind, number)
         pipeline = self.pipeline_of[stage]
-        if (
-            not pipeline.start <= other < pipeline.stop
-            or self.placement[other] == self.placement[stage]
-        ):
+        if not pipeline.start <= other < pipeline.stop:
             return None
-        return self.placement[other]
+        peer = self.placement[other]
+        return None if peer == self.placement[stage] else peer
 
     def stages_of(self, rank: int) -> list[int]:
         """The stages that a rank holds, in order."""
@@ -182,7 +187,7 @@ class Layout:
     @cached_property
     def _held(self) -> dict[int, list[int]]:
         """The stages of each rank that has any."""
-        found: dict[int, list[int]] = {}
+        stages: dict[int, list[int]] = {}
         for stage, rank in enumerate(self.placement):
-            found.setdefault(rank, []).append(stage)
-        return found
+            stages.setdefault(rank, []).append(stage)
+        return stages

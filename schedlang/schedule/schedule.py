@@ -136,11 +136,9 @@ class Schedule:
         are done.
         """
         rule = self.weights_of(stage)
-        return (
-            max(self.layout.update_of(stage, microbatch) - rule.delay, 0)
-            if rule.name == "delay"
-            else done
-        )
+        if rule.name == "delay":
+            return max(self.layout.update_of(stage, microbatch) - rule.delay, 0)
+        return done
 
     @cached_property
     def recomputed(self) -> frozenset[tuple[int, int]]:
@@ -186,22 +184,25 @@ class Schedule:
         return any(Kind.U in set(actions.kind) for actions in self.ranks)
 
     def keeps(self, kind: int, stage: int, microbatch: int) -> bool:
-        """Whether what an op adds to the memory stays after it: not if there is no backward, or a
-        recomputation.
+        """Whether what an op adds to the memory stays after it.
+
+        What a forward adds does not, where no backward will need it, or one that recomputes it.
         """
-        return kind != Kind.F or not (
-            self.is_forward_only or (stage, microbatch) in self.recomputed
-        )
+        if kind != Kind.F:
+            return True
+        return not self.is_forward_only and (stage, microbatch) not in self.recomputed
 
     def keeps_all(self, kinds: Ints, stages: Ints, microbatches: Ints) -> Flags:
         """`keeps` of many ops."""
+        is_forward = is_any(kinds, Kind.F)
         if self.is_forward_only:
-            return ~is_any(kinds, Kind.F)
+            return ~is_forward
         if not self.recomputed:
             return np.ones(len(kinds), bool)
         units = int(microbatches.max(initial=0)) + 1
         dropped = [stage * units + microbatch for stage, microbatch in self.recomputed]
-        return ~is_any(kinds, Kind.F) | ~np.isin(stages * np.int64(units) + microbatches, dropped)
+        is_dropped = np.isin(stages * np.int64(units) + microbatches, dropped)
+        return ~(is_forward & is_dropped)
 
     def peer(self, kind: int, number: int) -> int | None:
         """See `Layout.peer`."""

@@ -21,18 +21,26 @@ S = TypeVar("S", bound=Schedule)
 
 def unroll(schedule: Schedule, updates: int) -> Schedule:
     """The schedule of a stream for some number of updates, as one list per rank."""
+    # With two microbatches an update, and one forward ahead, of three updates:
+    #
+    #     warmup    F0
+    #     steady       F1 B0  F2 B1  U
+    #     + 1                           F3 B2  F4 B3  U
+    #     + 2                                            F5 B4  F6 B5  U
+    #
+    # F6 is of an update that does not come: the drain leaves it out.
     assert schedule.stream is not None
     layout = _for_updates(schedule.layout, updates)
     units = np.array([layout.units(stage) for stage in range(len(layout.placement))])
     steps = steps_of(layout)
     ranks = []
     for warmup, steady in zip(schedule.stream.warmup, schedule.stream.steady, strict=True):
-        parts = [table_of(warmup)]
-        parts += [later(table_of(steady), update, steps) for update in range(updates)]
-        table = np.concatenate(parts, axis=1)
+        of_one_update = table_of(steady)
+        parts = [later(of_one_update, update, steps) for update in range(updates)]
+        table = np.concatenate([table_of(warmup), *parts], axis=1)
         kind, stage, microbatch = table[:3]
-        # The drain leaves out the microbatches of updates that do not come.
-        ranks.append(actions_from(table[:, (kind == Kind.U) | (microbatch < units[stage])]))
+        comes = (kind == Kind.U) | (microbatch < units[stage])
+        ranks.append(actions_from(table[:, comes]))
     return evolve(schedule, layout=layout, ranks=tuple(ranks), stream=None)
 
 
@@ -42,19 +50,17 @@ def repeat(schedule: S, kernels: tuple[Kernel, ...], times: int) -> S:
     ranks = []
     for actions, kernel in zip(schedule.ranks, kernels, strict=True):
         table = table_of(actions)
+        before = table[:, : kernel.stop]
         body = table[:, kernel.start : kernel.stop]
         repeats = [later(body, more, steps) for more in range(1, times + 1)]
         rest = later(table[:, kernel.stop :], times, steps)
-        longer = np.concatenate([table[:, : kernel.stop], *repeats, rest], axis=1)
-        ranks.append(actions_from(longer))
-    return evolve(
-        schedule,
-        layout=_for_updates(schedule.layout, schedule.layout.updates + times),
-        ranks=tuple(ranks),
-    )
+        ranks.append(actions_from(np.concatenate([before, *repeats, rest], axis=1)))
+    layout = _for_updates(schedule.layout, schedule.layout.updates + times)
+    return evolve(schedule, layout=layout, ranks=tuple(ranks))
 
 
 def _for_updates(layout: Layout, updates: int) -> Layout:
+    """The layout with as many microbatches for each update, and another number of updates."""
     pipelines = tuple(
         evolve(pipeline, microbatches=pipeline.microbatches // layout.updates * updates)
         for pipeline in layout.pipelines
@@ -63,18 +69,22 @@ def _for_updates(layout: Layout, updates: int) -> Layout:
 
 
 def steps_of(layout: Layout) -> Ints:
-    """By kind and number of an action, how many microbatches, or updates, one update is."""
+    """By kind and number of an action, by how much its microbatch grows from one update to the
+    next.
+    """
     numbers = len(layout.placement) + len(layout.skip_stages)
+    # An optimizer step has the number of its update, which grows by one.
     steps = np.ones((max(Kind) + 1, numbers), np.int64)
-    for kind in Kind:
-        for number in range(numbers if kind != Kind.U else 0):
+    for kind in set(Kind) - {Kind.U}:
+        for number in range(numbers):
             stage = layout.stage_of(kind, number)
             steps[kind, number] = layout.units(stage) // layout.updates
     return steps
 
 
 def later(table: Ints, updates: int, steps: Ints) -> Ints:
-    """Actions, as columns, of some updates later, where `steps` are those of their layout."""
+    """Actions, as a table, of some updates later, where `steps` are those of their layout."""
+    kind, number, *_ = table
     shifted = table.copy()
-    shifted[2] += updates * steps[table[0], table[1]]
+    shifted[2] += updates * steps[kind, number]
     return shifted

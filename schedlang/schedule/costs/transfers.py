@@ -28,6 +28,7 @@ class Transfers:
         """
         if sender == receiver or kind not in SENDS:
             return 0.0
-        nodes = self.ranks_per_node
-        link = nodes is not None and sender // nodes != receiver // nodes
-        return self.latency[link] + self.boundary_bytes[earlier] / self.bandwidth[link]
+        size = self.ranks_per_node
+        is_between = size is not None and sender // size != receiver // size
+        latency = self.latency[is_between]
+        return latency + self.boundary_bytes[earlier] / self.bandwidth[is_between]
