@@ -35,9 +35,10 @@ def _unknown(schedule: Schedule) -> list[Finding]:
     stages = len(schedule.placement)
     numbers = stages + len(layout.skip_stages) * columns.is_transfer
     is_stage = (columns.stage >= 0) & (columns.stage < numbers)
+    # What stands for stage 0 here has a finding already.
     stage = _stages(schedule, np.where(is_stage, columns.stage, 0))
     rank = np.array(schedule.placement)[stage]
-    units = np.array([layout.units(each) for each in range(stages)])[stage]
+    units = np.array([layout.units(s) for s in range(stages)])[stage]
     is_update = columns.kind == Kind.U
     is_unit = is_update | ((columns.microbatch >= 0) & (columns.microbatch < units))
 
@@ -215,25 +216,25 @@ def _offloads(schedule: Schedule) -> list[Finding]:
     if not len(away) and not len(back):
         return []
     away_slots, back_slots, again_slots = (_slots(columns, rows) for rows in (away, back, again))
-    wrong = [
-        (
-            away[np.isin(away_slots, again_slots)],
-            "offloaded, but dropped after the forward: `R` makes them again",
-        ),
-        (away[~np.isin(away_slots, back_slots)], "offloaded, and never reloaded"),
-        (back[~np.isin(back_slots, away_slots)], "reloaded, and never offloaded"),
-    ]
+    dropped = away[np.isin(away_slots, again_slots)]
+    never_back = away[~np.isin(away_slots, back_slots)]
+    never_away = back[~np.isin(back_slots, away_slots)]
+    wrong = (
+        (dropped, "offloaded, but dropped after the forward: `R` makes them again"),
+        (never_back, "offloaded, and never reloaded"),
+        (never_away, "reloaded, and never offloaded"),
+    )
+    # The first is that of the stage and microbatch whose ops begin first.
     ops = np.flatnonzero(~columns.is_transfer & (columns.kind != Kind.U))
     slots, first = np.unique(_slots(columns, ops), return_index=True)
-    found = []
+    candidates = []
     for rows, what in wrong:
-        starts = ops[first[np.searchsorted(slots, _slots(columns, rows))]]
-        found += [
-            (start, row, what) for start, row in zip(starts.tolist(), rows.tolist(), strict=True)
-        ]
-    if not found:
+        begins = ops[first[np.searchsorted(slots, _slots(columns, rows))]]
+        for begin, row in zip(begins.tolist(), rows.tolist(), strict=True):
+            candidates.append((begin, row, what))
+    if not candidates:
         return []
-    _, row, what = min(found, key=lambda each: each[0])
+    _, row, what = min(candidates, key=lambda candidate: candidate[0])
     microbatch = int(columns.microbatch[row])
     stage = int(columns.stage[row])
     message = f"the activations of microbatch {microbatch} on stage {stage} are {what}"

@@ -70,6 +70,11 @@ class Layout:
         return sum(pipeline.microbatches for pipeline in self.pipelines)
 
     @property
+    def all_numbers(self) -> range:
+        """The numbers that transfers can have: those of the stages, then those of the skips."""
+        return range(len(self.placement) + len(self.skip_stages))
+
+    @property
     def pieces(self) -> int:
         """Into how many stages the model is cut: those of one pipeline; the others' are replicas of
         them.

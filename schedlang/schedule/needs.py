@@ -113,7 +113,7 @@ class _Rules:
         stages = range(len(layout.placement))
         #: The tables below have a slot for each microbatch of each stage, and of each skip.
         self.stride = max(map(layout.units, stages))
-        self.slots = (len(stages) + len(layout.skip_stages)) * self.stride
+        self.slots = len(layout.all_numbers) * self.stride
         self.tables: dict[tuple[Kind, ...], Ints] = {}
 
     def slot(self, number: Ints, microbatch: Ints) -> Ints:
@@ -209,9 +209,10 @@ class _Rules:
 
     def sends(self) -> Iterator[_Part]:
         """A send needs what it carries."""
-        numbers = range(len(self.layout.placement) + len(self.layout.skip_stages))
+        layout = self.layout
         for made, send in SENDS.items():
-            stage_of = np.array([self.layout.stage_of(send, each) for each in numbers], np.int32)
             rows = self.columns.where(send)
             number = self.columns.stage[rows]
-            yield _Part(made, rows, stage_of[number], self.columns.microbatch[rows], number)
+            stages = [layout.stage_of(send, number) for number in layout.all_numbers]
+            stage = np.array(stages, np.int32)[number]
+            yield _Part(made, rows, stage, self.columns.microbatch[rows], number)

@@ -72,11 +72,10 @@ def steps_of(layout: Layout) -> Ints:
     """By kind and number of an action, by how much its microbatch grows from one update to the
     next.
     """
-    numbers = len(layout.placement) + len(layout.skip_stages)
     # An optimizer step has the number of its update, which grows by one.
-    steps = np.ones((max(Kind) + 1, numbers), np.int64)
+    steps = np.ones((max(Kind) + 1, len(layout.all_numbers)), np.int64)
     for kind in set(Kind) - {Kind.U}:
-        for number in range(numbers):
+        for number in layout.all_numbers:
             stage = layout.stage_of(kind, number)
             steps[kind, number] = layout.units(stage) // layout.updates
     return steps
