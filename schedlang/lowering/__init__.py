@@ -14,7 +14,6 @@ from schedlang.lowering.defer import defer
 from schedlang.lowering.early import post_early
 from schedlang.lowering.fuse import fuse
 from schedlang.schedule.actions import Actions, is_transfer
-from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import PORTABLE, transports
 
@@ -33,13 +32,14 @@ def lower(schedule: Schedule) -> Schedule:
     nothing.
     """
     if writes_communication(schedule):
-        return evolve(schedule, ranks=tuple(_reachable(schedule, each) for each in schedule.ranks))
+        ranks = tuple(_reachable(schedule, actions) for actions in schedule.ranks)
+        return evolve(schedule, ranks=ranks)
     return co_issue(schedule)
 
 
 def writes_communication(schedule: Schedule) -> bool:
     """Whether a schedule has sends or receives."""
-    return any(is_transfer(max(actions.kind, default=Kind.F)) for actions in schedule.ranks)
+    return any(is_transfer(kind) for actions in schedule.ranks for kind in set(actions.kind))
 
 
 def _reachable(schedule: Schedule, actions: Actions) -> Actions:

@@ -27,18 +27,24 @@ def lower_stream(
     goes on so for any number of updates. By then the ranks hold as many versions of their weights
     as they ever will.
     """
-    small, large = (lowering(unroll(schedule, updates)) for updates in (2, 3))
+    # The rows of a rank for two updates, for three, and for four; `inserted` is the kernel:
+    #
+    #     small     A B C
+    #     large     A B [inserted] C, one update later
+    #     larger    A B [inserted] [inserted, one update later] C, two updates later
+    small = lowering(unroll(schedule, 2))
+    large = lowering(unroll(schedule, 3))
     for updates in range(4, _MOST_UPDATES + 3):
         larger = lowering(unroll(schedule, updates))
         steps = steps_of(large.layout)
         kernels = [_kernel(a, b, steps) for a, b in zip(small.ranks, large.ranks, strict=True)]
-        found = tuple(kernel for kernel in kernels if kernel is not None)
+        known = tuple(kernel for kernel in kernels if kernel is not None)
         if (
-            len(found) == len(kernels)
-            and repeat(large, found, 1).ranks == larger.ranks
+            len(known) == len(kernels)
+            and repeat(large, known, 1).ranks == larger.ranks
             and follow_weights(large).held == follow_weights(larger).held
         ):
-            return large, found
+            return large, known
         small = large
         large = larger
     place = Label(schedule.spans[0])
@@ -48,7 +54,8 @@ def lower_stream(
 
 def _kernel(small: Actions, large: Actions, steps: Ints) -> Kernel | None:
     """The rows of `large` that it has more than `small`, with all behind them one update later."""
-    shorter, longer = table_of(small), table_of(large)
+    shorter = table_of(small)
+    longer = table_of(large)
     inserted = len(large) - len(small)
     if inserted < 0:
         return None

@@ -71,7 +71,7 @@ def _first_uses(schedule: Schedule, rank: int) -> list[tuple[Communicator, int]]
         if len(batch) > 1:
             communicator = (everyone, True)
         else:
-            peer = schedule.peer(actions.kind[batch.start], actions.stage[batch.start])
+            peer = schedule.peer_of(rank, batch.start)
             assert peer is not None
             communicator = ((min(rank, peer), max(rank, peer)), False)
         first.setdefault(communicator, batch.start)

@@ -50,9 +50,9 @@ def _asymmetric(schedule: Schedule) -> Iterator[Finding]:
         actions = schedule.ranks[rank]
         for start, _ in parts:
             mirror = frozenset(
-                _other_end(schedule, rank, index)
+                word(*schedule.other_end(rank, index))
                 for index in actions.batch(start)
-                if _peer(schedule, rank, index) == peer
+                if schedule.peer_of(rank, index) == peer
             )
             if mirror not in batches.get((peer, rank), ()):
                 message = (
@@ -90,7 +90,8 @@ def _parts(schedule: Schedule, batched: bool) -> dict[Pair, list[Part]]:
                 continue
             words_with: dict[int, set[str]] = {}
             for index in batch:
-                peer = _peer(schedule, rank, index)
+                peer = schedule.peer_of(rank, index)
+                assert peer is not None
                 words_with.setdefault(peer, set()).add(actions.word(index))
             for peer, words in words_with.items():
                 parts.setdefault((rank, peer), []).append((batch.start, frozenset(words)))
@@ -104,14 +105,14 @@ def _needs_tags(schedule: Schedule) -> Iterator[Finding]:
     sent: dict[Pair, list[tuple[str, int]]] = {}
     received: dict[Pair, list[int]] = {}
     for rank, actions in enumerate(schedule.ranks):
-        for index, (kind, number) in enumerate(zip(actions.kind, actions.stage, strict=True)):
+        for index, kind in enumerate(actions.kind):
             if not is_transfer(kind):
                 continue
-            peer = _peer(schedule, rank, index)
+            peer = schedule.peer_of(rank, index)
+            assert peer is not None
             if is_send(kind):
-                _, number_there = schedule.layout.counterpart(kind, number)
-                receive = _other_end(schedule, rank, index)
-                sent.setdefault((rank, peer), []).append((receive, number_there))
+                receive = schedule.other_end(rank, index)
+                sent.setdefault((rank, peer), []).append((word(*receive), receive[1]))
             else:
                 received.setdefault((peer, rank), []).append(index)
     help = "receive in the order of the sends: other transports match messages by it"
@@ -129,17 +130,3 @@ def _needs_tags(schedule: Schedule) -> Iterator[Finding]:
                 place = actions.source[index]
                 yield Finding("needs-tags", message, receiver, place, help=help, numbers=numbers)
                 break
-
-
-def _peer(schedule: Schedule, rank: int, index: int) -> int:
-    """The rank at the other end of a transfer; a schedule that is proved has one."""
-    kind, number, *_ = schedule.ranks[rank].row(index)
-    peer = schedule.peer(kind, number)
-    assert peer is not None
-    return peer
-
-
-def _other_end(schedule: Schedule, rank: int, index: int) -> str:
-    """The other end of a transfer, as an action."""
-    kind, number, microbatch, *_ = schedule.ranks[rank].row(index)
-    return word(*schedule.layout.counterpart(kind, number), microbatch)

@@ -208,6 +208,18 @@ class Schedule:
         """See `Layout.peer`."""
         return self.layout.peer(kind, number)
 
+    def peer_of(self, rank: int, index: int) -> int | None:
+        """`peer` of a transfer, action `index` of a rank."""
+        actions = self.ranks[rank]
+        return self.layout.peer(actions.kind[index], actions.stage[index])
+
+    def other_end(self, rank: int, index: int) -> tuple[Kind, int, int]:
+        """The other end of a transfer, action `index` of a rank: its kind, number and
+        microbatch.
+        """
+        kind, number, microbatch, *_ = self.ranks[rank].row(index)
+        return *self.layout.counterpart(kind, number), microbatch
+
     def stages_of(self, rank: int) -> list[int]:
         """The stages that a rank holds, in order."""
         return self.layout.stages_of(rank)
