@@ -230,32 +230,29 @@ class Codegen:
             case syntax.Let() | syntax.Require() | syntax.Assert():
                 return self.statement(item)
             case syntax.Stage():
-                return [f"stages({self.stages(item)})"]
+                return [f"stages({self.stage_line(item)})"]
             case syntax.Pipeline():
                 return [self.pipeline(item)]
             case syntax.Rank() | syntax.Repeated() | syntax.Objective():
                 return []
         return [self.setting(item)]
 
-    def stages(self, item: syntax.Stage) -> str:
-        """How many stages there are and which rank holds each, as arguments."""
+    def stage_line(self, item: syntax.Stage) -> str:
+        """How many stages there are and which rank holds each, as one value."""
         rank = self.function(item.name, item.rank)
-        return (
-            f"{self.bounds(item.range)}, {rank}, {self.location(item)}, {self.location(item.rank)}"
-        )
+        locations = f"{self.location(item)}, {self.location(item.rank)}"
+        return f"stage_line({self.bounds(item.range)}, {rank}, {locations})"
 
     def pipeline(self, item: syntax.Pipeline) -> str:
         """The line of one pipeline, or of several that differ by a number."""
         name = item.name.text
         self.pipelines.add(name)
         share = self.location(item.microbatches)
+        arguments = f"{self.stage_line(item.stage)}, {self.expression(item.microbatches)}"
         if item.number is None:
-            microbatches = self.expression(item.microbatches)
-            arguments = f"{self.stages(item.stage)}, {microbatches}"
             return f"{variable(name)} = pipeline({name!r}, {share}, {arguments})"
         assert item.range
         number = variable(item.number.text)
-        arguments = f"{self.stages(item.stage)}, {self.expression(item.microbatches)}"
         return (
             f"{variable(name)} = pipelines({name!r}, {share}, {self.bounds(item.range)}, "
             f"{self.location(item.range)}, lambda {number}: ({arguments}))"
@@ -274,20 +271,21 @@ class Codegen:
             case syntax.Link(name, number):
                 return f"link({self.function(name, number)}, {self.location(item)})"
             case syntax.Cost(word, stage, value):
-                table = "memory" if isinstance(item, syntax.Memory) else "cost"
+                is_memory = isinstance(item, syntax.Memory)
+                is_per_stage = stage is not None
                 locations = f"{self.location(item)}, {self.location(value)}"
                 return (
-                    f"price({table!r}, {word!r}, {self.function(stage, value)}, "
-                    f"{stage is not None}, {locations})"
+                    f"price({word!r}, {is_memory}, {self.function(stage, value)}, {is_per_stage}, "
+                    f"{locations})"
                 )
             case syntax.Pass(name):
-                return f"change({name!r}, {self.location(item)})"
+                return f"change({name!r}, {self.location(item)}, ())"
             case syntax.Fill(limit):
-                arguments = f", {self.expression(limit)}" if limit else ""
-                return f"change('fill', {self.location(item)}{arguments})"
+                values = f"({self.expression(limit)},)" if limit else "()"
+                return f"change('fill', {self.location(item)}, {values})"
             case syntax.Recompute(_, range):
-                arguments = f"{self.bounds(range)}, {self.location(range)}"
-                return f"change('recompute', {self.location(item)}, {arguments})"
+                values = f"({self.bounds(range)}, {self.location(range)})"
+                return f"change('recompute', {self.location(item)}, {values})"
         raise TypeError(f"not an item: {item}")
 
     # The order
