@@ -43,15 +43,14 @@ def check_claims(schedule: Schedule, execution: Execution, given: Costs = UNIT) 
     rank r holds, `staleness` the most updates by which any are behind.
     """
     figures = _Figures(schedule, execution)
-    others = (_TIMES if given.gives_times else frozenset()) | (
-        _AMOUNTS if given.gives_memory else frozenset()
-    )
-    findings = [
-        finding
-        for claim in schedule.claims
-        if not claim.statement.figures & others
-        if (finding := _check(schedule, claim, figures))
-    ]
+    others: frozenset[str] = frozenset()
+    if given.gives_times:
+        others |= _TIMES
+    if given.gives_memory:
+        others |= _AMOUNTS
+    claims = [claim for claim in schedule.claims if not claim.statement.figures & others]
+    checked = [_check(schedule, claim, figures) for claim in claims]
+    findings = [finding for finding in checked if finding is not None]
     if findings:
         raise CompileError(diagnose(schedule, findings))
 

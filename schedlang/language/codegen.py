@@ -3,6 +3,17 @@
 The Python of a program is made once and serves all sizes. Names become `v_name`; everything else
 that it calls is a method or function of `schedlang.language.declarations`. Calls that can fail say
 where they stand in the program with their last argument, a location: an index into its spans.
+
+    param ranks = 4                        v_ranks = param('ranks', lambda: 4, 1)
+    rank r {                               def program(v_r, op, held, chunks):
+        let warmup = ranks - 1 - r          v_warmup = ((v_ranks - 1) - v_r)
+        repeat warmup {                     for _ in repeat(v_warmup, 2, 4):
+            F(next)                          op((5, None, None))
+        }
+        for m in 0 .. n / r {               for v_m in count(0, divide_quotient(v_n, v_r, 6), 2, 7):
+            B(m)                             op((8, None, v_m))
+        }
+    }
 """
 
 from __future__ import annotations
@@ -77,7 +88,8 @@ def _generate(
 ) -> Code:
     tree = key.it
     codegen = Codegen(positive=positive)
-    codegen.location(tree.name)  # the first location stands for the schedule as a whole
+    # The first location stands for the schedule as a whole.
+    codegen.location(tree.name)
     items = "\n".join(line for item in tree.items for line in codegen.item(item))
     order = next(item for item in tree.items if isinstance(item, syntax.Rank | syntax.Repeated))
     codegen.notes_variables = notes_variables
@@ -179,15 +191,16 @@ class Codegen:
         """An operation; division looks at its divisor and multiplication at its size, unless what
         is known of the right operand makes it safe.
         """
-        operands = self.expression(left), self.expression(right)
-        literal = isinstance(right, expressions.Number) and right.value > 0
-        if operator in _CHECKED and not literal:
+        left_text = self.expression(left)
+        right_text = self.expression(right)
+        is_literal = isinstance(right, expressions.Number) and right.value > 0
+        if operator in _CHECKED and not is_literal:
             location = self.location(node)
             if not 0 < self.bound(right) <= LARGEST:
-                return f"{_CHECKED[operator]}({', '.join(operands)}, {location})"
+                return f"{_CHECKED[operator]}({left_text}, {right_text}, {location})"
         if operator in ("and", "or"):
-            return f"bool({operands[0]} {operator} {operands[1]})"
-        return f"({operands[0]} {_PYTHON.get(operator, operator)} {operands[1]})"
+            return f"bool({left_text} {operator} {right_text})"
+        return f"({left_text} {_PYTHON.get(operator, operator)} {right_text})"
 
     def bound(self, node: syntax.Node) -> int:
         """What an expression that is 1 or more is at most; 0 for one that may be less."""
@@ -391,29 +404,31 @@ class Codegen:
         """The line that adds an op to the calls."""
         location = self.location(node)
         values = [self.expression(arg) for arg in args]
+        is_bare = not values
         slices = 1 if self.has_slices else 0
         if word == "U":
-            stage = values[0] if values else "s"
-            bare = not values
+            # A bare `U` is one call for each stage of the rank.
+            stage = "s" if is_bare else values[0]
             values = [stage, "0", *["0"] * slices]
         else:
-            bare = not values
+            # What is left open is at the left: a bare `W` leaves all open, `F(m)` its stage.
             values = values or ["None"] * (1 + slices)
             values = ["None"] * (2 + slices - len(values)) + values
         self.sites[location] = CallSite(
             word,
             names_stage=values[0] != "None",
             is_next=values[1] == "None",
-            is_bare=bare,
+            is_bare=is_bare,
             part=self._part,
             loops=tuple(self._scope.loops),
         )
         call = f"op(({location}, {', '.join(values)}))"
-        return f"for s in held: {call}" if word == "U" and bare else call
+        return f"for s in held: {call}" if word == "U" and is_bare else call
 
     def claim(self, node: syntax.Assert) -> str:
         """The line that keeps a claim with the values of the names that it speaks of."""
         location = self.location(node.condition)
+        # What the condition refers to, and what the functions refer to that it calls.
         values: list[str] = []
         functions: dict[str, syntax.Fn] = {}
         figures: set[str] = set()
