@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo example test test-browser explore faults nodes fuzz mutation gallery pictures
-.PHONY: bench bench-runtime bench-walk bench-prediction
+.PHONY: bench bench-start bench-runtime bench-walk bench-prediction
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -71,6 +71,10 @@ mutation: .venv/installed
 bench: .venv/installed
 	$(BIN)/pip install --quiet matplotlib && mkdir -p build
 	$(BIN)/python benchmarks/compile.py $(BENCH) --plot build/compile.svg
+
+# What it costs to start a command.
+bench-start: .venv/installed
+	$(BIN)/python benchmarks/start.py
 
 # The runtime against torch's own pipelining: processor time per action, and time per step.
 bench-runtime: .venv/installed

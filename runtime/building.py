@@ -13,7 +13,10 @@ from schedlang.runtime.gradients.updates import replica_updates
 from schedlang.runtime.part import Part
 from schedlang.runtime.processes import Processes
 from schedlang.runtime.setup import Setup
+from schedlang.runtime.stage.audit import Audit
+from schedlang.runtime.stage.buffers import Buffers
 from schedlang.runtime.stage.offload import Offload
+from schedlang.runtime.stage.repeats import Repeats
 from schedlang.runtime.stage.shards import Shards, is_sharded
 from schedlang.runtime.stage.skips import Skip, Skips
 from schedlang.runtime.stage.slices import Past
@@ -39,11 +42,11 @@ def build_stages(
         loss = None
         if setup.loss_fn is not None and layout.is_last(number):
             loss = Loss(setup.loss_fn, scale / layout.slices)
-        parts = _parts_of_stage(plan, number, versions.get(number), skips)
-        offloaded = plan.microbatches_with(Kind.OFFLOAD, number)
-        if offloaded:
-            # The last one, which keeps hold of nothing that the others hold anyway.
-            parts.append(Offload(number, module, device, offloaded))
+        outer = _parts_of_stage(plan, number, versions.get(number), skips)
+        parts = _parts_of_module(plan, number, setup, device)
+        if setup.audit:
+            parts.append(_audit(plan, number, setup, device, loss, outer))
+        parts += outer
         if is_sharded(module):
             _check_sharded(number, parts)
         stages[number] = Stage(
@@ -101,6 +104,46 @@ def _parts_of_stage(
     return parts
 
 
+def _parts_of_module(plan: Plan, number: int, setup: Setup, device: torch.device) -> list[Part]:
+    """The parts right around the module: they see all that it is given, and all that it returns."""
+    parts: list[Part] = []
+    module = setup.modules[number]
+    offloaded = plan.microbatches_with(Kind.OFFLOAD, number)
+    if offloaded:
+        parts.append(Offload(number, module, device, offloaded))
+    recomputed = plan.microbatches_with(Kind.R, number)
+    if any(True for _ in module.buffers()):
+        others = [
+            stage
+            for stage in plan.layout.replicas(number)
+            if setup.modules.get(stage) is not module
+        ]
+        parts.append(Buffers(number, module, recomputed, others))
+    if recomputed:
+        parts.append(Repeats(number, recomputed, setup.verify))
+    return parts
+
+
+def _audit(
+    plan: Plan,
+    number: int,
+    setup: Setup,
+    device: torch.device,
+    loss: Loss | None,
+    others: Sequence[Part],
+) -> Audit:
+    """What compares a stage with itself alone; `others` take from what its module returns."""
+    module = setup.modules[number]
+    elsewhere = {
+        id(weight)
+        for stage, other in setup.modules.items()
+        for weight in other.parameters()
+        if stage != number
+    }
+    shared = frozenset(elsewhere & set(map(id, module.parameters())))
+    return Audit(plan, number, module, device, loss, others, shared)
+
+
 def _skips(layout: Layout) -> dict[int, Skip]:
     """The skips of a plan, by their numbers."""
     found: dict[int, Skip] = {}
@@ -114,6 +157,8 @@ def _skips(layout: Layout) -> dict[int, Skip]:
 def _check_sharded(number: int, parts: Sequence[Part]) -> None:
     """Whether the parts of a stage go together with sharded weights; PipelineError if not."""
     for part in parts:
+        if isinstance(part, Audit):
+            raise PipelineError(f"stage {number} is sharded, so it cannot be audited")
         if isinstance(part, WeightVersions):
             raise PipelineError(
                 f"stage {number} is sharded, so it cannot read older versions of its weights yet"

@@ -11,10 +11,11 @@ from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.language import expressions, syntax
 from schedlang.language.arithmetic import multiply, quotient, rest
-from schedlang.language.codegen import Codegen, Itself, variable
+from schedlang.language.codegen import Codegen, variable
 from schedlang.language.faults import Fault
 from schedlang.language.sites import ClaimSite
 from schedlang.language.stages import stage_functions
+from schedlang.language.trees import Itself
 from schedlang.proof.execution import Execution
 from schedlang.ranks.weights import Versions, follow_weights
 from schedlang.schedule.costs import UNIT, Costs

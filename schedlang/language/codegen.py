@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from types import CodeType
-from typing import Generic, TypeVar
 
 from attrs import define, evolve, field, frozen
 
@@ -30,6 +29,7 @@ from schedlang.language.expressions import references
 from schedlang.language.forms import splits_backward, writes_halves
 from schedlang.language.scopes import BUILTINS, LARGEST
 from schedlang.language.sites import CallSite, ClaimSite, Sites
+from schedlang.language.trees import Itself
 
 _PYTHON = {"/": "//"}
 #: The functions of operations that can fail.
@@ -51,25 +51,6 @@ class Code:
     program: CodeType
     spans: tuple[Span, ...]
     sites: Sites
-
-
-T = TypeVar("T")
-
-
-class Itself(Generic[T]):
-    """Makes a cache ask for the same object, not for an equal one.
-
-    Trees compare without their spans, but Python for one refers to its own spans.
-    """
-
-    def __init__(self, it: T) -> None:
-        self.it = it
-
-    def __hash__(self) -> int:
-        return id(self.it)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Itself) and other.it is self.it
 
 
 def generate(tree: syntax.Schedule, positive: frozenset[str], notes_variables: bool) -> Code:

@@ -9,7 +9,7 @@ from schedlang.diagnostics.source import Label, Source
 from schedlang.files.package import GALLERY
 from schedlang.files.reading import read_source
 from schedlang.language import syntax
-from schedlang.language.parser import parse, parse_items
+from schedlang.language.trees import items_of, tree_of, with_items
 
 
 def load(source: Source) -> tuple[Source, syntax.Schedule]:
@@ -19,12 +19,12 @@ def load(source: Source) -> tuple[Source, syntax.Schedule]:
     A file is found beside the one that imports it, or else in the gallery; what is imported already
     stays as it is. CompileError for a file that is not there, or not a list of items.
     """
-    tree = parse(source)
+    tree = tree_of(source)
     if not any(isinstance(item, syntax.Import) for item in tree.items):
         return source, tree
     loading = _Loading(source, {Path(source.path).resolve()})
     items = loading.splice(tree.items, Path(source.path).parent)
-    return loading.source, evolve(tree, items=tuple(items))
+    return loading.source, with_items(tree, items)
 
 
 @define
@@ -58,4 +58,4 @@ class _Loading:
         text = f"{self.source.text}\n{read_source(path).text}"
         imports = (*self.source.imports, (str(path), start))
         self.source = evolve(self.source, text=text, imports=imports)
-        return self.splice(parse_items(self.source, start), path.parent)
+        return self.splice(items_of(self.source, start), path.parent)

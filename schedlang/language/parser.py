@@ -1,6 +1,6 @@
 """Program text → syntax tree."""
 
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 from lark import Lark, Token, Transformer
@@ -76,8 +76,6 @@ _WORDS = frozenset(
 )
 
 
-# Whoever looks for a size or a parameter compiles one program many times.
-@lru_cache(8)
 def parse(source: Source) -> syntax.Schedule:
     """The program's syntax tree; CompileError at the first place where the text is not a
     program.

@@ -21,9 +21,8 @@ from attrs import define, field
 
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
-from schedlang.passes.slots import WIDTH
 from schedlang.schedule.actions import NO_MICROBATCH, Actions, word
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Stream
 
@@ -359,7 +358,7 @@ class Drawing:
 
     def sort(self) -> None:
         """Put the ops in the order of their slots; what takes no time comes first in its slot."""
-        self.rows.sort(key=lambda row: (row[0], WIDTH[row[1]] > 0))
+        self.rows.sort(key=lambda row: (row[0], OPS[row[1]].slots > 0))
 
     def actions(self) -> Actions:
         """The actions in the order of their slots; two in one slot are a fault."""
@@ -373,7 +372,7 @@ class Drawing:
                 labels = {actions.source[-1]: f"`{earlier}`, until slot {free - 1}"}
                 labels[location] = f"`{later}`, from slot {slot}"
                 raise Fault("collision", message, location, labels=labels)
-            free = slot + WIDTH[kind]
+            free = slot + OPS[kind].slots
             actions.add(kind, stage, microbatch, location)
         return actions
 

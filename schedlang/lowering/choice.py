@@ -10,7 +10,6 @@ from schedlang.lowering.stream import lower_stream
 from schedlang.proof.prove import simulate
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.schedule import Kernel, Schedule, Trial
-from schedlang.schedule.stream import unroll
 
 #: Makespans of which one is this much of the other, or more, are the same: sums of times are
 #: rounded.
@@ -38,7 +37,7 @@ def choose_lowering(schedule: Schedule, costs: Costs) -> Choice:
     is tried. What does not run on its transport is not chosen; where the co-issued lowering does
     not, the ops cannot run at all, as its proof will say.
     """
-    own = writes_communication(unroll(schedule, 1) if schedule.stream else schedule)
+    own = writes_communication(schedule)
     name = OWN if own else CO_ISSUED
     if schedule.stream:
         first = Choice(*lower_stream(schedule), name)

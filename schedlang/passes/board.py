@@ -54,7 +54,7 @@ class Board:
     def steady_nodes(self, slots: list[tuple[int, int]]) -> set[int]:
         """The nodes of a rank's steady phase."""
         units = self.graph.schedule.layout.units
-        ops = [(slot, *op[:3]) for slot, node in slots for op in self.graph.ops[node]]
+        ops = [(slot, *op) for slot, node in slots for op in self.graph.ops[node]]
         begin = max(
             (slot for slot, kind, _, unit in ops if unit == 0 and kind != Kind.W), default=0
         )

@@ -3,18 +3,17 @@
 from collections.abc import Sequence
 from math import inf
 
-from attrs import evolve, frozen
+from attrs import define, evolve, field, frozen
 
 from schedlang.lowering import lower
 from schedlang.passes.graph import ROUNDING, Graph, Orders
 from schedlang.passes.greedy import Greedy, Rules
-from schedlang.passes.slots import WIDTH, fill_slots
+from schedlang.passes.slots import fill_slots
 from schedlang.passes.squeeze import squeeze
 from schedlang.passes.warmup import longer_warmups
-from schedlang.proof.execution import Execution
-from schedlang.proof.prove import prove
+from schedlang.proof.prove import ideal_execution, prove
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.schedule import Schedule
 
 _FIRST = (Rules(), Rules(skips=True))
@@ -48,7 +47,7 @@ def _fill_drawn(actions: Actions, slots: Sequence[int]) -> tuple[Actions, tuple[
         if actions.kind[index] != Kind.W
     ]
     filled = fill_slots(
-        (slot, WIDTH[row[0]], row, [(Kind.W, *row[1:4], 0)] if row[0] == Kind.I else [])
+        (slot, OPS[row[0]].slots, row, [(Kind.W, *row[1:4], 0)] if row[0] == Kind.I else [])
         for slot, row in rows
     )
     changed = Actions()
@@ -65,34 +64,38 @@ def fill_within(schedule: Schedule, limit: float) -> Schedule | None:
     waits to fill, then which ranks may wait.
     """
     schedule = squeeze(_complete(schedule))
-    if _is_best(schedule, prove(lower(schedule)), limit):
+    if _is_best(schedule, limit):
         return schedule
+    # What cannot run at all is refused before orders are tried.
+    prove(lower(schedule))
     graph = Graph(schedule)
+    trials = _Trials(graph, limit)
     found = list(filter(None, [_as_given(graph, limit)]))
     tried = [
         each
         for bare in _choices(graph, limit)
         for rules in _FIRST
-        if (each := _try(graph, bare, limit, rules))
+        if (each := trials.run(bare, rules))
     ]
     for best in _best_of_two_orders(tried):
         rules = [
             Rules(share, even, best.rules.skips) for share in _SHARES for even in (False, True)
         ]
-        tried += [each for rule in rules if (each := _try(graph, best.bare, limit, rule))]
+        tried += [each for rule in rules if (each := trials.run(best.bare, rule))]
     tried += [
-        each
-        for one in tried
-        if one.rules.even and (each := _try(graph, one.bare, limit, one.spared()))
+        each for one in tried if one.rules.even and (each := trials.run(one.bare, one.spared()))
     ]
     found += tried
     return graph.reordered(min(found, key=lambda each: each.value).orders) if found else None
 
 
-def _is_best(schedule: Schedule, execution: Execution, limit: float) -> bool:
-    """Whether a schedule within a limit has no idle time to fill: then it stays as it was
+def _is_best(schedule: Schedule, limit: float) -> bool:
+    """Whether a schedule runs within a limit without idle time to fill: then it stays as it was
     written.
     """
+    execution = ideal_execution(schedule)
+    if execution is None:
+        return False
     least = max(execution.timeline.busy)
     is_full = getattr(execution.timeline, schedule.objective) <= least + ROUNDING
     return is_full and limit < inf and max(execution.peak_memory) <= limit + ROUNDING
@@ -121,11 +124,48 @@ def _best_of_two_orders(tried: list[_Found]) -> list[_Found]:
     return best[:1] + [each for each in best if each.bare is not best[0].bare][:1]
 
 
-def _try(graph: Graph, bare: Orders, limit: float, rules: Rules) -> _Found | None:
-    run = Greedy(graph, bare, limit, rules)
-    if not run.run():
-        return None
-    return _Found(_value(graph, run.orders, run.ends), run.orders, bare, rules, tuple(run.waited))
+@frozen
+class _Run:
+    """A run by rules. Any other share above `share_below` and up to `share_above` gives the same
+    execution.
+    """
+
+    bare: Orders
+    rules: Rules
+    share_below: float
+    share_above: float
+    found: _Found | None
+
+    def is_like(self, bare: Orders, rules: Rules) -> bool:
+        """Whether a run with some orders and rules gives the same execution."""
+        is_share_alike = self.share_below < rules.share <= self.share_above
+        return (
+            is_share_alike and evolve(self.rules, share=rules.share) == rules and self.bare == bare
+        )
+
+
+@define
+class _Trials:
+    """Runs by rules. What is known to give the same execution as an earlier one is not run again:
+    longer warm-ups are often none, and most waits are worth any share of a weight gradient.
+    """
+
+    graph: Graph
+    limit: float
+    runs: list[_Run] = field(factory=list)
+
+    def run(self, bare: Orders, rules: Rules) -> _Found | None:
+        """The execution with some orders, filled by some rules, if it comes to its end."""
+        for earlier in self.runs:
+            if earlier.is_like(bare, rules):
+                return earlier.found and evolve(earlier.found, bare=bare, rules=rules)
+        run = Greedy(self.graph, bare, self.limit, rules)
+        found = None
+        if run.run():
+            value = _value(self.graph, run.orders, run.ends)
+            found = _Found(value, run.orders, bare, rules, tuple(run.waited))
+        self.runs.append(_Run(bare, rules, run.share_below, run.share_above, found))
+        return found
 
 
 def _as_given(graph: Graph, limit: float) -> _Found | None:
@@ -146,10 +186,7 @@ def _choices(graph: Graph, limit: float) -> list[Orders]:
     ups too.
     """
     given = graph.without_weights()
-    free = Greedy(graph, given, inf, Rules())
-    if limit == inf or not free.run():
-        return [given]
-    return [given, *longer_warmups(graph, given, limit)]
+    return [given] if limit == inf else [given, *longer_warmups(graph, given, limit)]
 
 
 def _complete(schedule: Schedule) -> Schedule:

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from schedlang.schedule.columns import Columns, Flags, Floats, Ints, is_any, repeats
 from schedlang.schedule.findings import Finding
-from schedlang.schedule.kinds import RECEIVES, SENDS, TRANSFERS, Kind
+from schedlang.schedule.kinds import RECEIVES, ROWS, SENDS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import Transport
@@ -243,7 +243,7 @@ def other_numbers(layout: Layout, kind: Kind) -> Ints:
 def _peers(schedule: Schedule, rows: Ints) -> Ints:
     """The rank at the other end of each transfer; -1 where there is none."""
     numbers = schedule.layout.all_numbers
-    table = np.full((max(Kind) + 1, len(numbers)), -1, np.int64)
+    table = np.full((ROWS, len(numbers)), -1, np.int64)
     for kind in TRANSFERS:
         for number in numbers:
             peer = schedule.peer(kind, number)

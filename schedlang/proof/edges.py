@@ -42,7 +42,7 @@ from schedlang.proof.channels import Channels, channels_of
 from schedlang.proof.graph import NEVER, NOTHING, Graph, Items
 from schedlang.schedule.columns import Columns, Floats, Ints
 from schedlang.schedule.costs import Costs, Durations, Transfers
-from schedlang.schedule.kinds import RECEIVES, Kind
+from schedlang.schedule.kinds import RECEIVES, ROWS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
@@ -446,7 +446,7 @@ def latencies(layout: Layout, transfers: Transfers) -> Floats:
 def _by_kind(durations: Durations) -> Floats:
     """How long ops take, by kind and stage."""
     stages = len(durations.by_kind[Kind.F])
-    return np.array([durations.by_kind.get(kind, [0.0] * stages) for kind in range(max(Kind) + 1)])
+    return np.array([durations.by_kind.get(kind, [0.0] * stages) for kind in range(ROWS)])
 
 
 def op_ends(columns: Columns, ops: Ints, durations: Durations) -> Floats:

@@ -18,9 +18,7 @@ longest path to it.
 
 import hashlib
 from array import array
-from collections.abc import Iterator
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from math import inf
 
 import numpy as np
@@ -217,48 +215,38 @@ def walk(graph: Graph) -> Floats:
     #     thread 0   ─ a ─────── b ─ c           waiting = {e: [0]}  until e happens
     #                            │
     #     thread 1   ─ d ─── e ──┘
-    times = array("d", [inf]) * len(graph.waits)
-    threads = _rows(graph)
-    #: Of each thread: its event that is next, with all that it waits for, and the time by then.
-    following = [next(rows, None) for rows in threads]
-    clock = [0.0] * len(threads)
+    waits = graph.waits.tolist()
+    delay = graph.delay.tolist()
+    takes = graph.takes.tolist()
+    times = array("d", [inf]) * len(waits)
+    #: Of each thread: its event that is next, the one after its last, and the time by now.
+    *following, _ = graph.first.tolist()
+    _, *ends = graph.first.tolist()
+    clock = [0.0] * len(ends)
     #: The threads that wait for an event.
     waiting: dict[int, list[int]] = {}
-    ready = list(range(len(threads) - 1, -1, -1))
+    ready = list(range(len(ends) - 1, -1, -1))
     while ready:
         thread = ready.pop()
-        rows = threads[thread]
-        row = following[thread]
         now = clock[thread]
-        while row is not None:
-            event, other, delay, takes = row
+        for event in range(following[thread], ends[thread]):
+            other = waits[event]
             if other >= 0:
-                there = times[other] + delay
+                there = times[other] + delay[event]
                 if there == inf:
                     waiting.setdefault(other, []).append(thread)
+                    following[thread] = event
+                    clock[thread] = now
                     break
                 if there > now:
                     now = there
             elif other == NEVER:
                 break
             # The begin of all, at 0, and the delay after it.
-            elif delay > now:
-                now = delay
-            now += takes
+            elif delay[event] > now:
+                now = delay[event]
+            now += takes[event]
             times[event] = now
             if event in waiting:
                 ready += waiting.pop(event)
-            row = next(rows, None)
-        following[thread] = row
-        clock[thread] = now
     return np.frombuffer(times) if len(times) else np.zeros(0)
-
-
-def _rows(graph: Graph) -> list[Iterator[tuple[int, int, float, float]]]:
-    """The events of each thread."""
-    columns = graph.waits.tolist(), graph.delay.tolist(), graph.takes.tolist()
-    bounds = graph.first.tolist()
-    return [
-        zip(range(begin, end), *(column[begin:end] for column in columns), strict=True)
-        for begin, end in pairwise(bounds)
-    ]

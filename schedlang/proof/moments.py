@@ -194,23 +194,25 @@ def _rounds(events: Events, items: Ints) -> tuple[Ints, Ints]:
         follows: Flags = (events >= 0) & (took == 0) & (graph.times_of(events) == graph.begins)
         return follows
 
-    # Most ops take time and wait for nothing that takes none: their round is the first.
-    after = counts(graph.before)
-    at_once = counts(graph.waits)
+    # Most events are at a time at which no such op runs: their round is the first.
+    is_near = np.isin(graph.begins, graph.times[counted > 0])
+    after = is_near & counts(graph.before)
+    at_once = is_near & counts(graph.waits)
     chosen = np.flatnonzero((counted > 0) | after | at_once)
     number = np.full(len(counted) + 2, NOTHING)
     number[chosen] = np.arange(len(chosen))
+    # Rounds are counted anew at every time: from a number that none of an earlier time reaches.
+    moment = np.unique(graph.begins[chosen], return_inverse=True)[1]
+    base = moment * (counted.sum() + 1)
     waits = np.where(at_once, number[graph.waits], NOTHING)[chosen]
-    goes_on = after[chosen] & (number[graph.before[chosen]] != NOTHING)
     chains = evolve(
         graph,
-        # A thread goes on only from an event that counts.
-        first=np.append(np.flatnonzero(~goes_on), len(chosen)),
+        first=np.searchsorted(chosen, graph.first),
         waits=waits,
-        delay=np.zeros(len(chosen)),
+        delay=np.where(waits == NOTHING, base, 0.0),
         takes=counted[chosen],
     )
     rounds = np.zeros(len(counted), np.int64)
-    rounds[chosen] = np.where(np.isfinite(graph.times[chosen]), walk(chains), 0)
+    rounds[chosen] = walk(chains) - base
     rounds = rounds[graph.over[items]]
     return rounds - is_short, np.where(is_short, rounds, 0)

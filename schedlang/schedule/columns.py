@@ -10,7 +10,7 @@ The actions of rank 0 come first, then those of rank 1, and so on; row i of all 
 """
 
 from collections.abc import Iterable, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +18,7 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from schedlang.schedule.actions import Actions, is_copy
-from schedlang.schedule.kinds import OPS, SENDS, TRANSFERS, Kind
+from schedlang.schedule.kinds import OPS, ROWS, SENDS, TRANSFERS, Kind
 
 Ints = NDArray[np.integer]
 Flags = NDArray[np.bool_]
@@ -81,8 +81,16 @@ class Columns:
     def where(self, *kinds: Kind) -> Ints:
         """The rows of some kinds, in order."""
         if kinds not in self._rows:
-            self._rows[kinds] = np.flatnonzero(is_any(self.kind, *kinds))
+            self._rows[kinds] = is_any(self.kind, *kinds).nonzero()[0]
         return self._rows[kinds]
+
+    def taken(self, rows: Ints) -> "Columns":
+        """Some rows, in an order that keeps that of the ranks."""
+        columns = {name: getattr(self, name)[rows] for name in _NAMES}
+        rank = self.rank[rows]
+        return Columns(
+            **columns, rank=rank, first=np.searchsorted(rank, np.arange(len(self.first)))
+        )
 
     def place(self, row: int) -> tuple[int, int]:
         """The rank of an action, and its index there."""
@@ -135,10 +143,16 @@ def actions_from(table: Iterable[Ints]) -> Actions:
 def is_any(kind: Ints, *kinds: int) -> Flags:
     """Which of some kinds are one of these."""
     # A look into a table is one pass over them, comparisons would be one for each kind.
-    is_one = np.zeros(max(Kind) + 1, bool)
-    is_one[list(kinds)] = True
-    flags: Flags = is_one[kind]
+    flags: Flags = _table(kinds)[kind]
     return flags
+
+
+@cache
+def _table(kinds: tuple[int, ...]) -> Flags:
+    """For every kind, whether it is one of these."""
+    table = np.zeros(ROWS, bool)
+    table[list(kinds)] = True
+    return table
 
 
 def repeats(keys: Ints) -> tuple[Ints, Ints]:
@@ -156,3 +170,19 @@ def repeats(keys: Ints) -> tuple[Ints, Ints]:
     _, first, item = np.unique(keys, return_index=True, return_inverse=True)
     later = np.flatnonzero(first[item] != np.arange(len(keys)))
     return later, first[item[later]]
+
+
+def members(lengths: Ints, lists: Ints) -> tuple[Ints, Ints]:
+    """The members of `lists`, which are numbers of lists of some lengths that lie one after the
+    other in an array: of each member the item of `lists` that it is for, and its place in the
+    array.
+    """
+    # Three lists of lengths 2, 0 and 1 lie at 0, 1 and 2. The members of the lists 2, 0, 0:
+    #
+    #     item     0    1  1    2  2
+    #     place    2    0  1    0  1
+    counts = lengths[lists]
+    item = np.repeat(np.arange(len(lists)), counts)
+    nth = np.arange(len(item)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begins = np.cumsum(lengths) - lengths
+    return item, begins[lists[item]] + nth

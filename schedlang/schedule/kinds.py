@@ -14,6 +14,8 @@ from attrs import frozen
 #: forward whose activations were dropped; `U` is the optimizer step; OFFLOAD copies activations to
 #: the host's memory and RELOAD brings them back.
 Kind = IntEnum("Kind", "F B I W R U OFFLOAD RELOAD SEND_F RECV_F SEND_B RECV_B")
+#: How many rows a table has that is looked up by kind; its first is of none.
+ROWS = max(Kind) + 1
 
 
 @frozen

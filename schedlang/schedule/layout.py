@@ -92,9 +92,13 @@ class Layout:
         """How many microbatches, or slices of microbatches, pass through a stage."""
         return self.pipeline_of[stage].microbatches * self.slices
 
+    def units_of_update(self, stage: int) -> int:
+        """How many of them add their gradients to one update."""
+        return self.units(stage) // self.updates
+
     def update_of(self, stage: int, microbatch: int) -> int:
         """The update that a microbatch, or a slice of one, adds its gradient to."""
-        return microbatch * self.updates // self.units(stage)
+        return microbatch // self.units_of_update(stage)
 
     def is_first(self, stage: int) -> bool:
         """Whether a stage takes the inputs."""

@@ -10,7 +10,7 @@ import numpy as np
 from attrs import frozen
 
 from schedlang.schedule.actions import word
-from schedlang.schedule.columns import Columns, Flags, Ints, is_any
+from schedlang.schedule.columns import Columns, Flags, Ints, is_any, members
 from schedlang.schedule.kinds import MAKERS, OPS, RECEIVES, SENDS, Kind
 from schedlang.schedule.layout import Layout
 
@@ -150,7 +150,7 @@ class _Rules:
         those of the stages after.
         """
         others = self.layout.before if made == Kind.F else self.layout.after
-        # The neighbours of all stages in one list: those of stage s begin at `begins[s]`.
+        # The neighbours of all stages, one stage after the other.
         pairs = [
             (other, self.layout.number(stage, other))
             for stage, neighbours in enumerate(others)
@@ -158,14 +158,9 @@ class _Rules:
         ]
         other, number = np.array(pairs, np.int32).reshape(-1, 2).T
         counts = np.array([len(neighbours) for neighbours in others], np.int32)
-        begins = np.cumsum(counts) - counts
-        # An op has an item for each neighbour of its stage: the first, the second, …
         rows = self.columns.where(*MAKERS[made])
-        stages = self.columns.stage[rows]
-        count = counts[stages]
-        user = np.repeat(rows, count)
-        nth = np.arange(len(user)) - np.repeat(np.cumsum(count) - count, count)
-        pair = np.repeat(begins[stages], count) + nth
+        op, pair = members(counts, self.columns.stage[rows])
+        user = rows[op]
         return _Part(made, user, other[pair], self.columns.microbatch[user], number[pair])
 
     def forward(self) -> Iterator[_Part]:
@@ -197,15 +192,16 @@ class _Rules:
 
     def updates(self) -> Iterator[_Part]:
         """An optimizer step needs all gradients of its stage and update, and those of replicas."""
-        for row in self.columns.where(Kind.U).tolist():
-            stage = int(self.columns.stage[row])
-            update = max(int(self.columns.microbatch[row]), 0)
-            for replica in self.layout.replicas(stage):
-                units = self.layout.units(replica) // self.layout.updates
-                microbatches = np.arange(update * units, (update + 1) * units, dtype=np.int32)
-                rows = np.full(units, row, np.int32)
-                stages = np.full(units, replica, np.int32)
-                yield _Part(Kind.W, rows, stages, microbatches, stages)
+        steps = self.columns.where(Kind.U)
+        update = np.maximum(self.columns.microbatch[steps], 0)
+        starts = [pipeline.start for pipeline in self.layout.pipeline_of]
+        piece = self.columns.stage[steps] - np.array(starts, np.int32)[self.columns.stage[steps]]
+        for pipeline in self.layout.pipelines:
+            units = self.layout.units_of_update(pipeline.start)
+            first = update * units
+            microbatch = (first[:, np.newaxis] + np.arange(units, dtype=np.int32)).ravel()
+            stage = np.repeat(pipeline.start + piece, units)
+            yield _Part(Kind.W, np.repeat(steps, units), stage, microbatch, stage)
 
     def sends(self) -> Iterator[_Part]:
         """A send needs what it carries."""

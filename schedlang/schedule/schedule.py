@@ -13,7 +13,7 @@ from attrs import field, frozen
 
 from schedlang.diagnostics.source import Source, Span
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.columns import Columns, Flags, Ints, columns_of, is_any
+from schedlang.schedule.columns import Columns, Flags, Ints, columns_of
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import MAKERS, Kind
 from schedlang.schedule.layout import Layout
@@ -154,15 +154,9 @@ class Schedule:
 
     def _with(self, wanted: Kind) -> frozenset[tuple[int, int]]:
         """The stages and microbatches that have an action of a kind."""
-        return frozenset(
-            (stage, microbatch)
-            for actions in self.ranks
-            if wanted in actions.kind
-            for kind, stage, microbatch in zip(
-                actions.kind, actions.stage, actions.microbatch, strict=True
-            )
-            if kind == wanted
-        )
+        rows = self.columns.where(wanted)
+        stages = self.columns.stage[rows].tolist()
+        return frozenset(zip(stages, self.columns.microbatch[rows].tolist(), strict=True))
 
     def microbatches_with(self, wanted: Kind, stage: int) -> set[int]:
         """The microbatches for which a stage has an action of a kind."""
@@ -194,15 +188,22 @@ class Schedule:
 
     def keeps_all(self, kinds: Ints, stages: Ints, microbatches: Ints) -> Flags:
         """`keeps` of many ops."""
-        is_forward = is_any(kinds, Kind.F)
+        keeps = np.ones(len(kinds), bool)
+        forwards = np.flatnonzero(kinds == Kind.F)
         if self.is_forward_only:
-            return ~is_forward
-        if not self.recomputed:
-            return np.ones(len(kinds), bool)
-        units = int(microbatches.max(initial=0)) + 1
-        dropped = [stage * units + microbatch for stage, microbatch in self.recomputed]
-        is_dropped = np.isin(stages * np.int64(units) + microbatches, dropped)
-        return ~(is_forward & is_dropped)
+            keeps[forwards] = False
+        elif self.recomputed:
+            keeps[forwards] = ~self._is_recomputed[stages[forwards], microbatches[forwards]]
+        return keeps
+
+    @cached_property
+    def _is_recomputed(self) -> Flags:
+        """`recomputed` as a table, by stage and microbatch."""
+        stages = range(len(self.placement))
+        table = np.zeros((len(stages), max(map(self.layout.units, stages))), bool)
+        rows = self.columns.where(Kind.R)
+        table[self.columns.stage[rows], self.columns.microbatch[rows]] = True
+        return table
 
     def peer(self, kind: int, number: int) -> int | None:
         """See `Layout.peer`."""

@@ -12,7 +12,7 @@ import numpy as np
 from attrs import evolve
 
 from schedlang.schedule.columns import Ints, actions_from, table_of
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Kernel, Schedule
 
@@ -35,9 +35,8 @@ def unroll(schedule: Schedule, updates: int) -> Schedule:
     steps = steps_of(layout)
     ranks = []
     for warmup, steady in zip(schedule.stream.warmup, schedule.stream.steady, strict=True):
-        of_one_update = table_of(steady)
-        parts = [later(of_one_update, update, steps) for update in range(updates)]
-        table = np.concatenate([table_of(warmup), *parts], axis=1)
+        of_updates = _repeated(table_of(steady), range(updates), steps)
+        table = np.concatenate([table_of(warmup), of_updates], axis=1)
         kind, stage, microbatch = table[:3]
         comes = (kind == Kind.U) | (microbatch < units[stage])
         ranks.append(actions_from(table[:, comes]))
@@ -50,11 +49,10 @@ def repeat(schedule: S, kernels: tuple[Kernel, ...], times: int) -> S:
     ranks = []
     for actions, kernel in zip(schedule.ranks, kernels, strict=True):
         table = table_of(actions)
-        before = table[:, : kernel.stop]
-        body = table[:, kernel.start : kernel.stop]
-        repeats = [later(body, more, steps) for more in range(1, times + 1)]
+        before = table[:, : kernel.start]
+        body = _repeated(table[:, kernel.start : kernel.stop], range(times + 1), steps)
         rest = later(table[:, kernel.stop :], times, steps)
-        ranks.append(actions_from(np.concatenate([before, *repeats, rest], axis=1)))
+        ranks.append(actions_from(np.concatenate([before, body, rest], axis=1)))
     layout = _for_updates(schedule.layout, schedule.layout.updates + times)
     return evolve(schedule, layout=layout, ranks=tuple(ranks))
 
@@ -73,16 +71,24 @@ def steps_of(layout: Layout) -> Ints:
     next.
     """
     # An optimizer step has the number of its update, which grows by one.
-    steps = np.ones((max(Kind) + 1, len(layout.all_numbers)), np.int64)
+    steps = np.ones((ROWS, len(layout.all_numbers)), np.int64)
     for kind in set(Kind) - {Kind.U}:
         for number in layout.all_numbers:
             stage = layout.stage_of(kind, number)
-            steps[kind, number] = layout.units(stage) // layout.updates
+            steps[kind, number] = layout.units_of_update(stage)
     return steps
 
 
-def later(table: Ints, updates: int, steps: Ints) -> Ints:
-    """Actions, as a table, of some updates later, where `steps` are those of their layout."""
+def _repeated(table: Ints, updates: range, steps: Ints) -> Ints:
+    """Actions, as a table, once for each of some updates."""
+    later_by = np.repeat(np.array(updates), table.shape[1])
+    return later(np.tile(table, len(updates)), later_by, steps)
+
+
+def later(table: Ints, updates: int | Ints, steps: Ints) -> Ints:
+    """Actions, as a table, some updates later, all alike or each; `steps` are those of their
+    layout.
+    """
     kind, number, *_ = table
     shifted = table.copy()
     shifted[2] += updates * steps[kind, number]

@@ -21,10 +21,11 @@ from schedlang import (
     simulate,
 )
 from schedlang.lowering import lower
-from schedlang.passes import fill_weights, fill_within, forward_only, recompute, reorder, squeeze
+from schedlang.passes import fill_weights, fill_within, recompute, reorder, squeeze
 from schedlang.passes.slots import fill_slots
 from schedlang.passes.track import Track
 from schedlang.plan.reader import parse_actions
+from schedlang.schedule.forward_only import forward_only
 from tests.support.paths import CASES, PROGRAMS
 from tests.support.strategies import make_schedule, oracle, schedules
 
