@@ -103,12 +103,11 @@ MAKERS: dict[int, tuple[Kind, ...]] = {
 
 @frozen
 class Transfer:
-    """What there is to say of a kind of transfer: how a program writes it, what it carries, and the
-    kind of its other end, which is so many stages further on.
+    """What there is to say of a kind of transfer: how a program writes it, and of which kind its
+    other end is, so many stages further on.
     """
 
     word: str
-    carries: Kind
     other_end: Kind
     distance: int
 
@@ -117,10 +116,10 @@ class Transfer:
 #     F ── SEND_F ──────▶ RECV_F ── F
 #     B ── RECV_B ◀────── SEND_B ── B
 TRANSFERS: dict[int, Transfer] = {
-    Kind.SEND_F: Transfer("send F", Kind.F, Kind.RECV_F, 1),
-    Kind.RECV_F: Transfer("recv F", Kind.F, Kind.SEND_F, -1),
-    Kind.SEND_B: Transfer("send B", Kind.B, Kind.RECV_B, -1),
-    Kind.RECV_B: Transfer("recv B", Kind.B, Kind.SEND_B, 1),
+    Kind.SEND_F: Transfer("send F", Kind.RECV_F, 1),
+    Kind.RECV_F: Transfer("recv F", Kind.SEND_F, -1),
+    Kind.SEND_B: Transfer("send B", Kind.RECV_B, -1),
+    Kind.RECV_B: Transfer("recv B", Kind.SEND_B, 1),
 }
 
 #: The send that brings what was made to another rank, and its receive there; gradients of weights
@@ -128,6 +127,8 @@ TRANSFERS: dict[int, Transfer] = {
 SENDS = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B}
 RECEIVES: dict[int, Kind] = {made: TRANSFERS[send].other_end for made, send in SENDS.items()}
 
+#: The send of what an op makes, where another rank needs it.
+HANDS_ON: dict[int, Kind] = {kind: send for made, send in SENDS.items() for kind in MAKERS[made]}
 #: The receive of what an op reads, where another rank makes it.
 READS: dict[int, Kind] = {
     kind: RECEIVES[op.reads] for kind, op in OPS.items() if op.reads is not None
