@@ -25,7 +25,7 @@ from schedlang.runtime.part import ExtraCall, Part, When
 from schedlang.runtime.processes import Replicas
 from schedlang.runtime.stage.stage import Stage
 from schedlang.runtime.transport.wire import InFlight, Wire
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, Kind
 
 
 class ReplicaSum:
@@ -96,7 +96,7 @@ class StageSum(Part):
         actions = plan.ranks[rank]
         own = [index for index, stage in enumerate(actions.stage) if stage == self._stage.number]
         updates = [index for index in own if actions.kind[index] == Kind.U]
-        backwards = [index for index in own if actions.kind[index] in (Kind.B, Kind.W)]
+        backwards = [index for index in own if actions.kind[index] in MAKERS[Kind.W]]
         for index in updates:
             for call in (self._stage.begin_update, self._sum.begin, self._sum.end):
                 yield ExtraCall(index, When.BEFORE, call)

@@ -213,8 +213,9 @@ def _diagnostic(source: Source, declared: Declarations, group: list[Met]) -> Dia
     if len(group) > 1:
         others = [met.rank for met in group[1:] if met.rank is not None]
         notes.append(f"and on {ranks_text(others)}")
-    label = Label(declared.spans[fault.location])
-    return Diagnostic(fault.code, fault.message, (label,), source, tuple(notes), fault.help)
+    labels = {fault.location: "", **fault.labels}
+    places = tuple(Label(declared.spans[location], text) for location, text in labels.items())
+    return Diagnostic(fault.code, fault.message, places, source, tuple(notes), fault.help)
 
 
 def _changed(schedule: Schedule, change: Change) -> Schedule:

@@ -43,22 +43,19 @@ class _Loading:
 
     def imported(self, item: syntax.Import, folder: Path) -> list[syntax.Node]:
         """The items of the file that an import names."""
-        path = next(
-            (where / item.file for where in (folder, GALLERY) if (where / item.file).is_file()),
-            None,
-        )
+        candidates = (folder / item.file, GALLERY / item.file)
+        path = next((path for path in candidates if path.is_file()), None)
         if path is None:
             help = f"it is looked for in `{folder}`, then in the gallery"
             message = f"there is no file `{item.file}` to import"
-            raise CompileError(
-                [Diagnostic("import", message, (Label(item.span),), self.source, help=help)]
-            )
+            label = Label(item.span)
+            raise CompileError([Diagnostic("import", message, (label,), self.source, help=help)])
         if path.resolve() in self.files:
             return []
         self.files.add(path.resolve())
+        # All texts are one, so that a span of two numbers is a place in any of the files.
         start = len(self.source.text) + 1
         text = f"{self.source.text}\n{read_source(path).text}"
-        self.source = evolve(
-            self.source, text=text, imports=(*self.source.imports, (str(path), start))
-        )
+        imports = (*self.source.imports, (str(path), start))
+        self.source = evolve(self.source, text=text, imports=imports)
         return self.splice(items_of(self.source, start), path.parent)

@@ -6,6 +6,7 @@ for one that they are faster on.
 """
 
 from collections.abc import Callable
+from itertools import chain
 
 import numpy as np
 from attrs import evolve
@@ -16,7 +17,7 @@ from schedlang.lowering.early import post_early
 from schedlang.lowering.fuse import fuse
 from schedlang.schedule.actions import Actions, is_transfer
 from schedlang.schedule.columns import actions_of, members
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import ROWS
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import PORTABLE, transports
 
@@ -43,7 +44,7 @@ def writes_communication(schedule: Schedule) -> bool:
     """Whether a schedule has sends or receives, or its updates, where it has no flush."""
     stream = schedule.stream
     lists = (*stream.warmup, *stream.steady) if stream else schedule.ranks
-    return any(is_transfer(max(actions.kind, default=Kind.F)) for actions in lists)
+    return any(is_transfer(kind) for actions in lists for kind in set(actions.kind))
 
 
 def _reachable(schedule: Schedule) -> tuple[Actions, ...]:
@@ -52,10 +53,11 @@ def _reachable(schedule: Schedule) -> tuple[Actions, ...]:
     """
     columns = schedule.columns
     stages = range(len(schedule.placement))
-    numbers = [_numbers(schedule, kind, stage) for kind in range(max(Kind) + 1) for stage in stages]
-    lists = np.array([len(each) for each in numbers])
-    flat = np.array([number for each in numbers for number in each], np.int32)
-    row, place = members(lists, columns.kind * np.int64(len(stages)) + columns.stage)
+    numbers = [_numbers(schedule, kind, stage) for kind in range(ROWS) for stage in stages]
+    # For each kind and stage the numbers that its actions get, one list after the other.
+    lengths = np.array(list(map(len, numbers)))
+    flat = np.array(list(chain.from_iterable(numbers)), np.int32)
+    row, place = members(lengths, columns.kind * np.int64(len(stages)) + columns.stage)
     reached = evolve(columns.taken(row), stage=flat[place])
     return actions_of(len(schedule.ranks), reached)
 

@@ -38,8 +38,11 @@ def choose_lowering(schedule: Schedule, costs: Costs) -> Choice:
     not, the ops cannot run at all, as its proof will say.
     """
     own = writes_communication(schedule)
-    lowered, kernels = lower_stream(schedule) if schedule.stream else (lower(schedule), ())
-    first = Choice(lowered, kernels, OWN if own else CO_ISSUED)
+    name = OWN if own else CO_ISSUED
+    if schedule.stream:
+        first = Choice(*lower_stream(schedule), name)
+    else:
+        first = Choice(lower(schedule), (), name)
     others = {} if own else alternatives(schedule.transport)
     return _fastest(schedule, first, others, costs) if others else first
 
@@ -52,7 +55,7 @@ def _changed(
     """
     if not schedule.stream:
         return changed, ()
-    whole, kernels = lower_stream(schedule, lambda each: change(lower(each)))
+    whole, kernels = lower_stream(schedule, lambda unrolled: change(lower(unrolled)))
     simulate(whole)
     return whole, kernels
 

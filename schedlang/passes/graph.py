@@ -11,7 +11,7 @@ from attrs import evolve
 from schedlang.proof.edges import latencies, op_ends
 from schedlang.proof.graph import Items
 from schedlang.schedule.columns import Floats, Ints, actions_of, members
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.schedule import Schedule
 
 #: Sums of durations and amounts may differ by this much and be equal.
@@ -41,7 +41,12 @@ class Graph:
         if columns.is_copy.any():
             raise ValueError("copies to the host are written out: only their own order fits them")
         self.schedule = schedule
-        # The actions node by node: of those that overlap, first what is one node.
+        # The actions node by node: of those that overlap, first what is one node. With an overlap
+        # of F1 and I0, and another one of F2 and W0, which is a node of its own:
+        #
+        #     actions    F0   (F1  I0)   (W0  F2)
+        #     rows       0     1   2      4   3
+        #     nodes      0     1   1      2   3
         is_weight = columns.kind == Kind.W
         rows = np.lexsort((is_weight, columns.batch))
         is_first = is_weight[rows] | (np.diff(columns.batch[rows], prepend=-1) != 0)
@@ -76,7 +81,7 @@ class Graph:
         after = op_ends(overlaps, np.arange(len(actions)), costs.durations(stages))
         last = np.cumsum(self._sizes) - 1
         self.time: list[float] = after[last].tolist()
-        table = np.zeros((max(Kind) + 1, stages))
+        table = np.zeros((ROWS, stages))
         for kind, amounts in costs.memory(stages).items():
             table[kind] = amounts
         amount = table[actions.kind, actions.stage]
@@ -110,7 +115,8 @@ class Graph:
         is_new = np.diff(users[order], prepend=-1) != 0
         is_new |= np.diff(makers[order], prepend=-1) != 0
         edges = order[is_new]
-        makers_of, users_of = makers[edges], users[edges]
+        makers_of = makers[edges]
+        users_of = users[edges]
         nodes = len(self.ops)
         needed = list(zip(makers_of.tolist(), delay[edges].tolist(), strict=True))
         #: What a node waits for, each with the time its result takes to arrive.
@@ -165,12 +171,12 @@ class Graph:
 
     def objective(self, orders: Orders, ends: list[float]) -> float:
         """What the schedule's passes minimise, of an execution; see `Timeline`."""
-        spans = [
-            (ends[order[0]] - self.time[order[0]], ends[order[-1]]) for order in orders if order
-        ]
+        busy = [order for order in orders if order]
+        starts = [ends[order[0]] - self.time[order[0]] for order in busy]
+        stops = [ends[order[-1]] for order in busy]
         if self.schedule.objective == "span":
-            return max(end - start for start, end in spans)
-        return max(end for _, end in spans) - min(start for start, _ in spans)
+            return max(stop - start for start, stop in zip(starts, stops, strict=True))
+        return max(stops) - min(starts)
 
     def peak(self, order: list[int]) -> float:
         """The most that a rank holds."""

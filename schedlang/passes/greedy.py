@@ -69,9 +69,11 @@ class Greedy:
         self.held = [0.0] * ranks
         self.waited = [0.0] * ranks
         for order in self.given:
-            places = list(enumerate(order))[::-1]
-            forwards = [each for each in places if self.graph.kind[each[1]] == Kind.F]
-            others = [each for each in places if self.graph.kind[each[1]] != Kind.F]
+            forwards: list[tuple[int, int]] = []
+            others: list[tuple[int, int]] = []
+            for place, node in reversed(list(enumerate(order))):
+                is_forward = self.graph.kind[node] == Kind.F
+                (forwards if is_forward else others).append((place, node))
             self.queues.append((forwards, others))
 
     def run(self) -> bool:
@@ -140,7 +142,9 @@ class Greedy:
             self.waited[rank] = waited
             self.longest = max(self.longest, waited)
         self.orders[rank].append(node)
-        self.ends[node] = self.free[rank] = end = now + self.graph.time[node]
+        end = now + self.graph.time[node]
+        self.ends[node] = end
+        self.free[rank] = end
         self.held[rank] += self.graph.change[node]
         heappush(self.events, (end, rank))
         for user in self.graph.users[node]:

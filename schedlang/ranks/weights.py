@@ -4,6 +4,16 @@ Version v of a stage's weights is what they are after v of its updates. The micr
 (counted from 0) add up to the gradient that makes version k + 1 from version k. All that is asked
 here is answered by each rank's own order, without time. The rules are those of PipeDream (arXiv
 1806.03377), PipeDream-2BW (arXiv 2006.09503) and WPipe (ICLR 2022).
+
+A stage with one microbatch an update, which runs one forward ahead; what `delay 1` reads, and what
+`stash` and `latest` read:
+
+                  F0  F1  B0  U   F2  B1  U   F3  B2  U
+    updates done   0   0   0       1   1       2   2
+    update         0   1   0       2   1       3   2
+    delay 1        0   0   0       1   0       2   1
+    stash          0   0   0       1   0       2   1
+    latest         0   0   0       1   1!      2   2!      not what the forward read
 """
 
 from functools import cached_property
@@ -15,12 +25,11 @@ from schedlang.schedule.actions import word
 from schedlang.schedule.columns import Columns, Flags, Ints, is_any
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.findings import Finding
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
 
-# What reads weights again after the forward, and what ends a microbatch's part in the gradient.
-_READS_AGAIN = (Kind.B, Kind.I, Kind.W, Kind.R)
-_ADDS_GRADIENT = (Kind.B, Kind.W)
+#: What reads weights again after the forward.
+_READS_AGAIN = tuple(USES_WEIGHTS - {Kind.F})
 
 
 @frozen
@@ -63,13 +72,12 @@ def follow_weights(schedule: Schedule) -> Versions:
 
 def bytes_of_weights(schedule: Schedule, costs: Costs) -> list[float]:
     """What the weights take on each rank: the most versions of each of its stages."""
-    found = [0.0] * len(schedule.ranks)
-    each = costs.bytes_of_weights(len(schedule.placement))
-    for rank, bytes, held in zip(
-        schedule.placement, each, follow_weights(schedule).held_of, strict=True
-    ):
-        found[rank] += bytes * held
-    return found
+    of_ranks = [0.0] * len(schedule.ranks)
+    of_stages = costs.bytes_of_weights(len(schedule.placement))
+    versions = follow_weights(schedule).held_of
+    for stage, rank in enumerate(schedule.placement):
+        of_ranks[rank] += of_stages[stage] * versions[stage]
+    return of_ranks
 
 
 class _Reads:
@@ -147,7 +155,7 @@ class _Reads:
 
     def updates_amiss(self) -> list[Finding]:
         """The ops that add to the gradient of another update than their own."""
-        is_amiss = is_any(self.kind, *_ADDS_GRADIENT) & (self.update != self.done)
+        is_amiss = is_any(self.kind, *MAKERS[Kind.W]) & (self.update != self.done)
         help = "a `U` is missing or too early: it follows the last gradient of its update"
         return [
             self._finding(
@@ -175,7 +183,9 @@ class _Reads:
             findings.append((op, self._unlike_the_first(op, int(first[op]))))
         for op in np.flatnonzero(is_again & (self.version != self.done)).tolist():
             findings.append((op, self._unlike_the_forward(op)))
-        return [finding for _, finding in sorted(findings, key=lambda each: each[0])]
+        # In the order of the ops, not of what is wrong with them.
+        findings.sort(key=lambda pair: pair[0])
+        return [finding for _, finding in findings]
 
     def _too_new(self, op: int) -> Finding:
         done = self.done[op]
@@ -217,12 +227,14 @@ class _Reads:
 
 def _updates_before(columns: Columns) -> Ints:
     """Of each action, how many updates its stage has had before it."""
+    # Stage by stage, each update adds one for those behind it; what stages before have, is not
+    # counted. Small numbers are sorted faster.
     stage = columns.stage.astype(np.min_scalar_type(int(columns.stage.max(initial=0))))
     order = np.argsort(stage, kind="stable")
     is_update = columns.kind[order] == Kind.U
     before = np.cumsum(is_update, dtype=np.int32) - is_update
     is_first = np.diff(columns.stage[order], prepend=-1) != 0
     of_other_stages = np.maximum.accumulate(np.where(is_first, before, 0))
-    found = np.empty(len(columns), np.int32)
-    found[order] = before - of_other_stages
-    return found
+    updates = np.empty(len(columns), np.int32)
+    updates[order] = before - of_other_stages
+    return updates

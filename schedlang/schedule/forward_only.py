@@ -4,13 +4,13 @@ from typing import TypeVar
 
 from attrs import evolve
 
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import RECEIVES, SENDS, Kind
 from schedlang.schedule.schedule import Schedule
 
 S = TypeVar("S", bound=Schedule)
 
 #: The kinds of action that remain.
-FORWARD = {Kind.F, Kind.SEND_F, Kind.RECV_F}
+FORWARD = {Kind.F, SENDS[Kind.F], RECEIVES[Kind.F]}
 
 
 def forward_only(schedule: S) -> S:

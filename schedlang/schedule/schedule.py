@@ -15,7 +15,7 @@ from schedlang.diagnostics.source import Source, Span
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.columns import Columns, Flags, Ints, columns_of
 from schedlang.schedule.costs import UNIT, Costs
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.needs import Needs, needs_of
 from schedlang.schedule.transports import PORTABLE
@@ -136,11 +136,9 @@ class Schedule:
         are done.
         """
         rule = self.weights_of(stage)
-        return (
-            max(self.layout.update_of(stage, microbatch) - rule.delay, 0)
-            if rule.name == "delay"
-            else done
-        )
+        if rule.name == "delay":
+            return max(self.layout.update_of(stage, microbatch) - rule.delay, 0)
+        return done
 
     @cached_property
     def recomputed(self) -> frozenset[tuple[int, int]]:
@@ -171,7 +169,8 @@ class Schedule:
     @cached_property
     def is_forward_only(self) -> bool:
         """Whether there is no backward at all: inference."""
-        return not any({Kind.B, Kind.I, Kind.W} & set(actions.kind) for actions in self.ranks)
+        backward = {*MAKERS[Kind.B], *MAKERS[Kind.W]}
+        return not any(backward & set(actions.kind) for actions in self.ranks)
 
     @cached_property
     def has_updates(self) -> bool:
@@ -179,12 +178,13 @@ class Schedule:
         return any(Kind.U in set(actions.kind) for actions in self.ranks)
 
     def keeps(self, kind: int, stage: int, microbatch: int) -> bool:
-        """Whether what an op adds to the memory stays after it: not if there is no backward, or a
-        recomputation.
+        """Whether what an op adds to the memory stays after it.
+
+        What a forward adds does not, where no backward will need it, or one that recomputes it.
         """
-        return kind != Kind.F or not (
-            self.is_forward_only or (stage, microbatch) in self.recomputed
-        )
+        if kind != Kind.F:
+            return True
+        return not self.is_forward_only and (stage, microbatch) not in self.recomputed
 
     def keeps_all(self, kinds: Ints, stages: Ints, microbatches: Ints) -> Flags:
         """`keeps` of many ops."""
@@ -208,6 +208,18 @@ class Schedule:
     def peer(self, kind: int, number: int) -> int | None:
         """See `Layout.peer`."""
         return self.layout.peer(kind, number)
+
+    def peer_of(self, rank: int, index: int) -> int | None:
+        """`peer` of a transfer, action `index` of a rank."""
+        actions = self.ranks[rank]
+        return self.layout.peer(actions.kind[index], actions.stage[index])
+
+    def other_end(self, rank: int, index: int) -> tuple[Kind, int, int]:
+        """The other end of a transfer, action `index` of a rank: its kind, number and
+        microbatch.
+        """
+        kind, number, microbatch, *_ = self.ranks[rank].row(index)
+        return *self.layout.counterpart(kind, number), microbatch
 
     def stages_of(self, rank: int) -> list[int]:
         """The stages that a rank holds, in order."""
