@@ -1,0 +1,71 @@
+"""Every feature under every schedule: trained as alone, or refused."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.ranks import Run
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+from tests.models.features import FEATURES
+from tests.models.rows import read_row, write_row
+from tests.models.schedules import MAKERS
+from tests.models.verdicts import REFUSED, outcomes
+
+pytestmark = pytest.mark.processes
+
+#: What `make test` tries: of each family some features, each under schedules that ask most of it.
+SOME = {
+    "linear layers": ["seq1f1b", "unet_1f1b"],
+    "wide linear": ["zb_v"],
+    "batch norm": ["dualpipe"],
+    "gru": ["1f1b_recompute"],
+    "new weight norm": ["late_split"],
+    "quantization aware": ["pipe_offload"],
+    "own attention backward": ["zb_h1"],
+    "own linear backward": ["zb_v"],
+    "reentrant checkpoint": ["zb_h1"],
+    "checkpoint without reentry": ["split_recompute"],
+    "dropout": ["interleaved_1f1b", "split_recompute"],
+    "module twice": ["late_split"],
+    "cached mask": ["1f1b_recompute"],
+    "embedding with padding": ["chimera"],
+    "low rank": ["zb_v"],
+    "tied embedding": ["interleaved_1f1b"],
+    "clipped to a norm": ["dualpipe"],
+    "backward hook of a leaf module": ["zb_h1"],
+    "dictionaries": ["zb_v"],
+    "views of one": ["pipe_offload"],
+    "several types": ["gpipe"],
+    "keyword arguments": ["1f1b_recompute"],
+    "fused adamw": ["pipedream_2bw"],
+    "accumulation": ["chimera"],
+    "evaluation between": ["1f1b"],
+    "autocast around": ["1f1b"],
+    "number between": ["zb_h1"],
+}
+
+
+def test_some_features_under_some_schedules(run_ranks: Run, tmp_path: Path) -> None:
+    cells = [(name, column) for name, columns in SOME.items() for column in columns]
+    verdicts = outcomes(run_ranks, tmp_path, cells)
+    wrong = {cell: verdict for cell, verdict in verdicts.items() if not verdict.is_right}
+    assert wrong == {}
+    assert [cell for cell in cells if verdicts[cell].kind == REFUSED] == [
+        ("number between", "zb_h1")
+    ]
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_feature_under_every_schedule(
+    run_ranks: Run, tmp_path: Path, name: str, request: pytest.FixtureRequest
+) -> None:
+    folder = request.config.getoption("--rows")
+    row = read_row(folder, name)
+    if row is None:
+        verdicts = outcomes(run_ranks, tmp_path, [(name, column) for column in MAKERS])
+        row = {column: verdicts[name, column] for column in MAKERS}
+        write_row(folder, name, row)
+    wrong = {column: verdict for column, verdict in row.items() if not verdict.is_right}
+    assert wrong == {}
