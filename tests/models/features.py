@@ -4,11 +4,11 @@ from functools import cache
 
 from torch import nn
 
-from tests.models.families import gradients, layers, passing, pretrained, state, training
+from tests.models.families import gradients, layers, meshes, passing, pretrained, state, training
 from tests.models.model import COMMON, FEATURES, Feature, Model, mean_square, seed_all
 
 #: The modules that have filled `FEATURES`.
-FAMILIES = (layers, state, gradients, passing, training, pretrained)
+FAMILIES = (layers, state, gradients, passing, training, meshes, pretrained)
 
 _BLOCK, _STAGE, _WAY = " + ", " | ", " || "
 
@@ -75,7 +75,9 @@ def ways() -> list[str]:
 
 
 def _is_common(feature: Feature) -> bool:
-    if feature.is_mistake or not (feature.can_slice and feature.can_skip):
+    if feature.is_mistake or feature.mesh:
+        return False
+    if not (feature.can_slice and feature.can_skip and feature.can_replicate):
         return False
     model = feature.model(3)
     return (

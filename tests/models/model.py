@@ -14,6 +14,7 @@ import numpy
 import torch
 from attrs import define, frozen
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.optim import Optimizer
 
 from schedlang.runtime.stage.stage import LossFn
@@ -105,6 +106,8 @@ class Model:
     loss_scale: float = 1.0
     #: Keyword arguments of all modules, by microbatch.
     options: Callable[[int], Mapping[str, Any]] | None = None
+    #: What torch makes of a stage on a part of a device mesh.
+    spread: Callable[[nn.Module, DeviceMesh], object] | None = None
     #: By how much sums in another order may differ, relative to the largest number.
     tolerance: float = 1e-9
 
@@ -123,6 +126,11 @@ class Feature:
     #: slices; and whether those have a last dimension alike, so that they can be added by skips.
     can_slice: bool = True
     can_skip: bool = True
+    #: Whether replicas of it in two pipelines are as good as one model.
+    can_replicate: bool = True
+    #: Of features on a device mesh, the dimension beside the pipeline's: `dp` has batches of its
+    #: own, `tp` a part of each layer.
+    mesh: str = ""
     #: Whether it cannot be trained, so that a pipeline that does is wrong.
     is_mistake: bool = False
 

@@ -17,6 +17,8 @@ import numpy
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
@@ -29,6 +31,9 @@ from tests.models.schedules import Column, forwards, natural
 
 #: What came out, by name: losses, gradients, weights, buffers, and what hooks have seen.
 Results = dict[str, Tensor | None]
+
+#: Of a feature on a device mesh: how many ranks there are along its other dimension.
+REPLICAS = 2
 
 #: Seconds after which a wait is taken for a hang.
 PATIENCE = 30.0
@@ -106,6 +111,7 @@ class Training:
             if pipeline.stop - 1 in numbers
         }
         self.modules = list(self.stages.values())
+        self.spread()
         self.optimizers = [self.model.optimizer(module) for module in self.modules]
         _share_out(self.optimizers)
         self.results: Results = {}
@@ -115,6 +121,9 @@ class Training:
         self.model.script(self)
         self.record_end()
         return self.results
+
+    def spread(self) -> None:
+        """Let torch cut the stages, if it is to."""
 
     def batch(self, step: int) -> tuple[Value, Value]:
         return self.model.batch(step, self.plan.microbatches)
@@ -137,17 +146,28 @@ class Training:
             for name, weight in stage.named_parameters():
                 gradient = weight.grad
                 if gradient is not None:
-                    gradient = gradient.to_dense() if gradient.is_sparse else gradient.clone()
+                    gradient = _whole(gradient)
                 self.results[f"step {step}: gradient of `{name}` of stage {number}"] = gradient
 
     def record_end(self) -> None:
         for number, stage in self.stages.items():
             for name, value in [*stage.named_parameters(), *stage.named_buffers()]:
-                self.results[f"`{name}` of stage {number} in the end"] = value.detach().clone()
+                self.results[f"`{name}` of stage {number} in the end"] = _whole(value)
             for name, module in stage.named_modules():
                 if hasattr(module, "seen"):
                     seen = torch.tensor(module.seen, dtype=torch.float64)
                     self.results[f"what `{name}` of stage {number} has seen"] = seen
+
+
+def _name_of_replica(number: int) -> str:
+    return f", replica {number}"
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    """A copy, of all parts of a tensor that is cut over a mesh."""
+    if isinstance(tensor, DTensor):
+        return tensor.detach().full_tensor()
+    return tensor.to_dense() if tensor.is_sparse else tensor.detach().clone()
 
 
 def _share_out(optimizers: list[Optimizer]) -> None:
@@ -165,6 +185,12 @@ class InPipeline(Training):
     def __init__(self, feature: Feature, column: Column) -> None:
         plan = column.plan
         rank = dist.get_rank()
+        self.mesh = None
+        self.beside = feature.mesh
+        if feature.mesh:
+            shape = (REPLICAS, len(plan.ranks))
+            self.mesh = init_device_mesh("cpu", shape, mesh_dim_names=(feature.mesh, "pp"))
+            rank = self.mesh.get_local_rank("pp")
         super().__init__(feature, column, plan.stages_of(rank))
         model = self.model
         of_plan = dict(zip(self.stages, self.optimizers, strict=True)) if plan.has_updates else {}
@@ -176,6 +202,7 @@ class InPipeline(Training):
             tied=model.tied,
             loss_scale=None if model.loss_scale == 1 else scale,
             max_norm=model.max_norm if plan.has_updates else None,
+            mesh=self.mesh if model.spread is None or self.mesh is None else self.mesh["pp"],
             optimizers=of_plan,
             timeout=PATIENCE,
         )
@@ -186,6 +213,17 @@ class InPipeline(Training):
             for number in numbers
         )
         seed_all(100 + rank)
+
+    def spread(self) -> None:
+        if self.mesh is not None and self.model.spread is not None:
+            for module in self.modules:
+                self.model.spread(module, self.mesh[self.beside])
+
+    def batch(self, step: int) -> tuple[Value, Value]:
+        """Of several replicas each has its own."""
+        if self.mesh is not None and self.beside == "dp":
+            step = REPLICAS * step + self.mesh.get_local_rank("dp")
+        return super().batch(step)
 
     def _options(self) -> list[Mapping[str, Any]] | None:
         if self.model.options is None:
@@ -198,9 +236,14 @@ class InPipeline(Training):
             losses = self.pipeline.step(inputs, targets, self._options())
         if losses is not None:
             by_number = dict(zip(self.numbers, losses, strict=True))
-            self.record_losses(f"step {step}: loss", by_number)
+            self.record_losses(f"step {step}{self._replica()}: loss", by_number)
         if not self.plan.has_updates:
             self.record_gradients(step)
+
+    def _replica(self) -> str:
+        if self.mesh is None or self.beside != "dp":
+            return ""
+        return _name_of_replica(self.mesh.get_local_rank("dp"))
 
     def update(self) -> None:
         if self.plan.has_updates:
@@ -231,6 +274,7 @@ class Alone(Training):
         assert updates == sorted(updates)
         by_update = groupby(zip(updates, order, strict=True), lambda pair: pair[0])
         self.order = [[op for _, op in pairs] for _, pairs in by_update]
+        self.replicas = REPLICAS if feature.mesh == "dp" else 1
         self.numbers = dict(zip(layout.pipelines, shares(layout), strict=True))
         self.delays = column.delays * len(layout.pipelines)
         #: Of each update that is done, the weights before it, by stage.
@@ -250,15 +294,16 @@ class Alone(Training):
 
     def train(self, step: int) -> None:
         earlier = self._set_aside()
-        inputs, targets = (cut("", value, self.plan.microbatches) for value in self.batch(step))
-        losses: dict[int, Tensor] = {}
+        replicas = range(self.replicas)
+        names = [_name_of_replica(each) if self.replicas > 1 else "" for each in replicas]
+        batches = [self._cut(self.replicas * step + each) for each in replicas]
         for update in self.order:
             with self._late_weights():
-                losses |= self._train(update, inputs, targets)
+                for name, batch in zip(names, batches, strict=True):
+                    self.record_losses(f"step {step}{name}: loss", self._train(update, *batch))
             if self.plan.has_updates:
                 self._update_in_plan()
         self._sum_replicas(earlier)
-        self.record_losses(f"step {step}: loss", losses)
         if not self.plan.has_updates:
             self.record_gradients(step)
 
@@ -269,7 +314,7 @@ class Alone(Training):
 
     def evaluate(self, step: int) -> None:
         self.set_training(False)
-        inputs, targets = (cut("", value, self.plan.microbatches) for value in self.batch(step))
+        inputs, targets = self._cut(step)
         with torch.no_grad():
             losses = {
                 number: loss
@@ -279,8 +324,12 @@ class Alone(Training):
         self.record_losses(f"evaluation {step}: loss", losses)
         self.set_training(True)
 
+    def _cut(self, step: int) -> list[list[Value]]:
+        return [cut("", value, self.plan.microbatches) for value in self.batch(step)]
+
     def _train(self, order: list[Any], inputs: Any, targets: Any) -> dict[int, Tensor]:
         scale = self.model.loss_scale * self.plan.layout.updates / self.plan.microbatches
+        scale /= self.replicas
         losses = {}
         for number, loss in self._forward(order, inputs, targets):
             (loss * scale).backward()

@@ -19,7 +19,7 @@ from schedlang.runtime import PipelineError
 from tests.models.features import find
 from tests.models.model import Feature
 from tests.models.schedules import Column, column
-from tests.models.sides import Alone, InPipeline, Results
+from tests.models.sides import REPLICAS, Alone, InPipeline, Results
 from tests.support.forks import write
 from tests.support.ranks import Run
 
@@ -30,6 +30,9 @@ DIFFERS = "differs"
 TRACEBACK = "traceback"
 HANGS = "hangs"
 NOT_FOR = "-"
+
+#: More would only wait for each other.
+MOST_PROCESSES = 4
 
 #: A feature and a schedule, by their names.
 Cell = tuple[str, str]
@@ -54,7 +57,17 @@ class Verdict:
 def is_for(feature: Feature, column: Column) -> bool:
     """Whether the schedule can have stages with this feature."""
     layout = column.plan.layout
-    return (feature.can_slice or layout.slices == 1) and (feature.can_skip or not layout.skips)
+    return (
+        (feature.can_slice or layout.slices == 1)
+        and (feature.can_skip or not layout.skips)
+        and (feature.can_replicate or len(layout.pipelines) == 1)
+        and (not feature.mesh or len(column.plan.ranks) * REPLICAS <= MOST_PROCESSES)
+    )
+
+
+def processes_for(feature: Feature, column: Column) -> int:
+    """How many processes train it."""
+    return len(column.plan.ranks) * (REPLICAS if feature.mesh else 1)
 
 
 def outcomes(run_ranks: Run, folder: Path, cells: Iterable[Cell]) -> dict[Cell, Verdict]:
@@ -64,8 +77,9 @@ def outcomes(run_ranks: Run, folder: Path, cells: Iterable[Cell]) -> dict[Cell, 
     verdicts: dict[Cell, Verdict] = {}
     by_ranks: dict[int, list[Cell]] = {}
     for cell in cells:
-        if is_for(find(cell[0]), column(cell[1])):
-            by_ranks.setdefault(len(column(cell[1]).plan.ranks), []).append(cell)
+        feature, under = find(cell[0]), column(cell[1])
+        if is_for(feature, under):
+            by_ranks.setdefault(processes_for(feature, under), []).append(cell)
         else:
             verdicts[cell] = Verdict(NOT_FOR)
     trained: list[Cell] = []
@@ -156,9 +170,10 @@ def compare_all(cells: Sequence[Cell], columns: Columns, folder: Path) -> dict[C
                 DIFFERS, f"alone it is a {type(expected).__name__}: {expected}"
             )
             continue
-        results: Results = {}
-        for rank in range(len(column.plan.ranks)):
-            results |= pickle.loads(_file(folder, cell, rank).read_bytes())
+        results = [
+            pickle.loads(_file(folder, cell, rank).read_bytes())
+            for rank in range(processes_for(feature, column))
+        ]
         verdicts[cell] = compare(results, expected, feature.model(2).tolerance)
     return verdicts
 
@@ -172,37 +187,45 @@ def _meaning(column: Column, draws: bool) -> Hashable:
     return layout.pipelines, delays, own
 
 
-def compare(results: Results, expected: Results, tolerance: float) -> Verdict:
-    """Whether all numbers are those of the training alone: to the bit, or to rounding."""
-    if results.keys() != expected.keys():
-        missing = sorted(expected.keys() ^ results.keys())
-        return Verdict(DIFFERS, f"only one side has {', '.join(missing[:3])}")
-    wrong: dict[str, float] = {}
-    words: dict[str, str] = {}
+def compare(results: Sequence[Results], expected: Results, tolerance: float) -> Verdict:
+    """Whether all numbers of all ranks are those of the training alone: to the bit, or to
+    rounding.
+    """
+    missing = expected.keys() ^ set().union(*results)
+    if missing:
+        return Verdict(DIFFERS, f"only one side has {', '.join(sorted(missing)[:3])}")
+    wrong: dict[str, str] = {}
     are_equal = True
     for name, right in expected.items():
-        ours = results[name]
-        if ours is None or right is None:
-            if ours is not right:
-                wrong[name] = 0.0 if right is None and not ours.any() else math.inf
-                words[name] = "alone None" if right is None else "None"
-            continue
-        if ours.shape != right.shape or ours.dtype != right.dtype:
-            wrong[name] = math.inf
-            words[name] = f"{ours.dtype} {list(ours.shape)} for {right.dtype} {list(right.shape)}"
-            continue
-        if torch.equal(ours, right):
-            continue
-        are_equal = False
-        difference = _difference(ours, right)
-        if difference > tolerance:
-            wrong[name] = difference
-            words[name] = f"{difference:.1e}"
+        for ours in (own[name] for own in results if name in own):
+            how = _how_far(ours, right)
+            if isinstance(how, float):
+                are_equal = are_equal and how == 0
+                how = f"{how:.1e}" if how > tolerance else ""
+            if how:
+                wrong[name] = how
     if wrong:
         # What differs first is nearer to the cause than what differs most.
-        shown = "; ".join(f"{name} ({words[name]})" for name in [*wrong][:2])
+        shown = "; ".join(f"{name} ({how})" for name, how in [*wrong.items()][:2])
         return Verdict(DIFFERS, f"{len(wrong)} of {len(expected)}: {shown}")
     return Verdict(EQUAL if are_equal else ROUNDING)
+
+
+def _how_far(ours: Tensor | None, right: Tensor | None) -> str | float:
+    """How two results differ, in words or as a number."""
+    if ours is None or right is None:
+        return 0.0 if ours is right else f"{_words(ours)}, alone {_words(right)}"
+    if ours.shape != right.shape or ours.dtype != right.dtype:
+        return f"{_words(ours)}, alone {_words(right)}"
+    return 0.0 if torch.equal(ours, right) else _difference(ours, right)
+
+
+def _words(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return "None"
+    if tensor.is_floating_point() and not tensor.any():
+        return "zeros"
+    return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
 
 
 def _difference(ours: Tensor, right: Tensor) -> float:

@@ -448,6 +448,43 @@ def module_twice(stages: int) -> Model:
 
 
 @feature("layers")
+def tied_inside_a_stage(stages: int) -> Model:
+    """Two layers of a stage that have one weight, under two names"""
+
+    def stage(_: int) -> nn.Module:
+        first, second = linear(), linear()
+        second[0].weight = first[0].weight
+        return nn.Sequential(first, second)
+
+    return chain(stage, stages)
+
+
+@feature("layers")
+def saved_on_the_host(stages: int) -> Model:
+    """torch.autograd.graph.save_on_cpu around a layer"""
+
+    def saved(self: Any, x: Tensor) -> Tensor:
+        with torch.autograd.graph.save_on_cpu():
+            return self.part(x)
+
+    return chain(lambda _: Does(saved, part=linear()), stages)
+
+
+@feature("layers")
+def frozen_for_a_call(stages: int) -> Model:
+    """A layer that is called twice, and frozen for the second call"""
+
+    def twice(self: Any, x: Tensor) -> Tensor:
+        y = self.part(x)
+        self.part.requires_grad_(False)
+        z = self.part(y)
+        self.part.requires_grad_(True)
+        return y + z
+
+    return chain(lambda _: Does(twice, part=linear()), stages)
+
+
+@feature("layers")
 def matrix_products(stages: int) -> Model:
     """Weights in matmul, einsum, bmm, and broadcast products and sums"""
 

@@ -348,6 +348,79 @@ def number_between(stages: int) -> Model:
     )
 
 
+@feature("passing", can_slice=False, can_skip=False)
+def none_between(stages: int) -> Model:
+    """None beside a tensor"""
+    return ends(
+        stages,
+        lambda self, x: (self.part(x), None),
+        lambda self, x, none: (self.part(x), none),
+        lambda self, x, none: self.part(x),
+    )
+
+
+@feature("passing", can_slice=False, can_skip=False)
+def sparse_between(stages: int) -> Model:
+    """A sparse tensor between stages"""
+    return ends(
+        stages,
+        lambda self, x: self.part(x).to_sparse(),
+        lambda self, x: self.part(x.to_dense()).to_sparse(),
+        lambda self, x: self.part(x.to_dense()),
+    )
+
+
+class Prompt(nn.Module):
+    """Notes the gradient of what is given to the first stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = linear()
+        self.prompts: list[Tensor] = []
+
+    @property
+    def seen(self) -> list[float]:
+        return [
+            number
+            for prompt in self.prompts
+            if prompt.grad is not None
+            for number in prompt.grad.flatten().tolist()
+        ]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x)
+
+
+@feature("passing", can_replicate=False)
+def inputs_with_a_gradient(stages: int) -> Model:
+    """Inputs that are a leaf, whose gradient is wanted"""
+    first = Prompt()
+
+    def draw(step: int, microbatches: int) -> tuple[Tensor, Tensor]:
+        inputs, targets = rows(LENGTH, WIDTH)(step, microbatches)
+        if not first.prompts:
+            first.prompts.append(inputs.requires_grad_())
+        return first.prompts[0], targets
+
+    return chain(lambda number: linear() if number else first, stages, batch=draw)
+
+
+@feature("passing")
+def batch_written_over(stages: int) -> Model:
+    """Batches that are written into one tensor, step after step"""
+    memory: list[Tensor] = []
+
+    def draw(step: int, microbatches: int) -> tuple[Tensor, Tensor]:
+        batch = rows(LENGTH, WIDTH)(step, microbatches)
+        if not memory:
+            memory.extend(batch)
+        for kept, new in zip(memory, batch, strict=True):
+            kept.copy_(new)
+        return memory[0], memory[1]
+
+    return chain(lambda _: linear(), stages, batch=draw)
+
+
 @feature("passing", is_mistake=True)
 def loss_of_each_row(stages: int) -> Model:
     """A loss that is no scalar"""

@@ -76,6 +76,12 @@ def _build(family: str, stages: int, **more: Any) -> Model:
         own = split(whole, plan, [f"inner.{each}" for each in BLOCKS], rank=rank)
         parts |= own
         tied = own.tied
+    for names in tied:
+        # `split` makes copies; alone they are one.
+        first, *others = [(parts[stage], name) for stage, name in names.items()]
+        for stage, name in others:
+            owner, _, attribute = name.rpartition(".")
+            setattr(stage.get_submodule(owner), attribute, first[0].get_parameter(first[1]))
     return Model(
         [parts[number] for number in range(stages)], batch=_draw, loss=words_loss, tied=tied
     )
