@@ -26,10 +26,15 @@ def name_of(stages: list[list[str]], way: str) -> str:
     return _STAGE.join(map(_BLOCK.join, stages)) + _WAY + way
 
 
+def parts_of(name: str) -> tuple[list[list[str]], str]:
+    """The blocks of each stage of such a model, and the way in which it is trained."""
+    body, _, way = name.partition(_WAY)
+    return [stage.split(_BLOCK) for stage in body.split(_STAGE)], way
+
+
 @cache
 def _mixed(name: str) -> Feature:
-    body, _, way = name.partition(_WAY)
-    stages = [stage.split(_BLOCK) for stage in body.split(_STAGE)]
+    stages, way = parts_of(name)
     parts = [FEATURES[block] for stage in stages for block in stage] + [FEATURES[way]]
 
     def build(count: int) -> Model:

@@ -29,6 +29,8 @@ REFUSED = "refused"
 DIFFERS = "differs"
 TRACEBACK = "traceback"
 HANGS = "hangs"
+#: It cannot be trained alone, so there is nothing to compare.
+NOT_ALONE = "not alone"
 NOT_FOR = "-"
 
 #: More would only wait for each other.
@@ -85,7 +87,8 @@ def outcomes(run_ranks: Run, folder: Path, cells: Iterable[Cell]) -> dict[Cell, 
     trained: list[Cell] = []
     for ranks, ahead in by_ranks.items():
         while ahead:
-            run = run_ranks(train_all, ranks, ahead, _columns(ahead), folder)
+            limit = 60 + 10 * len(ahead)
+            run = run_ranks(train_all, ranks, ahead, _columns(ahead), folder, seconds=limit)
             done = next(
                 (number for number, cell in enumerate(ahead) if not _is_done(folder, cell, ranks)),
                 len(ahead),
@@ -94,7 +97,12 @@ def outcomes(run_ranks: Run, folder: Path, cells: Iterable[Cell]) -> dict[Cell, 
             if done < len(ahead):
                 verdicts[ahead[done]] = _failure(folder, ahead[done], ranks, run.logs)
             ahead = ahead[done + 1 :]
-    compared = run_ranks(compare_all, 1, trained, _columns(trained), folder, joins=False)
+    # What fails alone as well is the model's own mistake.
+    doubtful = [cell for cell, verdict in verdicts.items() if verdict.kind in (TRACEBACK, HANGS)]
+    both = [*trained, *doubtful]
+    compared = run_ranks(
+        compare_all, 1, both, _columns(both), folder, joins=False, seconds=60 + 10 * len(both)
+    )
     return verdicts | compared.results()[0]
 
 
@@ -149,33 +157,35 @@ def _failure(folder: Path, cell: Cell, ranks: int, logs: Sequence[str]) -> Verdi
 
 
 def compare_all(cells: Sequence[Cell], columns: Columns, folder: Path) -> dict[Cell, Verdict]:
-    """The verdicts on cells that have been trained on all ranks."""
+    """The verdicts on cells: those that have been trained on all ranks are compared."""
     alone: dict[Hashable, Results | Exception] = {}
     verdicts = {}
     for cell in cells:
         feature, column = find(cell[0]), columns[cell[1]]
+        paths = [_file(folder, cell, rank) for rank in range(processes_for(feature, column))]
+        is_trained = all(path.exists() for path in paths)
         if feature.is_mistake:
-            verdicts[cell] = Verdict(DIFFERS, "it trains, which it cannot")
+            if is_trained:
+                verdicts[cell] = Verdict(DIFFERS, "it trains, which it cannot")
             continue
         meaning = feature.name, _meaning(column, feature.draws)
         if meaning not in alone:
-            try:
-                alone[meaning] = Alone(feature, column).run()
-            except Exception as error:
-                traceback.print_exc()
-                alone[meaning] = error
+            alone[meaning] = _train_alone(feature, column)
         expected = alone[meaning]
         if isinstance(expected, Exception):
-            verdicts[cell] = Verdict(
-                DIFFERS, f"alone it is a {type(expected).__name__}: {expected}"
-            )
-            continue
-        results = [
-            pickle.loads(_file(folder, cell, rank).read_bytes())
-            for rank in range(processes_for(feature, column))
-        ]
-        verdicts[cell] = compare(results, expected, feature.model(2).tolerance)
+            words = f"{type(expected).__name__}: {expected}"
+            verdicts[cell] = Verdict(NOT_ALONE, words.split("\n", 1)[0])
+        elif is_trained:
+            results = [pickle.loads(path.read_bytes()) for path in paths]
+            verdicts[cell] = compare(results, expected, feature.model(2).tolerance)
     return verdicts
+
+
+def _train_alone(feature: Feature, column: Column) -> Results | Exception:
+    try:
+        return Alone(feature, column).run()
+    except Exception as error:
+        return error
 
 
 def _meaning(column: Column, draws: bool) -> Hashable:
