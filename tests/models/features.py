@@ -56,8 +56,7 @@ def _mixed(name: str) -> Feature:
         name,
         build,
         draws=any(part.draws for part in parts),
-        can_slice=all(part.can_slice for part in parts),
-        can_skip=all(part.can_skip for part in parts),
+        not_for=frozenset().union(*(part.not_for for part in parts)),
     )
 
 
@@ -80,9 +79,7 @@ def ways() -> list[str]:
 
 
 def _is_common(feature: Feature) -> bool:
-    if feature.is_mistake or feature.mesh:
-        return False
-    if not (feature.can_slice and feature.can_skip and feature.can_replicate):
+    if feature.is_mistake or feature.mesh or feature.not_for - {"updates"}:
         return False
     model = feature.model(3)
     return (

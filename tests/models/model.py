@@ -6,7 +6,7 @@ families of features stand in modules of their own, see `features.py`.
 """
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -122,12 +122,10 @@ class Feature:
     build: Callable[[int], Model]
     #: Whether it draws random numbers, so that the order of forwards on a rank matters.
     draws: bool = False
-    #: Whether stages pass one tensor with two leading dimensions on, so that they can be given
-    #: slices; and whether those have a last dimension alike, so that they can be added by skips.
-    can_slice: bool = True
-    can_skip: bool = True
-    #: Whether replicas of it in two pipelines are as good as one model.
-    can_replicate: bool = True
+    #: What a schedule must not have: "slices" and "skips", where more than one tensor of three
+    #: dimensions passes between stages; "replicas", where two of the model are not one; "updates",
+    #: where the script makes them.
+    not_for: frozenset[str] = frozenset()
     #: Of features on a device mesh, the dimension beside the pipeline's: `dp` has batches of its
     #: own, `tp` a part of each layer.
     mesh: str = ""
@@ -144,7 +142,9 @@ class Feature:
 FEATURES: dict[str, Feature] = {}
 
 
-def feature(family: str, **how: bool) -> Callable[[Callable[[int], Model]], Callable[[int], Model]]:
+def feature(
+    family: str, not_for: Iterable[str] = (), **how: Any
+) -> Callable[[Callable[[int], Model]], Callable[[int], Model]]:
     """Make a function a row of the table: its name, and the first line of its docstring."""
 
     def add(build: Callable[[int], Model]) -> Callable[[int], Model]:
@@ -152,7 +152,7 @@ def feature(family: str, **how: bool) -> Callable[[Callable[[int], Model]], Call
         assert name not in FEATURES
         assert build.__doc__ is not None
         words = build.__doc__.strip().split("\n\n")[0].replace("\n    ", " ")
-        FEATURES[name] = Feature(name, family, words, build, **how)
+        FEATURES[name] = Feature(name, family, words, build, not_for=frozenset(not_for), **how)
         return build
 
     return add

@@ -59,11 +59,14 @@ class Verdict:
 def is_for(feature: Feature, column: Column) -> bool:
     """Whether the schedule can have stages with this feature."""
     layout = column.plan.layout
-    return (
-        (feature.can_slice or layout.slices == 1)
-        and (feature.can_skip or not layout.skips)
-        and (feature.can_replicate or len(layout.pipelines) == 1)
-        and (not feature.mesh or len(column.plan.ranks) * REPLICAS <= MOST_PROCESSES)
+    has = {
+        "slices": layout.slices > 1,
+        "skips": bool(layout.skips),
+        "replicas": len(layout.pipelines) > 1,
+        "updates": column.plan.has_updates,
+    }
+    return not any(has[word] for word in feature.not_for) and (
+        processes_for(feature, column) <= MOST_PROCESSES
     )
 
 

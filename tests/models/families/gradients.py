@@ -44,7 +44,7 @@ def weight_hook(stages: int) -> Model:
 
 
 # With slices, hooks of weights see the gradient of each slice.
-@feature("gradients", can_slice=False)
+@feature("gradients", not_for={"slices"})
 def clipping_weight_hook(stages: int) -> Model:
     """Hooks of weights that clamp their gradients"""
 
@@ -55,7 +55,7 @@ def clipping_weight_hook(stages: int) -> Model:
     return everywhere(stages, add)
 
 
-@feature("gradients", can_slice=False)
+@feature("gradients", not_for={"slices"})
 def counting_weight_hook(stages: int) -> Model:
     """Hooks of weights that count their calls"""
 
@@ -71,7 +71,7 @@ def counting_weight_hook(stages: int) -> Model:
     return everywhere(stages, add)
 
 
-@feature("gradients", can_slice=False)
+@feature("gradients", not_for={"slices"})
 def hook_of_a_shared_weight(stages: int) -> Model:
     """A hook of a weight that a stage uses twice, which is not linear"""
 
@@ -83,7 +83,7 @@ def hook_of_a_shared_weight(stages: int) -> Model:
     return chain(stage, stages)
 
 
-@feature("gradients", can_slice=False)
+@feature("gradients", not_for={"slices"})
 def hook_after_accumulation(stages: int) -> Model:
     """Hooks of weights after their gradients have added up, which scale these"""
 
@@ -99,7 +99,7 @@ def hook_after_accumulation(stages: int) -> Model:
     return everywhere(stages, add)
 
 
-@feature("gradients", can_slice=False)
+@feature("gradients", not_for={"slices"})
 def counting_after_accumulation(stages: int) -> Model:
     """Hooks of weights after their gradients have added up, which count their calls"""
 
@@ -129,7 +129,7 @@ def activation_hook(stages: int) -> Model:
 
 
 # What a skip or a slice has is the same tensor, alone.
-@feature("gradients", can_slice=False, can_skip=False)
+@feature("gradients", not_for={"slices", "skips"})
 def input_hook(stages: int) -> Model:
     """Hooks of a stage's input that scale its gradient"""
 

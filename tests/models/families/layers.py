@@ -91,13 +91,13 @@ class Residual(nn.Module):
         return self.relu(out)
 
 
-@feature("layers", can_slice=False)
+@feature("layers", not_for={"slices"})
 def residual_blocks(stages: int) -> Model:
     """The blocks of a ResNet: convolutions, BatchNorm, and ReLU in place"""
     return chain(lambda _: Residual(4), stages, batch=rows(4, 6, 6))
 
 
-@feature("layers", can_slice=False)
+@feature("layers", not_for={"slices"})
 def channels_last(stages: int) -> Model:
     """Images in the memory format channels_last"""
 
@@ -112,7 +112,7 @@ def channels_last(stages: int) -> Model:
     return chain(stage, stages, batch=draw)
 
 
-@feature("layers", can_slice=False, can_skip=False)
+@feature("layers", not_for={"slices", "skips"})
 def down_and_up(stages: int) -> Model:
     """Strided and transposed convolutions, pooling and upsampling, so that shapes change"""
 

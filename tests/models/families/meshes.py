@@ -43,7 +43,7 @@ def sharded_in_layers(stages: int) -> Model:
     return chain(lambda _: nn.Sequential(linear(), linear()), stages, spread=shard)
 
 
-@feature("meshes", mesh="tp", can_slice=False, can_skip=False)
+@feature("meshes", mesh="tp", not_for={"slices", "skips"})
 def tensor_parallel(stages: int) -> Model:
     """Two layers that are cut by columns and by rows (DTensor)"""
 

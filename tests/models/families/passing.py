@@ -30,7 +30,7 @@ def ends(stages: int, first: Any, middle: Any, last: Any, **how: Any) -> Model:
     return chain(stage, stages, **how)
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def tuples(stages: int) -> Model:
     """Two tensors in a tuple"""
     return ends(
@@ -41,7 +41,7 @@ def tuples(stages: int) -> Model:
     )
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def dictionaries(stages: int) -> Model:
     """Tensors in a dictionary, with lists in it, and a mask"""
 
@@ -60,7 +60,7 @@ class Pair(NamedTuple):
     y: Tensor
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def named_tuples(stages: int) -> Model:
     """Tensors in a named tuple"""
     return ends(
@@ -71,7 +71,7 @@ def named_tuples(stages: int) -> Model:
     )
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def masks_and_positions(stages: int) -> Model:
     """Boolean and integer tensors beside others"""
 
@@ -84,7 +84,7 @@ def masks_and_positions(stages: int) -> Model:
     return ends(stages, first, middle, lambda self, *given: middle(self, *given)[0])
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def only_integers(stages: int) -> Model:
     """A first stage that makes words, and nothing that has a gradient"""
 
@@ -101,7 +101,7 @@ def only_integers(stages: int) -> Model:
     )
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def scalar_beside(stages: int) -> Model:
     """An auxiliary loss, a tensor without dimensions, that stages add to"""
 
@@ -119,7 +119,7 @@ def scalar_beside(stages: int) -> Model:
     return ends(stages, first, middle, middle, loss=loss)
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def integer_scalar_beside(stages: int) -> Model:
     """An integer tensor without dimensions beside another one"""
     return ends(
@@ -130,7 +130,7 @@ def integer_scalar_beside(stages: int) -> Model:
     )
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def empty_tensor_beside(stages: int) -> Model:
     """A tensor without elements beside another one"""
     return ends(
@@ -148,14 +148,14 @@ def not_contiguous(stages: int) -> Model:
     return ends(stages, swapped, swapped, swapped)
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def expanded(stages: int) -> Model:
     """Outputs that are expanded, so that many elements are one in memory"""
     spread = lambda self, x: self.part(x.mean(1)).unsqueeze(1).expand(-1, LENGTH, -1)  # noqa: E731
     return ends(stages, spread, spread, spread)
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def views_of_one(stages: int) -> Model:
     """Two outputs that are views of one tensor"""
 
@@ -166,7 +166,7 @@ def views_of_one(stages: int) -> Model:
     return ends(stages, both, both, lambda self, *given: torch.cat(both(self, *given), -1))
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def one_tensor_twice(stages: int) -> Model:
     """One tensor in two places of an output"""
 
@@ -177,7 +177,7 @@ def one_tensor_twice(stages: int) -> Model:
     return ends(stages, twice, twice, lambda self, *given: twice(self, *given)[0])
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def input_handed_on(stages: int) -> Model:
     """A stage that hands on its input beside its output"""
     return ends(
@@ -188,7 +188,7 @@ def input_handed_on(stages: int) -> Model:
     )
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def weight_handed_on(stages: int) -> Model:
     """A stage that hands its weight to the next one"""
 
@@ -202,7 +202,7 @@ def weight_handed_on(stages: int) -> Model:
     return chain(stage, stages)
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def output_that_is_not_used(stages: int) -> Model:
     """An output that the next stage does not use"""
     return ends(
@@ -213,7 +213,7 @@ def output_that_is_not_used(stages: int) -> Model:
     )
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def output_without_gradient(stages: int) -> Model:
     """A detached output beside one that has a gradient"""
     return ends(
@@ -238,7 +238,7 @@ def view_of_the_input(stages: int) -> Model:
     )
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def complex_between(stages: int) -> Model:
     """Complex tensors between stages"""
 
@@ -281,7 +281,7 @@ def keyword_arguments(stages: int) -> Model:
     )
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def batch_of_dictionaries(stages: int) -> Model:
     """Inputs and targets in dictionaries"""
 
@@ -303,7 +303,7 @@ def batch_of_dictionaries(stages: int) -> Model:
     )
 
 
-@feature("passing", can_slice=False)
+@feature("passing", not_for={"slices"})
 def longer_from_step_to_step(stages: int) -> Model:
     """Batches of another length in every step"""
 
@@ -313,7 +313,7 @@ def longer_from_step_to_step(stages: int) -> Model:
     return chain(lambda _: linear(), stages, batch=draw)
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def shape_by_microbatch(stages: int) -> Model:
     """Outputs whose shape depends on the microbatch"""
 
@@ -337,7 +337,7 @@ def more_targets_than_inputs(stages: int) -> Model:
     return chain(lambda _: linear(), stages, batch=draw)
 
 
-@feature("passing", is_mistake=True, can_slice=False, can_skip=False)
+@feature("passing", is_mistake=True, not_for={"slices", "skips"})
 def number_between(stages: int) -> Model:
     """A Python number between stages"""
     return ends(
@@ -348,7 +348,7 @@ def number_between(stages: int) -> Model:
     )
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def none_between(stages: int) -> Model:
     """None beside a tensor"""
     return ends(
@@ -359,7 +359,7 @@ def none_between(stages: int) -> Model:
     )
 
 
-@feature("passing", can_slice=False, can_skip=False)
+@feature("passing", not_for={"slices", "skips"})
 def sparse_between(stages: int) -> Model:
     """A sparse tensor between stages"""
     return ends(
@@ -391,7 +391,7 @@ class Prompt(nn.Module):
         return self.part(x)
 
 
-@feature("passing", can_replicate=False)
+@feature("passing", not_for={"replicas"})
 def inputs_with_a_gradient(stages: int) -> Model:
     """Inputs that are a leaf, whose gradient is wanted"""
     first = Prompt()

@@ -93,14 +93,12 @@ for _family in FAMILIES:
         "transformers",
         f"`{_family}` of transformers",
         lambda stages, family=_family: _build(family, stages, tie_word_embeddings=False),
-        can_slice=False,
-        can_skip=False,
+        not_for=frozenset({"slices", "skips"}),
     )
 FEATURES["llama with tied embeddings"] = Feature(
     "llama with tied embeddings",
     "transformers",
     "`llama` of transformers, whose embedding and scores have one weight",
     lambda stages: _build("llama", stages, tie_word_embeddings=True),
-    can_slice=False,
-    can_skip=False,
+    not_for=frozenset({"slices", "skips"}),
 )

@@ -85,7 +85,7 @@ def codebook(stages: int) -> Model:
     return chain(lambda _: Does(quantize, part=linear(), codes=torch.randn(5, WIDTH)), stages)
 
 
-@feature("state", can_slice=False, can_skip=False)
+@feature("state", not_for={"slices", "skips"})
 def returned_buffer(stages: int) -> Model:
     """A stage that hands on its buffer, which the next forward changes"""
 
@@ -115,7 +115,7 @@ class Both(nn.Module):
         return self.first(self.last(x, kept))
 
 
-@feature("state", can_slice=False, can_skip=False)
+@feature("state", not_for={"slices", "skips"})
 def running_hidden_state(stages: int) -> Model:
     """A hidden state that is kept from microbatch to microbatch, without its graph"""
 
@@ -156,7 +156,7 @@ def input_changed_in_place(stages: int) -> Model:
 
 
 # The slices of a row are views of one tensor, of which autograd knows one version.
-@feature("state", can_slice=False)
+@feature("state", not_for={"slices"})
 def first_input_changed_in_place(stages: int) -> Model:
     """A first stage that changes the batch in place"""
 
@@ -168,7 +168,7 @@ def first_input_changed_in_place(stages: int) -> Model:
     return chain(stage, stages)
 
 
-@feature("state", can_slice=False, can_skip=False)
+@feature("state", not_for={"slices", "skips"})
 def integer_input_changed_in_place(stages: int) -> Model:
     """Stages that change in place an integer tensor that they are given"""
 
@@ -200,7 +200,7 @@ def relu_in_place_first(stages: int) -> Model:
 
 
 # Alone, what a skip or a slice has is changed with it.
-@feature("state", can_slice=False, can_skip=False)
+@feature("state", not_for={"slices", "skips"})
 def data_changed_in_place(stages: int) -> Model:
     """Stages that change their input behind autograd's back, by `.data`"""
 
@@ -318,7 +318,7 @@ def embedding_scaled_by_frequency(stages: int) -> Model:
     return language_model(stages, nn.Embedding(11, WIDTH, scale_grad_by_freq=True))
 
 
-@feature("state", can_skip=False, can_slice=False)
+@feature("state", not_for={"slices", "skips"})
 def bag_of_words(stages: int) -> Model:
     """EmbeddingBag"""
 

@@ -223,18 +223,36 @@ def gradients_kept_as_zeros(stages: int) -> Model:
 
 @feature("training")
 def scaled_loss(stages: int) -> Model:
-    """A loss that is scaled up, and gradients that are scaled down by GradScaler"""
+    """A loss that is scaled up, and gradients that a hook of the optimizer scales down"""
+
+    def optimizer(module: nn.Module) -> Optimizer:
+        made = sgd(module)
+
+        def scale_down(*_: object) -> None:
+            for weight in module.parameters():
+                if weight.grad is not None:
+                    weight.grad /= 1024
+
+        made.register_step_pre_hook(scale_down)
+        return made
+
+    return chain(lambda _: normed(), stages, optimizer=optimizer, loss_scale=1024.0)
+
+
+@feature("training", not_for={"updates"})
+def gradient_scaler(stages: int) -> Model:
+    """torch.amp.GradScaler"""
 
     def script(side: Side) -> None:
         scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        # So that it knows the device.
         scaler.scale(torch.ones(()))
         for step in range(2):
             side.train(step)
             for optimizer in side.optimizers:
-                scaler.unscale_(optimizer)
-            side.update()
-            for optimizer in side.optimizers:
-                scaler._per_optimizer_states.pop(id(optimizer), None)
+                scaler.step(optimizer)
+                optimizer.zero_grad()
+            scaler.update()
 
     return chain(lambda _: normed(), stages, script=script, loss_scale=1024.0)
 
