@@ -72,7 +72,8 @@ def rows(
         generator = torch.Generator().manual_seed(1000 + step)
         sizes = (2, ROWS * microbatches, *shape)
         inputs, targets = torch.randn(sizes, generator=generator, dtype=dtype)
-        return inputs, targets
+        # Not views of one tensor, or autograd takes a change of one for a change of the other.
+        return inputs.clone(), targets.clone()
 
     return draw
 

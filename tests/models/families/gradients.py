@@ -480,3 +480,70 @@ def hooked_optimizer(stages: int) -> Model:
         return made
 
     return chain(lambda _: linear(), stages, optimizer=optimizer)
+
+
+@feature("gradients")
+def loss_that_counts(stages: int) -> Model:
+    """A loss that depends on how often it was computed"""
+    model = chain(lambda _: linear(), stages)
+    calls: list[int] = []
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        calls.append(1)
+        return nn.functional.mse_loss(output, target) * (1 + 0.1 * len(calls))
+
+    model.loss = loss
+    return model
+
+
+@feature("gradients", draws=True)
+def loss_that_draws(stages: int) -> Model:
+    """A loss with noise"""
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.mse_loss(output, target + 0.1 * torch.randn_like(target))
+
+    return chain(lambda _: linear(), stages, loss=loss)
+
+
+@feature("gradients")
+def loss_that_changes_targets(stages: int) -> Model:
+    """A loss that changes its targets in place"""
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.mse_loss(output, target.mul_(0.5).add_(0.1))
+
+    return chain(lambda _: linear(), stages, loss=loss)
+
+
+@feature("gradients")
+def loss_that_changes_the_output(stages: int) -> Model:
+    """A loss that changes the output in place"""
+
+    def loss(output: Tensor, target: Tensor) -> Tensor:
+        return output.sub_(target).square().mean()
+
+    return chain(lambda _: nn.Sequential(linear(), nn.Linear(WIDTH, WIDTH)), stages, loss=loss)
+
+
+@feature("gradients", is_mistake=True)
+def step_without_gradients(stages: int) -> Model:
+    """A step under torch.no_grad"""
+    return chain(lambda _: linear(), stages, around=torch.no_grad)
+
+
+@feature("gradients")
+def optimizer_in_the_backward(stages: int) -> Model:
+    """Hooks of weights that make the optimizer's step as soon as a gradient is there"""
+
+    def add(stage: nn.Module) -> None:
+        for each in stage.parameters():
+
+            def update(weight: Tensor) -> None:
+                with torch.no_grad():
+                    weight -= 0.1 * weight.grad
+                weight.grad = None
+
+            each.register_post_accumulate_grad_hook(update)
+
+    return everywhere(stages, add)

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune, spectral_norm, weight_norm
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 from tests.models.model import (
@@ -503,6 +504,148 @@ def matrix_products(stages: int) -> Model:
         ),
         stages,
     )
+
+
+@feature("layers")
+def layers_by_other_calls(stages: int) -> Model:
+    """Layers with keyword arguments, in lists, in place, and with weights first"""
+
+    def calls(self: Any, x: Tensor) -> Tensor:
+        x = F.linear(input=x, weight=self.a, bias=self.shift)
+        x = torch.einsum("rlw,wv->rlv", [x, self.b]).tanh()
+        x = torch.matmul(self.c, x.mT).mT
+        x = torch.add(self.shift, x, alpha=2).tanh()
+        flat = torch.addmm(self.scale, x.flatten(0, 1), mat2=self.d, beta=0.5)
+        return flat.view_as(x).mul_(self.scale).add_(self.shift)
+
+    def stage(_: int) -> nn.Module:
+        square = {name: weight(WIDTH, WIDTH) for name in "abcd"}
+        return Does(calls, scale=weight(WIDTH), shift=weight(WIDTH), **square)
+
+    return chain(stage, stages)
+
+
+@feature("layers")
+def weight_in_a_layer_and_beside(stages: int) -> Model:
+    """A weight that a layer has, and that is used by itself as well"""
+
+    def both(self: Any, x: Tensor) -> Tensor:
+        matrix = self.part.weight
+        y = self.part(x) @ matrix + matrix.square().sum() * 0.01 + matrix.diagonal().exp()
+        return (y + self.part.bias).tanh()
+
+    return chain(lambda _: Does(both, part=nn.Linear(WIDTH, WIDTH)), stages)
+
+
+@feature("layers", not_for={"slices", "skips"})
+def convolutions(stages: int) -> Model:
+    """Convolutions of one, two and three dimensions, grouped, dilated, and transposed"""
+
+    def convolve(self: Any, x: Tensor) -> Tensor:
+        x = self.one(x).tanh()
+        x = self.two(x.unsqueeze(1)).tanh()
+        x = self.three(x.unsqueeze(1)).tanh().squeeze(1)
+        return self.back(self.flat(x).squeeze(1))
+
+    def stage(_: int) -> nn.Module:
+        return Does(
+            convolve,
+            one=nn.Conv1d(LENGTH, LENGTH, 3, padding="same", groups=2),
+            two=nn.Conv2d(1, 2, 3, padding=2, dilation=2, bias=False),
+            three=nn.Conv3d(1, 1, 3, padding=1, padding_mode="circular"),
+            flat=nn.ConvTranspose2d(2, 1, 3, padding=1),
+            back=nn.ConvTranspose1d(LENGTH, LENGTH, 1),
+        )
+
+    return chain(stage, stages)
+
+
+@feature("layers")
+def other_norms(stages: int) -> Model:
+    """InstanceNorm with running statistics, a bilinear layer, PReLU"""
+
+    def stage(_: int) -> nn.Module:
+        norm = channels_first(nn.InstanceNorm1d(WIDTH, affine=True, track_running_stats=True))
+        pair = Does(lambda self, x: self.pair(x, x.tanh()), pair=nn.Bilinear(WIDTH, WIDTH, WIDTH))
+        return nn.Sequential(linear(), norm, pair, nn.PReLU())
+
+    return chain(stage, stages)
+
+
+@feature("layers", not_for={"slices", "skips"})
+def weighted_bags(stages: int) -> Model:
+    """An EmbeddingBag with a weight for each word"""
+
+    def draw(step: int, microbatches: int) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(1000 + step)
+        words = torch.randint(11, (2 * microbatches, LENGTH), generator=generator)
+        return words, rows(WIDTH)(step, microbatches)[1]
+
+    def bag(self: Any, words: Tensor) -> Tensor:
+        return self.part(self.bag(words, per_sample_weights=self.weights.expand(len(words), -1)))
+
+    first = Does(
+        bag, part=linear(), bag=nn.EmbeddingBag(11, WIDTH, mode="sum"), weights=weight(LENGTH)
+    )
+    return chain(lambda number: linear() if number else first, stages, batch=draw)
+
+
+class Doubling(TorchFunctionMode):
+    """Doubles what every linear layer makes."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        result = function(*args, **(kwargs or {}))
+        return 2 * result if function is F.linear else result
+
+
+@feature("layers")
+def function_mode_inside(stages: int) -> Model:
+    """A TorchFunctionMode in the forward, which changes linear layers"""
+
+    def changed(self: Any, x: Tensor) -> Tensor:
+        with Doubling():
+            return self.part(x)
+
+    return chain(lambda _: Does(changed, part=linear()), stages)
+
+
+@feature("layers")
+def function_mode_around(stages: int) -> Model:
+    """A TorchFunctionMode around the step, which changes linear layers"""
+    return chain(lambda _: nn.Sequential(linear(), linear()), stages, around=Doubling)
+
+
+@feature("layers")
+def saved_on_the_host_around(stages: int) -> Model:
+    """torch.autograd.graph.save_on_cpu around the step"""
+    return chain(lambda _: linear(), stages, around=torch.autograd.graph.save_on_cpu)
+
+
+def rounding_what_is_saved() -> Any:
+    return torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: tensor.float() if tensor.is_floating_point() else tensor,
+        lambda tensor: tensor.double() if tensor.is_floating_point() else tensor,
+    )
+
+
+@feature("layers")
+def activations_compressed(stages: int) -> Model:
+    """Saved activations that a hook rounds to float32"""
+
+    def compressed(self: Any, x: Tensor) -> Tensor:
+        with rounding_what_is_saved():
+            return self.part(x)
+
+    return chain(lambda _: Does(compressed, part=nn.Sequential(linear(), linear())), stages)
+
+
+@feature("layers")
+def anomaly_detection(stages: int) -> Model:
+    """torch.autograd.detect_anomaly around the step"""
+    around = lambda: torch.autograd.set_detect_anomaly(True)  # noqa: E731
+    return chain(lambda _: linear(), stages, around=around)
 
 
 @feature("layers")

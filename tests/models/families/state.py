@@ -216,6 +216,58 @@ def data_changed_in_place(stages: int) -> Model:
     return chain(stage, stages)
 
 
+@feature("state", not_for={"slices", "skips"})
+def input_clamped_without_gradient(stages: int) -> Model:
+    """Stages that clamp their input in place, under torch.no_grad"""
+
+    def clamp(self: Any, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            x.mul_(0.5)
+        return self.part(x)
+
+    def stage(_: int) -> nn.Module:
+        return Does(clamp, part=nn.Sequential(linear(), nn.Linear(WIDTH, WIDTH)))
+
+    return chain(stage, stages)
+
+
+class Written(torch.autograd.Function):
+    """A sine that is written into memory which is there already."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, memory: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return torch.sin(x, out=memory).view_as(memory)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        return gradient * x.cos(), None
+
+
+@feature("state", not_for={"slices", "skips"})
+def output_in_a_workspace(stages: int) -> Model:
+    """A stage whose output is always in the same memory, as that of a CUDA graph"""
+
+    def write(self: Any, x: Tensor) -> Tensor:
+        if not self.memory:
+            self.memory.append(torch.empty_like(x))
+        return Written.apply(self.part(x), self.memory[0].data)
+
+    return chain(lambda _: Does(write, part=linear(), memory=[]), stages)
+
+
+@feature("state")
+def weight_decayed_in_the_forward(stages: int) -> Model:
+    """Weights that every forward makes smaller, by `.data`"""
+
+    def decay(self: Any, x: Tensor) -> Tensor:
+        self.part[0].weight.data.mul_(0.9)
+        return self.part(x)
+
+    return chain(lambda _: Does(decay, part=linear()), stages)
+
+
 @feature("state")
 def weight_clamped_in_the_forward(stages: int) -> Model:
     """Weights that the forward clamps in place, as in a critic"""
