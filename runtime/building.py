@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import nn
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
@@ -49,6 +50,8 @@ def build_stages(
         parts += outer
         if is_sharded(module):
             _check_sharded(number, parts)
+        elif any(isinstance(part, Offload) for part in parts):
+            _check_cut(number, module)
         stages[number] = Stage(
             StagePlan.of(plan, number),
             module,
@@ -166,4 +169,16 @@ def _check_sharded(number: int, parts: Sequence[Part]) -> None:
         if isinstance(part, Offload):
             raise PipelineError(
                 f"stage {number} is sharded, so its activations cannot be offloaded yet"
+            )
+
+
+def _check_cut(number: int, module: nn.Module) -> None:
+    """PipelineError where the layers of an offloaded stage are cut over a mesh: what they save for
+    the backward is no memory by itself.
+    """
+    for name, weight in module.named_parameters():
+        if hasattr(weight, "to_local"):
+            raise PipelineError(
+                f"the weight `{name}` of stage {number} is cut over a mesh (DTensor), so the "
+                "stage's activations cannot be offloaded yet"
             )

@@ -12,8 +12,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.overrides
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
+from torch.utils._device import DeviceContext
 
 # Torch has no public functions for nested containers of tensors; its own `torch.export` and
 # `torch.func` flatten with these. They also know containers that other libraries have registered.
@@ -130,6 +132,17 @@ BODIES = {
 
 #: Whether a call is inside a transform of `torch.func`, whose tensors are not what they seem.
 is_transformed: Callable[[], bool] = _private(torch._C, "_are_functorch_transforms_active")
+
+_function_modes: Callable[[], list[Any]] = _private(
+    torch.overrides, "_get_current_function_mode_stack"
+)
+
+
+def is_in_function_mode() -> bool:
+    """Whether a `TorchFunctionMode` is on that may change what functions compute: another one than
+    the mode of a default device.
+    """
+    return any(not isinstance(mode, DeviceContext) for mode in _function_modes())
 
 
 # --- What a tensor knows about itself -------------------------------------------------------------

@@ -16,6 +16,7 @@ from attrs import frozen
 from torch import Tensor
 
 from schedlang.runtime import PipelineError
+from schedlang.runtime.errors import way_out
 from tests.models.features import find
 from tests.models.model import Feature
 from tests.models.schedules import Column, column
@@ -145,9 +146,11 @@ def verdict_on(error: Exception) -> Verdict:
         return Verdict(TRACEBACK, f"{type(error).__name__}: {words}")
     if re.search("made no progress|does not answer|has waited|within .* s$", words):
         return Verdict(HANGS, words)
-    if error.__cause__ is not None or not re.search("stage|weight|the loss|`", words):
-        return Verdict(TRACEBACK, words)
-    return Verdict(REFUSED, words)
+    # An error of torch is a refusal if it says what to do about it.
+    cause = error.__cause__
+    is_plain = cause is None or way_out(cause) is not None
+    is_clear = is_plain and re.search("stage|weight|the loss|`", words)
+    return Verdict(REFUSED if is_clear else TRACEBACK, words)
 
 
 def _failure(folder: Path, cell: Cell, ranks: int, logs: Sequence[str]) -> Verdict:

@@ -139,7 +139,7 @@ def cached_mask(stages: int) -> Model:
     return chain(lambda _: Does(masked, part=linear(), mask=None), stages)
 
 
-@feature("state")
+@feature("state", not_for={"slices", "skips"})
 def input_changed_in_place(stages: int) -> Model:
     """Stages that begin by changing their input in place"""
 
@@ -189,7 +189,8 @@ def integer_input_changed_in_place(stages: int) -> Model:
     return chain(stage, stages)
 
 
-@feature("state")
+# Alone, what a skip or a slice has is changed with it.
+@feature("state", not_for={"slices", "skips"})
 def relu_in_place_first(stages: int) -> Model:
     """Stages that begin with a ReLU in place"""
 
