@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import nn
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
@@ -50,6 +51,8 @@ def build_stages(
         parts += outer
         if is_sharded(module):
             _check_sharded(number, parts)
+        elif any(isinstance(part, Offload) for part in parts):
+            _check_cut(number, module)
         stages[number] = Stage(
             StagePlan.of(plan, number),
             module,
@@ -111,11 +114,6 @@ def _parts_of_module(plan: Plan, number: int, setup: Setup, device: torch.device
     module = setup.modules[number]
     offloaded = plan.microbatches_with(Kind.OFFLOAD, number)
     if offloaded:
-        if any(hasattr(weight, "to_local") for weight in module.parameters()):
-            raise PipelineError(
-                f"the weights of stage {number} are parts of tensors (DTensor), so its activations "
-                "cannot be offloaded yet"
-            )
         parts.append(Offload(number, module, device, offloaded))
     recomputed = plan.microbatches_with(Kind.R, number)
     if any(True for _ in module.buffers()):
@@ -170,4 +168,20 @@ def _check_sharded(number: int, parts: Sequence[Part]) -> None:
         if isinstance(part, WeightVersions):
             raise PipelineError(
                 f"stage {number} is sharded, so it cannot read older versions of its weights yet"
+            )
+        if isinstance(part, Offload):
+            raise PipelineError(
+                f"stage {number} is sharded, so its activations cannot be offloaded yet"
+            )
+
+
+def _check_cut(number: int, module: nn.Module) -> None:
+    """PipelineError where the layers of an offloaded stage are cut over a mesh: what they save for
+    the backward is no memory by itself.
+    """
+    for name, weight in module.named_parameters():
+        if hasattr(weight, "to_local"):
+            raise PipelineError(
+                f"the weight `{name}` of stage {number} is cut over a mesh (DTensor), so the "
+                "stage's activations cannot be offloaded yet"
             )

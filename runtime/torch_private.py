@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.overrides
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
 from torch.overrides import TorchFunctionMode
@@ -132,7 +133,6 @@ BODIES = {
 
 #: Whether a call is inside a transform of `torch.func`, whose tensors are not what they seem.
 is_transformed: Callable[[], bool] = _private(torch._C, "_are_functorch_transforms_active")
-
 
 _modes: Callable[[], list[TorchFunctionMode]] = _private(
     torch.overrides, "_get_current_function_mode_stack"

@@ -36,6 +36,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="FOLDER",
         help="leave what tests count, for verification_page.py",
     )
+    parser.addoption(
+        "--rows",
+        type=Path,
+        metavar="FOLDER",
+        help="keep the rows of the table of models, for tests/models/page.py; one that is there "
+        "is not made again",
+    )
+    parser.addoption(
+        "--random", type=int, default=20, metavar="N", help="try so many random models"
+    )
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -33,7 +33,7 @@ from schedlang.runtime.stage.entry import changeable, works_in_place
 from schedlang.runtime.stage.random_state import random_state, set_random_state
 from schedlang.runtime.stage.split_backward import Split, has_reentrant_checkpoint, warn_of
 from schedlang.runtime.torch_private import Substitution, TreeSpec, changes_of, run_backward
-from schedlang.runtime.values import Value, flatten, has_gradient, leaves_of
+from schedlang.runtime.values import Value, detached, flatten, has_gradient, leaves_of
 from schedlang.schedule.kinds import Kind
 
 #: Loss of one microbatch: a scalar, from the last stage's output and the targets.
@@ -178,7 +178,9 @@ class Stage:
         input = self.inputs.pop(microbatch)
         if microbatch in self.plan.recomputed:
             self._again[microbatch] = input, random_state(self.device)
-            run = Forward(microbatch, input, self._options(microbatch), has_graph=False)
+            # Tensors of its own, or R would call the hooks that this run registers as well.
+            given = detached(*flatten(input, f"the input of stage {self.number}"))
+            run = Forward(microbatch, given, self._options(microbatch), has_graph=False)
             run.trains = any(weight.requires_grad for weight in self.module.parameters())
             with torch.no_grad():
                 output = self._run(run)
