@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo example test test-browser explore faults nodes fuzz mutation gallery pictures
-.PHONY: bench bench-runtime bench-walk bench-prediction
+.PHONY: demo example test test-browser explore models faults nodes fuzz mutation gallery pictures
+.PHONY: bench bench-start bench-runtime bench-walk bench-prediction
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -40,6 +40,14 @@ explore: .venv/installed
 	    --blocks $(BLOCKS) --tally build/tally
 	$(BIN)/python -m tests.support.verification_page build/tally > docs/verification.md
 
+# What models do in their forwards, under schedules of every kind, against one process; then docs/model-table.md. It can
+# be stopped and goes on where it was. RANDOM=20000 tries as many models that hypothesis makes of all these.
+RANDOM ?= 200
+models: .venv/installed
+	$(BIN)/pytest -n 2 --dist worksteal -m 'models or not models' tests/models --rows build/models --random $(RANDOM); \
+	    status=$$?; $(BIN)/python -m tests.models.page build/models > build/model-table.md \
+	    && mv build/model-table.md docs/model-table.md && exit $$status
+
 # Everything that may go wrong in a training run, on 4 real processes: ranks killed at every point, stages that throw,
 # stall or return wrong shapes, restarts, and nodes that come and go; `make test` tries a few of each.
 faults: .venv/installed
@@ -71,6 +79,10 @@ mutation: .venv/installed
 bench: .venv/installed
 	$(BIN)/pip install --quiet matplotlib && mkdir -p build
 	$(BIN)/python benchmarks/compile.py $(BENCH) --plot build/compile.svg
+
+# What it costs to start a command.
+bench-start: .venv/installed
+	$(BIN)/python benchmarks/start.py
 
 # The runtime against torch's own pipelining: processor time per action, and time per step.
 bench-runtime: .venv/installed

@@ -1,6 +1,6 @@
 """The batch of a step, cut into microbatches for the stages of a rank, and what comes back."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count, islice
 from typing import Any
 
@@ -9,6 +9,7 @@ from attrs import frozen
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.stage.stage import Stage
+from schedlang.runtime.transport.exchange import Given
 from schedlang.runtime.values import Value, ValueSpec, cut, flatten
 from schedlang.schedule.layout import Layout
 
@@ -34,12 +35,15 @@ class Batches:
     def __init__(self, plan: Plan, stages: Mapping[int, Stage]) -> None:
         self._plan = plan
         self._stages = stages
+        #: The rows of a microbatch's targets in this step, by the first stage of their pipeline.
+        self._targets: dict[int, int] = {}
 
-    def load(self, batch: Batch) -> dict[int, Hashable]:
-        """Give this rank's stages their part of a batch. Gives the shapes and types of the inputs,
-        by first stage.
+    def load(self, batch: Batch) -> dict[int, Given]:
+        """Give this rank's stages their part of a batch. Gives what the first stages here have got,
+        by their numbers.
         """
-        specs: dict[int, Hashable] = {}
+        given: dict[int, Given] = {}
+        self._targets = {}
         for pipeline, mine in zip(
             self._plan.layout.pipelines, shares(self._plan.layout), strict=True
         ):
@@ -49,15 +53,29 @@ class Batches:
                 parts = self._cut("inputs", batch.inputs, mine)
                 first.inputs.update(enumerate(parts))
                 spec = ValueSpec.of(*flatten(parts[0], "`inputs`"))
-                specs[pipeline.start] = batch.evaluates, spec
+                given[pipeline.start] = Given(batch.evaluates, spec)
             if last is not None:
                 has_targets = not batch.evaluates or batch.targets is not None
                 parts = self._cut("targets", batch.targets, mine) if has_targets else []
                 last.targets = dict(enumerate(parts))
+                if parts:
+                    self._targets[pipeline.start] = len(flatten(parts[0], "`targets`")[0][0])
             for number in range(pipeline.start, pipeline.stop):
                 if number in self._stages:
                     self._stages[number].options = self._options(batch.options, mine)
-        return specs
+        return given
+
+    def check_rows(self, inputs: Mapping[int, int]) -> None:
+        """Compare the rows of a microbatch's targets with those of its inputs, by first stage;
+        PipelineError where they differ, for a loss might well broadcast them.
+        """
+        for first, targets in self._targets.items():
+            if inputs[first] != targets:
+                count = self._plan.microbatches
+                raise PipelineError(
+                    f"`inputs` have {inputs[first] * count} rows, and `targets` have "
+                    f"{targets * count}: both must have a row for every example of the batch"
+                )
 
     def outputs(self) -> list[Value]:
         """What the last stages on this rank have made, by microbatch, or slice of one."""

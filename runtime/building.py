@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import nn
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
@@ -13,12 +14,16 @@ from schedlang.runtime.gradients.updates import replica_updates
 from schedlang.runtime.part import Part
 from schedlang.runtime.processes import Processes
 from schedlang.runtime.setup import Setup
+from schedlang.runtime.stage.audit import Audit
+from schedlang.runtime.stage.buffers import Buffers
 from schedlang.runtime.stage.offload import Offload
+from schedlang.runtime.stage.repeats import Repeats
 from schedlang.runtime.stage.shards import Shards, is_sharded
 from schedlang.runtime.stage.skips import Skip, Skips
 from schedlang.runtime.stage.slices import Past
 from schedlang.runtime.stage.stage import Loss, Stage, StagePlan
 from schedlang.runtime.stage.versions import WeightVersions, versions_of
+from schedlang.runtime.stage.weights import Weights
 from schedlang.runtime.transport.wire import Wire
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
@@ -39,13 +44,15 @@ def build_stages(
         loss = None
         if setup.loss_fn is not None and layout.is_last(number):
             loss = Loss(setup.loss_fn, scale / layout.slices)
-        parts = _parts_of_stage(plan, number, versions.get(number), skips)
-        offloaded = plan.microbatches_with(Kind.OFFLOAD, number)
-        if offloaded:
-            # The last one, which keeps hold of nothing that the others hold anyway.
-            parts.append(Offload(number, module, device, offloaded))
+        outer = _parts_of_stage(plan, number, versions.get(number), skips)
+        parts = _parts_of_module(plan, number, setup, device)
+        if setup.audit:
+            parts.append(_audit(plan, number, setup, device, loss, outer))
+        parts += outer
         if is_sharded(module):
             _check_sharded(number, parts)
+        elif any(isinstance(part, Offload) for part in parts):
+            _check_cut(number, module)
         stages[number] = Stage(
             StagePlan.of(plan, number),
             module,
@@ -101,6 +108,48 @@ def _parts_of_stage(
     return parts
 
 
+def _parts_of_module(plan: Plan, number: int, setup: Setup, device: torch.device) -> list[Part]:
+    """The parts right around the module: they see all that it is given, and all that it returns."""
+    parts: list[Part] = []
+    module = setup.modules[number]
+    offloaded = plan.microbatches_with(Kind.OFFLOAD, number)
+    if offloaded:
+        parts.append(Offload(number, module, device, offloaded))
+    recomputed = plan.microbatches_with(Kind.R, number)
+    if any(True for _ in module.buffers()):
+        others = [
+            stage
+            for stage in plan.layout.replicas(number)
+            if setup.modules.get(stage) is not module
+        ]
+        parts.append(Buffers(number, module, recomputed, others))
+    if recomputed:
+        parts.append(Repeats(number, module, recomputed, setup.verify))
+    if not is_sharded(module):
+        parts.append(Weights(number, module, plan.has_updates))
+    return parts
+
+
+def _audit(
+    plan: Plan,
+    number: int,
+    setup: Setup,
+    device: torch.device,
+    loss: Loss | None,
+    others: Sequence[Part],
+) -> Audit:
+    """What compares a stage with itself alone; `others` take from what its module returns."""
+    module = setup.modules[number]
+    elsewhere = {
+        id(weight)
+        for stage, other in setup.modules.items()
+        for weight in other.parameters()
+        if stage != number
+    }
+    shared = frozenset(elsewhere & set(map(id, module.parameters())))
+    return Audit(plan, number, module, device, loss, others, shared)
+
+
 def _skips(layout: Layout) -> dict[int, Skip]:
     """The skips of a plan, by their numbers."""
     found: dict[int, Skip] = {}
@@ -114,6 +163,8 @@ def _skips(layout: Layout) -> dict[int, Skip]:
 def _check_sharded(number: int, parts: Sequence[Part]) -> None:
     """Whether the parts of a stage go together with sharded weights; PipelineError if not."""
     for part in parts:
+        if isinstance(part, Audit):
+            raise PipelineError(f"stage {number} is sharded, so it cannot be audited")
         if isinstance(part, WeightVersions):
             raise PipelineError(
                 f"stage {number} is sharded, so it cannot read older versions of its weights yet"
@@ -121,4 +172,16 @@ def _check_sharded(number: int, parts: Sequence[Part]) -> None:
         if isinstance(part, Offload):
             raise PipelineError(
                 f"stage {number} is sharded, so its activations cannot be offloaded yet"
+            )
+
+
+def _check_cut(number: int, module: nn.Module) -> None:
+    """PipelineError where the layers of an offloaded stage are cut over a mesh: what they save for
+    the backward is no memory by itself.
+    """
+    for name, weight in module.named_parameters():
+        if hasattr(weight, "to_local"):
+            raise PipelineError(
+                f"the weight `{name}` of stage {number} is cut over a mesh (DTensor), so the "
+                "stage's activations cannot be offloaded yet"
             )

@@ -16,13 +16,13 @@ from itertools import chain
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.lifetimes import begins, waits
-from schedlang.ranks.receipts import NEEDS, receipts
+from schedlang.ranks.receipts import receipts
 from schedlang.runtime.part import Op, Part, When
 from schedlang.runtime.stage.stage import Stage
 from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.messages import Receive, Send, post_as_one
 from schedlang.schedule.actions import is_transfer
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import AWAITS, Kind
 
 #: The index of an action; a call that does it or a part of it; and where the call is to be
 #: recorded, the op that it computes, the send that it begins, or the receive that it waits for.
@@ -162,8 +162,8 @@ class _Walk:
         """A compute op, after the waits for what it needs from other ranks."""
         kind, stage, microbatch = op = self.op(index)
         yield from self._before(index)
-        numbers = self.plan.layout.numbers(NEEDS[kind], stage) if kind in NEEDS else []
-        messages = [(NEEDS[kind], number, microbatch) for number in numbers]
+        numbers = self.plan.layout.numbers(AWAITS[kind], stage) if kind in AWAITS else []
+        messages = [(AWAITS[kind], number, microbatch) for number in numbers]
         messages = [message for message in messages if message in self.received]
         for message in messages:
             yield index, self.received[message].arrive, message

@@ -1,5 +1,34 @@
 """The errors of the runtime."""
 
+#: What to do about errors of torch that a model meets in a pipeline, and not alone.
+_WAYS_OUT = {
+    "a leaf Variable that requires grad is being used in an in-place operation": (
+        "the stage changes its input in place; let it change a copy, `x = x.clone()`"
+    ),
+    "modified by an inplace operation": (
+        "what a forward has saved for its backward was changed before that ran, perhaps a buffer, "
+        "by the forward of a later microbatch; let the forward use a copy, `self.buffer.clone()`"
+    ),
+    "cannot register a hook on a tensor that doesn't require gradient": (
+        "where a plan recomputes a forward (`R`), the first one makes no graph; register the hook "
+        "if the tensor requires grad"
+    ),
+    "does not require grad and does not have a grad_fn": (
+        "where a plan recomputes a forward (`R`), the first one makes no graph; a stage that "
+        "differentiates inside its forward does so in `torch.enable_grad()`"
+    ),
+    "marked with @once_differentiable": (
+        "where a plan splits backwards (`W`), a stage cannot differentiate its own layers twice "
+        "(`create_graph=True`); take a schedule with whole backwards"
+    ),
+}
+
+
+def way_out(error: BaseException) -> str | None:
+    """What to do about an error of torch, where it says less than is known here."""
+    told = str(error)
+    return next((way for text, way in _WAYS_OUT.items() if text in told), None)
+
 
 class PipelineError(Exception):
     """What stopped the pipeline: the rank, the action with its program line, and the reason; after

@@ -10,6 +10,9 @@ moments that it needs:
     B, I      before_backward ─► autograd runs ───────────► after_backward
     U         before_update ───► the optimizer steps ─────► after_update
 
+The parts of a stage lie around its module like the layers of an onion, the first one innermost: on
+the way in they are asked from the last one to the first, and on the way out the other way round.
+
 What a part adds to the plan's actions is bound once, when the pipeline is built: `ops` that it does
 itself, `boxes` of messages that it takes and gives, and `calls` before and after actions. So a part
 that is not there costs nothing.
@@ -21,12 +24,12 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-import torch
-from attrs import define, frozen
+from attrs import define, field, frozen
 from torch import Tensor
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.values import Value
+from schedlang.runtime.torch_private import TreeSpec
+from schedlang.runtime.values import Value, detached, has_gradient, unflatten, wants_gradient
 from schedlang.schedule.kinds import Kind
 
 #: Kind, stage and microbatch.
@@ -76,9 +79,13 @@ class Forward:
     has_graph: bool
     is_repeated: bool = False
     is_evaluation: bool = False
-    #: The module's parameters by name, where they are not its own.
-    weights: Mapping[str, Tensor] | None = None
-    #: Tensors that go in and get a gradient: those of the input first, then those of each part.
+    #: What the loss compares the output with, on the last stage.
+    target: Value = None
+    #: Whether any weight of the stage wants a gradient.
+    trains: bool = True
+    #: Tensors in place of the module's own parameters and buffers, by name.
+    substitutes: dict[str, Tensor] = field(factory=dict)
+    #: Tensors that go in and may get a gradient: those of the input first, then those of each part.
     leaves: Sequence[Tensor] = ()
     #: Values beside the input that are held until the backward in any case.
     held: Sequence[Value] = ()
@@ -86,48 +93,62 @@ class Forward:
     contexts: Sequence[AbstractContextManager[Any]] = ()
     #: What the module has returned, of which each part takes its own; in the end the output.
     returned: Value = None
-    #: Tensors that came out and have a gradient: those that parts took.
+    #: Tensors that came out and may have a gradient: those that parts took.
     roots: Sequence[Tensor] = ()
+
+    def handed_on(self, tensors: list[Tensor], tree: TreeSpec | None) -> Value:
+        """What others are given of what came out: leaves, which want a gradient where something
+        on the way to them does.
+
+        Where R has yet to make the graph, that is any tensor, if anything that went in does.
+        """
+        if self.has_graph or self.is_evaluation:
+            return detached(tensors, tree)
+        wants = self.trains or any(map(wants_gradient, [self.input, *self.held]))
+        leaves = [
+            tensor.detach().requires_grad_(wants and has_gradient(tensor)) for tensor in tensors
+        ]
+        return unflatten(leaves, tree)
 
 
 @define(eq=False)
 class Backward:
-    """One backward of a microbatch, from the gradients of its roots to those of its leaves."""
+    """One backward of a microbatch, from the gradients of its roots to those of its leaves.
+
+    A gradient is None where there is none, as alone: of a root on which the loss does not depend,
+    and of a leaf on which no root does.
+    """
 
     microbatch: int
     roots: Sequence[Tensor]
     #: Of the roots: those of the output first, then those that each part adds.
-    gradients: list[Tensor]
+    gradients: list[Tensor | None]
     #: Those of the input first, then those that each part added.
     leaves: Sequence[Tensor]
     from_input: int
-    #: Of the leaves, None where nothing depends on one.
-    found: Sequence[Tensor | None] = ()
+    #: The same as in the forward, for a checkpoint inside the module that runs it again.
+    substitutes: dict[str, Tensor] = field(factory=dict)
+    #: Of the leaves.
+    computed: Sequence[Tensor | None] = ()
     _taken: int = 0
 
-    def starts(self) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-        """The roots from which autograd starts, with their gradients: not those that only pass
-        through the stage.
+    def starts(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The roots from which autograd starts, with their gradients: those that have a graph, and
+        on which the loss depends.
         """
-        if all(root.requires_grad for root in self.roots):
-            return self.roots, self.gradients
-        pairs = zip(self.roots, self.gradients, strict=True)
-        starts = [pair for pair in pairs if pair[0].requires_grad]
-        return [root for root, _ in starts], [gradient for _, gradient in starts]
-
-    def take(self, count: int) -> list[Tensor]:
-        """The gradients of the next leaves, for one who waits for them: zeros where nothing depends
-        on a leaf.
-        """
-        begin = self._taken
-        self._taken = end = begin + count
+        roots = []
         gradients = []
-        for index in range(begin, end):
-            gradient = self.found[index]
-            if gradient is None:
-                gradient = torch.zeros_like(self.leaves[index])
-            gradients.append(gradient)
-        return gradients
+        for root, gradient in zip(self.roots, self.gradients, strict=True):
+            if gradient is not None and root.requires_grad:
+                roots.append(root)
+                gradients.append(gradient)
+        return roots, gradients
+
+    def take(self, count: int) -> list[Tensor | None]:
+        """The gradients of the next leaves, for one who waits for them."""
+        begin = self._taken
+        self._taken += count
+        return list(self.computed[begin : self._taken])
 
 
 class Part:

@@ -7,6 +7,7 @@ knows neither (`schedlang.runtime.calls`). Beside it runs the thread of the watc
 the index of the action under way.
 """
 
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -42,6 +43,7 @@ from schedlang.runtime.gradients.shared_weights import (
     Tied,
     check_shared_weights,
     find_shared_weights,
+    warn_of_equal_weights,
 )
 from schedlang.runtime.part import Part
 from schedlang.runtime.processes import processes_of
@@ -53,6 +55,8 @@ from schedlang.runtime.saving.checkpoint import (
 )
 from schedlang.runtime.saving.model_files import ModelPart, write_model
 from schedlang.runtime.setup import Setup
+from schedlang.runtime.stage.audit import Audit
+from schedlang.runtime.stage.repeats import Verify
 from schedlang.runtime.stage.stage import LossFn
 from schedlang.runtime.stage.versions import WeightVersions
 from schedlang.runtime.transport.exchange import Exchange
@@ -91,8 +95,10 @@ class Pipeline:
     gradients of more bits are rounded to between ranks. Of stages that `fully_shard` has sharded,
     the weights of `max_gathered` are gathered at once at most, by default of all. `optimizers` are
     those of the stages that the plan updates (`U`), and no others. Gradients of such an update are
-    clipped to `max_norm`, over all stages, if it is given. No wait is longer than `timeout`
-    seconds.
+    clipped to `max_norm`, over all stages, if it is given. Where the plan runs forwards again
+    (`R`), `verify` says when it is compared what both return: "first" in the first step, "always",
+    "never". With `audit`, the first step compares every stage with itself alone
+    (docs/models.md), and takes twice as long. No wait is longer than `timeout` seconds.
 
     A plan without a flush is for a number of updates (`Plan.for_updates`), and a step makes them
     all. The next step goes on as if there had been no cut; `state_dict` has what it needs for that
@@ -118,6 +124,8 @@ class Pipeline:
         loss_scale: float | None = None,
         max_gathered: int | None = None,
         max_norm: float | None = None,
+        verify: Verify = "first",
+        audit: bool = False,
         optimizers: Mapping[int, Optimizer] | None = None,
         timeout: float = 60.0,
     ) -> None:
@@ -133,8 +141,11 @@ class Pipeline:
             transfer_dtype=transfer_dtype,
             max_gathered=max_gathered,
             max_norm=max_norm,
+            verify=verify,
+            audit=audit,
         )
         self.record = False
+        self._has_warned = False
         self.bars = list[Bar]()
         self.messages = list[Bar]()
         self._plan = plan
@@ -161,6 +172,7 @@ class Pipeline:
         check_transport(plan, processes.group, self._device)
         self._shared = find_shared_weights(plan, setup.modules, setup.tied)
         check_shared_weights(self._shared, processes, self._watchdog)
+        warn_of_equal_weights(plan, setup.modules, self._shared, processes, self._watchdog)
         self._stages = build_stages(plan, processes, setup, self._device)
         self._batches = Batches(plan, self._stages)
         self._wire = Wire(processes, timeout, self._watchdog)
@@ -186,8 +198,26 @@ class Pipeline:
             raise PipelineError("the plan has no backward, it evaluates")
         self._run(self._training, Batch(inputs, targets, options, evaluates=False))
         losses = self._batches.outputs()
-        slices = self._plan.layout.slices
-        return torch.stack(losses).view(-1, slices).mean(dim=1) if losses else None
+        if not losses:
+            return None
+        by_microbatch = torch.stack(losses).view(-1, self._plan.layout.slices).mean(dim=1)
+        self._warn_of_not_finite(by_microbatch)
+        return by_microbatch
+
+    def _warn_of_not_finite(self, losses: Tensor) -> None:
+        """Say once where a loss is not a finite number for the first time."""
+        if self._has_warned or losses.isfinite().all():
+            return
+        self._has_warned = True
+        wrong = [
+            f"{number} ({float(loss)})" for number, loss in enumerate(losses) if not loss.isfinite()
+        ]
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        warnings.warn(
+            f"step {self._watchdog.step} of the pipeline: the loss is not finite for microbatch "
+            f"{', '.join(wrong[:3])}{more}",
+            stacklevel=3,
+        )
 
     def evaluate(
         self, inputs: Value = None, targets: Value = None, options: Options | None = None
@@ -214,10 +244,10 @@ class Pipeline:
         try:
             for part in parts:
                 part.begin_step()
-            specs = self._batches.load(batch)
+            given = self._batches.load(batch)
             # The wait for the other ranks counts as one for the first action.
             watchdog.action = 0
-            self._exchange.begin(specs)
+            self._batches.check_rows(self._exchange.begin(given))
             if self.record:
                 self._walk_recording(calls)
             else:
@@ -289,6 +319,11 @@ class Pipeline:
             if isinstance(part, UpdateClip):
                 return [norm for _, norm in sorted(part.norms.items())]
         return []
+
+    @property
+    def audits(self) -> list[str]:
+        """What the `audit` of the first step has found, for each stage of this rank."""
+        return [part.verdict for part in self._all_parts if isinstance(part, Audit)]
 
     def mean_over_replicas(self, values: Tensor) -> Tensor:
         """The mean of a tensor, such as losses, over the replicas of this rank, which all do so,

@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from schedlang.runtime.gradients.shared_weights import Tied
+from schedlang.runtime.stage.repeats import Verify
 from schedlang.runtime.stage.stage import LossFn
 
 
@@ -25,3 +26,5 @@ class Setup:
     transfer_dtype: torch.dtype | None
     max_gathered: int | None
     max_norm: float | None
+    verify: Verify
+    audit: bool

@@ -5,17 +5,21 @@ up when this module is imported, so a version of torch without one is refused at
 what belongs to FSDP2 is looked up when a stage is sharded: its import takes a second.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.overrides
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
+from torch.overrides import TorchFunctionMode
 
 # Torch has no public functions for nested containers of tensors; its own `torch.export` and
 # `torch.func` flatten with these. They also know containers that other libraries have registered.
+from torch.utils._device import DeviceContext
 from torch.utils._pytree import TreeSpec as TreeSpec
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_unflatten as tree_unflatten
@@ -68,6 +72,35 @@ def gradients_of(
     return found
 
 
+def has_hooks(leaf: Tensor) -> bool:
+    """Whether hooks are registered that see the gradient of a leaf; there is no public way to
+    ask.
+    """
+    return bool(leaf._backward_hooks or leaf._post_accumulate_grad_hooks)
+
+
+def has_hooks_after(leaf: Tensor) -> bool:
+    """Whether hooks are registered that see what a leaf's gradients have added up to."""
+    return bool(leaf._post_accumulate_grad_hooks)
+
+
+@contextmanager
+def without_hooks(leaves: Iterable[Tensor]) -> Iterator[None]:
+    """Let hooks of some leaves (`Tensor.register_hook`) not see what is computed in here.
+
+    Autograd calls them also where a gradient is only asked for, and not added up in `.grad`. There
+    is no public way to ask for it without.
+    """
+    kept = [(leaf, leaf._backward_hooks) for leaf in leaves if leaf._backward_hooks]
+    for leaf, _ in kept:
+        leaf._backward_hooks = None
+    try:
+        yield
+    finally:
+        for leaf, hooks in kept:
+            leaf._backward_hooks = hooks
+
+
 # --- Functions under a TorchFunctionMode ----------------------------------------------------------
 #
 # A mode is given calls of these Python functions as a whole, and must be given the calls inside
@@ -101,10 +134,24 @@ BODIES = {
 #: Whether a call is inside a transform of `torch.func`, whose tensors are not what they seem.
 is_transformed: Callable[[], bool] = _private(torch._C, "_are_functorch_transforms_active")
 
+_modes: Callable[[], list[TorchFunctionMode]] = _private(
+    torch.overrides, "_get_current_function_mode_stack"
+)
+_count_modes: Callable[[], int] = _private(torch._C, "_len_torch_function_stack")
+
+
+def has_other_modes() -> bool:
+    """Whether a call inside a mode is also inside other ones, which may change what it does; not
+    those of `torch.device`, which only say where new tensors are.
+    """
+    return _count_modes() > 0 and any(not isinstance(mode, DeviceContext) for mode in _modes())
+
 
 # --- What a tensor knows about itself -------------------------------------------------------------
 
-for _name in ("_base", "_version"):
+for _name in ("_parameters", "_buffers"):
+    _private(nn.Module(), _name)
+for _name in ("_backward_hooks", "_base", "_post_accumulate_grad_hooks", "_version"):
     _private(Tensor, _name)
 
 
@@ -118,6 +165,41 @@ def changes_of(tensor: Tensor) -> int:
     and have no other way to ask.
     """
     return tensor._version
+
+
+# --- A module's own tensors -----------------------------------------------------------------------
+#
+# `torch.func.functional_call` puts other tensors in place of a module's own, for one forward. A
+# checkpoint runs its part of the forward again in the backward, and must find the same ones there.
+
+
+class Substitution:
+    """Puts other tensors in place of parameters and buffers of a module for a while, by name."""
+
+    def __init__(self, module: nn.Module) -> None:
+        #: For each name, the dictionary that has the tensor, and its key there. Tied tensors are in
+        #: several places, under the first of their names.
+        self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
+        first: dict[int, str] = {}
+        for prefix, owner in module.named_modules():
+            for tensors in (owner._parameters, owner._buffers):
+                for key, tensor in tensors.items():
+                    if tensor is not None:
+                        name = first.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)
+                        self._places.setdefault(name, []).append((tensors, key))
+
+    @contextmanager
+    def of(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let the module have these tensors in here."""
+        own = [(place, key, place[key]) for name in tensors for place, key in self._places[name]]
+        for name, tensor in tensors.items():
+            for place, key in self._places[name]:
+                place[key] = tensor
+        try:
+            yield
+        finally:
+            for place, key, tensor in own:
+                place[key] = tensor
 
 
 # --- FSDP2 ----------------------------------------------------------------------------------------

@@ -42,30 +42,53 @@ def has_gradient(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
 
-def with_gradients(value: Value) -> list[Tensor]:
-    """The tensors of a value whose gradients are wanted, as leaves of the graph to come."""
-    return [tensor.requires_grad_() for tensor in flatten(value, "")[0] if has_gradient(tensor)]
+def leaves_of(value: Value) -> list[Tensor]:
+    """The tensors of a value that may have a gradient. Those that want one require it: they are
+    leaves of the graph to come.
+    """
+    return [tensor for tensor in flatten(value, "")[0] if has_gradient(tensor)]
 
 
 def detached(tensors: list[Tensor], tree: TreeSpec | None) -> Value:
-    """The value that these tensors make up, without the graph that made them."""
-    return unflatten([tensor.detach() for tensor in tensors], tree)
+    """The value that these tensors make up, without the graph that made them: leaves, which want
+    a gradient where that graph did.
+    """
+    return unflatten(
+        [tensor.detach().requires_grad_(tensor.requires_grad) for tensor in tensors], tree
+    )
+
+
+def wants_gradient(value: Value) -> bool:
+    """Whether any tensor of a value wants a gradient."""
+    return any(tensor.requires_grad for tensor in flatten(value, "")[0])
 
 
 @frozen
 class ValueSpec:
-    """Shape and type of a value's tensors, and how they are nested in it."""
+    """Shape and type of a value's tensors, which of them want a gradient, and how they are nested
+    in it.
+    """
 
     shapes: tuple[torch.Size, ...]
     types: tuple[torch.dtype, ...]
+    want_gradients: tuple[bool, ...]
     tree: TreeSpec | None
 
     @classmethod
     def of(cls, tensors: list[Tensor], tree: TreeSpec | None) -> "ValueSpec":
-        """The spec of a value which `flatten` has taken apart."""
+        """The spec of a value which `flatten` has taken apart; PipelineError for a tensor that a
+        message cannot have.
+        """
+        for tensor in tensors:
+            if tensor.layout != torch.strided:
+                raise PipelineError(
+                    f"a tensor of layout {tensor.layout} cannot pass between ranks: make it dense, "
+                    "`to_dense()`"
+                )
         return cls(
             tuple(tensor.shape for tensor in tensors),
             tuple(tensor.dtype for tensor in tensors),
+            tuple(tensor.requires_grad for tensor in tensors),
             tree,
         )
 
@@ -78,16 +101,41 @@ class ValueSpec:
                 return False
         return True
 
+    def covers_gradients(self, tensors: list[Tensor]) -> bool:
+        """Whether every tensor that wants a gradient is one that does so here, too."""
+        pairs = zip(tensors, self.want_gradients, strict=True)
+        return all(wants or not tensor.requires_grad for tensor, wants in pairs)
+
     def models(self) -> list[Tensor]:
         """Tensors of these shapes and types that take no memory, for `torch.empty_like`."""
         parts = zip(self.shapes, self.types, strict=True)
-        return [torch.empty(1, dtype=dtype).expand(shape) for shape, dtype in parts]
+        return [torch.empty((), dtype=dtype).expand(shape) for shape, dtype in parts]
 
     def __str__(self) -> str:
         parts = zip(self.shapes, self.types, strict=True)
         return " and ".join(
             f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype in parts
         )
+
+
+#: Of each tensor, at most about so many numbers are sampled.
+_SAMPLE = 4096
+
+
+def sample(tensor: Tensor) -> Tensor:
+    """Some numbers of a tensor, to compare with others; where it is sharded, of this process's
+    shard.
+    """
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    flat = local.detach().flatten()
+    return flat[:: len(flat) // _SAMPLE + 1]
+
+
+def tolerance(tensor: Tensor) -> float:
+    """How far results may be apart that differ by rounding alone, as a part of the largest one:
+    half of the digits that their type has. Integers may not differ.
+    """
+    return float(torch.finfo(tensor.dtype).eps ** 0.5) if has_gradient(tensor) else 0.0
 
 
 def cut(
@@ -106,8 +154,16 @@ def cut(
             raise PipelineError(
                 f"`{name}` has {size} {what}, which do not divide into {count} {into}"
             )
-    parts = zip(*(tensor.chunk(count, dimension) for tensor in tensors), strict=True)
+    parts = zip(*(_chunks(tensor, count, dimension) for tensor in tensors), strict=True)
     return [unflatten(list(part), tree) for part in parts]
+
+
+def _chunks(tensor: Tensor, count: int, dimension: int) -> Sequence[Tensor]:
+    """Equal parts of a tensor, each of which counts its own changes in place: a stage may change
+    one, and autograd shall not take that for a change of the others.
+    """
+    chunks = tensor.chunk(count, dimension)
+    return chunks if tensor.requires_grad else [chunk.data for chunk in chunks]
 
 
 def join(slices: Sequence[Value]) -> Value:

@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 from attrs import asdict, evolve, frozen
 
-from schedlang import passes
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
 from schedlang.language import syntax
@@ -24,6 +23,7 @@ from schedlang.proof.lints import lint
 from schedlang.proof.repetition import prove_for_all_updates
 from schedlang.proof.structure import check_structure
 from schedlang.schedule.costs import UNIT, Costs
+from schedlang.schedule.forward_only import forward_only as without_backwards
 from schedlang.schedule.schedule import Kernel, Schedule
 from schedlang.schedule.stream import unroll
 from schedlang.schedule.transports import PORTABLE, transports
@@ -66,7 +66,10 @@ def compile_tree(
     transports(transport)
     try:
         ops = _schedule_of_ops(source, tree, params, costs, forward_only)
-        choice = choose_lowering(evolve(ops, transport=transport), costs)
+        if ops.transport != transport:
+            # Without need for another schedule, this one keeps what is known of it.
+            ops = evolve(ops, transport=transport)
+        choice = choose_lowering(ops, costs)
         execution = prove_for_all_updates(choice.schedule, choice.kernels)
     except CompileError as error:
         # Only now somebody wants to know the loop variables.
@@ -98,7 +101,7 @@ def _schedule_of_ops(
     # Of a stream, two updates: the second one begins before the first is done.
     check_structure(unroll(schedule, 2) if schedule.stream else schedule)
     if forward_only:
-        return evolve(passes.forward_only(schedule), claims=())
+        return evolve(without_backwards(schedule), claims=())
     return schedule
 
 

@@ -11,7 +11,7 @@ from torch.func import functional_call
 
 from schedlang.runtime.cutting.model import blocks_of, with_only
 from schedlang.runtime.torch_private import run_backward
-from schedlang.runtime.values import Value, detached, flatten, with_gradients
+from schedlang.runtime.values import Value, detached, flatten, leaves_of
 
 #: All blocks run in turn, so many times in a row, and so many turns; the fastest run of a block
 #: counts. The first run of a turn also pays for what torch sets up once, and in some turns the
@@ -64,7 +64,8 @@ def _run(stage: nn.Module, value: Value) -> tuple[float, Value]:
     }
     for _ in range(_RUNS):
         given = detached(tensors, tree)
-        with_gradients(given)
+        for leaf in leaves_of(given):
+            leaf.requires_grad_()
         _synchronize(device)
         start = perf_counter()
         output = functional_call(stage, state, given if isinstance(given, tuple) else (given,))

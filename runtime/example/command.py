@@ -41,7 +41,7 @@ def main() -> NoReturn:
     if dist.get_rank() == writer:
         print_header(workload)
     try:
-        training = train(workload, options.steps, options.timeout, checkpoints)
+        training = train(workload, options.steps, options.timeout, checkpoints, options.audit)
     except PipelineError as error:
         say(str(error))
         leave(1)
@@ -83,6 +83,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--check", action="store_true", help="compare with the same training in one process"
     )
+    help = "compare every stage with itself alone, in the first step"
+    parser.add_argument("--audit", action="store_true", help=help)
     help = "train so many replicas of the plan, each with batches of its own (default: 1)"
     parser.add_argument("--replicas", type=count, default=1, help=help)
     help = "write what the last steps of the first replica did and when, for ui.perfetto.dev"
@@ -143,6 +145,9 @@ def _conclude(workload: Workload, options: argparse.Namespace, found: list[Train
         except CompileError as error:
             say(str(error))
             return False
+    for rank, training in enumerate(found):
+        for verdict in training.audits:
+            print(f"audit, rank {rank}: {verdict}", flush=True)
     right = True
     if options.check:
         losses = total_losses(found)

@@ -31,7 +31,7 @@ class Training:
     mean loss of each step, on ranks of last stages only; `seconds` how long each took there.
     `gradients` are the last step's, by their names in the model; `recorded` the compute ops of the
     recorded steps, and `messages` their sends and waits for receives, in the clock of the last
-    stage's rank with the `offset`.
+    stage's rank with the `offset`; `audits` what an audit of the first step has found.
     """
 
     first: int = 0
@@ -40,11 +40,16 @@ class Training:
     gradients: dict[str, Tensor] = field(factory=dict)
     recorded: list[list[Bar]] = field(factory=list)
     messages: list[list[Bar]] = field(factory=list)
+    audits: list[str] = field(factory=list)
     offset: float = 0.0
 
 
 def train(
-    workload: Workload, steps: int, timeout: float, checkpoints: CheckpointFolder | None = None
+    workload: Workload,
+    steps: int,
+    timeout: float,
+    checkpoints: CheckpointFolder | None = None,
+    audit: bool = False,
 ) -> Training:
     """Train with the plan, together with all other ranks; the rank of the last stage prints a line
     per step.
@@ -63,7 +68,13 @@ def train(
         {stage: of_modules[module] for stage, module in stages.items()} if plan.has_updates else {}
     )
     pipeline = Pipeline(
-        plan, stages, next_byte_loss, mesh=_mesh(workload), optimizers=own, timeout=timeout
+        plan,
+        stages,
+        next_byte_loss,
+        mesh=_mesh(workload),
+        optimizers=own,
+        audit=audit,
+        timeout=timeout,
     )
     others = [] if own else list(of_modules.values())
     if checkpoints:
@@ -87,6 +98,7 @@ def train(
             _keep_losses(training, workload, losses, perf_counter() - start, busy, progress)
         if checkpoints and checkpoints.is_due(step, step + plan.layout.updates, steps):
             checkpoints.save(pipeline, step + plan.layout.updates, others)
+    training.audits = pipeline.audits
     training.offset = clock_offset(plan.placement[-1])
     return training
 

@@ -6,6 +6,7 @@ All their copies begin alike, also those in replicas of the whole pipeline;
 """
 
 import json
+import warnings
 from collections.abc import Container, Iterable, Mapping, Sequence
 
 import torch
@@ -16,6 +17,8 @@ from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.processes import Processes
+from schedlang.runtime.torch_private import has_hooks_after
+from schedlang.runtime.values import sample
 from schedlang.runtime.watch.watchdog import Watchdog
 
 #: For each weight that is tied, its names by stage.
@@ -145,6 +148,13 @@ def check_shared_weights(
     shared: Sequence[SharedWeights], processes: Processes, watchdog: Watchdog
 ) -> None:
     """Compare all copies of weights, on all ranks; PipelineError if some are not alike."""
+    for weights in shared:
+        if weights.are_shared and any(map(has_hooks_after, weights.parameters)):
+            raise PipelineError(
+                f"a hook of the weight sees only its own part of the sum, and {weights.name} have "
+                "the others (`register_post_accumulate_grad_hook`): use a hook of the gradient "
+                "(`register_hook`) or of the optimizer"
+            )
     several = [each for each in shared if each.are_shared or processes.replicas.are_several]
     own = {weights.name: weights.fingerprints() for weights in several}
     found = watchdog.gather(json.dumps(own), "compared no weights")
@@ -160,6 +170,53 @@ def check_shared_weights(
                 raise PipelineError(
                     f"{name} on {where} differ: they must begin with the same weights"
                 )
+
+
+def warn_of_equal_weights(
+    plan: Plan,
+    modules: Mapping[int, nn.Module],
+    shared: Sequence[SharedWeights],
+    processes: Processes,
+    watchdog: Watchdog,
+) -> None:
+    """Ask, on rank 0 and once, about weights of different stages that begin with the same numbers
+    and are not tied: where they are one weight of the model, each would get a part of its gradient.
+    """
+    tied = {id(weight) for each in shared if each.are_tied for weight in each.parameters}
+    own = [
+        (_sample(weight), _piece(plan, stage), name)
+        for stage, module in modules.items()
+        for name, weight in module.named_parameters()
+        if weight.requires_grad and id(weight) not in tied and not _is_constant(weight)
+    ]
+    first: dict[str, tuple[int, str]] = {}
+    pairs: list[tuple[tuple[int, str], tuple[int, str]]] = []
+    gathered = watchdog.gather(json.dumps(own), "compared no weights")
+    for theirs in gathered.values():
+        for numbers, stage, name in json.loads(theirs):
+            other = first.setdefault(numbers, (stage, name))
+            if other[0] != stage and (other, (stage, name)) not in pairs:
+                pairs.append((other, (stage, name)))
+    if pairs and processes.own == min(gathered):
+        (stage, name), (later, later_name) = pairs[0]
+        more = f", and {len(pairs) - 1} more like them" if len(pairs) > 1 else ""
+        warnings.warn(
+            f"`{name}` of stage {stage} and `{later_name}` of stage {later} begin with the same "
+            f"numbers{more}, and are trained apart: if they are one weight of the model, give "
+            f"`tied=[{{{stage}: {name!r}, {later}: {later_name!r}}}]`",
+            stacklevel=2,
+        )
+
+
+def _sample(weight: Tensor) -> str:
+    """Shape and type of a weight, and the bits of some of its numbers."""
+    return f"{list(weight.shape)} {weight.dtype} {_bits(sample(weight).contiguous())}"
+
+
+def _is_constant(weight: Tensor) -> bool:
+    """Whether a weight is all ones or zeros, as those of norms and biases begin."""
+    some = sample(weight)
+    return not some.numel() or bool((some == some[0]).all())
 
 
 def _bits(tensor: Tensor) -> int:

@@ -25,7 +25,7 @@ from schedlang.runtime.part import ExtraCall, Part, When
 from schedlang.runtime.processes import Replicas
 from schedlang.runtime.stage.stage import Stage
 from schedlang.runtime.transport.wire import InFlight, Wire
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, Kind
 
 
 class ReplicaSum:
@@ -41,32 +41,34 @@ class ReplicaSum:
         self._copies = copies
         self._wire = wire
         self._replicas = replicas
-        self._gradients: list[list[Tensor]] = []
+        self._weights: list[list[Tensor]] = []
         self._total: Tensor | None = None
         self._in_flight: InFlight = []
 
     def begin(self) -> None:
         """Begin the sum. Where a weight has no gradient in this replica, it may have one in
-        others.
+        others: so it is counted, too, how many have one.
         """
-        self._gradients = [[_gradient(weight) for weight in copy] for copy in self._copies()]
-        if any(self._gradients):
+        self._weights = [list(copy) for copy in self._copies()]
+        if any(self._weights):
             # In one piece: a message for each would take longer.
-            self._total = _total(
-                torch.cat([gradient.flatten() for gradient in copy]) for copy in self._gradients
-            )
+            self._total = _total(map(_in_one_piece, self._weights))
             self._in_flight = self._wire.begin_sum(self._total, self._replicas)
 
     def end(self) -> None:
-        """Wait for the sum, which all copies of the weights then have."""
+        """Wait for the sum, which all copies of the weights then have; without a gradient in any
+        replica, a weight has none.
+        """
         if self._total is None:
             return
         self._wire.end_sum(self._in_flight, self._replicas)
-        for copy in self._gradients:
-            parts = self._total.split_with_sizes([gradient.numel() for gradient in copy])
-            for gradient, part in zip(copy, parts, strict=True):
-                gradient.copy_(part.view_as(gradient))
-        self._gradients = []
+        for copy in self._weights:
+            sizes = [_local(weight).numel() for weight in copy]
+            *parts, counts = self._total.split_with_sizes([*sizes, len(sizes)])
+            for weight, part, count in zip(copy, parts, counts.tolist(), strict=True):
+                if count:
+                    _put(weight, part.view(_local(weight).shape))
+        self._weights = []
         self._total = None
         self._in_flight = []
 
@@ -94,7 +96,7 @@ class StageSum(Part):
         actions = plan.ranks[rank]
         own = [index for index, stage in enumerate(actions.stage) if stage == self._stage.number]
         updates = [index for index in own if actions.kind[index] == Kind.U]
-        backwards = [index for index in own if actions.kind[index] in (Kind.B, Kind.W)]
+        backwards = [index for index in own if actions.kind[index] in MAKERS[Kind.W]]
         for index in updates:
             for call in (self._stage.begin_update, self._sum.begin, self._sum.end):
                 yield ExtraCall(index, When.BEFORE, call)
@@ -157,7 +159,10 @@ class SharedSums(Part):
         trained = [
             [same for same in each.weights if same[0].requires_grad] for each in self._shared
         ]
-        own = [[_total(map(_part, same)).contiguous() for same in weights] for weights in trained]
+        own = [
+            [*(_total(map(_gradient, same)).contiguous() for same in weights), _counts(weights)]
+            for weights in trained
+        ]
         by_rank = [
             {
                 rank: gradients
@@ -178,33 +183,59 @@ class SharedSums(Part):
             ]
         )
         for weights, parts in zip(trained, by_rank, strict=True):
-            _put(weights, [_total(same) for same in zip(*parts.values(), strict=True)])
+            *totals, counts = (_total(same) for same in zip(*parts.values(), strict=True))
+            for copies, total, count in zip(weights, totals, counts.tolist(), strict=True):
+                for weight in copies if count else ():
+                    _put(weight, total)
 
 
 def _trained(weights: Iterable[nn.Parameter]) -> list[nn.Parameter]:
     return [weight for weight in weights if weight.requires_grad]
 
 
-def _put(weights: Sequence[tuple[nn.Parameter, ...]], totals: Sequence[Tensor]) -> None:
-    for same, total in zip(weights, totals, strict=True):
-        for weight in same:
-            _part(weight).copy_(total)
+def _in_one_piece(weights: Sequence[Tensor]) -> Tensor:
+    """The gradients of some weights, and for each weight 1 if it has one, or 0."""
+    return torch.cat(
+        [
+            *(_gradient(weight).flatten() for weight in weights),
+            _counts([(weight,) for weight in weights]),
+        ]
+    )
+
+
+def _counts(weights: Sequence[Sequence[Tensor]]) -> Tensor:
+    """For each weight, how many of its copies have a gradient."""
+    counts = [sum(copy.grad is not None for copy in copies) for copies in weights]
+    like = weights[0][0] if weights else torch.empty(0)
+    return torch.tensor(counts, dtype=like.dtype, device=like.device)
 
 
 def _gradient(weight: Tensor) -> Tensor:
-    """The gradient of a weight, zeros where nothing depended on it."""
+    """The gradient of a weight, zeros where it has none; where the weight is sharded, this
+    process's shard of it, which is the same rows for all that share it.
+    """
+    if weight.grad is None:
+        return torch.zeros_like(_local(weight))
+    return weight.grad.to_dense() if weight.grad.is_sparse else _local(weight.grad)
+
+
+def _put(weight: Tensor, total: Tensor) -> None:
+    """Give a weight the sum of its gradients; it stays sparse where it was."""
     if weight.grad is None:
         weight.grad = torch.zeros_like(weight)
-    return weight.grad
+    if weight.grad.is_sparse:
+        weight.grad = total.to_sparse(weight.grad.sparse_dim())
+    else:
+        _local(weight.grad).copy_(total)
 
 
-def _part(weight: Tensor) -> Tensor:
-    """The gradient of a weight; where the weight is sharded, this process's shard of it, which is
-    the same rows for all that share it.
-    """
-    gradient = _gradient(weight)
-    return gradient.to_local() if hasattr(gradient, "to_local") else gradient
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def _total(tensors: Iterable[Tensor]) -> Tensor:
-    return reduce(torch.add, tensors)
+    """The sum of some tensors, in their order; numbers of 16 bits are rounded once, at the end."""
+    first, *others = tensors
+    if not others or first.element_size() > 2:
+        return reduce(torch.add, others, first)
+    return reduce(torch.add, others, first.float()).to(first.dtype)

@@ -21,7 +21,7 @@ from schedlang.runtime.processes import Replicas
 from schedlang.runtime.stage.shards import is_sharded
 from schedlang.runtime.stage.stage import Stage
 from schedlang.runtime.transport.wire import Wire
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, Kind
 
 
 class ReplicaUpdates(Part):
@@ -44,7 +44,7 @@ class ReplicaUpdates(Part):
         actions = plan.ranks[rank]
         ops = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
         for index, (kind, number, microbatch) in enumerate(ops):
-            if number in numbers and kind in (Kind.B, Kind.W):
+            if number in numbers and kind in MAKERS[Kind.W]:
                 last[plan.layout.update_of(number, microbatch)] = index
         for index in last.values():
             yield ExtraCall(index, When.AFTER, self._begin)

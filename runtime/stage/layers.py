@@ -143,12 +143,15 @@ class LayerCall:
         return bool(input.numel() * weight.numel() >= _WORTH * input.shape[-1])
 
     def is_simple(self) -> bool:
-        """Whether it is a linear layer of plain weights, which need gradients, and no cast."""
+        """Whether it is a linear layer of plain real weights, which need gradients, and no
+        cast.
+        """
         if self.function is not F.linear or self.names:
             return False
         input, *weights = (value for value in self.values if value is not None)
         return (
             type(input) is Tensor
+            and input.is_floating_point()
             and input.ndim > 1
             and len(weights) == len(self.weights)
             and all(type(weight) is nn.Parameter and weight.requires_grad for weight in weights)

@@ -36,7 +36,7 @@ class Offload(Part):
         """Keep hold of what autograd will save."""
         if run.microbatch not in self._microbatches or not run.has_graph:
             return
-        weights = self._module.parameters() if run.weights is None else run.weights.values()
+        weights = [*self._module.parameters(), *run.substitutes.values()]
         held = [tensor for value in (run.input, *run.held) for tensor in flatten(value, "")[0]]
         stays = [*weights, *self._module.buffers(), *held]
         activations = Activations(self._device, stays, self._stream)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
-from schedlang.runtime.values import Value, detached, flatten, has_gradient, with_gradients
+from schedlang.runtime.values import Value, flatten, has_gradient, leaves_of
 from schedlang.schedule.kinds import Kind
 
 
@@ -34,7 +34,7 @@ class Skip:
     #: What passes along it, in a message.
     what: str
     values: dict[int, Value] = field(factory=dict)
-    gradients: dict[int, list[Tensor]] = field(factory=dict)
+    gradients: dict[int, list[Tensor | None]] = field(factory=dict)
 
 
 class Skips(Part):
@@ -73,7 +73,7 @@ class Skips(Part):
         run.options = {**run.options, "skips": given}
         run.held = [*run.held, *given.values()]
         if run.has_graph:
-            leaves = chain.from_iterable(map(with_gradients, given.values()))
+            leaves = chain.from_iterable(map(leaves_of, given.values()))
             run.leaves = [*run.leaves, *leaves]
         if run.is_evaluation:
             del self._given[microbatch]
@@ -89,7 +89,7 @@ class Skips(Part):
                 run.roots = [*run.roots, *filter(has_gradient, tensors)]
             if not run.is_repeated:
                 # Each stage has tensors of its own, for gradients of its own.
-                skip.values[run.microbatch] = detached(tensors, tree)
+                skip.values[run.microbatch] = run.handed_on(tensors, tree)
 
     def before_backward(self, run: Backward) -> None:
         """Add the gradients of what later stages were given."""
@@ -102,7 +102,7 @@ class Skips(Part):
             return
         given = self._given.pop(run.microbatch)
         for skip in self._before:
-            count = len(with_gradients(given[skip.earlier]))
+            count = len(leaves_of(given[skip.earlier]))
             skip.gradients[run.microbatch] = run.take(count)
 
     def _taken_apart(self, returned: Any) -> tuple[Value, Mapping[int, Value]]:

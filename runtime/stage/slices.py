@@ -12,7 +12,7 @@ from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
-from schedlang.runtime.values import Value, detached, flatten, has_gradient, with_gradients
+from schedlang.runtime.values import Value, flatten, has_gradient, leaves_of
 
 
 class Past(Part):
@@ -30,7 +30,7 @@ class Past(Part):
         #: What a slice is given, until its backward.
         self._past: dict[int, Value] = {}
         #: The gradients of what a slice has left, from the next one's backward to its own.
-        self._gradients: dict[int, list[Tensor]] = {}
+        self._gradients: dict[int, list[Tensor | None]] = {}
 
     def before_forward(self, run: Forward) -> None:
         """Give the module what the slice before has left."""
@@ -41,7 +41,7 @@ class Past(Part):
             return
         run.held = [*run.held, past]
         if run.has_graph:
-            run.leaves = [*run.leaves, *with_gradients(past)]
+            run.leaves = [*run.leaves, *leaves_of(past)]
         if run.is_evaluation:
             del self._past[slice]
 
@@ -61,7 +61,7 @@ class Past(Part):
         if run.has_graph:
             run.roots = [*run.roots, *filter(has_gradient, tensors)]
         if not run.is_repeated:
-            self._past[run.microbatch + 1] = detached(tensors, tree)
+            self._past[run.microbatch + 1] = run.handed_on(tensors, tree)
 
     def before_backward(self, run: Backward) -> None:
         """Add the gradients of what this slice has left, which the next slice knows."""
@@ -72,4 +72,4 @@ class Past(Part):
         slice = run.microbatch
         past = self._past.pop(slice, None)
         if past is not None:
-            self._gradients[slice - 1] = run.take(len(with_gradients(past)))
+            self._gradients[slice - 1] = run.take(len(leaves_of(past)))

@@ -30,7 +30,14 @@ from schedlang.runtime.stage.layers import (
     LayerCall,
     accumulate,
 )
-from schedlang.runtime.torch_private import BODIES, gradients_of, is_transformed, run_backward
+from schedlang.runtime.torch_private import (
+    BODIES,
+    gradients_of,
+    has_other_modes,
+    is_transformed,
+    run_backward,
+    without_hooks,
+)
 
 #: The name of the node that a reentrant checkpoint leaves in the graph.
 _CHECKPOINT = f"{CheckpointFunction.__name__}Backward"
@@ -77,12 +84,12 @@ class Split(TorchFunctionMode):
         do not depend on.
         """
         self.deferred.clear()  # left by a backward inside the forward
+        if not outputs:
+            return [None] * len(inputs)
         leaves, reentrant = _leaves(outputs)
-        others = [
-            leaf
-            for leaf in leaves
-            if leaf is not ANCHOR and all(leaf is not input for input in inputs)
-        ]
+        ids = {id(ANCHOR), *map(id, inputs)}
+        others = [leaf for leaf in leaves if id(leaf) not in ids]
+        wanted = [input for input in inputs if input.requires_grad]
         with self:  # for checkpoints, which run the forward again
             if reentrant:
                 run_backward(outputs, gradients)
@@ -90,17 +97,20 @@ class Split(TorchFunctionMode):
                 for input in inputs:
                     input.grad = None
                 return own
-            wanted = ANCHOR, *others, *inputs
-            _, *found = gradients_of(wanted, outputs, gradients, allow_unused=True)
-        kept = [
+            with without_hooks(others):
+                _, *computed = gradients_of(
+                    [ANCHOR, *others, *wanted], outputs, gradients, allow_unused=True
+                )
+        ready = [
             (leaf, gradient)
-            for leaf, gradient in zip(others, found, strict=False)
+            for leaf, gradient in zip(others, computed, strict=False)
             if gradient is not None
         ]
-        if kept:
-            self.others, ready = zip(*kept, strict=True)
-            self.deferred.append(Deferred(self.others, self.others, ready))
-        return found[len(others) :]
+        if ready:
+            self.others, of_others = zip(*ready, strict=True)
+            self.deferred.append(Deferred(self.others, self.others, of_others))
+        of_inputs = iter(computed[len(others) :])
+        return [next(of_inputs) if input.requires_grad else None for input in inputs]
 
     def backward_weight(self) -> None:
         """W: the gradients of the weights, which add up in `.grad`; hooks see each weight's
@@ -122,10 +132,10 @@ class Split(TorchFunctionMode):
 
 
 def _is_plain() -> bool:
-    """Whether a call is what it seems, and not traced by `torch.compile` or transformed by
-    `torch.func`.
+    """Whether a call is what it seems: not traced by `torch.compile`, transformed by `torch.func`,
+    or changed by another mode around the step.
     """
-    return not (torch.compiler.is_compiling() or is_transformed())
+    return not (torch.compiler.is_compiling() or is_transformed() or has_other_modes())
 
 
 def warn_of(weights: Iterable[Tensor], module: nn.Module, stage: int) -> None:

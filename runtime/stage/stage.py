@@ -12,8 +12,9 @@ Forward and backward are the same in all of them. Whatever else a stage may have
 `schedlang.runtime.part`).
 """
 
+import warnings
 from collections.abc import Callable, Container, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -23,21 +24,23 @@ import torch
 import torch.fx.experimental.symbolic_shapes
 from attrs import frozen
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Boxes, Forward, Ops, Part
+from schedlang.runtime.stage.entry import changeable, works_in_place
+from schedlang.runtime.stage.random_state import random_state, set_random_state
 from schedlang.runtime.stage.split_backward import Split, has_reentrant_checkpoint, warn_of
-from schedlang.runtime.torch_private import run_backward
-from schedlang.runtime.values import Value, detached, flatten, has_gradient, with_gradients
+from schedlang.runtime.torch_private import Substitution, TreeSpec, changes_of, run_backward
+from schedlang.runtime.values import Value, detached, flatten, has_gradient, leaves_of
 from schedlang.schedule.kinds import Kind
 
 #: Loss of one microbatch: a scalar, from the last stage's output and the targets.
 LossFn = Callable[[Value, Value], Tensor]
 
 _NO_OPTIONS: Mapping[str, Any] = {}
+_NOTHING = nullcontext()
 
 
 @frozen
@@ -85,8 +88,9 @@ class Stage:
     """A stage and its microbatches in flight.
 
     Four dictionaries hold what passes from stage to stage, by microbatch, from the moment it is
-    there to its one use: `inputs` and `gradients` (of the outputs, one for each tensor that has
-    one) come in, `outputs` and `input_gradients` go out. Where the next stage is on the same rank,
+    there to its one use: `inputs` and `gradients` (of the outputs, one for each tensor that may
+    have one, None where there is none) come in, `outputs` and `input_gradients` go out. Tensors
+    that want a gradient require it. Where the next stage is on the same rank,
     the two stages share theirs. `targets` and `options`, the module's keyword arguments, are there
     for the whole step.
 
@@ -112,8 +116,8 @@ class Stage:
         self.parts = parts
         self.inputs: dict[int, Value] = {}
         self.outputs: dict[int, Value] = {}
-        self.gradients: dict[int, list[Tensor]] = {}
-        self.input_gradients: dict[int, list[Tensor]] = {}
+        self.gradients: dict[int, list[Tensor | None]] = {}
+        self.input_gradients: dict[int, list[Tensor | None]] = {}
         self.targets: dict[int, Value] = {}
         self.options: Mapping[int, Mapping[str, Any]] = {}
         #: From F (or R) to the backward: how many leaves are of the input, all leaves, the roots.
@@ -124,7 +128,14 @@ class Stage:
         self._again: dict[int, tuple[Value, Tensor]] = {}
         #: Whether the module has reentrant checkpoints; the first split forward shows it.
         self._is_reentrant: bool | None = None
+        #: Whether the next stage is on this rank, and of the outputs that wait for it how often
+        #: they had been changed in place.
+        self._is_followed = False
+        self._handed_on: dict[int, list[int]] = {}
+        self._works_in_place = works_in_place(module)
+        self._substitution = Substitution(module)
         self._has_warned = False
+        self._has_warned_of_nothing = False
 
     @property
     def ops(self) -> Ops:
@@ -158,6 +169,7 @@ class Stage:
 
     def pass_to(self, following: "Stage") -> None:
         """Share what passes with the next stage, which is on the same rank."""
+        self._is_followed = True
         following.inputs = self.outputs
         self.gradients = following.input_gradients
 
@@ -165,21 +177,32 @@ class Stage:
         """F: the output, and on the last stage the loss."""
         input = self.inputs.pop(microbatch)
         if microbatch in self.plan.recomputed:
-            self._again[microbatch] = input, _random_state(self.device)
-            run = Forward(microbatch, input, self._options(microbatch), has_graph=False)
+            self._again[microbatch] = input, random_state(self.device)
+            # Tensors of its own, or R would call the hooks that this run registers as well.
+            given = detached(*flatten(input, f"the input of stage {self.number}"))
+            run = Forward(microbatch, given, self._options(microbatch), has_graph=False)
+            run.trains = any(weight.requires_grad for weight in self.module.parameters())
             with torch.no_grad():
-                self.outputs[microbatch] = self._run(run)
+                output = self._run(run)
+            # The last stage has its loss in R.
+            if self.loss is None:
+                self.outputs[microbatch] = run.handed_on(*self._tensors_of(output))
         else:
             run = Forward(microbatch, input, self._options(microbatch), has_graph=True)
             self.outputs[microbatch] = self._record(run)
+        if self._is_followed:
+            self._handed_on[microbatch] = self._changes_of_output(microbatch)
 
     def recompute(self, microbatch: int) -> None:
         """R: the forward again, with the random numbers of the first time."""
         input, state = self._again.pop(microbatch)
         options = self._options(microbatch)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            _set_random_state(self.device, state)
-            self._record(Forward(microbatch, input, options, has_graph=True, is_repeated=True))
+            set_random_state(self.device, state)
+            run = Forward(microbatch, input, options, has_graph=True, is_repeated=True)
+            output = self._record(run)
+        if self.loss is not None:
+            self.outputs[microbatch] = output
 
     def evaluate(self, microbatch: int) -> None:
         """F without a backward: on the last stage the loss if there are targets, and else the
@@ -193,21 +216,27 @@ class Stage:
     def backward(self, microbatch: int) -> None:
         """B: the gradients of the weights, which add up, and of the input."""
         run = self._begin_backward(microbatch)
-        run_backward(*run.starts())
+        roots, gradients = run.starts()
+        if roots:
+            with self._surroundings(run):
+                run_backward(roots, gradients)
         self._end_backward(run, [leaf.grad for leaf in run.leaves])
 
     def backward_input(self, microbatch: int) -> None:
         """I: the gradients of the input."""
         run = self._begin_backward(microbatch)
         split = self._splits[microbatch]
-        self._end_backward(run, split.backward_input(*run.starts(), run.leaves))
+        with self._surroundings(run):
+            computed = split.backward_input(*run.starts(), run.leaves)
+        self._end_backward(run, computed)
         if split.splits_all and split.others and not self._has_warned:
             self._has_warned = True
             warn_of(split.others, self.module, self.number)
 
     def backward_weight(self, microbatch: int) -> None:
         """W: the gradients of the weights, which add up."""
-        self._splits.pop(microbatch).backward_weight()
+        with without_autocast(self.device):
+            self._splits.pop(microbatch).backward_weight()
 
     def update(self, _: int = 0) -> None:
         """U: the optimizer's step, and gradients start anew."""
@@ -224,6 +253,8 @@ class Stage:
         assert self.optimizer is not None
         self.optimizer.step()
         self.optimizer.zero_grad()
+        # Where the step is inside `torch.autocast`, that keeps casts of the weights as they were.
+        torch.clear_autocast_cache()
         for part in self.parts:
             part.after_update()
 
@@ -234,37 +265,56 @@ class Stage:
         """The output of a run whose graph is kept for the backward."""
         microbatch = run.microbatch
         if not self.plan.is_first:
-            run.leaves = with_gradients(run.input)
+            run.leaves = leaves_of(run.input)
+            if self._works_in_place:
+                run.input = changeable(run.input)
         from_input = len(run.leaves)
         if microbatch in self.plan.split:
             split = Split(splits_all=self._is_reentrant is not False)
             self._splits[microbatch] = split
             run.contexts = [split]
-        tensors, tree = flatten(self._run(run), f"the output of stage {self.number}")
-        outputs = [tensor for tensor in tensors if has_gradient(tensor)]
-        if not any(output.requires_grad for output in outputs):
-            what = "output" if self.loss is None else "loss"
-            types = ", ".join(str(tensor.dtype) for tensor in tensors)
-            raise PipelineError(
-                f"the {what} of stage {self.number} ({types}) does not require grad, so it has no "
-                "backward"
-            )
-        roots = [*outputs, *run.roots]
+        tensors, tree = self._tensors_of(self._run(run))
+        roots = [*filter(has_gradient, tensors), *run.roots]
+        if not any(root.requires_grad for root in roots):
+            self._has_no_backward(tensors)
         self._live[microbatch] = from_input, run.leaves, roots
         if microbatch in self.plan.split and self._is_reentrant is None:
             self._is_reentrant = has_reentrant_checkpoint(
                 root for root in roots if root.requires_grad
             )
         if self.loss is not None:
-            self.gradients[microbatch] = [
-                torch.full_like(output, self.loss.scale) for output in outputs
-            ]
-        return detached(tensors, tree)
+            self.gradients[microbatch] = [torch.full_like(tensors[0], self.loss.scale)]
+            return tensors[0].detach()
+        return run.handed_on(tensors, tree)
+
+    def _tensors_of(self, output: Value) -> tuple[list[Tensor], TreeSpec | None]:
+        return flatten(output, f"the output of stage {self.number}")
+
+    def _has_no_backward(self, tensors: Sequence[Tensor]) -> None:
+        """Say that nothing that came out of a forward wants a gradient, as where all that went
+        before is frozen; of a loss, PipelineError.
+        """
+        types = ", ".join(str(tensor.dtype) for tensor in tensors)
+        if self.loss is not None:
+            raise PipelineError(
+                f"the loss of stage {self.number} ({types}) does not require grad, so it has no "
+                "backward"
+            )
+        if not self._has_warned_of_nothing:
+            self._has_warned_of_nothing = True
+            warnings.warn(
+                f"the output of stage {self.number} ({types}) does not require grad, so its "
+                "backward has nothing to do",
+                stacklevel=2,
+            )
 
     def _run(self, run: Forward) -> Value:
         """Run the module and take its output, or on the last stage the loss."""
-        for part in self.parts:
+        run.target = self.targets.get(run.microbatch)
+        for part in reversed(self.parts):
             part.before_forward(run)
+        if run.substitutes:
+            run.contexts = [self._substitution.of(run.substitutes), *run.contexts]
         return self._call_in(run.contexts, run)
 
     def _call_in(self, contexts: Sequence[AbstractContextManager[Any]], run: Forward) -> Value:
@@ -275,21 +325,34 @@ class Stage:
 
     def _call(self, run: Forward) -> Value:
         arguments = run.input if isinstance(run.input, tuple) else (run.input,)
-        if run.weights is None:
-            run.returned = self.module(*arguments, **run.options)
-        else:
-            run.returned = functional_call(
-                self.module, dict(run.weights), arguments, dict(run.options)
-            )
+        run.returned = self.module(*arguments, **run.options)
+        self._check_kept()
         for part in self.parts:
             part.after_forward(run)
-        if run.is_evaluation and run.microbatch not in self.targets:
+        if run.is_evaluation and run.target is None:
             return run.returned
-        if self.loss is not None:
-            return self.loss(run.returned, self.targets[run.microbatch])
+        if self.loss is not None and (run.has_graph or run.is_evaluation):
+            return self.loss(run.returned, run.target)
         if run.is_evaluation:
             raise PipelineError("there are targets, but no `loss_fn`")
         return run.returned
+
+    def _check_kept(self) -> None:
+        """PipelineError where a forward has changed an output of an earlier one, which waits for
+        the next stage.
+        """
+        for microbatch, changes in [*self._handed_on.items()]:
+            if microbatch not in self.outputs:
+                del self._handed_on[microbatch]
+            elif self._changes_of_output(microbatch) != changes:
+                raise PipelineError(
+                    f"the output of stage {self.number} for microbatch {microbatch} was changed in "
+                    "place by a later forward: return a copy of what the stage keeps"
+                )
+
+    def _changes_of_output(self, microbatch: int) -> list[int]:
+        tensors, _ = self._tensors_of(self.outputs[microbatch])
+        return [changes_of(tensor) for tensor in tensors]
 
     def _begin_backward(self, microbatch: int) -> Backward:
         from_input, leaves, roots = self._live.pop(microbatch)
@@ -298,21 +361,30 @@ class Stage:
             part.before_backward(run)
         return run
 
-    def _end_backward(self, run: Backward, found: Sequence[Tensor | None]) -> None:
-        run.found = found
+    def _surroundings(self, run: Backward) -> AbstractContextManager[Any]:
+        """What autograd runs in, as alone: not in the `torch.autocast` of the forward; and with the
+        tensors that the forward had, for a checkpoint that runs it again.
+        """
+        if not run.substitutes:
+            return without_autocast(self.device)
+        surroundings = ExitStack()
+        surroundings.enter_context(without_autocast(self.device))
+        surroundings.enter_context(self._substitution.of(run.substitutes))
+        return surroundings
+
+    def _end_backward(self, run: Backward, computed: Sequence[Tensor | None]) -> None:
+        run.computed = computed
         own = run.take(run.from_input)
         if not self.plan.is_first:
             self.input_gradients[run.microbatch] = own
-        for part in self.parts:
+        for part in reversed(self.parts):
             part.after_backward(run)
 
 
-def _random_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
-
-
-def _set_random_state(device: torch.device, state: Tensor) -> None:
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(state, device)
-    else:
-        torch.set_rng_state(state)
+def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
+    """Where a backward runs: a step may be inside `torch.autocast`, of which a script alone keeps
+    its backward.
+    """
+    if torch.is_autocast_enabled(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return _NOTHING

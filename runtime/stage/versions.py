@@ -15,6 +15,7 @@ of a weight between forward and backward, least of all one by a fused optimizer.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.part import Forward, Part
+from schedlang.runtime.part import Backward, Forward, Part
+from schedlang.runtime.torch_private import changes_of, has_hooks, run_backward
 from schedlang.schedule.kinds import Kind
 
 
@@ -31,7 +33,9 @@ class WeightVersions(Part):
     update.
     """
 
-    def __init__(self, module: nn.Module, delay: int, per_update: int) -> None:
+    def __init__(self, stage: int, module: nn.Module, delay: int, per_update: int) -> None:
+        self._stage = stage
+        self._module = module
         self._parameters = {
             name: weight for name, weight in module.named_parameters() if weight.requires_grad
         }
@@ -41,19 +45,55 @@ class WeightVersions(Part):
         self._updates = 0
         self._before = 0
         self._has_begun = False
+        #: How often each weight had been changed in place before a forward.
+        self._changes: list[int] = []
         self._versions = {0: self._newest()}
 
     def begin_step(self) -> None:
-        """Microbatches are numbered from 0 in every step."""
+        """Microbatches are numbered from 0 in every step. PipelineError where a weight was frozen
+        or thawed since the versions were made.
+        """
         self._before = self._updates
+        for name, weight in self._module.named_parameters():
+            if weight.requires_grad != (name in self._parameters):
+                raise PipelineError(
+                    f"the weight `{name}` of stage {self._stage} was "
+                    f"{'thawed' if weight.requires_grad else 'frozen'}, and there are older "
+                    "versions of the weights: after freezing or unfreezing weights, build a new "
+                    "pipeline"
+                )
 
     def before_forward(self, run: Forward) -> None:
         """Let the module read the version that the microbatch's update reads; an evaluation reads
         the newest one, which is the module's own.
         """
         if not run.is_evaluation:
-            update = self._before + run.microbatch // self._per_update
-            run.weights = self._versions[self._version_read(update)]
+            weights = self._read(run)
+            for name, leaf in weights.items():
+                parameter = self._parameters[name]
+                if has_hooks(parameter) and not has_hooks(leaf):
+                    hand_on = partial(_add_to, parameter)
+                    leaf.register_post_accumulate_grad_hook(hand_on)  # type: ignore[no-untyped-call]
+            run.substitutes |= weights
+            self._changes = [changes_of(leaf) for leaf in weights.values()]
+
+    def after_forward(self, run: Forward) -> None:
+        """See whether the forward has left the weights alone: another version would not be
+        changed.
+        """
+        if run.is_evaluation:
+            return
+        for (name, leaf), changes in zip(self._read(run).items(), self._changes, strict=True):
+            if changes_of(leaf) != changes:
+                raise PipelineError(
+                    f"the forward of stage {self._stage} changes its weight `{name}` in place, and "
+                    "the plan keeps several versions of the weights: change weights after an "
+                    "update, or take a schedule whose gradients are not late"
+                )
+
+    def before_backward(self, run: Backward) -> None:
+        """Let a checkpoint that runs the forward again read the same version."""
+        run.substitutes |= self._read(run)
 
     def before_update(self) -> None:
         """Give the module's parameters the gradient of the update, which was made at the version
@@ -65,8 +105,10 @@ class WeightVersions(Part):
             return
         self._has_begun = True
         for name, leaf in self._versions[self._version_read(self._updates)].items():
-            self._parameters[name].grad = leaf.grad
-            leaf.grad = None
+            if leaf.grad is not None:
+                earlier = self._parameters[name].grad
+                self._parameters[name].grad = leaf.grad if earlier is None else earlier + leaf.grad
+                leaf.grad = None
         # The memory of a version that nothing reads any more is used again for the next one.
         free = self._versions.pop(self._updates - self._delay, None)
         for name, parameter in self._parameters.items():
@@ -105,11 +147,30 @@ class WeightVersions(Part):
         }
         self._versions[self._updates] = self._newest()
 
+    def _read(self, run: Forward | Backward) -> dict[str, Tensor]:
+        """The version that a microbatch reads."""
+        update = self._before + run.microbatch // self._per_update
+        return self._versions[self._version_read(update)]
+
     def _version_read(self, update: int) -> int:
         return max(update - self._delay, 0)
 
     def _newest(self) -> dict[str, Tensor]:
         return _leaves({name: weight.data for name, weight in self._parameters.items()})
+
+
+def _add_to(parameter: nn.Parameter, leaf: Tensor) -> None:
+    """Hand a gradient on to a parameter at once: it has hooks, which see every gradient."""
+    gradient = leaf.grad
+    assert gradient is not None
+    leaf.grad = None
+    changes = changes_of(parameter)
+    run_backward([parameter], [gradient], [parameter])
+    if changes_of(parameter) != changes:
+        raise PipelineError(
+            "a hook changes weights when their gradient is there, and the plan updates them by "
+            "`U`: leave that to it"
+        )
 
 
 def _leaves(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -138,7 +199,7 @@ def versions_of(
         if not delay:
             continue
         if known[0] == number:
-            found[number] = WeightVersions(module, delay, per_update)
+            found[number] = WeightVersions(number, module, delay, per_update)
         else:
             found[number] = found[known[0]]
     return found

@@ -6,9 +6,8 @@ know them. So that all ranks agree which of the two a step is, the rank that has
 announces them to the others as it begins.
 """
 
-from collections.abc import Hashable
-
 import torch
+from attrs import frozen
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
@@ -23,12 +22,27 @@ from schedlang.runtime.transport.messages import (
 )
 from schedlang.runtime.transport.precision import Rounding
 from schedlang.runtime.transport.wire import InFlight, Wire
-from schedlang.runtime.values import Value
+from schedlang.runtime.values import Value, ValueSpec
 from schedlang.schedule.kinds import Kind
 
 # A user's script may send messages of its own, which have tag 0 by default.
 _FIRST_TAG = 1
 _LAST_TAG = 2**31
+
+
+@frozen
+class Given:
+    """What the first stage of a pipeline is given in a step: shapes and types of a microbatch, and
+    whether it is to be evaluated.
+    """
+
+    evaluates: bool
+    spec: ValueSpec
+
+    @property
+    def rows(self) -> int:
+        """The rows of a microbatch."""
+        return self.spec.shapes[0][0]
 
 
 class Exchange:
@@ -60,7 +74,7 @@ class Exchange:
         self._channels: dict[int, Channel] = {}
         #: The inputs of a pipeline's first stage are numbered by their shapes and types: all that
         #: were seen, and those of this step.
-        self._seen: dict[int, dict[Hashable, int]] = {}
+        self._seen: dict[int, dict[Given, int]] = {}
         self._inputs: dict[int, int] = {}
         self._announced: list[tuple[InFlight, int]] = []
 
@@ -82,19 +96,23 @@ class Exchange:
         receive = ActivationReceive if kind == Kind.RECV_F else GradientReceive
         return receive(channel, microbatch, tags, box, self._device)
 
-    def begin(self, specs: dict[int, Hashable]) -> None:
-        """Begin a step: announce the shapes and types of the inputs that this rank has, by first
-        stage, and receive what other ranks announce.
+    def begin(self, given: dict[int, Given]) -> dict[int, int]:
+        """Begin a step: announce the inputs that this rank has, by first stage, and receive what
+        other ranks announce. Gives the rows of a microbatch, by first stage.
         """
-        for first, spec in specs.items():
+        rows = {}
+        for first, inputs in given.items():
             seen = self._seen.setdefault(first, {})
-            self._inputs[first] = seen.setdefault(spec, len(seen))
-            self._announce(first)
+            self._inputs[first] = seen.setdefault(inputs, len(seen))
+            rows[first] = inputs.rows
+            self._announce(first, inputs.rows)
         for pipeline in self._plan.layout.pipelines:
-            if self._takes_part(self._rank, pipeline.start) and pipeline.start not in specs:
-                self._inputs[pipeline.start] = self._receive_announcement(pipeline.start)
+            first = pipeline.start
+            if self._takes_part(self._rank, first) and first not in given:
+                self._inputs[first], rows[first] = self._receive_announcement(first)
         for channel in self._channels.values():
             channel.begin(self._inputs_of(channel))
+        return rows
 
     def end(self) -> None:
         """End a step, when all of its messages are through."""
@@ -133,18 +151,19 @@ class Exchange:
         pipeline = self._plan.layout.pipeline_of[first]
         return rank in self._plan.placement[pipeline.start : pipeline.stop]
 
-    def _announce(self, first: int) -> None:
-        announcement = torch.cat([self._name, torch.tensor([self._inputs[first]])])
+    def _announce(self, first: int, rows: int) -> None:
+        announcement = torch.cat([self._name, torch.tensor([self._inputs[first], rows])])
         for rank in range(len(self._plan.ranks)):
             if rank != self._rank and self._takes_part(rank, first):
                 sent = self._wire.send(announcement, rank, _FIRST_TAG + first)
                 self._announced.append(([(sent, announcement)], rank))
 
-    def _receive_announcement(self, first: int) -> int:
-        announcement = torch.empty(3, dtype=torch.int64)
+    def _receive_announcement(self, first: int) -> list[int]:
+        """The number of the inputs, and the rows of a microbatch."""
+        announcement = torch.empty(4, dtype=torch.int64)
         rank = self._plan.placement[first]
         received = self._wire.receive(announcement, rank, _FIRST_TAG + first)
         self._wire.wait([(received, announcement)], rank)
         if not torch.equal(announcement[:2], self._name):
             raise PipelineError(f"rank {rank} has begun a step of another pipeline")
-        return int(announcement[2])
+        return announcement[2:].tolist()

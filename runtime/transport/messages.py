@@ -5,6 +5,10 @@ with what it has announced:
 
     first step     spec of the output ─► header ─► activation ─► …          by way of the CPU
     later steps                                    activation ─► …          device to device
+
+Gradients go back for those tensors of an activation that want one. Where the loss does not depend
+on one there is none, as behind a `detach`; in the first step every message of gradients begins with
+which of them are there, and later steps leave out those that were in no message of the first.
 """
 
 from collections.abc import Sequence
@@ -15,6 +19,7 @@ from attrs import define, field
 from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.torch_private import changes_of
 from schedlang.runtime.transport.precision import Rounding, WireFormat
 from schedlang.runtime.transport.wire import InFlight, Wire
 from schedlang.runtime.values import Value, ValueSpec, flatten, has_gradient, unflatten
@@ -40,23 +45,25 @@ class Channel:
     new: bool = True
     spec: ValueSpec | None = None
     activation: WireFormat = field(init=False)
-    gradient: WireFormat = field(init=False)
-    _known: dict[int, ValueSpec] = field(factory=dict)
+    gradients: "Gradients" = field(init=False)
+    _known: dict[int, tuple[ValueSpec, "Gradients"]] = field(factory=dict)
     _headers: InFlight = field(factory=list)
 
     def begin(self, inputs: int) -> None:
         """Begin a step with inputs of this number: those of the same shapes and types have the
         same.
         """
-        spec = self._known.get(inputs)
-        self.new = spec is None
-        if spec is not self.spec:
-            self._set(spec)
+        known = self._known.get(inputs)
+        self.new = known is None
+        if known is None:
+            self.spec = None
+        elif known[0] is not self.spec:
+            self._set(*known)
 
     def end(self, inputs: int) -> None:
         """End a step: the shapes and types that it has found out are known from now on."""
         if self.new and self.spec is not None:
-            self._known[inputs] = self.spec
+            self._known[inputs] = self.spec, self.gradients.of_later_steps()
             self.wire.wait(self._headers, self.peer)
             self._headers = []
 
@@ -64,21 +71,99 @@ class Channel:
         """Tell the other rank the shapes and types of activations, before the first one of a new
         step.
         """
-        self._set(spec)
+        self._set(spec, Gradients.first(spec, self.rounding))
         self._headers = self.wire.send_object(spec, self.peer, self.tag)
 
     def learn(self) -> None:
         """Wait until the other rank has announced them."""
         spec = self.wire.receive_object(self.peer, self.tag)
         assert isinstance(spec, ValueSpec)
-        self._set(spec)
+        self._set(spec, Gradients.first(spec, self.rounding))
 
-    def _set(self, spec: ValueSpec | None) -> None:
+    def _set(self, spec: ValueSpec, gradients: "Gradients") -> None:
         self.spec = spec
-        models = spec.models() if spec else []
-        self.activation = WireFormat.of(models, self.rounding)
-        with_gradient = [model for model in models if has_gradient(model)]
-        self.gradient = WireFormat.of(with_gradient, self.rounding)
+        self.activation = WireFormat.of(spec.models(), self.rounding)
+        self.gradients = gradients
+
+
+@define(eq=False)
+class Gradients:
+    """The gradients of an activation in a message: of the tensors that may have one (`models`)
+    those that `are_sent`. Of these, messages of a first step have any, and note it in `were_there`.
+    """
+
+    models: list[Tensor]
+    are_sent: list[bool]
+    rounding: Rounding | None
+    is_first: bool
+    were_there: list[bool]
+    format: WireFormat
+
+    @classmethod
+    def first(cls, spec: ValueSpec, rounding: Rounding | None) -> "Gradients":
+        """Those of a first step: of all tensors that want one."""
+        pairs = zip(spec.models(), spec.want_gradients, strict=True)
+        wanted = [(model, wants) for model, wants in pairs if has_gradient(model)]
+        models = [model for model, _ in wanted]
+        return cls._of(models, [wants for _, wants in wanted], rounding, is_first=True)
+
+    @classmethod
+    def _of(
+        cls, models: list[Tensor], are_sent: list[bool], rounding: Rounding | None, is_first: bool
+    ) -> "Gradients":
+        sent = [model for model, is_sent in zip(models, are_sent, strict=True) if is_sent]
+        were_there = [False] * len(sent)
+        format = WireFormat.of(sent, rounding)
+        return cls(models, are_sent, rounding, is_first, were_there, format)
+
+    def of_later_steps(self) -> "Gradients":
+        """Those of later steps: of the tensors that had one in some message of the first."""
+        there = iter(self.were_there)
+        are_sent = [is_sent and next(there) for is_sent in self.are_sent]
+        return self._of(self.models, are_sent, self.rounding, is_first=False)
+
+    def pack(self, gradients: list[Tensor | None], what: str) -> list[Tensor]:
+        """The tensors to send; in a first step, before them, which are there."""
+        tensors = []
+        are_there = []
+        for gradient, model, is_sent in zip(gradients, self.models, self.are_sent, strict=True):
+            if is_sent:
+                are_there.append(gradient is not None)
+                tensors.append(torch.zeros_like(model) if gradient is None else gradient)
+            elif gradient is not None and not self.is_first:
+                raise PipelineError(
+                    f"{what} has a gradient now, and had none in the first step with inputs of "
+                    "this shape: after freezing or unfreezing weights, build a new pipeline"
+                )
+        packed = self.format.pack(tensors)
+        if not self.is_first:
+            return packed
+        self._note(are_there)
+        return [torch.tensor(are_there, dtype=torch.uint8), *packed]
+
+    def room(self, device: torch.device) -> list[Tensor]:
+        """Empty tensors to receive them into."""
+        rooms = [torch.empty_like(model, device=device) for model in self.format.packed]
+        if self.is_first:
+            rooms.insert(0, torch.empty(len(rooms), dtype=torch.uint8))
+        return rooms
+
+    def unpack(self, received: list[Tensor]) -> list[Tensor | None]:
+        """The gradients that were sent, for all tensors that may have one."""
+        are_there = [True] * len(self.format.packed)
+        if self.is_first:
+            are_there = received[0].bool().tolist()
+            received = received[1:]
+            self._note(are_there)
+        sent = zip(self.format.unpack(received), are_there, strict=True)
+        gradients: list[Tensor | None] = []
+        for is_sent in self.are_sent:
+            gradient, is_there = next(sent) if is_sent else (None, False)
+            gradients.append(gradient if is_there else None)
+        return gradients
+
+    def _note(self, are_there: list[bool]) -> None:
+        self.were_there = [a or b for a, b in zip(self.were_there, are_there, strict=True)]
 
 
 class Message:
@@ -108,7 +193,10 @@ class Message:
 class Send(Message):
     """A send, begun and later waited for."""
 
-    __slots__ = ()
+    __slots__ = ("changes",)
+
+    #: How often each tensor had been changed in place when the send began.
+    changes: list[int]
 
     def post(self) -> None:
         """Begin to send."""
@@ -117,6 +205,7 @@ class Send(Message):
             tensors = [tensor.cpu() for tensor in tensors]
         send = self.wire.send
         peer = self.peer
+        self.changes = [changes_of(tensor) for tensor in tensors]
         self.in_flight = [
             (send(tensor, peer, tag), tensor)
             for tensor, tag in zip(tensors, self.tags, strict=False)
@@ -126,6 +215,12 @@ class Send(Message):
         """Wait until the tensors have been received, and let go of them."""
         if self.in_flight:
             self.wire.wait(self.in_flight, self.peer)
+            if [changes_of(tensor) for _, tensor in self.in_flight] != self.changes:
+                raise PipelineError(
+                    f"{self.channel.what} was changed in place while microbatch {self.microbatch} "
+                    "was on its way, perhaps by the next forward: return a copy of what the stage "
+                    "keeps"
+                )
             self.in_flight = []
 
     def complete_if_posted(self) -> None:
@@ -152,7 +247,13 @@ class ActivationSend(Send):
                 f"{channel.what} is {ValueSpec.of(tensors, tree)} for microbatch "
                 f"{self.microbatch}, but {channel.spec} in the first step with inputs of this shape"
             )
-        return channel.activation.pack(tensors)
+        elif not channel.spec.covers_gradients(tensors):
+            raise PipelineError(
+                f"{channel.what} wants a gradient for microbatch {self.microbatch}, but wanted "
+                "none in the first step with inputs of this shape: after freezing or unfreezing "
+                "weights, build a new pipeline"
+            )
+        return channel.activation.pack([tensor.detach() for tensor in tensors])
 
 
 class GradientSend(Send):
@@ -162,7 +263,8 @@ class GradientSend(Send):
 
     def tensors(self) -> list[Tensor]:
         """The gradients, which have the shapes and types of the tensors that they are of."""
-        return self.channel.gradient.pack(self.box.pop(self.microbatch))
+        channel = self.channel
+        return channel.gradients.pack(self.box.pop(self.microbatch), channel.what)
 
 
 class Receive(Message):
@@ -181,8 +283,8 @@ class Receive(Message):
         super().__init__(channel, microbatch, tags, box)
         self.device = device
 
-    def format(self) -> WireFormat:
-        """Shapes and types of the tensors that come."""
+    def room(self, device: torch.device) -> list[Tensor]:
+        """Empty tensors, for those that come."""
         raise NotImplementedError
 
     def put(self, tensors: list[Tensor]) -> None:
@@ -191,8 +293,7 @@ class Receive(Message):
 
     def tensors(self) -> list[Tensor]:
         """Empty tensors to receive into."""
-        device = self.device
-        return [torch.empty_like(model, device=device) for model in self.format().packed]
+        return self.room(self.device)
 
     def post(self) -> None:
         """Begin to receive, if it is known what comes."""
@@ -206,13 +307,13 @@ class Receive(Message):
         if channel.new:
             if channel.spec is None:
                 channel.learn()
-            self._begin([torch.empty_like(model) for model in self.format().packed])
+            self._begin(self.room(torch.device("cpu")))
         self.wire.wait(self.in_flight, self.peer)
         tensors = [tensor for _, tensor in self.in_flight]
         self.in_flight = []
         if channel.new:
             tensors = [tensor.to(device) for tensor in tensors]
-        self.put(self.format().unpack(tensors))
+        self.put(tensors)
 
     def _begin(self, tensors: list[Tensor]) -> None:
         receive = self.wire.receive
@@ -228,15 +329,21 @@ class ActivationReceive(Receive):
 
     __slots__ = ()
 
-    def format(self) -> WireFormat:
-        """The format that was announced."""
-        return self.channel.activation
+    def room(self, device: torch.device) -> list[Tensor]:
+        """Empty tensors of the shapes and types that were announced."""
+        packed = self.channel.activation.packed
+        return [torch.empty_like(model, device=device) for model in packed]
 
     def put(self, tensors: list[Tensor]) -> None:
-        """Nest the tensors as they were, and give them to the stage."""
+        """Nest the tensors as they were, and give them to the stage, as leaves that want a gradient
+        where the other rank's did.
+        """
         spec = self.channel.spec
         assert spec is not None
-        self.box[self.microbatch] = unflatten(tensors, spec.tree)
+        unpacked = self.channel.activation.unpack(tensors)
+        for tensor, wants in zip(unpacked, spec.want_gradients, strict=True):
+            tensor.requires_grad_(wants)
+        self.box[self.microbatch] = unflatten(unpacked, spec.tree)
 
 
 class GradientReceive(Receive):
@@ -244,13 +351,13 @@ class GradientReceive(Receive):
 
     __slots__ = ()
 
-    def format(self) -> WireFormat:
-        """The format of the outputs that they are of, which this rank has announced."""
-        return self.channel.gradient
+    def room(self, device: torch.device) -> list[Tensor]:
+        """Empty tensors, for gradients of the outputs that this rank has announced."""
+        return self.channel.gradients.room(device)
 
     def put(self, tensors: list[Tensor]) -> None:
-        """Give the tensors to the stage."""
-        self.box[self.microbatch] = tensors
+        """Give the gradients to the stage."""
+        self.box[self.microbatch] = self.channel.gradients.unpack(tensors)
 
 
 def post_as_one(messages: Sequence[Send | Receive]) -> None:
@@ -267,6 +374,8 @@ def post_as_one(messages: Sequence[Send | Receive]) -> None:
         for message, parts in zip(messages, tensors, strict=True)
         for tensor in parts
     ]
-    in_flight = iter(messages[0].wire.as_one(operations))
+    in_flight = iter(messages[0].wire.as_one(operations) if operations else [])
     for message, parts in zip(messages, tensors, strict=True):
+        if isinstance(message, Send):
+            message.changes = [changes_of(tensor) for tensor in parts]
         message.in_flight = [next(in_flight) for _ in parts]

@@ -43,7 +43,7 @@ class Rounding:
         if not self._rounds(model):
             return model
         shape = model.shape if self.type == torch.bfloat16 else (model.numel() + 1,)
-        return torch.empty(1, dtype=self.type).expand(shape)
+        return torch.empty((), dtype=self.type).expand(shape)
 
     def unpack(self, packed: Tensor, model: Tensor) -> Tensor:
         """The tensor, of the shape and type of the model, from what was sent instead."""

@@ -28,7 +28,7 @@ from typing import Any, NoReturn
 import torch.distributed as dist
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.errors import LostRank, PipelineError
+from schedlang.runtime.errors import LostRank, PipelineError, way_out
 from schedlang.runtime.processes import Processes
 from schedlang.runtime.watch.heartbeats import Heartbeat, Heartbeats
 from schedlang.runtime.watch.signals import SignalListener
@@ -211,7 +211,8 @@ class Watchdog:
                 f"{reason}"
             )
         kind = "" if isinstance(error, PipelineError) else f"{type(error).__name__}: "
-        return f"{self._name} failed{place}: {kind}{reason}"
+        way = way_out(error)
+        return f"{self._name} failed{place}: {kind}{reason}" + (f" ({way})" if way else "")
 
     def _post(self, ended: bool = False) -> Heartbeat:
         """Write the heartbeat of this rank, for the others."""

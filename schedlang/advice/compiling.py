@@ -6,7 +6,7 @@ from typing import Any
 from schedlang.compiler import compile_tree
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
-from schedlang.files.cache import cached
+from schedlang.files.cache import PLAN, cached
 from schedlang.language.imports import load
 from schedlang.plan.plan import Plan
 from schedlang.schedule.costs import UNIT, Costs
@@ -31,10 +31,11 @@ def compile_with_advice(
             costs,
             sorted(choices.items()),
         )
-        plan: Plan = cached(
-            key, lambda: compile_tree(whole, tree, dict(params), costs or UNIT, **choices)
-        )
-        return plan
+
+        def make() -> Plan:
+            return compile_tree(whole, tree, dict(params), costs or UNIT, **choices)
+
+        return cached(PLAN, key, make)
     except CompileError as error:
         if costs:
             raise

@@ -263,8 +263,7 @@ def run(options: argparse.Namespace) -> int:
             value = getattr(options, name)
             if value is not None:
                 command += [f"--{name}", str(value)]
-        if options.check:
-            command.append("--check")
+        command += [f"--{name}" for name in ("check", "audit") if getattr(options, name)]
         # The ranks are the parallel part: threads of each would only be in each other's way.
         return _run_until_end(command, {"OMP_NUM_THREADS": "1"} | dict(os.environ))
 

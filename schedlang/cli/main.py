@@ -4,9 +4,11 @@ Exit code 0, 1 for diagnostics, 2 for wrong usage, 130 for Ctrl-C.
 """
 
 import argparse
+import atexit
+import gc
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -15,11 +17,18 @@ _EXAMPLE = "programs/1f1b.sched"
 _TABLE = "table.csv"
 #: What `--ideal` means, for two commands.
 _IDEAL = "no transfer waits for another: only latency counts"
+#: How many objects a command makes before Python looks for garbage among them for the first time.
+_FEW_OBJECTS = 100_000
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit code."""
-    parser = _parser()
+    """Run one command, by default that of this process; the exit code."""
+    if argv is None:
+        _run_and_end()
+        argv = sys.argv[1:]
+    # The options of one command are quicker to build than those of all.
+    names = argv[:1] if argv and argv[0] in _COMMANDS else _COMMANDS
+    parser = _parser(names)
     options = parser.parse_args(argv)
     # Behind this line, so that `--help` does not pay for it.
     from schedlang.cli.inputs import UsageError
@@ -47,6 +56,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
 
+def _run_and_end() -> None:
+    """Make this process one that runs a command and ends.
+
+    Most of its objects are the modules that it loads, which are no garbage. Looking through them
+    again and again, and twice more at the end, would be a quarter of the time of a small command.
+    Nor does any command do linear algebra, for which numpy would start a thread on each core.
+    """
+    gc.set_threshold(_FEW_OBJECTS)
+    atexit.register(gc.freeze)
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
+
+
 class _Version(argparse.Action):
     """`--version`: print it and exit. It is looked up only when it is asked for."""
 
@@ -57,24 +78,19 @@ class _Version(argparse.Action):
         parser.exit()
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(names: Iterable[str]) -> argparse.ArgumentParser:
+    """The parser of the command line, with the commands of some names."""
     parser = argparse.ArgumentParser(
         prog="schedc", description="Compile pipeline-parallel training schedules."
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     parsers = parser.add_subparsers(required=True, metavar="COMMAND")
-    # In the order of `schedc --help`: first what most people need first.
-    _proving(parsers)
-    _looking(parsers)
-    _exchanging(parsers)
-    _pipeline(parsers)
-    _running(parsers)
-    _explaining(parsers)
+    for name in names:
+        _COMMANDS[name](parsers)
     return parser
 
 
-def _proving(parsers: Any) -> None:
-    """The commands that say whether a program is right."""
+def _compile(parsers: Any) -> None:
     help = "prove a program and write its plan"
     compile = _command(
         parsers, "compile", "commands.compile_program", help, "-p ranks=8 -o plan.json"
@@ -103,6 +119,8 @@ def _proving(parsers: Any) -> None:
         help="say how its communication was chosen, and what it costs",
     )
 
+
+def _check(parsers: Any) -> None:
     check = _command(
         parsers,
         "check",
@@ -129,8 +147,7 @@ def _proving(parsers: Any) -> None:
     check.add_argument("--json", action="store_true", help="the verdicts, for machines")
 
 
-def _looking(parsers: Any) -> None:
-    """The commands that show what a plan does."""
+def _show(parsers: Any) -> None:
     show = _command(parsers, "show", "show.show", "print what each rank does", "--compute")
     show.add_argument("--ranks", action="store_true", help="only the actions, one line per rank")
     # Each is another way to print the actions, so only one can be asked for.
@@ -150,6 +167,8 @@ def _looking(parsers: Any) -> None:
     )
     show.add_argument("--costs", metavar="FILE", help="a file with `weights_bytes`, for --shards")
 
+
+def _simulate(parsers: Any) -> None:
     simulate = _command(
         parsers,
         "simulate",
@@ -161,6 +180,8 @@ def _looking(parsers: Any) -> None:
     simulate.add_argument("--ideal", action="store_true", help=_IDEAL)
     simulate.add_argument("--json", action="store_true", help="the figures, for machines")
 
+
+def _view(parsers: Any) -> None:
     view = _command(parsers, "view", "commands.view", "draw when each op runs", "-o 1f1b.html")
     view.add_argument(
         "other", metavar="FILE", nargs="?", help="another one, side by side with it on a page"
@@ -175,6 +196,8 @@ def _looking(parsers: Any) -> None:
         ".png for papers, .html to zoom and hover, .json a trace for Perfetto and Chrome",
     )
 
+
+def _compare(parsers: Any) -> None:
     compare = _command(
         parsers,
         "compare",
@@ -193,6 +216,8 @@ def _looking(parsers: Any) -> None:
         help="of a program or plan and the trace of a run: write what its ops took, for --costs",
     )
 
+
+def _explain_bubble(parsers: Any) -> None:
     help = "say what every idle time is due to, and what would make it less"
     bubble = _command(parsers, "explain-bubble", "figures.explain_bubble", help, "--p2p-time 0.1")
     _execution(bubble)
@@ -235,8 +260,7 @@ def _costs(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _exchanging(parsers: Any) -> None:
-    """The commands for torch's action tables."""
+def _export(parsers: Any) -> None:
     help = "write a plan as an action table of torch"
     export = _command(parsers, "export", "commands.export", help, "--to torch-csv")
     export.add_argument(
@@ -249,6 +273,8 @@ def _exchanging(parsers: Any) -> None:
         "-o", "--output", metavar="TABLE", help="the file to write, instead of stdout"
     )
 
+
+def _import(parsers: Any) -> None:
     help = "prove an action table of torch and write its plan"
     table = _command(parsers, "import", "commands.import_table", help, "-o plan.json")
     table.add_argument("-o", "--output", metavar="PLAN", help="the plan file to write")
@@ -262,7 +288,6 @@ def _exchanging(parsers: Any) -> None:
 
 
 def _pipeline(parsers: Any) -> None:
-    """The command in the place of a public visualizer."""
     help = "simulate a strategy with the options of PP-Schedule-Visualization"
     tool = parsers.add_parser(
         "pipeline",
@@ -318,8 +343,7 @@ def _pipeline(parsers: Any) -> None:
     tool.set_defaults(run="pipeline.pipeline")
 
 
-def _running(parsers: Any) -> None:
-    """The command that trains."""
+def _run(parsers: Any) -> None:
     run = _command(
         parsers,
         "run",
@@ -330,6 +354,9 @@ def _running(parsers: Any) -> None:
     run.add_argument("--steps", type=count, metavar="N", help="how many updates")
     run.add_argument(
         "--check", action="store_true", help="compare with the same training in one process"
+    )
+    run.add_argument(
+        "--audit", action="store_true", help="compare every stage with itself alone, in one step"
     )
     run.add_argument(
         "--replicas",
@@ -357,8 +384,7 @@ def _running(parsers: Any) -> None:
     )
 
 
-def _explaining(parsers: Any) -> None:
-    """The command that prints the pages of error codes."""
+def _explain(parsers: Any) -> None:
     help = "say what error codes mean, and how such programs are put right"
     # It is the one command that takes neither a program nor a plan.
     explain = parsers.add_parser(
@@ -374,6 +400,24 @@ def _explaining(parsers: Any) -> None:
         help="what stands in `error[…]`; without, all are listed",
     )
     explain.set_defaults(run="commands.explain")
+
+
+#: What adds each command with its options; in the order of `schedc --help`, first what most people
+#: need first.
+_COMMANDS: dict[str, Callable[[Any], None]] = {
+    "compile": _compile,
+    "check": _check,
+    "show": _show,
+    "simulate": _simulate,
+    "view": _view,
+    "compare": _compare,
+    "explain-bubble": _explain_bubble,
+    "export": _export,
+    "import": _import,
+    "pipeline": _pipeline,
+    "run": _run,
+    "explain": _explain,
+}
 
 
 #: The ops that have a duration among the options, and what they are called in a help text.

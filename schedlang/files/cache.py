@@ -5,19 +5,30 @@ import os
 import pickle
 from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from time import process_time
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.files.package import GRAMMAR, PACKAGE
 from schedlang.files.writing import write_bytes
 
 T = TypeVar("T")
-#: A result is kept if it took so many seconds of processor time.
-WORTH = 1.0
-#: How many results are kept; the ones that were not asked for the longest go first.
-MOST = 16
+
+
+class Kind(NamedTuple):
+    """A kind of result: it is kept if it took `worth` seconds of processor time to make, and of all
+    that are kept, those that were not asked for the longest go when there are more than `most`.
+    """
+
+    name: str
+    worth: float
+    most: int
+
+
+PLAN = Kind("plan", worth=1.0, most=16)
+#: What it takes to load the parser is more than this, and what it takes to parse a text is less.
+TREE = Kind("tree", worth=0.01, most=64)
 
 
 def folder() -> Path | None:
@@ -35,8 +46,8 @@ def folder() -> Path | None:
     return directory if os.access(directory, os.W_OK) else None
 
 
-def cached(key: object, make: Callable[[], T]) -> T:
-    """The result of `make`, or the one that was made for the same key before.
+def cached(kind: Kind, key: object, make: Callable[[], T]) -> T:
+    """The result of `make`, or the one that was made for the same kind and key before.
 
     The `repr` of the key has to say all that the result depends on, besides the version of this
     package. Several processes may ask at once: a file appears whole, so none reads half of one.
@@ -44,7 +55,7 @@ def cached(key: object, make: Callable[[], T]) -> T:
     directory = folder()
     if directory is None:
         return make()
-    path = directory / f"plan-{_hash((_version(), key))}"
+    path = directory / f"{kind.name}-{_hash((_version(), key))}"
     # A file that is not there, or damaged, is as good as none.
     with suppress(Exception):
         known: T = pickle.loads(path.read_bytes())
@@ -53,18 +64,18 @@ def cached(key: object, make: Callable[[], T]) -> T:
         return known
     start = process_time()
     result = make()
-    if process_time() - start >= WORTH:
+    if process_time() - start >= kind.worth:
         # The result is right, also where it cannot be kept.
-        with suppress(CompileError, OSError):
+        with suppress(Exception):
             write_bytes(pickle.dumps(result), path)
-            _remove_old_files(directory)
+            _remove_old_files(directory, kind)
     return result
 
 
-def _remove_old_files(directory: Path) -> None:
-    """Keep the newest `MOST` results."""
-    paths = sorted(directory.glob("plan-*"), key=lambda path: path.stat().st_mtime)
-    for path in paths[:-MOST]:
+def _remove_old_files(directory: Path, kind: Kind) -> None:
+    """Keep the newest results of a kind."""
+    paths = sorted(directory.glob(f"{kind.name}-*"), key=lambda path: path.stat().st_mtime)
+    for path in paths[: -kind.most]:
         path.unlink()
 
 
@@ -72,10 +83,13 @@ def _hash(key: object) -> str:
     return hashlib.sha256(repr(key).encode()).hexdigest()
 
 
-def _version() -> list[tuple[str, int]]:
-    """The files that decide what a program means, and when each was written.
+@cache
+def _version() -> str:
+    """A text for the files that decide what a program means, and when each was written.
 
     While somebody works on this package, its version number does not change.
     """
-    paths = sorted([*PACKAGE.rglob("*.py"), GRAMMAR])
-    return [(str(path), path.stat().st_mtime_ns) for path in paths]
+    paths = [str(GRAMMAR)]
+    for directory, _, names in os.walk(PACKAGE):
+        paths += [os.path.join(directory, name) for name in names if name.endswith(".py")]
+    return _hash([(path, os.stat(path).st_mtime_ns) for path in sorted(paths)])

@@ -1,7 +1,6 @@
 """Writing files that appear whole or not at all."""
 
 import os
-import tempfile
 from pathlib import Path
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
@@ -14,6 +13,9 @@ def write_text(text: str, path: str | Path) -> None:
 
 def write_bytes(content: bytes, path: str | Path) -> None:
     """Write a file, whole or not at all; CompileError when it cannot be written."""
+    # It loads what packs and unpacks archives.
+    import tempfile
+
     path = Path(path)
     temporary = None
     try:

@@ -11,10 +11,11 @@ from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.language import expressions, syntax
 from schedlang.language.arithmetic import multiply, quotient, rest
-from schedlang.language.codegen import Codegen, Itself, variable
+from schedlang.language.codegen import Codegen, variable
 from schedlang.language.faults import Fault
 from schedlang.language.sites import ClaimSite
 from schedlang.language.stages import stage_functions
+from schedlang.language.trees import Itself
 from schedlang.proof.execution import Execution
 from schedlang.ranks.weights import Versions, follow_weights
 from schedlang.schedule.costs import UNIT, Costs
@@ -43,15 +44,14 @@ def check_claims(schedule: Schedule, execution: Execution, given: Costs = UNIT) 
     rank r holds, `staleness` the most updates by which any are behind.
     """
     figures = _Figures(schedule, execution)
-    others = (_TIMES if given.gives_times else frozenset()) | (
-        _AMOUNTS if given.gives_memory else frozenset()
-    )
-    findings = [
-        finding
-        for claim in schedule.claims
-        if not claim.statement.figures & others
-        if (finding := _check(schedule, claim, figures))
-    ]
+    others: frozenset[str] = frozenset()
+    if given.gives_times:
+        others |= _TIMES
+    if given.gives_memory:
+        others |= _AMOUNTS
+    claims = [claim for claim in schedule.claims if not claim.statement.figures & others]
+    checked = [_check(schedule, claim, figures) for claim in claims]
+    findings = [finding for finding in checked if finding is not None]
     if findings:
         raise CompileError(diagnose(schedule, findings))
 
@@ -201,10 +201,11 @@ class _Figures:
         return follow_weights(self._schedule)
 
 
-def _of_rank(name: str, values: Sequence[float], rank: int | None = None) -> float:
-    """A rank's figure, or the highest of all ranks."""
+def _of_rank(name: str, values: Sequence[float], rank: float | None = None) -> float:
+    """A rank's figure, or the highest of all ranks; which rank may be a figure itself."""
     if rank is None:
         return max(values)
-    if not 0 <= rank < len(values):
-        raise Fault("no-such-rank", f"`{name}({rank})`, there are ranks 0 to {len(values) - 1}", 0)
-    return values[rank]
+    if rank not in range(len(values)):
+        message = f"`{name}({rank:g})`, there are ranks 0 to {len(values) - 1}"
+        raise Fault("no-such-rank", message, 0)
+    return values[int(rank)]

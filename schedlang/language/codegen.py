@@ -3,13 +3,23 @@
 The Python of a program is made once and serves all sizes. Names become `v_name`; everything else
 that it calls is a method or function of `schedlang.language.declarations`. Calls that can fail say
 where they stand in the program with their last argument, a location: an index into its spans.
+
+    param ranks = 4                        v_ranks = param('ranks', lambda: 4, 1)
+    rank r {                               def program(v_r, op, held, chunks):
+        let warmup = ranks - 1 - r          v_warmup = ((v_ranks - 1) - v_r)
+        repeat warmup {                     for _ in repeat(v_warmup, 2, 4):
+            F(next)                          op((5, None, None))
+        }
+        for m in 0 .. n / r {               for v_m in count(0, divide_quotient(v_n, v_r, 6), 2, 7):
+            B(m)                             op((8, None, v_m))
+        }
+    }
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
 from types import CodeType
-from typing import Generic, TypeVar
 
 from attrs import define, evolve, field, frozen
 
@@ -19,6 +29,7 @@ from schedlang.language.expressions import references
 from schedlang.language.forms import splits_backward, writes_halves
 from schedlang.language.scopes import BUILTINS, LARGEST
 from schedlang.language.sites import CallSite, ClaimSite, Sites
+from schedlang.language.trees import Itself
 
 _PYTHON = {"/": "//"}
 #: The functions of operations that can fail.
@@ -42,25 +53,6 @@ class Code:
     sites: Sites
 
 
-T = TypeVar("T")
-
-
-class Itself(Generic[T]):
-    """Makes a cache ask for the same object, not for an equal one.
-
-    Trees compare without their spans, but Python for one refers to its own spans.
-    """
-
-    def __init__(self, it: T) -> None:
-        self.it = it
-
-    def __hash__(self) -> int:
-        return id(self.it)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Itself) and other.it is self.it
-
-
 def generate(tree: syntax.Schedule, positive: frozenset[str], notes_variables: bool) -> Code:
     """The Python of a program, where some of its parameters are known to be 1 or more.
 
@@ -77,7 +69,8 @@ def _generate(
 ) -> Code:
     tree = key.it
     codegen = Codegen(positive=positive)
-    codegen.location(tree.name)  # the first location stands for the schedule as a whole
+    # The first location stands for the schedule as a whole.
+    codegen.location(tree.name)
     items = "\n".join(line for item in tree.items for line in codegen.item(item))
     order = next(item for item in tree.items if isinstance(item, syntax.Rank | syntax.Repeated))
     codegen.notes_variables = notes_variables
@@ -179,15 +172,16 @@ class Codegen:
         """An operation; division looks at its divisor and multiplication at its size, unless what
         is known of the right operand makes it safe.
         """
-        operands = self.expression(left), self.expression(right)
-        literal = isinstance(right, expressions.Number) and right.value > 0
-        if operator in _CHECKED and not literal:
+        left_text = self.expression(left)
+        right_text = self.expression(right)
+        is_literal = isinstance(right, expressions.Number) and right.value > 0
+        if operator in _CHECKED and not is_literal:
             location = self.location(node)
             if not 0 < self.bound(right) <= LARGEST:
-                return f"{_CHECKED[operator]}({', '.join(operands)}, {location})"
+                return f"{_CHECKED[operator]}({left_text}, {right_text}, {location})"
         if operator in ("and", "or"):
-            return f"bool({operands[0]} {operator} {operands[1]})"
-        return f"({operands[0]} {_PYTHON.get(operator, operator)} {operands[1]})"
+            return f"bool({left_text} {operator} {right_text})"
+        return f"({left_text} {_PYTHON.get(operator, operator)} {right_text})"
 
     def bound(self, node: syntax.Node) -> int:
         """What an expression that is 1 or more is at most; 0 for one that may be less."""
@@ -230,32 +224,29 @@ class Codegen:
             case syntax.Let() | syntax.Require() | syntax.Assert():
                 return self.statement(item)
             case syntax.Stage():
-                return [f"stages({self.stages(item)})"]
+                return [f"stages({self.stage_line(item)})"]
             case syntax.Pipeline():
                 return [self.pipeline(item)]
             case syntax.Rank() | syntax.Repeated() | syntax.Objective():
                 return []
         return [self.setting(item)]
 
-    def stages(self, item: syntax.Stage) -> str:
-        """How many stages there are and which rank holds each, as arguments."""
+    def stage_line(self, item: syntax.Stage) -> str:
+        """How many stages there are and which rank holds each, as one value."""
         rank = self.function(item.name, item.rank)
-        return (
-            f"{self.bounds(item.range)}, {rank}, {self.location(item)}, {self.location(item.rank)}"
-        )
+        locations = f"{self.location(item)}, {self.location(item.rank)}"
+        return f"stage_line({self.bounds(item.range)}, {rank}, {locations})"
 
     def pipeline(self, item: syntax.Pipeline) -> str:
         """The line of one pipeline, or of several that differ by a number."""
         name = item.name.text
         self.pipelines.add(name)
         share = self.location(item.microbatches)
+        arguments = f"{self.stage_line(item.stage)}, {self.expression(item.microbatches)}"
         if item.number is None:
-            microbatches = self.expression(item.microbatches)
-            arguments = f"{self.stages(item.stage)}, {microbatches}"
             return f"{variable(name)} = pipeline({name!r}, {share}, {arguments})"
         assert item.range
         number = variable(item.number.text)
-        arguments = f"{self.stages(item.stage)}, {self.expression(item.microbatches)}"
         return (
             f"{variable(name)} = pipelines({name!r}, {share}, {self.bounds(item.range)}, "
             f"{self.location(item.range)}, lambda {number}: ({arguments}))"
@@ -274,20 +265,21 @@ class Codegen:
             case syntax.Link(name, number):
                 return f"link({self.function(name, number)}, {self.location(item)})"
             case syntax.Cost(word, stage, value):
-                table = "memory" if isinstance(item, syntax.Memory) else "cost"
+                is_memory = isinstance(item, syntax.Memory)
+                is_per_stage = stage is not None
                 locations = f"{self.location(item)}, {self.location(value)}"
                 return (
-                    f"price({table!r}, {word!r}, {self.function(stage, value)}, "
-                    f"{stage is not None}, {locations})"
+                    f"price({word!r}, {is_memory}, {self.function(stage, value)}, {is_per_stage}, "
+                    f"{locations})"
                 )
             case syntax.Pass(name):
-                return f"change({name!r}, {self.location(item)})"
+                return f"change({name!r}, {self.location(item)}, ())"
             case syntax.Fill(limit):
-                arguments = f", {self.expression(limit)}" if limit else ""
-                return f"change('fill', {self.location(item)}{arguments})"
+                values = f"({self.expression(limit)},)" if limit else "()"
+                return f"change('fill', {self.location(item)}, {values})"
             case syntax.Recompute(_, range):
-                arguments = f"{self.bounds(range)}, {self.location(range)}"
-                return f"change('recompute', {self.location(item)}, {arguments})"
+                values = f"({self.bounds(range)}, {self.location(range)})"
+                return f"change('recompute', {self.location(item)}, {values})"
         raise TypeError(f"not an item: {item}")
 
     # The order
@@ -393,29 +385,31 @@ class Codegen:
         """The line that adds an op to the calls."""
         location = self.location(node)
         values = [self.expression(arg) for arg in args]
+        is_bare = not values
         slices = 1 if self.has_slices else 0
         if word == "U":
-            stage = values[0] if values else "s"
-            bare = not values
+            # A bare `U` is one call for each stage of the rank.
+            stage = "s" if is_bare else values[0]
             values = [stage, "0", *["0"] * slices]
         else:
-            bare = not values
+            # What is left open is at the left: a bare `W` leaves all open, `F(m)` its stage.
             values = values or ["None"] * (1 + slices)
             values = ["None"] * (2 + slices - len(values)) + values
         self.sites[location] = CallSite(
             word,
             names_stage=values[0] != "None",
             is_next=values[1] == "None",
-            is_bare=bare,
+            is_bare=is_bare,
             part=self._part,
             loops=tuple(self._scope.loops),
         )
         call = f"op(({location}, {', '.join(values)}))"
-        return f"for s in held: {call}" if word == "U" and bare else call
+        return f"for s in held: {call}" if word == "U" and is_bare else call
 
     def claim(self, node: syntax.Assert) -> str:
         """The line that keeps a claim with the values of the names that it speaks of."""
         location = self.location(node.condition)
+        # What the condition refers to, and what the functions refer to that it calls.
         values: list[str] = []
         functions: dict[str, syntax.Fn] = {}
         figures: set[str] = set()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from attrs import define, field, frozen
 
@@ -26,11 +26,23 @@ _REMEMBERED = 1 << 16
 #: The parameters of how many there are of something.
 _SIZES = ("ranks", "microbatches", "slices")
 
+T = TypeVar("T")
 RankOf = Callable[[int], int]
 
 
 class _NotPositive(Exception):
     """A parameter is not 1 or more, as the text of the program took it to be."""
+
+
+@frozen
+class StageLine:
+    """`stage s in start .. stop on …`: the rank of each stage."""
+
+    start: int
+    stop: int
+    rank_of: RankOf
+    location: int
+    rank_location: int
 
 
 @frozen
@@ -58,7 +70,8 @@ class Change:
 class _Weights:
     """A line about the weights of some stages, `start` up to `stop`, or of all."""
 
-    rule: WeightRule
+    name: str
+    delay: int
     start: int
     stop: int | None
     range_location: int
@@ -126,14 +139,16 @@ class Declarations:
             "own_stage": self.own_stage,
             "repeated_part": self.repeated_part,
             "param": self.param,
+            "stage_line": StageLine,
             "stages": self.only_pipeline,
             "pipeline": self.pipeline,
             "pipelines": self.numbered_pipelines,
-            "weights": self.weights,
-            "skip": self.skip,
             "link": self.link,
-            "price": self.price,
-            "change": self.change,
+            # These wait until it is known how many stages there are, or until the order is there.
+            "weights": _keeper(self._weights, _Weights),
+            "skip": _keeper(self._skips, _Skips),
+            "price": _keeper(self.prices, Price),
+            "change": _keeper(self.changes, Change),
         }
 
     @property
@@ -174,22 +189,14 @@ class Declarations:
             raise Fault("missing-part", f"`param {name}` stands below this line", location, help)
         return self.params[name]
 
-    def only_pipeline(
-        self,
-        start: int,
-        stop: int,
-        rank_of: RankOf,
-        location: int,
-        rank_location: int,
-    ) -> None:
+    def only_pipeline(self, line: StageLine) -> None:
         """Lay out the stages of a schedule that has one pipeline, which runs all microbatches."""
-        share = self.size("microbatches", location)
-        self._lay_out("", start, stop, rank_of, location, rank_location, share)
+        self._lay_out("", line, self.size("microbatches", line.location))
 
-    def pipeline(self, name: str, share: int, *stages: Any) -> Stages:
+    def pipeline(self, name: str, share: int, line: StageLine, microbatches: int) -> Stages:
         """Lay out one of several pipelines, with a name of its own."""
         self._share = share
-        return self._lay_out(name, *stages)
+        return self._lay_out(name, line, microbatches)
 
     def numbered_pipelines(
         self,
@@ -198,106 +205,63 @@ class Declarations:
         start: int,
         stop: int,
         location: int,
-        stages_of: Callable[[int], tuple[Any, ...]],
+        pipeline_of: Callable[[int], tuple[StageLine, int]],
     ) -> NumberedStages:
         """Lay out pipelines that differ by a number, which counts from 0."""
         if start != 0 or stop < 1:
-            raise Fault(
-                "pipelines",
-                f"the pipelines are {start} .. {stop}, they must start from 0",
-                location,
-            )
+            message = f"the pipelines are {start} .. {stop}, they must start from 0"
+            raise Fault("pipelines", message, location)
         self._share = share
-        return NumberedStages(
-            tuple(
-                self._lay_out(f"{name}({number})", *stages_of(number))
-                for number in self.count(0, stop, 1, location)
-            )
-        )
+        pipelines = [
+            self._lay_out(f"{name}({number})", *pipeline_of(number))
+            for number in self.count(0, stop, 1, location)
+        ]
+        return NumberedStages(tuple(pipelines))
 
-    def _lay_out(
-        self,
-        name: str,
-        start: int,
-        stop: int,
-        rank_of: RankOf,
-        location: int,
-        rank_location: int,
-        microbatches: int,
-    ) -> Stages:
+    def _lay_out(self, name: str, line: StageLine, microbatches: int) -> Stages:
         """Lay out the stages of a pipeline."""
-        self._check_pipeline(name, start, stop, microbatches, location)
-        self._placed = rank_location
-        ranks = self.size("ranks", location)
+        self._check_pipeline(name, line, microbatches)
+        self._placed = line.rank_location
+        ranks = self.size("ranks", line.location)
         first = len(self.placement)
-        for stage in self.count(start, stop, 1, location):
-            rank = int(rank_of(stage))
+        for stage in self.count(line.start, line.stop, 1, line.location):
+            rank = int(line.rank_of(stage))
             if not 0 <= rank < ranks:
                 message = f"stage {stage} is on rank {rank}, there are ranks 0 to {ranks - 1}"
-                raise Fault("no-such-rank", message, rank_location)
+                raise Fault("no-such-rank", message, line.rank_location)
             self.placement.append(rank)
-        self.pipelines.append(Pipeline(name, first, first + stop, microbatches))
-        return Stages(first, stop)
+        self.pipelines.append(Pipeline(name, first, first + line.stop, microbatches))
+        return Stages(first, line.stop)
 
-    def _check_pipeline(
-        self, name: str, start: int, stop: int, microbatches: int, location: int
-    ) -> None:
+    def _check_pipeline(self, name: str, line: StageLine, microbatches: int) -> None:
         """A fault for stages that do not count from 0, or are not those of the other pipelines."""
-        if start != 0 or stop < 1:
-            raise Fault(
-                "placement", f"the stages are {start} .. {stop}, they must start from 0", location
-            )
+        location = line.location
+        if line.start != 0 or line.stop < 1:
+            message = f"the stages are {line.start} .. {line.stop}, they must start from 0"
+            raise Fault("placement", message, location)
         if self.pipelines and not (name and self.pipelines[0].name):
-            raise Fault(
-                "repeated-part",
-                "a schedule has one `stage` line, or pipelines with one each",
-                location,
-            )
+            message = "a schedule has one `stage` line, or pipelines with one each"
+            raise Fault("repeated-part", message, location)
         if microbatches < 1:
-            raise Fault(
-                "pipelines",
-                f"the pipeline runs {microbatches} microbatches, it must run 1 or more",
-                location,
-            )
-        if self.pipelines and stop != self.pipelines[0].stop:
-            message = (
-                f"the pipeline has {counted(stop, 'stage')}, the first one has "
-                f"{self.pipelines[0].stop}"
-            )
-            raise Fault(
-                "pipelines", message, location, "pipelines are replicas of one model: cut all alike"
-            )
-
-    def weights(
-        self,
-        name: str,
-        updates: int,
-        start: int,
-        stop: int | None,
-        range_location: int,
-        location: int,
-    ) -> None:
-        """Keep a line about weights until it is known how many stages there are."""
-        rule = WeightRule(name, updates)
-        self._weights.append(_Weights(rule, start, stop, range_location, location))
+            message = f"the pipeline runs {microbatches} microbatches, it must run 1 or more"
+            raise Fault("pipelines", message, location)
+        if self.pipelines and line.stop != self.pipelines[0].stop:
+            has = counted(line.stop, "stage")
+            message = f"the pipeline has {has}, the first one has {self.pipelines[0].stop}"
+            help = "pipelines are replicas of one model: cut all alike"
+            raise Fault("pipelines", message, location, help)
 
     def weight_rules(self, layout: Layout) -> tuple[WeightRule, ...]:
         """The rule of every stage; a later line overrides an earlier one."""
         rules = [WeightRule()] * len(layout.placement) if self._weights else []
         for line in self._weights:
-            if line.rule.delay < 0:
-                message = f"weights delayed by {line.rule.delay} updates, it must be 0 or more"
+            if line.delay < 0:
+                message = f"weights delayed by {line.delay} updates, it must be 0 or more"
                 raise Fault("weight-version", message, line.location)
             stop = len(rules) if line.stop is None else line.stop
             for stage in stage_range(line.start, stop, len(rules), line.range_location):
-                rules[stage] = line.rule
+                rules[stage] = WeightRule(line.name, line.delay)
         return tuple(rules)
-
-    def skip(
-        self, start: int, stop: int, ends: Callable[[int], tuple[int, int]], location: int
-    ) -> None:
-        """Keep a line about skips until it is known how many stages there are."""
-        self._skips.append(_Skips(start, stop, ends, location))
 
     def skips(self) -> tuple[tuple[int, int], ...]:
         """The earlier and the later stage of every skip, as all pipelines have them."""
@@ -318,24 +282,6 @@ class Declarations:
         """Say which link to the host each rank's copies take."""
         ranks = self.count(0, self.size("ranks", location), 1, location)
         self._links = tuple(map(int, map(number_of, ranks)))
-
-    def price(
-        self,
-        table: str,
-        word: str,
-        of: Callable[..., int],
-        is_per_stage: bool,
-        location: int,
-        value_location: int,
-    ) -> None:
-        """Keep a cost or an amount of memory until it is known how many stages there are."""
-        self.prices.append(
-            Price(word, table == "memory", of, is_per_stage, location, value_location)
-        )
-
-    def change(self, name: str, location: int, *values: int) -> None:
-        """Keep a pass until the order is there."""
-        self.changes.append(Change(name, location, values))
 
     def layout(self) -> Layout:
         """What the items have laid out; by default, one stage on each rank."""
@@ -390,9 +336,8 @@ class Declarations:
         interval = self.names["interval"]()
         location = self.sites.interval
         if interval < 1:
-            raise Fault(
-                "block", f"the block repeats every {interval} slots, it must be 1 or more", location
-            )
+            message = f"the block repeats every {interval} slots, it must be 1 or more"
+            raise Fault("block", message, location)
         together = len(self.order.microbatches)
         microbatches = max(pipeline.microbatches for pipeline in layout.pipelines)
         return [
@@ -424,11 +369,8 @@ class Declarations:
         self._counted.add(location)
         self.steps -= (stop - start) * weight
         if self.steps < 0:
-            raise Fault(
-                "too-many-ops",
-                f"the program has more than {MOST_STEPS:,} loop rounds and ops",
-                location,
-            )
+            message = f"the program has more than {MOST_STEPS:,} loop rounds and ops"
+            raise Fault("too-many-ops", message, location)
         return range(start, stop)
 
     def empty_ranges(self) -> dict[int, tuple[int, int]]:
@@ -446,6 +388,15 @@ class Declarations:
         if rounds < 0:
             raise Fault("negative-repeat", f"`repeat` {rounds} times", location)
         return self.count(0, rounds, weight, location)
+
+
+def _keeper(kept: list[T], make: Callable[..., T]) -> Callable[..., None]:
+    """A function that keeps what a line of the program says."""
+
+    def keep(*values: Any) -> None:
+        kept.append(make(*values))
+
+    return keep
 
 
 def declare(tree: syntax.Schedule, given: Mapping[str, int]) -> Declarations:

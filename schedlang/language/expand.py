@@ -12,7 +12,6 @@ from attrs import define, field
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label, Source
 from schedlang.language import syntax
-from schedlang.language.codegen import Itself
 from schedlang.language.declarations import (
     Change,
     Declarations,
@@ -25,8 +24,8 @@ from schedlang.language.pricing import program_costs, program_objective
 from schedlang.language.record import Calls, Drawing, draw, make_stream, record
 from schedlang.language.scopes import nearest
 from schedlang.language.stages import stage_range
+from schedlang.language.trees import Itself
 from schedlang.language.variables import trace
-from schedlang.passes import fill_weights, fill_within, recompute, reorder, squeeze
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.findings import ranks_text
@@ -236,12 +235,16 @@ def _diagnostic(source: Source, declared: Declarations, group: list[Met]) -> Dia
     if len(group) > 1:
         others = [met.rank for met in group[1:] if met.rank is not None]
         notes.append(f"and on {ranks_text(others)}")
-    label = Label(declared.spans[fault.location])
-    return Diagnostic(fault.code, fault.message, (label,), source, tuple(notes), fault.help)
+    labels = {fault.location: "", **fault.labels}
+    places = tuple(Label(declared.spans[location], text) for location, text in labels.items())
+    return Diagnostic(fault.code, fault.message, places, source, tuple(notes), fault.help)
 
 
 def _changed(schedule: Schedule, change: Change) -> Schedule:
     """The schedule after a pass."""
+    # Most programs have none, and they are a lot to load.
+    from schedlang.passes import fill_weights, fill_within, recompute, reorder, squeeze
+
     if schedule.stream:
         message = "a pass changes the order of one update: `steady` has none"
         raise Fault("pass", message, change.location)
@@ -252,19 +255,17 @@ def _changed(schedule: Schedule, change: Change) -> Schedule:
             case "reorder", _:
                 return reorder(schedule)
             case "recompute", (start, stop, location):
-                return recompute(
-                    schedule, stage_range(start, stop, len(schedule.placement), location)
-                )
+                stages = stage_range(start, stop, len(schedule.placement), location)
+                return recompute(schedule, stages)
             case "fill", (limit,):
-                return _filled_within(schedule, limit, change.location)
+                return _filled(fill_within(schedule, limit), limit, change.location)
         return fill_weights(schedule)
     except ValueError as error:
         raise Fault("pass", f"the ops cannot be moved: {error}", change.location) from None
 
 
-def _filled_within(schedule: Schedule, limit: int, location: int) -> Schedule:
-    """The schedule with its weight gradients filled in, where there is an order for the limit."""
-    filled = fill_within(schedule, limit)
+def _filled(filled: Schedule | None, limit: int, location: int) -> Schedule:
+    """The schedule with its weight gradients filled in, if there is an order for the limit."""
     if filled is None:
         help = "give it more, or write an order that holds less"
         raise Fault("memory", f"no order was found that holds at most {limit}", location, help)

@@ -5,26 +5,47 @@ Fields stand in the order of the rule's parts. Trees compare without their place
 
 from __future__ import annotations
 
+from typing import Any
+
 from attrs import field, frozen
 
 from schedlang.diagnostics.source import Span
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Node:
-    """A piece of a program; `span` is its place in the text."""
+    """A piece of a program; `span` is its place in the text.
 
-    span: Span = field(kw_only=True, eq=False, repr=False)
+    How nodes compare and print is written here once: attrs would make it for each of the classes,
+    which would take longer than to load the modules that they are in.
+    """
+
+    span: Span = field(kw_only=True)
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The values of all fields but the span."""
+        names: tuple[str, ...] = self.__match_args__
+        return tuple(getattr(self, name) for name in names)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.parts == other.parts
+
+    def __hash__(self) -> int:
+        return hash((type(self), self.parts))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(map(repr, self.parts))})"
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Name(Node):
     """A name where it is given: of a parameter, a variable, a function."""
 
     text: str
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Conditional(Node):
     """`if condition then value else other`."""
 
@@ -33,7 +54,7 @@ class Conditional(Node):
     other: Node
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Binary(Node):
     """Two operands and an operator, as it is written."""
 
@@ -42,7 +63,7 @@ class Binary(Node):
     right: Node
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Unary(Node):
     """`-operand` or `not operand`."""
 
@@ -50,21 +71,21 @@ class Unary(Node):
     operand: Node
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Number(Node):
     """A whole number."""
 
     value: int
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Reference(Node):
     """A name where it is used."""
 
     name: str
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Call(Node):
     """`name(args)`."""
 
@@ -72,12 +93,12 @@ class Call(Node):
     args: tuple[Node, ...]
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Next(Node):
     """`next`, as an argument of an op: the next microbatch that this rank has not done yet."""
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class OwnStage(Node):
     """`stage(number)`: the stage that a rank holds as its chunk of this number."""
 

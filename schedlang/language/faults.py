@@ -3,21 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 
 from attrs import frozen
 
 from schedlang.language.scopes import LARGEST
 
+NO_LABELS: Mapping[int, str] = MappingProxyType({})
+
 
 class Fault(Exception):
-    """A mistake met while a program runs; `location` is an index into the program's spans."""
+    """A mistake met while a program runs; `location` is an index into the program's spans.
 
-    def __init__(self, code: str, message: str, location: int, help: str | None = None) -> None:
+    `labels` say what is at that location, and at others.
+    """
+
+    def __init__(
+        self,
+        code: str,
+        message: str,
+        location: int,
+        help: str | None = None,
+        labels: Mapping[int, str] = NO_LABELS,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.location = location
         self.help = help
+        self.labels = labels
 
 
 @frozen

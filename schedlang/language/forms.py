@@ -26,9 +26,12 @@ def writes_halves(tree: syntax.Schedule, words: Collection[str]) -> bool:
 
 def _is_word(node: syntax.Node, word: str) -> bool:
     """Whether a node is an op with some word, or a cost or an amount of memory of it."""
-    return (isinstance(node, syntax.Op) and node.kind == word) or (
-        isinstance(node, syntax.Cost) and node.word == word
-    )
+    match node:
+        case syntax.Op(kind):
+            return kind == word
+        case syntax.Cost(of):
+            return of == word
+    return False
 
 
 def old_forms(source: Source, tree: syntax.Schedule) -> list[Diagnostic]:
@@ -37,14 +40,14 @@ def old_forms(source: Source, tree: syntax.Schedule) -> list[Diagnostic]:
 
     def warn(message: str, locations: Iterable[syntax.Node], help: str) -> None:
         labels = [Label(node.span) for node in locations]
-        if labels:
-            more = counted(len(labels) - 1, "more place")
-            notes = (f"and in {more}",) if len(labels) > 1 else ()
-            warnings.append(
-                Diagnostic(
-                    "old-form", message, (labels[0],), source, notes, help, severity="warning"
-                )
-            )
+        if not labels:
+            return
+        more = counted(len(labels) - 1, "more place")
+        notes = (f"and in {more}",) if len(labels) > 1 else ()
+        first = (labels[0],)
+        warnings.append(
+            Diagnostic("old-form", message, first, source, notes, help, severity="warning")
+        )
 
     nodes = list(syntax.walk(tree))
     words = {node.kind for node in nodes if isinstance(node, syntax.Op)}

@@ -9,7 +9,7 @@ from schedlang.diagnostics.source import Label, Source
 from schedlang.files.package import GALLERY
 from schedlang.files.reading import read_source
 from schedlang.language import syntax
-from schedlang.language.parser import parse, parse_items
+from schedlang.language.trees import items_of, tree_of, with_items
 
 
 def load(source: Source) -> tuple[Source, syntax.Schedule]:
@@ -19,12 +19,12 @@ def load(source: Source) -> tuple[Source, syntax.Schedule]:
     A file is found beside the one that imports it, or else in the gallery; what is imported already
     stays as it is. CompileError for a file that is not there, or not a list of items.
     """
-    tree = parse(source)
+    tree = tree_of(source)
     if not any(isinstance(item, syntax.Import) for item in tree.items):
         return source, tree
     loading = _Loading(source, {Path(source.path).resolve()})
     items = loading.splice(tree.items, Path(source.path).parent)
-    return loading.source, evolve(tree, items=tuple(items))
+    return loading.source, with_items(tree, items)
 
 
 @define
@@ -43,22 +43,19 @@ class _Loading:
 
     def imported(self, item: syntax.Import, folder: Path) -> list[syntax.Node]:
         """The items of the file that an import names."""
-        path = next(
-            (where / item.file for where in (folder, GALLERY) if (where / item.file).is_file()),
-            None,
-        )
+        candidates = (folder / item.file, GALLERY / item.file)
+        path = next((path for path in candidates if path.is_file()), None)
         if path is None:
             help = f"it is looked for in `{folder}`, then in the gallery"
             message = f"there is no file `{item.file}` to import"
-            raise CompileError(
-                [Diagnostic("import", message, (Label(item.span),), self.source, help=help)]
-            )
+            label = Label(item.span)
+            raise CompileError([Diagnostic("import", message, (label,), self.source, help=help)])
         if path.resolve() in self.files:
             return []
         self.files.add(path.resolve())
+        # All texts are one, so that a span of two numbers is a place in any of the files.
         start = len(self.source.text) + 1
         text = f"{self.source.text}\n{read_source(path).text}"
-        self.source = evolve(
-            self.source, text=text, imports=(*self.source.imports, (str(path), start))
-        )
-        return self.splice(parse_items(self.source, start), path.parent)
+        imports = (*self.source.imports, (str(path), start))
+        self.source = evolve(self.source, text=text, imports=imports)
+        return self.splice(items_of(self.source, start), path.parent)

@@ -9,19 +9,10 @@ from schedlang.diagnostics.source import Label, Source
 from schedlang.language import expressions, syntax
 from schedlang.language.scopes import Declared, Scopes, nearest
 
-#: How many arguments an op takes; a bare `W` is the oldest one owed, a bare `U` all stages of the
-#: rank.
-_OP_ARGS = {
-    "F": (1, 2),
-    "B": (1, 2),
-    "BW": (1, 2),
-    "I": (1, 2),
-    "W": (0, 2),
-    "R": (1, 2),
-    "U": (0, 1),
-    "offload": (1, 2),
-    "reload": (1, 2),
-}
+#: How many arguments an op takes: a microbatch, and before it a stage.
+_ARGUMENTS = (1, 2)
+#: Ops that need none: a bare `W` is the oldest one owed, a bare `U` all stages of the rank.
+_MAY_BE_BARE = {"W": (0, 2), "U": (0, 1)}
 
 #: What an `objective` can be: figures of a timeline.
 OBJECTIVES = ("makespan", "span")
@@ -124,17 +115,14 @@ class _Checker(Scopes):
             case syntax.If(condition, then, otherwise):
                 self.expression(condition, scope)
                 self.block(then.statements, dict(scope))
-                if otherwise is not None:
-                    inner = (
-                        otherwise.statements
-                        if isinstance(otherwise, syntax.Block)
-                        else (otherwise,)
-                    )
-                    self.block(inner, dict(scope))
+                if isinstance(otherwise, syntax.Block):
+                    self.block(otherwise.statements, dict(scope))
+                elif otherwise is not None:
+                    self.block((otherwise,), dict(scope))
             case syntax.Op(kind, args):
-                self.op(node, kind, args, _OP_ARGS[kind], scope)
+                self.op(node, kind, args, _MAY_BE_BARE.get(kind, _ARGUMENTS), scope)
             case syntax.Transfer(direction, passed, args):
-                self.op(node, f"{direction} {passed}", args, (1, 2), scope)
+                self.op(node, f"{direction} {passed}", args, _ARGUMENTS, scope)
             case syntax.Exchange(parts) | syntax.Overlap(parts):
                 self.block(parts, scope)
             case syntax.Part(_, body):

@@ -1,6 +1,6 @@
 """Program text → syntax tree."""
 
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 from lark import Lark, Token, Transformer
@@ -42,6 +42,18 @@ _SHOWN = {
     "$END": "the end of the file",
 }
 _MOST_EXPECTED = 5
+#: By the keyword that begins it, how an item with several parts is written.
+FORMS = {
+    "BLOCK": "block m every 3 { … }",
+    "COST": "cost B(s) = 2 + s",
+    "FN": "fn half(n) = n / 2",
+    "FOR": "for m in 0 .. microbatches { … }",
+    "LINK": "link r on r / 2",
+    "MEMORY": "memory F = 2",
+    "PIPELINE": "pipeline down runs microbatches stage s in 0 .. ranks on s",
+    "SKIP": "skip s in 0 .. 3 from s to 7 - s",
+    "WEIGHTS": "weights delay 1 on 0 .. ranks",
+}
 #: Keywords that can be names as well: where a name is expected, they are not worth telling.
 _WORDS = frozenset(
     {
@@ -64,8 +76,6 @@ _WORDS = frozenset(
 )
 
 
-# Whoever looks for a size or a parameter compiles one program many times.
-@lru_cache(8)
 def parse(source: Source) -> syntax.Schedule:
     """The program's syntax tree; CompileError at the first place where the text is not a
     program.
@@ -179,7 +189,21 @@ def _syntax_error(source: Source, error: UnexpectedInput, start: int) -> Diagnos
         f"{message}{f', expected {expected}' if expected else ''}",
         (Label(Span(at, end)),),
         source,
+        help=_form(error),
     )
+
+
+def _form(error: UnexpectedInput) -> str | None:
+    """How the item in which the text stops being a program is written, where that helps."""
+    if not isinstance(error, UnexpectedToken) or error.interactive_parser is None:
+        return None
+    # The parser's stack has the tokens of what is not finished, the innermost last.
+    for part in reversed(error.interactive_parser.parser_state.value_stack):
+        if isinstance(part, Token) and part.type in FORMS:
+            return f"write it as in `{FORMS[part.type]}`"
+        if part in ("{", "("):
+            break
+    return None
 
 
 def _expected(error: UnexpectedInput) -> str:

@@ -9,22 +9,12 @@ from schedlang.language.faults import Fault
 from schedlang.language.names import OBJECTIVES, OLD_OBJECTIVES
 from schedlang.language.sites import Sites
 from schedlang.schedule.costs import Costs
+from schedlang.schedule.kinds import OPS
 
 #: The field of `Costs` that an op's word means; in a program that splits backwards and does not
 #: write `I`, `B` is the input half.
-_FIELDS = {
-    "F": "forward",
-    "B": "backward",
-    "BW": "backward",
-    "I": "input",
-    "W": "weight",
-    "R": "recompute",
-    "U": "update",
-    "send": "p2p",
-    "offload": "offload",
-    "reload": "reload",
-    "overlap": "overlap",
-}
+_FIELDS = {op.word: op.cost for op in OPS.values()}
+_FIELDS |= {"BW": "backward", "send": "p2p", "overlap": "overlap"}
 
 
 def program_costs(prices: Iterable[Price], stages: int, sites: Sites) -> Costs:
@@ -36,9 +26,10 @@ def program_costs(prices: Iterable[Price], stages: int, sites: Sites) -> Costs:
     for price in prices:
         name = "input" if is_half and price.word == "B" else _FIELDS[price.word]
         name += "_memory" if price.is_memory else ""
-        values = (
-            [price.of(stage) for stage in range(stages)] if price.is_per_stage else [price.of()]
-        )
+        if price.is_per_stage:
+            values = [price.of(stage) for stage in range(stages)]
+        else:
+            values = [price.of()]
         if name in costs:
             same = not is_half and price.word in ("B", "BW")
             help = "where `B` is a whole backward, `B` and `BW` are one" if same else None

@@ -4,6 +4,12 @@ Wherever the program comes to an op, it appends to one list where the op is writ
 the program's spans), its stage and its microbatch; None stands for what the program leaves open.
 Here each column is completed and checked as a whole. A rank's order ends before its first wrong
 call, whatever is wrong with it.
+
+    the program    F(next)     F(next)     B(next)     B(next)
+    calls          5 . .       5 . .       7 . .       7 . .
+    stages         5 2 .       5 2 .       7 2 .       7 2 .      the only stage of the rank
+    microbatches   5 2 0       5 2 1       7 2 0       7 2 1      the next ones of each op
+    actions        2F0         2F1         2B0         2B1
 """
 
 from array import array
@@ -15,9 +21,8 @@ from attrs import define, field
 
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
-from schedlang.passes.slots import WIDTH
 from schedlang.schedule.actions import NO_MICROBATCH, Actions, word
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Stream
 
@@ -56,21 +61,25 @@ class Order:
 
     def first(self, locations: frozenset[int]) -> int | None:
         """The first call that is written at one of some locations."""
-        return next(
-            (index for index, location in enumerate(self.locations) if location in locations), None
-        )
+        # Most programs have no such locations, and a rank may have a million calls.
+        if not locations:
+            return None
+        calls = enumerate(self.locations)
+        return next((index for index, location in calls if location in locations), None)
 
     def name_microbatches(self) -> None:
         """Check that the ops of a stream name their microbatch."""
-        if self.sites.unnumbered and (index := self.first(self.sites.unnumbered)) is not None:
-            site = self.sites.ops[self.locations[index]]
-            message = (
-                f"`{site.word}` does not name its microbatch: in `{site.part}` it is counted "
-                "from the update's first"
-            )
-            help = f"write `{site.word}(m)`, or `{site.word}(s, m)`"
-            fault = Fault("which-microbatch", message, self.locations[index], help)
-            self.end_before(index, fault)
+        index = self.first(self.sites.unnumbered)
+        if index is None:
+            return
+        site = self.sites.ops[self.locations[index]]
+        message = (
+            f"`{site.word}` does not name its microbatch: in `{site.part}` it is counted from the "
+            "update's first"
+        )
+        help = f"write `{site.word}(m)`, or `{site.word}(s, m)`"
+        fault = Fault("which-microbatch", message, self.locations[index], help)
+        self.end_before(index, fault)
 
     def name_stages(self) -> None:
         """Fill in the stage of ops that mean the only one of their rank, and check the others."""
@@ -94,18 +103,12 @@ class Order:
     def count_slices(self, slices: Sequence[int | None]) -> None:
         """Check the slices, and number them through all microbatches."""
         most = self.layout.slices
-        index = next(
-            (
-                index
-                for index, number in enumerate(slices[: len(self.locations)])
-                if number is not None and not 0 <= number < most
-            ),
-            None,
-        )
-        if index is not None:
-            op = self.word(index)
-            fault = wrong_slice(self.layout, op, slices[index] or 0, self.locations[index])
-            self.end_before(index, fault)
+        for index, location in enumerate(self.locations):
+            number = slices[index]
+            if number is not None and not 0 <= number < most:
+                fault = wrong_slice(self.layout, self.word(index), number, location)
+                self.end_before(index, fault)
+                break
         self.microbatches = [
             microbatch if number is None else microbatch * most + number
             for microbatch, number in zip(self.microbatches, slices, strict=False)
@@ -116,6 +119,8 @@ class Order:
         sites = self.sites
         if not sites.takes_next:
             return
+        # Where an op and stage either name all their microbatches or none, `next` is a count. Else
+        # those that the program names must be left out.
         if sites.is_mixed:
             numbers = list(self._first_free())
             has_too_many = True
@@ -182,6 +187,8 @@ class Order:
         takes_oldest = self.sites.takes_oldest
         kinds = self.sites.kinds
         halves = self.sites.halves
+        # For each stage the microbatches that are owed, each with the call of its `I`: in a
+        # dictionary, so that one which a `W` names is found as well as the oldest.
         owed: dict[int, OrderedDict[int, int]] = {stage: OrderedDict() for stage in self.held}
         waiting = [index for index, location in enumerate(self.locations) if location in halves]
         for index in waiting:
@@ -194,7 +201,7 @@ class Order:
                 owed[stage].pop(self.microbatches[index], None)
                 continue
             named = self.held if self.sites.ops[location].is_bare else (stage,)
-            oldest = [(next(iter(owed[one].values())), one) for one in named if owed[one]]
+            oldest = [(next(iter(owed[stage].values())), stage) for stage in named if owed[stage]]
             if not oldest:
                 of = "" if self.sites.ops[location].is_bare else f" of stage {stage}"
                 message = f"`W`, but no weight gradient{of} is owed here"
@@ -223,8 +230,8 @@ class Order:
 
     def check_copies(self) -> None:
         """Check that copies to the host are issued alone."""
-        copies = self.sites.copies_in_batch
-        if copies and (index := self.first(copies)) is not None:
+        index = self.first(self.sites.copies_in_batch)
+        if index is not None:
             op = self.word(index)
             message = f"`{op}` goes on beside what follows by itself: it stands alone"
             self.end_before(index, Fault("overlap", message, self.locations[index]))
@@ -351,7 +358,7 @@ class Drawing:
 
     def sort(self) -> None:
         """Put the ops in the order of their slots; what takes no time comes first in its slot."""
-        self.rows.sort(key=lambda row: (row[0], WIDTH[row[1]] > 0))
+        self.rows.sort(key=lambda row: (row[0], OPS[row[1]].slots > 0))
 
     def actions(self) -> Actions:
         """The actions in the order of their slots; two in one slot are a fault."""
@@ -359,12 +366,13 @@ class Drawing:
         free = 0
         for slot, kind, stage, microbatch, location, _ in self.rows:
             if slot < free:
-                message = (
-                    f"`{actions.word(len(actions) - 1)}` and `{word(kind, stage, microbatch)}` "
-                    f"collide on rank {self.rank} in slot {slot}"
-                )
-                raise Fault("collision", message, location)
-            free = slot + WIDTH[kind]
+                earlier = actions.word(len(actions) - 1)
+                later = word(kind, stage, microbatch)
+                message = f"`{earlier}` and `{later}` collide on rank {self.rank} in slot {slot}"
+                labels = {actions.source[-1]: f"`{earlier}`, until slot {free - 1}"}
+                labels[location] = f"`{later}`, from slot {slot}"
+                raise Fault("collision", message, location, labels=labels)
+            free = slot + OPS[kind].slots
             actions.add(kind, stage, microbatch, location)
         return actions
 

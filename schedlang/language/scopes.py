@@ -137,24 +137,22 @@ class Scopes:
         elif name.text in BUILTINS:
             least, most = BUILTINS[name.text]
         else:
-            known = [*BUILTINS, *(name for name, known in scope.items() if known.arity is not None)]
-            below = (
-                "it is declared below: move it above this line"
-                if name.text in self.functions
-                else None
-            )
-            help = below or nearest(name.text, known)
+            if name.text in self.functions:
+                help: str | None = "it is declared below: move it above this line"
+            else:
+                functions = [known for known in scope if scope[known].arity is not None]
+                help = nearest(name.text, [*BUILTINS, *functions])
             self.report(
                 "unknown-name", f"no function `{name.text}` in scope", Label(name.span), help=help
             )
             return
         if not least <= count <= most:
-            takes = (
-                f"{least} to {most} arguments"
-                if least < most < _ANY
-                else counted(least, "argument")
-            )
-            takes += " or more" if least < most == _ANY else ""
+            if least == most:
+                takes = counted(least, "argument")
+            elif most == _ANY:
+                takes = f"{counted(least, 'argument')} or more"
+            else:
+                takes = f"{least} to {most} arguments"
             self.report(
                 "wrong-arguments",
                 f"`{name.text}` with {counted(count, 'argument')}, it takes {takes}",

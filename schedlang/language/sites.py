@@ -9,25 +9,13 @@ from functools import cached_property
 from attrs import frozen
 
 from schedlang.language import syntax
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.actions import is_copy
+from schedlang.schedule.kinds import MAKERS, OPS, TRANSFERS, Kind
 
-#: The kinds of ops by their words in a program.
-_KINDS = {
-    "F": Kind.F,
-    "B": Kind.B,
-    "BW": Kind.B,
-    "I": Kind.I,
-    "W": Kind.W,
-    "R": Kind.R,
-    "U": Kind.U,
-    "offload": Kind.OFFLOAD,
-    "reload": Kind.RELOAD,
-    "send F": Kind.SEND_F,
-    "recv F": Kind.RECV_F,
-    "send B": Kind.SEND_B,
-    "recv B": Kind.RECV_B,
-}
-_BACKWARDS = ("B", "BW", "I")
+#: The kinds of action by their words in a program; `BW` is the older word for a whole backward.
+_KINDS = {OPS[kind].word: Kind(kind) for kind in OPS}
+_KINDS |= {TRANSFERS[kind].word: Kind(kind) for kind in TRANSFERS}
+_KINDS |= {"BW": Kind.B}
 
 
 @frozen
@@ -92,7 +80,7 @@ class Sites:
     def counted_as(self) -> dict[int, str]:
         """The word under which `next` counts each op: backwards are counted together."""
         return {
-            location: "B" if site.word in _BACKWARDS else site.word
+            location: "B" if _KINDS[site.word] in MAKERS[Kind.B] else site.word
             for location, site in self.ops.items()
         }
 
@@ -134,7 +122,7 @@ class Sites:
     @cached_property
     def copies_in_batch(self) -> frozenset[int]:
         """Copies to the host within an `overlap`, where they cannot be."""
-        return self._where(lambda site: site.batch > 0 and site.word in ("offload", "reload"))
+        return self._where(lambda site: site.batch > 0 and is_copy(_KINDS[site.word]))
 
     @cached_property
     def batches(self) -> dict[int, int]:

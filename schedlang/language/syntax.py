@@ -15,9 +15,7 @@ from schedlang.language.expressions import Node as Node
 def walk(node: Node) -> Iterator[Node]:
     """A node and all within it; what stands around others comes first."""
     yield node
-    names: tuple[str, ...] = node.__match_args__  # all fields but the span
-    for name in names:
-        value = getattr(node, name)
+    for value in node.parts:
         if isinstance(value, Node):
             yield from walk(value)
         elif isinstance(value, tuple):
@@ -25,7 +23,7 @@ def walk(node: Node) -> Iterator[Node]:
                 yield from walk(child)
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Schedule(Node):
     """A whole program."""
 
@@ -33,7 +31,7 @@ class Schedule(Node):
     items: tuple[Node, ...]
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Param(Node):
     """`param name = default`, or the user must give it; `ranks`, `microbatches`, `slices` say how
     many there are.
@@ -43,7 +41,7 @@ class Param(Node):
     default: Node | None
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Require(Node):
     """`require condition, "reason"`: what must hold of the parameters."""
 
@@ -51,14 +49,14 @@ class Require(Node):
     reason: str | None
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Import(Node):
     """`import "file"`: the items of another file, in place of this one."""
 
     file: str
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Let(Node):
     """`let name = value`."""
 
@@ -66,7 +64,7 @@ class Let(Node):
     value: Node
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Fn(Node):
     """`fn name(params) = body`."""
 
@@ -75,7 +73,7 @@ class Fn(Node):
     body: Node
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Range(Node):
     """`start .. stop`, without `stop`."""
 
@@ -83,7 +81,7 @@ class Range(Node):
     stop: Node
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Stage(Node):
     """`stage name in range on rank`: how many stages there are, and which rank holds each."""
 
@@ -92,7 +90,7 @@ class Stage(Node):
     rank: Node
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Pipeline(Node):
     """`pipeline name runs microbatches stage …`: one of several pipelines; `name(s)` is its stage
     s.
@@ -108,14 +106,14 @@ class Pipeline(Node):
     stage: Stage
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Block(Node):
     """Statements in braces."""
 
     statements: tuple[Node, ...]
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Rank(Node):
     """`rank name { … }`: what every rank does, `name` being its number."""
 
@@ -123,7 +121,7 @@ class Rank(Node):
     body: Block
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Repeated(Node):
     """`block m, n every interval { … }`: a building block, the ops of some microbatches at time
     slots, repeated.
@@ -134,7 +132,7 @@ class Repeated(Node):
     rows: tuple[Row, ...]
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Row(Node):
     """`stage name in range { … }` in a building block: the ops of some stages."""
 
@@ -143,7 +141,7 @@ class Row(Node):
     ops: tuple[Placed, ...]
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Placed(Node):
     """`F(s, m) at slot`."""
 
@@ -151,7 +149,7 @@ class Placed(Node):
     slot: Node
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Pass(Node):
     """`squeeze`, forget the slots and keep the order; or `reorder`, pull ops forward into
     bubbles.
@@ -160,7 +158,7 @@ class Pass(Node):
     name: str
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Fill(Node):
     """`fill W`: put weight gradients where they cost least; with `within limit`, and forwards as
     memory allows.
@@ -169,7 +167,7 @@ class Fill(Node):
     limit: Node | None
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Recompute(Node):
     """`recompute range`: run forwards of these stages again before their backwards.
 
@@ -180,7 +178,7 @@ class Recompute(Node):
     range: Range
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Part(Node):
     """`warmup { … }`, a rank's ops before the first update of a stream, or `steady { … }`, its ops
     of one update.
@@ -190,7 +188,7 @@ class Part(Node):
     body: Block
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Weights(Node):
     """`weights rule on range`: which version of their weights some stages read, or all of them."""
 
@@ -198,7 +196,7 @@ class Weights(Node):
     stages: Range | None
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Rule(Node):
     """`latest`, `stash`, or `delay updates`."""
 
@@ -206,7 +204,7 @@ class Rule(Node):
     updates: Node | None = None
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Assert(Node):
     """`assert condition, "reason"`: what the program claims of the schedule it describes."""
 
@@ -214,7 +212,7 @@ class Assert(Node):
     reason: str | None
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Cost(Node):
     """`cost F = 3`, or `cost F(s) = …` per stage: how long an op takes; `cost overlap`, ops that
     overlap together; `cost send = 1`, any transfer between ranks.
@@ -225,19 +223,19 @@ class Cost(Node):
     value: Node
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Memory(Cost):
     """`memory F = 2`, or `memory F(s) = …` per stage: what an op adds to what its rank holds."""
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Objective(Node):
     """`objective span`: what passes minimise."""
 
     name: Name
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Link(Node):
     """`link name on expr`: the link to the host that each rank's copies take."""
 
@@ -245,7 +243,7 @@ class Link(Node):
     number: Node
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Skip(Node):
     """`skip name in range from earlier to later`: what some stages make goes also to later ones."""
 
@@ -255,7 +253,7 @@ class Skip(Node):
     later: Node
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class For(Node):
     """`for name in range { … }`."""
 
@@ -264,7 +262,7 @@ class For(Node):
     body: Block
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Repeat(Node):
     """`repeat count { … }`."""
 
@@ -272,7 +270,7 @@ class Repeat(Node):
     body: Block
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class If(Node):
     """`if condition { … } else { … }`."""
 
@@ -281,7 +279,7 @@ class If(Node):
     otherwise: If | Block | None
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Op(Node):
     """A compute op, `F(s, m)`; kind is one of F B I W BW R U offload reload."""
 
@@ -289,7 +287,7 @@ class Op(Node):
     args: tuple[Node, ...]
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Transfer(Node):
     """`send F(s, m)` or `recv B(s, m)`."""
 
@@ -298,14 +296,14 @@ class Transfer(Node):
     args: tuple[Node, ...]
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Overlap(Node):
     """`overlap { … }`: ops that run as one."""
 
     ops: tuple[Op, ...]
 
 
-@frozen
+@frozen(eq=False, repr=False)
 class Exchange(Node):
     """`exchange { … }`: transfers issued as one batch."""
 

@@ -64,7 +64,8 @@ def _values(declared: Declarations, wanted: Collection[Recorded]) -> dict[Record
     kept: dict[Recorded, list[Values]] = {}
     layout = declared.layout()
     is_block = isinstance(declared.order, syntax.Repeated)
-    for arguments, ops in (_block_ops if is_block else _rank_ops)(declared, layout):
+    runs = _block_ops(declared, layout) if is_block else _rank_ops(declared, layout)
+    for arguments, ops in runs:
         calls = {index: op for index, op in ops if op in wanted}
         if calls:
             traced = trace(declared, calls, *arguments)
@@ -97,6 +98,7 @@ def _block_ops(declared: Declarations, layout: Layout) -> Iterator[_Run]:
         drawings = [Drawing(rank) for rank in range(declared.params["ranks"])]
         draw(drawings, layout, declared.sites, calls, repeat.offset)
         rows = (row for drawing in drawings for row in drawing.rows)
+        # A row knows where its call begins in the list, in which calls have `width` numbers each.
         ops = (
             (index // width, (location, stage, microbatch))
             for _, _, stage, microbatch, location, index in rows
@@ -113,29 +115,27 @@ def with_variables(
     diagnostics: list[Diagnostic], tree: syntax.Schedule, params: Mapping[str, int]
 ) -> list[Diagnostic]:
     """Diagnostics of ranks that wait, with the loop variables where they do."""
-    stands = [
-        stand
-        for diagnostic in diagnostics
-        for wait in diagnostic.waits
-        for stand in (wait.at, wait.until)
-        if stand is not None
-    ]
-    wanted = {op for stand in stands for op in stand.recorded}
+    waits = [wait for diagnostic in diagnostics for wait in diagnostic.waits]
+    wanted: set[Recorded] = set()
+    for wait in waits:
+        wanted.update(wait.at.recorded)
+        wanted.update(wait.until.recorded if wait.until else ())
     if not wanted:
         return diagnostics
     kept = _values(declare(tree, params), wanted)
 
-    def filled(stand: Stand) -> Stand:
+    def with_values(stand: Stand) -> Stand:
         values = next((kept[op] for op in stand.recorded if op in kept), [])
         there = values[stand.earlier] if stand.earlier < len(values) else ()
         return evolve(stand, variables=there)
 
-    def waiting(wait: Wait) -> Wait:
-        return evolve(wait, at=filled(wait.at), until=wait.until and filled(wait.until))
+    def told(wait: Wait) -> Wait:
+        until = with_values(wait.until) if wait.until else None
+        return evolve(wait, at=with_values(wait.at), until=until)
 
-    return [
-        diagnostic.with_waits(tuple(map(waiting, diagnostic.waits)))
-        if diagnostic.waits
-        else diagnostic
-        for diagnostic in diagnostics
-    ]
+    changed = []
+    for diagnostic in diagnostics:
+        if diagnostic.waits:
+            diagnostic = diagnostic.with_waits(tuple(map(told, diagnostic.waits)))
+        changed.append(diagnostic)
+    return changed

@@ -6,7 +6,9 @@ for one that they are faster on.
 """
 
 from collections.abc import Callable
+from itertools import chain
 
+import numpy as np
 from attrs import evolve
 
 from schedlang.lowering.co_issue import co_issue
@@ -14,7 +16,8 @@ from schedlang.lowering.defer import defer
 from schedlang.lowering.early import post_early
 from schedlang.lowering.fuse import fuse
 from schedlang.schedule.actions import Actions, is_transfer
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.columns import actions_of, members
+from schedlang.schedule.kinds import ROWS
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import PORTABLE, transports
 
@@ -33,26 +36,40 @@ def lower(schedule: Schedule) -> Schedule:
     nothing.
     """
     if writes_communication(schedule):
-        return evolve(schedule, ranks=tuple(_reachable(schedule, each) for each in schedule.ranks))
+        return evolve(schedule, ranks=_reachable(schedule))
     return co_issue(schedule)
 
 
 def writes_communication(schedule: Schedule) -> bool:
-    """Whether a schedule has sends or receives."""
-    return any(is_transfer(max(actions.kind, default=Kind.F)) for actions in schedule.ranks)
+    """Whether a schedule has sends or receives, or its updates, where it has no flush."""
+    stream = schedule.stream
+    lists = (*stream.warmup, *stream.steady) if stream else schedule.ranks
+    return any(is_transfer(kind) for actions in lists for kind in set(actions.kind))
 
 
-def _reachable(schedule: Schedule, actions: Actions) -> Actions:
-    """The actions, with a transfer for each stage on another rank that there is to reach."""
-    kept = Actions()
-    for kind, stage, *rest in map(actions.row, range(len(actions))):
-        if not is_transfer(kind):
-            kept.add(kind, stage, *rest)
-            continue
-        for number in schedule.layout.numbers(kind, stage):
-            if schedule.peer(kind, number) is not None:
-                kept.add(kind, number, *rest)
-    return kept
+def _reachable(schedule: Schedule) -> tuple[Actions, ...]:
+    """The actions of each rank, with a transfer for each stage on another rank that there is to
+    reach.
+    """
+    columns = schedule.columns
+    stages = range(len(schedule.placement))
+    numbers = [_numbers(schedule, kind, stage) for kind in range(ROWS) for stage in stages]
+    # For each kind and stage the numbers that its actions get, one list after the other.
+    lengths = np.array(list(map(len, numbers)))
+    flat = np.array(list(chain.from_iterable(numbers)), np.int32)
+    row, place = members(lengths, columns.kind * np.int64(len(stages)) + columns.stage)
+    reached = evolve(columns.taken(row), stage=flat[place])
+    return actions_of(len(schedule.ranks), reached)
+
+
+def _numbers(schedule: Schedule, kind: int, stage: int) -> list[int]:
+    """The numbers that an action of a stage has in a plan: a transfer may become several, or
+    none.
+    """
+    if not is_transfer(kind):
+        return [stage]
+    numbers = schedule.layout.numbers(kind, stage)
+    return [number for number in numbers if schedule.peer(kind, number) is not None]
 
 
 def alternatives(transport: str) -> dict[str, Lowering]:

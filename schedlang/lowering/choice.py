@@ -10,7 +10,6 @@ from schedlang.lowering.stream import lower_stream
 from schedlang.proof.prove import simulate
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.schedule import Kernel, Schedule, Trial
-from schedlang.schedule.stream import unroll
 
 #: Makespans of which one is this much of the other, or more, are the same: sums of times are
 #: rounded.
@@ -38,9 +37,12 @@ def choose_lowering(schedule: Schedule, costs: Costs) -> Choice:
     is tried. What does not run on its transport is not chosen; where the co-issued lowering does
     not, the ops cannot run at all, as its proof will say.
     """
-    own = writes_communication(unroll(schedule, 1) if schedule.stream else schedule)
-    lowered, kernels = lower_stream(schedule) if schedule.stream else (lower(schedule), ())
-    first = Choice(lowered, kernels, OWN if own else CO_ISSUED)
+    own = writes_communication(schedule)
+    name = OWN if own else CO_ISSUED
+    if schedule.stream:
+        first = Choice(*lower_stream(schedule), name)
+    else:
+        first = Choice(lower(schedule), (), name)
     others = {} if own else alternatives(schedule.transport)
     return _fastest(schedule, first, others, costs) if others else first
 
@@ -53,7 +55,7 @@ def _changed(
     """
     if not schedule.stream:
         return changed, ()
-    whole, kernels = lower_stream(schedule, lambda each: change(lower(each)))
+    whole, kernels = lower_stream(schedule, lambda unrolled: change(lower(unrolled)))
     simulate(whole)
     return whole, kernels
 

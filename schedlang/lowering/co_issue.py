@@ -25,8 +25,9 @@ def co_issue(schedule: Schedule) -> Schedule:
     columns = schedule.columns
     moments = Moments(global_events(schedule))
     messages = _messages(schedule)
+    # A message is sent when its maker hands it over, and received in the same moment; or, if it
+    # never is, right before the op that lacks it.
     is_handed = (messages.maker >= 0) & ~moments.is_stuck[messages.maker]
-    # A receive is issued as its message is sent, or if it never is, before the op that lacks it.
     lacking = moments.issue[messages.user] - 1
     received = np.where(is_handed, moments.hand_over[messages.maker], lacking)
     came_from = np.where(is_handed, messages.maker, messages.user)
@@ -34,22 +35,25 @@ def co_issue(schedule: Schedule) -> Schedule:
     receives = np.flatnonzero(is_handed | moments.is_stuck[messages.user])
     maker = messages.maker[sends]
     user = messages.user[receives]
-    nothing = np.zeros(len(sends) + len(receives), np.int64)
+
+    # All ops, sends and receives in one list, which is then put in the order of ranks and moments.
+    # Of one moment they stay as they are here: a rank sends before it receives.
     rank = np.concatenate([columns.rank, columns.rank[maker], columns.rank[user]])
     when = np.concatenate([moments.issue, moments.hand_over[maker], received[receives]])
     order = np.argsort(rank * np.int64(when.max(initial=0) + 1) + when, kind="stable")
+    alone = np.zeros(len(sends) + len(receives), np.int64)
 
-    def merged(ops: Ints, sent: Ints, got: Ints) -> Ints:
-        return np.concatenate([ops, sent, got])[order]
+    def merged(*columns: Ints) -> Ints:
+        return np.concatenate(columns)[order]
 
     placed = Columns(
-        merged(columns.kind, messages.send[sends], messages.receive[receives]),
-        merged(columns.stage, messages.sent_as[sends], messages.received_as[receives]),
-        merged(columns.microbatch, columns.microbatch[maker], columns.microbatch[user]),
-        np.concatenate([columns.group, nothing])[order],
-        merged(columns.source, columns.source[maker], columns.source[came_from[receives]]),
-        rank[order],
-        columns.first,
+        kind=merged(columns.kind, messages.send[sends], messages.receive[receives]),
+        stage=merged(columns.stage, messages.sent_as[sends], messages.received_as[receives]),
+        microbatch=merged(columns.microbatch, columns.microbatch[maker], columns.microbatch[user]),
+        group=merged(columns.group, alone),
+        source=merged(columns.source, columns.source[maker], columns.source[came_from[receives]]),
+        rank=rank[order],
+        first=columns.first,
     )
     return evolve(schedule, ranks=actions_of(len(schedule.ranks), placed))
 
@@ -57,7 +61,7 @@ def co_issue(schedule: Schedule) -> Schedule:
 @frozen(eq=False)
 class _Messages:
     """What ops on other ranks need, in the order in which it is sent: who makes it and who needs
-    it, as rows; its send and its receive.
+    it, as rows; the kinds of its send and its receive, and their numbers.
     """
 
     maker: Ints
@@ -71,17 +75,16 @@ class _Messages:
 def _messages(schedule: Schedule) -> _Messages:
     needs = schedule.needs
     items = np.flatnonzero(needs.is_message)
-    made = needs.made[items]
-    number = needs.number[items]
-    is_forward = made == Kind.F
-    number_there = sent_as(schedule, needs, items)
+    numbers = sent_as(schedule, needs, items)
     # To the neighbour first, then by skips, whose numbers are behind those of the stages.
-    order = np.lexsort((number_there, needs.maker[items]))
+    order = np.lexsort((numbers, needs.maker[items]))
+    items = items[order]
+    is_forward = needs.made[items] == Kind.F
     return _Messages(
-        needs.maker[items][order],
-        needs.user[items][order],
-        np.where(is_forward, int(Kind.SEND_F), int(Kind.SEND_B))[order],
-        number_there[order],
-        np.where(is_forward, int(Kind.RECV_F), int(Kind.RECV_B))[order],
-        number[order],
+        maker=needs.maker[items],
+        user=needs.user[items],
+        send=np.where(is_forward, int(Kind.SEND_F), int(Kind.SEND_B)),
+        sent_as=numbers[order],
+        receive=np.where(is_forward, int(Kind.RECV_F), int(Kind.RECV_B)),
+        received_as=needs.number[items],
     )

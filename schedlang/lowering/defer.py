@@ -2,6 +2,8 @@
 before it must.
 """
 
+from collections.abc import Sequence
+
 from attrs import evolve
 
 from schedlang.schedule.actions import Actions, is_send, is_transfer
@@ -15,13 +17,17 @@ def defer(lowered: Schedule) -> Schedule:
     Then it receives all that it holds back from there: so transfers between two ranks stay in their
     order.
     """
-    return evolve(lowered, ranks=tuple(_defer(lowered, rank) for rank in range(len(lowered.ranks))))
+    # Rank 1 does not wait for the gradient from rank 2 before it has run 1F1:
+    #
+    #     1RECV_F1 1RECV_B0 1F1 1B0    becomes    1RECV_F1 1F1 1RECV_B0 1B0
+    ranks = range(len(lowered.ranks))
+    return evolve(lowered, ranks=tuple(_defer(lowered, rank) for rank in ranks))
 
 
 def _defer(lowered: Schedule, rank: int) -> Actions:
     actions = lowered.ranks[rank]
     users = _users(lowered, rank)
-    order = list[range]()
+    order = list[Sequence[int]]()
     held: list[int] = []
     for batch in actions.batches():
         kind = actions.kind[batch.start]
@@ -29,12 +35,14 @@ def _defer(lowered: Schedule, rank: int) -> Actions:
             held.append(batch.start)
             continue
         if is_send(kind):
-            peers = {_peer(lowered, rank, batch.start)}
+            peers = {lowered.peer_of(rank, batch.start)}
         else:
-            peers = {_peer(lowered, rank, index) for index in held if users.get(index) in batch}
-        due = [index for index in held if _peer(lowered, rank, index) in peers]
-        order += [*(range(index, index + 1) for index in due), batch]
+            needed = [index for index in held if users.get(index) in batch]
+            peers = {lowered.peer_of(rank, index) for index in needed}
+        due = [index for index in held if lowered.peer_of(rank, index) in peers]
         held = [index for index in held if index not in due]
+        order += [[index] for index in due]
+        order.append(batch)
     return actions.issued_as(order)
 
 
@@ -43,10 +51,6 @@ def _users(lowered: Schedule, rank: int) -> dict[int, int]:
     needs = lowered.needs
     first, end = lowered.columns.first[rank : rank + 2].tolist()
     is_here = (needs.receive >= first) & (needs.receive < end)
-    receives = (needs.receive[is_here] - first).tolist()
-    return dict(zip(receives, (needs.user[is_here] - first).tolist(), strict=True))
-
-
-def _peer(lowered: Schedule, rank: int, index: int) -> int | None:
-    actions = lowered.ranks[rank]
-    return lowered.peer(actions.kind[index], actions.stage[index])
+    receives = needs.receive[is_here] - first
+    users = needs.user[is_here] - first
+    return dict(zip(receives.tolist(), users.tolist(), strict=True))

@@ -13,9 +13,11 @@ def post_early(lowered: Schedule, in_order: bool = False) -> Schedule:
 
     It stays behind transfers with the same rank, or if all are to stay `in_order`, behind any.
     """
-    return evolve(
-        lowered, ranks=tuple(_post_early(lowered, actions, in_order) for actions in lowered.ranks)
-    )
+    # The receive of the next message goes ahead of the op that works on this one:
+    #
+    #     1RECV_F0 1F0 1RECV_F1 1F1    becomes    1RECV_F0 1RECV_F1 1F0 1F1
+    ranks = tuple(_post_early(lowered, actions, in_order) for actions in lowered.ranks)
+    return evolve(lowered, ranks=ranks)
 
 
 def _post_early(lowered: Schedule, actions: Actions, in_order: bool) -> Actions:

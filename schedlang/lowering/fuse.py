@@ -19,14 +19,15 @@ def fuse(lowered: Schedule) -> Schedule:
 
     So every batch has its mirror image, as NCCL asks for; Megatron-LM's 1F1B does the same.
     """
-    places = [
-        {
-            actions.row(index)[:3]: index
-            for index, kind in enumerate(actions.kind)
-            if is_transfer(kind)
-        }
-        for actions in lowered.ranks
-    ]
+    # Rank 0 and rank 1, before and after: both transfers of the pair are neighbours on both ranks.
+    #
+    #     0F1 0SEND_F1 0RECV_B0 0B0        0F1 (0SEND_F1;0RECV_B0) 0B0
+    #     1B0 1RECV_F1 1SEND_B0 1F1        1B0 (1RECV_F1;1SEND_B0) 1F1
+    places: list[dict[_Transfer, int]] = [{} for _ in lowered.ranks]
+    for rank, actions in enumerate(lowered.ranks):
+        for index, kind in enumerate(actions.kind):
+            if is_transfer(kind):
+                places[rank][actions.row(index)[:3]] = index
     #: Of each rank, the transfers that are first in a batch.
     fused: list[set[int]] = [set() for _ in lowered.ranks]
     for rank, actions in enumerate(lowered.ranks):
@@ -34,17 +35,11 @@ def fuse(lowered: Schedule) -> Schedule:
             peer = _exchanges_with(lowered, rank, index)
             if peer is None:
                 continue
-            ends = [
-                places[peer][_other_end(lowered, actions.row(each)[:3])]
-                for each in (index, index + 1)
-            ]
-            there = min(ends)
-            taken = {index - 1, index, index + 1} & fused[rank] or {
-                there - 1,
-                there,
-                there + 1,
-            } & fused[peer]
-            if max(ends) == there + 1 and not taken:
+            there, last = sorted(
+                places[peer][lowered.other_end(rank, one)] for one in (index, index + 1)
+            )
+            is_free = _is_free(fused[rank], index) and _is_free(fused[peer], there)
+            if last == there + 1 and is_free:
                 fused[rank].add(index)
                 fused[peer].add(there)
     ranks = (
@@ -54,20 +49,18 @@ def fuse(lowered: Schedule) -> Schedule:
     return evolve(lowered, ranks=tuple(ranks))
 
 
+def _is_free(firsts: set[int], index: int) -> bool:
+    """Whether a transfer and the one behind it are in no batch yet."""
+    return firsts.isdisjoint((index - 1, index, index + 1))
+
+
 def _exchanges_with(lowered: Schedule, rank: int, index: int) -> int | None:
     """The other rank of two neighbours, if they are a send and a receive with the same one."""
-    actions = lowered.ranks[rank]
-    one = actions.kind[index]
-    other = actions.kind[index + 1]
+    one, other = lowered.ranks[rank].kind[index : index + 2]
     if not (is_transfer(one) and is_transfer(other)) or is_send(one) == is_send(other):
         return None
-    peer = lowered.peer(one, actions.stage[index])
-    return peer if peer == lowered.peer(other, actions.stage[index + 1]) else None
-
-
-def _other_end(lowered: Schedule, transfer: _Transfer) -> _Transfer:
-    kind, number, microbatch = transfer
-    return *lowered.layout.counterpart(kind, number), microbatch
+    peer = lowered.peer_of(rank, index)
+    return peer if peer == lowered.peer_of(rank, index + 1) else None
 
 
 def _batches(actions: Actions, firsts: set[int]) -> Iterator[range]:

@@ -4,6 +4,5 @@ from schedlang.passes.fill import fill_weights, fill_within
 from schedlang.passes.recompute import recompute
 from schedlang.passes.reorder import reorder
 from schedlang.passes.squeeze import squeeze
-from schedlang.schedule.forward_only import forward_only
 
-__all__ = ["fill_weights", "fill_within", "forward_only", "recompute", "reorder", "squeeze"]
+__all__ = ["fill_weights", "fill_within", "recompute", "reorder", "squeeze"]

@@ -40,35 +40,38 @@ class Board:
             slots = [(int(ends[node] - self.graph.time[node]), node) for node in order]
             if self.steady:
                 self.fixed |= self.steady_nodes(slots)
-            rows.append(
-                [row for row in slots if row[1] in self.fixed or self.graph.kind[row[1]] != Kind.W]
-            )
-            for slot, node in rows[-1]:
-                self.put(node, slot)
-        weights = self.graph.weights.items()
+            # What is left out here is virtual.
+            rows.append([])
+            for slot, node in slots:
+                if node in self.fixed or self.graph.kind[node] != Kind.W:
+                    rows[-1].append((slot, node))
+                    self.put(node, slot)
         self.owes = {
-            node: [each for each in owed if each not in self.fixed] for node, owed in weights
+            node: [weight for weight in owed if weight not in self.fixed]
+            for node, owed in self.graph.weights.items()
         }
         self.tracks = [Track(self.graph, self.limit, self.owes, sorted(row)) for row in rows]
 
     def steady_nodes(self, slots: list[tuple[int, int]]) -> set[int]:
         """The nodes of a rank's steady phase."""
         units = self.graph.schedule.layout.units
-        ops = [(slot, *op[:3]) for slot, node in slots for op in self.graph.ops[node]]
-        begin = max(
-            (slot for slot, kind, _, unit in ops if unit == 0 and kind != Kind.W), default=0
-        )
-        end = min((slot for slot, _, stage, unit in ops if unit == units(stage) - 1), default=0)
+        ops = [(slot, *op) for slot, node in slots for op in self.graph.ops[node]]
+        of_first = [slot for slot, kind, _, unit in ops if unit == 0 and kind != Kind.W]
+        of_last = [slot for slot, _, stage, unit in ops if unit == units(stage) - 1]
+        begin = max(of_first, default=0)
+        end = min(of_last, default=0)
         return {node for slot, node in slots if begin <= slot <= end}
 
     def moved_forward(self) -> Orders:
         """The orders after every node has moved as far forward as it can go, in order of time."""
         ends: dict[tuple[int, int], int] = {}
-        for _, rank, node in sorted(
+        in_time = sorted(
             (slot, rank, node)
             for rank, track in enumerate(self.tracks)
             for slot, node in track.rows
-        ):
+        )
+        for _, rank, node in in_time:
+            # Ops of one kind and stage do not overtake each other.
             kinds = {op[:2] for op in self.graph.ops[node]}
             if node not in self.fixed:
                 self.move(rank, node, max(ends.get(kind, 0) for kind in kinds))
@@ -81,17 +84,15 @@ class Board:
         """
         now = self.start[node]
         width = int(self.graph.time[node])
-        earliest = max(
-            [earliest, *(self.end[need] for need, _ in self.graph.needs[node] if need in self.end)]
-        )
+        for need, _ in self.graph.needs[node]:
+            earliest = max(earliest, self.end.get(need, 0))
         taken = self.taken[rank]
         taken.difference_update(range(now, now + width))
-        slots = (
+        track = self.tracks[rank]
+        free = (
             slot for slot in range(earliest, now) if taken.isdisjoint(range(slot, slot + width))
         )
-        self.put(
-            node, next((slot for slot in slots if self.tracks[rank].move(node, now, slot)), now)
-        )
+        self.put(node, next((slot for slot in free if track.move(node, now, slot)), now))
 
     def put(self, node: int, slot: int) -> None:
         """Let a node start at a slot."""

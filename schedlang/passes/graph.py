@@ -1,16 +1,17 @@
 """The ops of a schedule as a graph, for passes that look for a better order of each rank's ops."""
 
+from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
+from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
-from attrs import define, evolve, field
+from attrs import evolve
 
-from schedlang.proof.edges import latencies
+from schedlang.proof.edges import latencies, op_ends
 from schedlang.proof.graph import Items
-from schedlang.schedule.actions import Actions, is_copy, is_transfer
-from schedlang.schedule.columns import Floats, Ints
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.columns import Floats, Ints, actions_of, members
+from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.schedule import Schedule
 
 #: Sums of durations and amounts may differ by this much and be equal.
@@ -18,80 +19,87 @@ ROUNDING = 1e-9
 
 #: For each rank, nodes in order.
 Orders = list[list[int]]
-Row = tuple[int, int, int, int, int]
+#: The kind, the stage and the microbatch of an op.
+Op = tuple[int, int, int]
+
+T = TypeVar("T")
 
 
-@define(slots=False)
 class Graph:
     """A node is an op, or ops that overlap, of a schedule that can run; nodes are numbers, which
     index these lists.
 
-    `order` is the schedule's own. A weight gradient is always a node of its own; `weights[n]` are
-    those that node n leaves owed. ValueError for a schedule with communication or copies.
+    `ops[n]` are the ops of node n, and `rank[n]` is its rank. A weight gradient is always a node of
+    its own; `weights[n]` are those that node n leaves owed. `order` is the schedule's own.
+    ValueError for a schedule with communication or copies.
     """
 
-    schedule: Schedule
-    ops: list[list[Row]] = field(factory=list)
-    rank: list[int] = field(factory=list)
-    #: The kind of all ops of a node; None where they are of several.
-    kind: list[int | None] = field(factory=list)
-    time: list[float] = field(factory=list)
-    #: What a node adds to the memory of its rank: at most while it runs, and once it has.
-    rise: list[float] = field(factory=list)
-    change: list[float] = field(factory=list)
-    #: What a node waits for, each with the time its result takes to arrive; and the nodes on other
-    #: ranks that wait.
-    needs: list[list[tuple[int, float]]] = field(factory=list)
-    users: list[list[int]] = field(factory=list)
-    #: The node of each action, by its row in the schedule's columns.
-    node_of: list[int] = field(factory=list)
-    order: Orders = field(factory=list)
-    weights: dict[int, list[int]] = field(factory=dict)
-
-    def __attrs_post_init__(self) -> None:
-        kinds = {kind for actions in self.schedule.ranks for kind in actions.kind}
-        if any(map(is_transfer, kinds)):
+    def __init__(self, schedule: Schedule) -> None:
+        columns = schedule.columns
+        if columns.is_transfer.any():
             raise ValueError("the communication is written out: only its own order fits it")
-        if any(map(is_copy, kinds)):
+        if columns.is_copy.any():
             raise ValueError("copies to the host are written out: only their own order fits them")
-        for rank, actions in enumerate(self.schedule.ranks):
-            self.order.append([])
-            for batch in actions.batches():
-                rows = list(map(actions.row, batch))
-                others = [row for row in rows if row[0] != Kind.W]
-                weights = [[row] for row in rows if row[0] == Kind.W]
-                first_weight = len(self.ops) + bool(others)
-                numbers = iter(range(first_weight, first_weight + len(weights)))
-                self.node_of += [
-                    next(numbers) if row[0] == Kind.W else len(self.ops) for row in rows
-                ]
-                for ops in ([others] if others else []) + weights:
-                    self.order[-1].append(len(self.ops))
-                    self.ops.append(ops)
-                    self.rank.append(rank)
-                    kinds = {op[0] for op in ops}
-                    self.kind.append(kinds.pop() if len(kinds) == 1 else None)
-        self.price()
-        self.connect()
+        self.schedule = schedule
+        # The actions node by node: of those that overlap, first what is one node. With an overlap
+        # of F1 and I0, and another one of F2 and W0, which is a node of its own:
+        #
+        #     actions    F0   (F1  I0)   (W0  F2)
+        #     rows       0     1   2      4   3
+        #     nodes      0     1   1      2   3
+        is_weight = columns.kind == Kind.W
+        rows = np.lexsort((is_weight, columns.batch))
+        is_first = is_weight[rows] | (np.diff(columns.batch[rows], prepend=-1) != 0)
+        first = np.flatnonzero(is_first)
+        #: How many ops each node has, and the actions of all nodes, one node after the other.
+        self._sizes = np.diff(first, append=len(rows))
+        self._actions = columns.taken(rows)
+        #: The node of each action, by its row in the schedule's columns.
+        self.node_of = np.empty(len(rows), np.int64)
+        self.node_of[rows] = np.cumsum(is_first) - 1
+        names = self._actions.kind, self._actions.stage, self._actions.microbatch
+        ops = list(zip(*(column.tolist() for column in names), strict=True))
+        bounds = [*first.tolist(), len(rows)]
+        self.ops: list[list[Op]] = [ops[begin:end] for begin, end in pairwise(bounds)]
+        self.rank: list[int] = self._actions.rank[first].tolist()
+        #: The kind of all ops of a node; None where they are of several.
+        self.kind: list[int | None] = [
+            of_node[0][0] if len({op[0] for op in of_node}) == 1 else None for of_node in self.ops
+        ]
+        starts = np.searchsorted(self.rank, np.arange(len(schedule.ranks) + 1)).tolist()
+        self.order: Orders = [list(range(begin, end)) for begin, end in pairwise(starts)]
+        self._price()
+        self._connect()
 
-    def price(self) -> None:
+    def _price(self) -> None:
         """Find what each node takes and holds."""
+        costs = self.schedule.costs
         stages = len(self.schedule.placement)
-        durations = self.schedule.costs.durations(stages)
-        memory = self.schedule.costs.memory(stages)
-        for ops in self.ops:
-            self.time.append(durations.ends(ops)[-1])
-            amounts = [memory[kind][stage] for kind, stage, *_ in ops]
-            kept = [
-                amount * self.schedule.keeps(*op[:3])
-                for amount, op in zip(amounts, ops, strict=True)
-            ]
-            self.rise.append(
-                max(map(sum, zip(accumulate(kept, initial=0.0), amounts, strict=False)))
-            )
-            self.change.append(sum(kept))
+        actions = self._actions
+        node = np.repeat(np.arange(len(self._sizes)), self._sizes)
+        overlaps = evolve(actions, group=np.where(self._sizes[node] > 1, node + 1, 0))
+        after = op_ends(overlaps, np.arange(len(actions)), costs.durations(stages))
+        last = np.cumsum(self._sizes) - 1
+        self.time: list[float] = after[last].tolist()
+        table = np.zeros((ROWS, stages))
+        for kind, amounts in costs.memory(stages).items():
+            table[kind] = amounts
+        amount = table[actions.kind, actions.stage]
+        stays = self.schedule.keeps_all(actions.kind, actions.stage, actions.microbatch)
+        rise = np.full(len(last), -np.inf)
+        change = np.zeros(len(last))
+        # The first ops of all nodes, then the second ones of those that have any, and so on.
+        for nth in range(int(self._sizes.max(initial=0))):
+            nodes = np.flatnonzero(self._sizes > nth)
+            ops = last[nodes] - self._sizes[nodes] + 1 + nth
+            rise[nodes] = np.maximum(rise[nodes], change[nodes] + amount[ops])
+            change[nodes] += amount[ops] * stays[ops]
+        #: What a node adds to the memory of its rank: at most while it runs, and once it has.
+        self._held = rise, change
+        self.rise: list[float] = rise.tolist()
+        self.change: list[float] = change.tolist()
 
-    def connect(self) -> None:
+    def _connect(self) -> None:
         """Find what each node waits for."""
         needs = self.schedule.needs
         transfers = self.schedule.costs.transfers(len(self.schedule.placement))
@@ -99,20 +107,31 @@ class Graph:
         messages = needs.is_message
         table = latencies(self.schedule.layout, transfers)
         delay[messages] = table[needs.made[messages], needs.number[messages]]
-        nodes = np.array(self.node_of)
-        wanted: list[dict[int, float]] = [{} for _ in self.ops]
-        columns = nodes[needs.user], nodes[needs.maker], delay
-        for node, maker, latency in zip(*(column.tolist() for column in columns), strict=True):
-            if maker != node:
-                wanted[node][maker] = max(wanted[node].get(maker, 0.0), latency)
-        self.users = [[] for _ in self.ops]
-        for node, makers in enumerate(wanted):
-            self.needs.append(sorted(makers.items()))
-            for maker in makers:
-                if self.rank[maker] != self.rank[node]:
-                    self.users[maker].append(node)
-                if self.ops[node][0][0] == Kind.W:
-                    self.weights.setdefault(maker, []).append(node)
+        users = self.node_of[needs.user]
+        makers = self.node_of[needs.maker]
+        # Of what a node needs of another one, what takes longest to arrive.
+        order = np.lexsort((-delay, makers, users))
+        order = order[users[order] != makers[order]]
+        is_new = np.diff(users[order], prepend=-1) != 0
+        is_new |= np.diff(makers[order], prepend=-1) != 0
+        edges = order[is_new]
+        makers_of = makers[edges]
+        users_of = users[edges]
+        nodes = len(self.ops)
+        needed = list(zip(makers_of.tolist(), delay[edges].tolist(), strict=True))
+        #: What a node waits for, each with the time its result takes to arrive.
+        self.needs: list[list[tuple[int, float]]] = _grouped(needed, users_of, nodes)
+        rank = np.array(self.rank)
+        far = np.flatnonzero(rank[makers_of] != rank[users_of])
+        far = far[np.argsort(makers_of[far], kind="stable")]
+        #: The nodes on other ranks that wait for a node.
+        self.users: Orders = _grouped(users_of[far].tolist(), makers_of[far], nodes)
+        is_weight = np.array([kind == Kind.W for kind in self.kind], bool)
+        owed = np.flatnonzero(is_weight[users_of])
+        self.weights: dict[int, list[int]] = {}
+        pairs = zip(makers_of[owed].tolist(), users_of[owed].tolist(), strict=True)
+        for maker, weight in pairs:
+            self.weights.setdefault(maker, []).append(weight)
 
     def runs_like(self, other: "Graph") -> bool:
         """Whether the same ops take the same time in both, and their results as long to arrive."""
@@ -125,10 +144,9 @@ class Graph:
     @cached_property
     def _edges(self) -> tuple[Ints, Ints, Floats]:
         """What waits for what, and how long after: nodes, those that they need, and latencies."""
-        edges = [(user, maker) for user, needs in enumerate(self.needs) for maker, _ in needs]
-        users, makers = np.array(edges, np.int64).reshape(-1, 2).T
-        latency = np.array([latency for needs in self.needs for _, latency in needs])
-        return users, makers, latency
+        users = np.repeat(np.arange(len(self.needs)), list(map(len, self.needs)))
+        edges = np.array([edge for needs in self.needs for edge in needs]).reshape(-1, 2)
+        return users, edges[:, 0].astype(np.int64), edges[:, 1]
 
     def ends(self, orders: Orders) -> list[float]:
         """When each node ends if ranks follow some orders; nothing where these cannot run."""
@@ -153,28 +171,30 @@ class Graph:
 
     def objective(self, orders: Orders, ends: list[float]) -> float:
         """What the schedule's passes minimise, of an execution; see `Timeline`."""
-        spans = [
-            (ends[order[0]] - self.time[order[0]], ends[order[-1]]) for order in orders if order
-        ]
+        busy = [order for order in orders if order]
+        starts = [ends[order[0]] - self.time[order[0]] for order in busy]
+        stops = [ends[order[-1]] for order in busy]
         if self.schedule.objective == "span":
-            return max(end - start for start, end in spans)
-        return max(end for _, end in spans) - min(start for start, _ in spans)
+            return max(stop - start for start, stop in zip(starts, stops, strict=True))
+        return max(stops) - min(starts)
 
     def peak(self, order: list[int]) -> float:
         """The most that a rank holds."""
-        held = accumulate((self.change[node] for node in order), initial=0.0)
-        return max(
-            (before + self.rise[node] for before, node in zip(held, order, strict=False)),
-            default=0.0,
-        )
+        if not order:
+            return 0.0
+        rise, change = self._held
+        before = np.append(0.0, np.cumsum(change[order])[:-1])
+        return float((before + rise[order]).max())
 
     def reordered(self, orders: Orders) -> Schedule:
         """The schedule with other orders, without slots."""
-        ranks = []
-        for order in orders:
-            actions = Actions()
-            for node in order:
-                for row in self.ops[node]:
-                    actions.add(*row)
-            ranks.append(actions)
-        return evolve(self.schedule, ranks=tuple(ranks), slots=None)
+        nodes = np.array([node for order in orders for node in order], np.int64)
+        _, places = members(self._sizes, nodes)
+        ranks = actions_of(len(orders), self._actions.taken(places))
+        return evolve(self.schedule, ranks=ranks, slots=None)
+
+
+def _grouped(values: Sequence[T], groups: Ints, count: int) -> list[list[T]]:
+    """The values of each of `count` groups, which come group after group."""
+    bounds = np.searchsorted(groups, np.arange(count + 1)).tolist()
+    return [list(values[begin:end]) for begin, end in pairwise(bounds)]

@@ -35,7 +35,7 @@ class Rules:
 @define
 class Greedy:
     """The execution: `orders` and `ends` are its result, once `run` says that it reached the
-    end.
+    end. Any other share above `share_below` and up to `share_above` gives the same one.
     """
 
     graph: Graph
@@ -52,6 +52,9 @@ class Greedy:
     free: list[float] = field(init=False)
     held: list[float] = field(init=False)
     waited: list[float] = field(init=False)
+    longest: float = 0.0
+    share_below: float = 0.0
+    share_above: float = inf
     #: When a rank may have something to do.
     events: list[tuple[float, int]] = field(init=False)
 
@@ -66,9 +69,11 @@ class Greedy:
         self.held = [0.0] * ranks
         self.waited = [0.0] * ranks
         for order in self.given:
-            places = list(enumerate(order))[::-1]
-            forwards = [each for each in places if self.graph.kind[each[1]] == Kind.F]
-            others = [each for each in places if self.graph.kind[each[1]] != Kind.F]
+            forwards: list[tuple[int, int]] = []
+            others: list[tuple[int, int]] = []
+            for place, node in reversed(list(enumerate(order))):
+                is_forward = self.graph.kind[node] == Kind.F
+                (forwards if is_forward else others).append((place, node))
             self.queues.append((forwards, others))
 
     def run(self) -> bool:
@@ -83,7 +88,12 @@ class Greedy:
         """Let an idle rank do what is next, or a weight gradient, or wait."""
         until = inf
         full = False
-        for queue in self.next_queues(rank):
+        forwards, others = self.queues[rank]
+        is_forward = bool(forwards) and not (others and others[-1][0] < forwards[-1][0])
+        # A backward may go before a forward that cannot run.
+        queues = [forwards if is_forward else others]
+        queues += [others] if is_forward and self.rules.skips else []
+        for queue in filter(None, queues):
             node = queue[-1][1]
             arrival = self.arrival(node)
             if self.held[rank] + self.graph.rise[node] > self.limit + ROUNDING:
@@ -93,45 +103,48 @@ class Greedy:
                 self.owed[rank] += self.graph.weights.get(node, ())
                 self.start(rank, node, now)
                 return
-            else:
-                until = min(until, arrival)
+            elif arrival < until:
+                until = arrival
         if self.paid[rank] < len(self.owed[rank]) and (full or self.is_worth(rank, until - now)):
             self.paid[rank] += 1
             self.start(rank, self.owed[rank][self.paid[rank] - 1], now)
         elif until < inf:
             heappush(self.events, (until, rank))
 
-    def next_queues(self, rank: int) -> list[list[tuple[int, int]]]:
-        """The queue that has the rank's next op; then the backwards, where they may skip a
-        forward.
-        """
-        forwards, others = self.queues[rank]
-        if not forwards:
-            return [others] if others else []
-        if others and others[-1][0] < forwards[-1][0]:
-            return [others]
-        return [forwards, others] if others and self.rules.skips else [forwards]
-
     def arrival(self, node: int) -> float:
         """When everything that a node waits for is there; infinite while some of it has not
         begun.
         """
+        # Most of the time of a pass is spent here: `max` would take twice as long.
         ends = self.ends
-        return max([ends[need] + latency for need, latency in self.graph.needs[node]], default=0.0)
+        latest = 0.0
+        for need, latency in self.graph.needs[node]:
+            there = ends[need] + latency
+            if there > latest:
+                latest = there
+        return latest
 
     def is_worth(self, rank: int, wait: float) -> bool:
         """Whether the oldest weight gradient owed is to fill a wait."""
-        if wait >= self.rules.share * self.graph.time[self.owed[rank][self.paid[rank]]] - ROUNDING:
+        time = self.graph.time[self.owed[rank][self.paid[rank]]]
+        share = (wait + ROUNDING) / time if time else inf
+        if share >= self.rules.share:
+            self.share_above = min(self.share_above, share)
             return True
-        longest = max([*self.waited, *self.rules.spare[rank : rank + 1]])
+        self.share_below = max(self.share_below, share)
+        longest = max([self.longest, *self.rules.spare[rank : rank + 1]])
         return self.rules.even and self.waited[rank] + wait > longest
 
     def start(self, rank: int, node: int, now: float) -> None:
         """Let a rank do an op, and look again at the ranks that it concerns."""
         if self.orders[rank]:
-            self.waited[rank] += now - self.free[rank]
+            waited = self.waited[rank] + (now - self.free[rank])
+            self.waited[rank] = waited
+            self.longest = max(self.longest, waited)
         self.orders[rank].append(node)
-        self.ends[node] = self.free[rank] = end = now + self.graph.time[node]
+        end = now + self.graph.time[node]
+        self.ends[node] = end
+        self.free[rank] = end
         self.held[rank] += self.graph.change[node]
         heappush(self.events, (end, rank))
         for user in self.graph.users[node]:

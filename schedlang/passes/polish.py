@@ -51,19 +51,18 @@ def _critical_pairs(
     arrives.
     """
     before = {node: (order, index - 1) for order in orders for index, node in enumerate(order)}
-    last = max(
-        (order for order in orders if order), key=lambda order: graph.objective([order], ends)
-    )
-    node: int | None = last[-1]
+    busy = [order for order in orders if order]
+    latest = max(busy, key=lambda order: graph.objective([order], ends))
+    node: int | None = latest[-1]
     while node is not None:
         order, index = before[node]
         start = ends[node] - graph.time[node]
         if index >= 0 and ends[order[index]] >= start - ROUNDING:
             node = order[index]
+            # One cannot go before what it needs.
             if all(need != node for need, _ in graph.needs[order[index + 1]]):
                 yield order, index
         else:
-            node = next(
-                (need for need, lag in graph.needs[node] if ends[need] + lag >= start - ROUNDING),
-                None,
-            )
+            needs = graph.needs[node]
+            last = (need for need, lag in needs if ends[need] + lag >= start - ROUNDING)
+            node = next(last, None)

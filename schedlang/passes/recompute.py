@@ -5,7 +5,7 @@ from collections.abc import Container
 from attrs import evolve
 
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, Kind
 from schedlang.schedule.schedule import Schedule
 
 
@@ -18,7 +18,7 @@ def recompute(schedule: Schedule, stages: Container[int]) -> Schedule:
         changed = Actions()
         for batch in actions.batches():
             for kind, stage, microbatch, place, _ in map(actions.row, batch):
-                backward = kind in (Kind.B, Kind.I) and stage in stages
+                backward = kind in MAKERS[Kind.B] and stage in stages
                 if backward and (stage, microbatch) not in schedule.recomputed:
                     changed.add(Kind.R, stage, microbatch, place)
             for row in map(actions.row, batch):

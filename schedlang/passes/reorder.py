@@ -33,15 +33,13 @@ def reorder(schedule: Schedule) -> Schedule:
     graph = Graph(schedule)
     slots = Graph(evolve(schedule, costs=UNIT))
     limit = _peak(graph, graph.order)
-    tried = [
-        _moved_all(slots),
-        Board(slots, slots.order, _peak(slots, slots.order), steady=True).moved_forward(),
-    ]
+    around_steady = Board(slots, slots.order, _peak(slots, slots.order), steady=True)
+    tried = [_moved_all(slots), around_steady.moved_forward()]
     if not graph.runs_like(slots):
         tried = [polish(graph, orders, limit) for orders in tried]
-    return graph.reordered(
-        min([graph.order, *tried], key=lambda orders: _value(graph, orders, limit))
-    )
+    # Of equals the first: the order as it was.
+    best = min([graph.order, *tried], key=lambda orders: _value(graph, orders, limit))
+    return graph.reordered(best)
 
 
 def _peak(graph: Graph, orders: Orders) -> float:
@@ -52,9 +50,9 @@ def _peak(graph: Graph, orders: Orders) -> float:
 def _value(graph: Graph, orders: Orders, limit: float) -> float:
     """What is minimised; infinite for orders that hold too much, or cannot run."""
     ends = graph.ends(orders)
-    return (
-        graph.objective(orders, ends) if ends and _peak(graph, orders) <= limit + ROUNDING else inf
-    )
+    if not ends or _peak(graph, orders) > limit + ROUNDING:
+        return inf
+    return graph.objective(orders, ends)
 
 
 def _moved_all(graph: Graph) -> Orders:

@@ -1,22 +1,8 @@
-"""Whole slots of time: what ops take of them, and weight gradients put into free ones."""
+"""Weight gradients put into free slots of time."""
 
 from collections import deque
 from collections.abc import Iterable
 from typing import TypeVar
-
-from schedlang.schedule.kinds import Kind
-
-#: How many slots an op takes: the unit costs; what takes none comes first in its slot.
-WIDTH: dict[int, int] = {
-    Kind.F: 1,
-    Kind.B: 2,
-    Kind.I: 1,
-    Kind.W: 1,
-    Kind.R: 1,
-    Kind.U: 0,
-    Kind.OFFLOAD: 0,
-    Kind.RELOAD: 0,
-}
 
 Item = TypeVar("Item")
 

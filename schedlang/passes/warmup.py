@@ -20,6 +20,9 @@ def longer_warmups(graph: Graph, given: Orders, limit: float) -> list[Orders]:
     holds at most `limit`; in some of the orders only where that forward ends before the wait does.
     After their warm-ups, ranks do what is left as in the given order.
     """
+    # With one forward more, which ends before the wait does:
+    #
+    #     F0 F1 · · · B0 F2 B1 …    becomes    F0 F1 F2 · · B0 B1 …
     return [
         _Warmup(graph, given, limit, more, beyond).run()
         for more in (1, inf)
@@ -100,9 +103,8 @@ class _Warmup:
         for node in left:
             if self.graph.kind[node] == Kind.F and self.arrival(node) <= now:
                 fits = self.held[rank] + self.graph.rise[node] <= self.limit + ROUNDING
-                return (
-                    node if fits and (self.beyond or now + self.graph.time[node] <= until) else None
-                )
+                ends_in_time = self.beyond or now + self.graph.time[node] <= until
+                return node if fits and ends_in_time else None
         return None
 
     def start(self, rank: int, node: int, now: float) -> None:

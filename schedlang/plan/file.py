@@ -17,6 +17,20 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.files.reading import unreadable
 from schedlang.schedule.actions import Actions
 
+#     {
+#      "format": "schedlang.plan/1",
+#      …                                      the head: all other fields
+#      "lines": [[7, 3, "5f…"], …],           lengths and hash of rank 0's two lines, …
+#      "actions": [
+#       "0F0 0B0",                            rank 0; the lines begin with the blanks in front of it
+#       "1F0 1B0"                             rank 1
+#      ],
+#      "sources": [
+#       "1 2",
+#       "1 2"
+#      ]
+#     }
+
 # The bytes before the lines of `actions`, between these and the lines of `sources`, and at the end.
 _ACTIONS = b'\n "actions": [\n'
 _SOURCES = b'\n ],\n "sources": [\n'

@@ -3,7 +3,6 @@
 A file may come from anywhere: from another version, another program, or an editor.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise, zip_longest
@@ -17,7 +16,7 @@ from schedlang.files.reading import unreadable
 from schedlang.plan.file import Line, Parts, decode, decode_head, line_of, plan_error
 from schedlang.plan.plan import FORMAT, Plan, sha256_of
 from schedlang.proof.repetition import prove_for_all_updates
-from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, Actions, is_copy, is_transfer
+from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, WORD, Actions, is_copy, is_transfer
 from schedlang.schedule.costs import Costs, costs_of
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_skip
@@ -26,9 +25,6 @@ from schedlang.schedule.transports import transports
 
 T = TypeVar("T")
 _KINDS: dict[str, int] = {kind.name: kind for kind in Kind}
-# The longest names first, or `SEND_F` would be found as `S` and a rest.
-_NAMES = "|".join(sorted(Kind.__members__, key=len, reverse=True))
-_WORD = re.compile(rf"(\d{{1,9}})({_NAMES})(\d{{1,9}})?")
 
 
 def read_plan(path: str | Path) -> Plan:
@@ -402,7 +398,7 @@ def _parse_plain(text: str, sources: list[int]) -> Actions | None:
 
     Most texts are like that, and this takes a fraction of the time of looking at word after word.
     """
-    words = _WORD.findall(text)
+    words = WORD.findall(text)
     if len(words) != len(sources) or not words:
         return None
     # What is between the words must be blanks.
@@ -453,7 +449,7 @@ def _parse_words(text: str, sources: list[int]) -> Actions:
 
 def _parse_word(text: str, token: str) -> tuple[Kind, int, int]:
     """Kind, stage and microbatch of one word; ValueError names the token it stands in."""
-    match = _WORD.fullmatch(text)
+    match = WORD.fullmatch(text)
     if match is None:
         raise ValueError(f"`{token}` is not an action")
     stage, name, number = match.groups()

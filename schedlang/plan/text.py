@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, Actions, word
-from schedlang.schedule.columns import Ints
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.columns import Ints, is_any
+from schedlang.schedule.kinds import TRANSFERS, Kind
 
 #: Texts of one length, which end in zeros: of each row its characters.
 Table = NDArray[np.uint8]
@@ -16,31 +16,35 @@ Table = NDArray[np.uint8]
 def texts(ranks: Sequence[Actions]) -> list[str]:
     """The text of each rank's actions."""
     stages = 1 + max(max(actions.stage, default=0) for actions in ranks)
+    microbatches = 1 + max(max(actions.microbatch, default=0) for actions in ranks)
     words = _table([word(kind, stage, NO_MICROBATCH) for kind in Kind for stage in range(stages)])
     # The last row is found under NO_MICROBATCH.
-    numbers = [*range(1 + max(max(actions.microbatch, default=0) for actions in ranks)), ""]
-    followed = (
-        _table([f"{number} " for number in numbers]),
-        _table([f"{number}" for number in numbers]),
-    )
-    return [_text(actions, words, stages, *followed) for actions in ranks]
+    numbers = [*range(microbatches), ""]
+    alone = _table([f"{number} " for number in numbers])
+    in_group = _table([f"{number}" for number in numbers])
+    return [_text(actions, words, stages, alone, in_group) for actions in ranks]
 
 
 def numbers_text(columns: Sequence[Sequence[int]]) -> list[str]:
     """The numbers of each column, separated by blanks."""
-    table = _table(
-        [f"{number} " for number in range(1 + max(max(column, default=0) for column in columns))]
-    )
+    largest = max(max(column, default=0) for column in columns)
+    table = _table([f"{number} " for number in range(1 + largest)])
     return [_joined(table[np.asarray(column)]) for column in columns]
 
 
-def _text(actions: Actions, words: Table, stages: int, alone: Table, numbers: Table) -> str:
+def _text(actions: Actions, words: Table, stages: int, alone: Table, in_group: Table) -> str:
     """The text of a rank, from words for kinds and stages, and microbatches with a blank behind and
     without.
     """
-    kind, group, microbatch = (
-        np.asarray(each) for each in (actions.kind, actions.group, actions.microbatch)
-    )
+    # Of each action, the texts that it consists of, filled up with zeros to one length; these are
+    # dropped at the end. Two transfers that are issued as one:
+    #
+    #     open   word       microbatch   close
+    #      (     0SEND_F        4         ;
+    #      .     1RECV_B        1         ) and a blank
+    kind = np.asarray(actions.kind)
+    group = np.asarray(actions.group)
+    microbatch = np.asarray(actions.microbatch)
     which: Ints = (kind - np.int32(1)) * stages + np.asarray(actions.stage)
     if not group.any():
         return _joined(np.concatenate([words[which], alone[microbatch]], axis=1))
@@ -48,8 +52,9 @@ def _text(actions: Actions, words: Table, stages: int, alone: Table, numbers: Ta
     goes_on[1:-1] = (group[1:] > 0) & (group[1:] == group[:-1])
     begins = goes_on[1:] & ~goes_on[:-1]
     ends = goes_on[:-1] & ~goes_on[1:]
-    close = np.where(ends, np.where(kind < Kind.SEND_F, 3, 2), goes_on[1:])
-    parts = _OPEN[begins.view(np.int8)], words[which], numbers[microbatch], _CLOSE[close]
+    end = np.where(is_any(kind, *TRANSFERS), 2, 3)
+    close = np.where(ends, end, goes_on[1:])
+    parts = _OPEN[begins.view(np.int8)], words[which], in_group[microbatch], _CLOSE[close]
     return _joined(np.concatenate(parts, axis=1))
 
 

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from schedlang.schedule.columns import Columns, Flags, Floats, Ints, is_any, repeats
 from schedlang.schedule.findings import Finding
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import RECEIVES, ROWS, SENDS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import Transport
@@ -41,10 +41,10 @@ class Channels:
         """The actions of the schedule."""
         return self.schedule.columns
 
-    @cached_property
+    @property
     def is_send(self) -> Flags:
         """Which actions are sends."""
-        return is_any(self.columns.kind, Kind.SEND_F, Kind.SEND_B)
+        return self.columns.is_send
 
     @property
     def has_peer(self) -> Flags:
@@ -58,26 +58,25 @@ class Channels:
         return np.flatnonzero(is_alone)
 
     def latency(self, table: Floats) -> Floats:
-        """How long each transfer takes; `table` is by what is made and the receive's number."""
-        found = np.zeros(len(self.columns))
-        for send, receive, made in (
-            (Kind.SEND_F, Kind.RECV_F, Kind.F),
-            (Kind.SEND_B, Kind.RECV_B, Kind.B),
-        ):
-            rows = self.columns.where(send)
-            numbers = other_numbers(self.schedule.layout, send)[self.columns.stage[rows]]
-            found[rows] = table[made, np.minimum(numbers, table.shape[1] - 1)]
-            rows = self.columns.where(receive)
-            found[rows] = table[made, self.columns.stage[rows]]
+        """How long each transfer takes, from a `table` by what is made and the receive's number."""
+        times = np.zeros(len(self.columns))
+        for made, send in SENDS.items():
+            sends = self.columns.where(send)
+            numbers = other_numbers(self.schedule.layout, send)[self.columns.stage[sends]]
+            times[sends] = table[made, np.minimum(numbers, table.shape[1] - 1)]
+            receives = self.columns.where(RECEIVES[made])
+            times[receives] = table[made, self.columns.stage[receives]]
         # Where a message is not what its receive is for, it takes the time of what was sent.
         received = np.flatnonzero(~self.is_send & (self.partner >= 0))
-        found[received] = found[self.partner[received]]
-        return found
+        times[received] = times[self.partner[received]]
+        return times
 
     def components(self) -> Ints:
         """For each transfer, a number of the batches that exchange messages, directly or through
         others; -1 where two single transfers meet, or one is alone.
         """
+        # Each batch begins with its own first row as its number, and takes the lowest one among
+        # those that it exchanges messages with, until no number changes any more.
         columns = self.columns
         label = columns.batch.astype(np.int64)
         rows = np.flatnonzero(self.partner >= 0)
@@ -86,6 +85,7 @@ class Channels:
         while True:
             before = label.copy()
             np.minimum.at(label, heads, label[others])
+            # A number's own batch may have got a lower one by now: this halves the way there.
             label = label[label]
             if (label == before).all():
                 break
@@ -102,37 +102,32 @@ class Channels:
         if not len(sends):
             return sends, sends
         receives = np.flatnonzero(self.columns.is_transfer & ~self.is_send & self.has_peer)
-        found = _lookup(self._key(receives, 0), receives, self._key(sends, int(capacity)))
-        return sends, found
+        earlier = _lookup(self._key(receives, 0), receives, self._key(sends, int(capacity)))
+        return sends, earlier
 
     def _key(self, rows: Ints, earlier: int) -> Ints:
+        """A number for the channel and the place there of some transfers, or so many before."""
         return self.channel[rows] * np.int64(len(self.columns) + 1) + self.nth[rows] - earlier
 
     def nowhere(self) -> list[Finding]:
         """Transfers with no rank to reach."""
         rows = np.flatnonzero(self.columns.is_transfer & ~self.has_peer)
-        found = []
+        findings = []
         for row in rows.tolist():
             rank, index = self.columns.place(row)
-            text = self.schedule.ranks[rank].word(index)
-            message = f"`{text}` has no other rank to reach"
-            found.append(
-                Finding(
-                    "unmatched-send" if self.is_send[row] else "unmatched-receive",
-                    message,
-                    rank,
-                    int(self.columns.source[row]),
-                    numbers=(int(self.columns.stage[row]),),
-                )
-            )
-        return found
+            code = "unmatched-send" if self.is_send[row] else "unmatched-receive"
+            message = f"`{self.schedule.ranks[rank].word(index)}` has no other rank to reach"
+            place = int(self.columns.source[row])
+            number = int(self.columns.stage[row])
+            findings.append(Finding(code, message, rank, place, numbers=(number,)))
+        return findings
 
     def repeated(self) -> Iterator[tuple[int, Finding]]:
         """Sends of messages that were sent before, each with what to say of it."""
         columns = self.columns
         rows = np.flatnonzero(self.is_send)
         microbatches = int(columns.microbatch.max(initial=0)) + 1
-        number = columns.stage[rows] * 2 + (columns.kind[rows] == Kind.SEND_B)
+        number = columns.stage[rows] * 2 + is_any(columns.kind[rows], Kind.SEND_B)
         later, _ = repeats(number * np.int64(microbatches) + columns.microbatch[rows])
         for row in rows[later].tolist():
             rank, index = columns.place(row)
@@ -144,18 +139,11 @@ class Channels:
     def mismatched(self) -> Iterator[tuple[int, Finding]]:
         """Sends whose messages meet the receives of other ones, each with what to say of it."""
         columns = self.columns
-        layout = self.schedule.layout
         sends = np.flatnonzero(self.is_send & (self.partner >= 0))
         receives = self.partner[sends]
-        numbers = np.where(
-            columns.kind[sends] == Kind.SEND_F,
-            other_numbers(layout, Kind.SEND_F)[columns.stage[sends]],
-            other_numbers(layout, Kind.SEND_B)[columns.stage[sends]],
-        )
-        is_wrong = (
-            (columns.kind[receives] != columns.kind[sends] + 1)
-            | (columns.stage[receives] != numbers)
-            | (columns.microbatch[receives] != columns.microbatch[sends])
+        tags = _tags(self.schedule.layout, columns, sends)
+        is_wrong = (tags != _tags(self.schedule.layout, columns, receives)) | (
+            columns.microbatch[receives] != columns.microbatch[sends]
         )
         wrong = zip(sends[is_wrong].tolist(), receives[is_wrong].tolist(), strict=True)
         for send, receive in wrong:
@@ -166,19 +154,16 @@ class Channels:
             message = f"rank {receiver} receives `{wanted}` where rank {sender} sends `{text}`"
             related = ((int(columns.source[send]), f"`{text}` is next on this channel"),)
             help = "messages between two ranks arrive in the order of their sends"
-            place = int(columns.source[receive])
-            yield (
-                send,
-                Finding(
-                    "mismatched-transfer",
-                    message,
-                    receiver,
-                    place,
-                    related=related,
-                    help=help,
-                    numbers=(int(columns.stage[receive]), int(columns.stage[send])),
-                ),
+            finding = Finding(
+                "mismatched-transfer",
+                message,
+                receiver,
+                int(columns.source[receive]),
+                related=related,
+                help=help,
+                numbers=(int(columns.stage[receive]), int(columns.stage[send])),
             )
+            yield send, finding
 
 
 def channels_of(schedule: Schedule, transport: Transport) -> Channels:
@@ -192,37 +177,41 @@ def channels_of(schedule: Schedule, transport: Transport) -> Channels:
     rows = np.flatnonzero(columns.is_transfer)
     peer[rows] = _peers(schedule, rows)
     rows = rows[peer[rows] >= 0]
-    sends = is_any(columns.kind[rows], Kind.SEND_F, Kind.SEND_B)
+    is_send = columns.is_send[rows]
     own = columns.rank[rows].astype(np.int64)
-    key = np.where(sends, own, peer[rows]) * len(schedule.ranks) + np.where(sends, peer[rows], own)
+    sender = np.where(is_send, own, peer[rows])
+    receiver = np.where(is_send, peer[rows], own)
+    # A channel goes from a rank to another one; of batches apart, or of messages with one tag.
+    key = sender * len(schedule.ranks) + receiver
     if transport.apart:
         key = key * 2 + (columns.sizes[rows] > 1)
     if transport.tags:
-        key = key * (2 * _most_numbers(layout)) + _tags(layout, columns, rows)
+        # The numbers of stages, of skips, and of what is past the first and the last stage.
+        key = key * 2 * (len(layout.all_numbers) + 2) + _tags(layout, columns, rows)
         key = key * (int(columns.microbatch[rows].max(initial=0)) + 1) + columns.microbatch[rows]
     channel[rows] = key
-    for side in (sends, ~sends):
+    # The n-th send of a channel meets the n-th receive.
+    for side in (is_send, ~is_send):
         nth[rows[side]] = _counted(key[side])
-    count = np.int64(len(columns) + 1)
-    sent = rows[sends]
-    received = rows[~sends]
-    partner[sent] = _lookup(
-        channel[received] * count + nth[received], received, channel[sent] * count + nth[sent]
-    )
-    met = sent[partner[sent] >= 0]
+    turn = channel * np.int64(len(columns) + 1) + nth
+    sends = rows[is_send]
+    receives = rows[~is_send]
+    partner[sends] = _lookup(turn[receives], receives, turn[sends])
+    met = sends[partner[sends] >= 0]
     partner[partner[met]] = met
     return Channels(schedule, partner, peer, channel, nth)
 
 
 def _counted(keys: Ints) -> Ints:
     """How many of the same key have been before each."""
+    # Sorted, equal keys are neighbours, and each counts from the first of them.
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     begins = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
     lengths = np.diff(np.append(begins, len(ordered)))
-    found = np.empty(len(keys), np.int64)
-    found[order] = np.arange(len(keys)) - np.repeat(begins, lengths)
-    return found
+    counts = np.empty(len(keys), np.int64)
+    counts[order] = np.arange(len(keys)) - np.repeat(begins, lengths)
+    return counts
 
 
 def _lookup(keys: Ints, values: Ints, wanted: Ints) -> Ints:
@@ -235,32 +224,28 @@ def _lookup(keys: Ints, values: Ints, wanted: Ints) -> Ints:
     return np.where(ordered[at] == wanted, values[order[at]], NO_PARTNER)
 
 
-def _most_numbers(layout: Layout) -> int:
-    return len(layout.placement) + len(layout.skip_stages) + 2
-
-
 def _tags(layout: Layout, columns: Columns, rows: Ints) -> Ints:
     """What each transfer carries: the kind and number of its receive."""
-    found = columns.stage[rows].astype(np.int64)
+    number = columns.stage[rows].astype(np.int64)
     kind = columns.kind[rows]
-    for send in (Kind.SEND_F, Kind.SEND_B):
-        chosen = kind == send
-        found[chosen] = other_numbers(layout, send)[found[chosen]]
-    return found * 2 + is_any(kind, Kind.SEND_B, Kind.RECV_B)
+    for send in SENDS.values():
+        sends = kind == send
+        number[sends] = other_numbers(layout, send)[number[sends]]
+    return number * 2 + is_any(kind, SENDS[Kind.B], RECEIVES[Kind.B])
 
 
 def other_numbers(layout: Layout, kind: Kind) -> Ints:
     """The number of the other end of each transfer of a kind."""
-    numbers = range(len(layout.placement) + len(layout.skip_stages))
-    return np.array([layout.counterpart(kind, number)[1] for number in numbers], np.int64)
+    numbers = [layout.counterpart(kind, number)[1] for number in layout.all_numbers]
+    return np.array(numbers, np.int64)
 
 
 def _peers(schedule: Schedule, rows: Ints) -> Ints:
     """The rank at the other end of each transfer; -1 where there is none."""
-    numbers = len(schedule.placement) + len(schedule.layout.skip_stages)
-    table = np.full((max(Kind) + 1, numbers), -1, np.int64)
-    for kind in (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B):
-        for number in range(numbers):
+    numbers = schedule.layout.all_numbers
+    table = np.full((ROWS, len(numbers)), -1, np.int64)
+    for kind in TRANSFERS:
+        for number in numbers:
             peer = schedule.peer(kind, number)
             if peer is not None:
                 table[kind, number] = peer

@@ -2,14 +2,33 @@
 
 Every rank has a thread with its ops, where each waits for the one before. What else there is to
 wait for depends on the transport (`schedlang.schedule.transports`, and docs/transports.md in
-words):
+words). Here is `0F0 0SEND_F0 0F1` on rank 0 and `1RECV_F0 1F0` on rank 1; `╎` are edges.
 
-- where ranks block, batches of transfers stand on the ranks' threads, among the ops;
-- where they do not, batches stand on the threads of their lanes. A batch is issued once its rank
-  has come to it, and an op waits for the batches that bring what it needs;
-- where every transfer is on its own (gloo), a message is under way once its rank has come to the
-  send, and an op waits for its messages;
-- `ideal`, an op waits for the ops that make what it needs, and no transfer for another.
+Where ranks block, batches of transfers stand on the ranks' threads, among the ops, and the two
+sides of a transfer wait for each other:
+
+    rank 0    ── 0F0 ── SEND_F0 ── 0F1 ──
+                           ╎
+    rank 1    ────────── RECV_F0 ── 1F0 ──
+
+Where they do not, batches stand on the threads of their lanes. A batch is issued once its rank has
+come to it, and an op waits for the batches that bring what it needs:
+
+    rank 0    ── 0F0 ── 0F1 ──
+                  └╌╌╌╌╮ issued
+    its lane  ──────── SEND_F0 ──
+                         ╎
+    a lane of 1 ────── RECV_F0 ──
+                         ╰╌╌╌╌╮ brings
+    rank 1    ────────────── 1F0 ──
+
+Where every transfer is on its own (gloo), a message is under way once its rank has come to the
+send, and an op waits for its messages, each with a latency as its delay. `ideal`, an op waits for
+the ops that make what it needs, and no transfer for another:
+
+    rank 0    ── 0F0 ── 0F1 ──
+                   ╰╌╌╌╮ latency
+    rank 1    ──────── 1F0 ──
 """
 
 from collections.abc import Callable, Sequence
@@ -21,11 +40,10 @@ from attrs import define, field, frozen
 
 from schedlang.proof.channels import Channels, channels_of
 from schedlang.proof.graph import NEVER, NOTHING, Graph, Items
-from schedlang.schedule.columns import Columns, Floats, Ints, is_any
+from schedlang.schedule.columns import Columns, Floats, Ints
 from schedlang.schedule.costs import Costs, Durations, Transfers
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import RECEIVES, ROWS, Kind
 from schedlang.schedule.layout import Layout
-from schedlang.schedule.needs import RECEIVES
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
 from schedlang.schedule.transports import Transport
@@ -106,14 +124,15 @@ def _in_turns(schedule: Schedule, events_of: Callable[[Ints | None], Events]) ->
     their ranks come to them.
 
     That order follows from the times, and these from it. So it is looked for: from an order, the
-    times, and from these the order. Each round the first copy that had a wrong turn gets its right
-    one, since what comes before it does not change any more.
+    times, and from these the order, until it stays.
     """
     events = events_of(None)
     links = schedule.layout.links
     copies = np.flatnonzero(schedule.columns.is_copy)
     if len(set(links)) == len(links) or not len(copies):
         return events
+    # Each round the first copy that had a wrong turn gets its right one, since what comes before it
+    # does not change any more. So there is an end to it.
     turns = None
     while events.graph.is_whole:
         waits = events.graph.times_of(events.come[copies])
@@ -137,7 +156,9 @@ def _ideal_events(build: "_Build") -> Events:
     items = build.item[needs.user]
     is_op = items >= 0
     is_before = (needs.maker >= 0) & (needs.maker < schedule.columns.batch[needs.user])
+    # What is made on the same rank, but not before: its thread never gets there.
     build.wait_never(np.flatnonzero(is_op & ~needs.is_far & ~is_before))
+    # What another rank makes, and when it has come.
     wanted = np.flatnonzero(is_op & needs.is_message)
     makers = needs.maker[wanted]
     target = np.where(makers >= 0, build.item[makers], NEVER)
@@ -230,9 +251,10 @@ class _Build:
         """Put the ops of each rank on its thread, and `with_batches` its transfers as well."""
         columns = self.columns
         is_head = columns.batch == np.arange(len(columns))
-        on_rank = ~columns.is_copy if with_batches else ~columns.is_copy & ~columns.is_transfer
-        self.on_rank = np.flatnonzero(is_head & on_rank)
         is_op = ~columns.is_copy & ~columns.is_transfer
+        on_rank = is_op | columns.is_transfer if with_batches else is_op
+        self.on_rank = np.flatnonzero(is_head & on_rank)
+        # Ops that overlap are one item, which takes until the last of them ends.
         self.after[is_op] = op_ends(columns, np.flatnonzero(is_op), self.durations)
         takes = np.zeros(len(columns))
         np.maximum.at(takes, columns.batch[is_op], self.after[is_op])
@@ -253,6 +275,7 @@ class _Build:
         rows = np.flatnonzero(self.columns.is_copy)
         if not len(rows):
             return
+        # Each rank has a link of its own, where its copies go in its order; or they take turns.
         links: Sequence[int] = range(len(self.schedule.ranks))
         order: Ints = rows
         if self.turns is not None:
@@ -268,7 +291,7 @@ class _Build:
     def wait_for_copies(self) -> None:
         """Ops wait for what is brought back from the host."""
         needs = self.schedule.needs
-        is_op = self.columns.kind[needs.user] < Kind.SEND_F
+        is_op = ~self.columns.is_transfer[needs.user]
         is_before = (needs.maker >= 0) & (needs.maker < self.columns.batch[needs.user])
         wanted = np.flatnonzero((needs.made == Kind.RELOAD) & is_op & is_before)
         users = needs.user[wanted]
@@ -281,6 +304,7 @@ class _Build:
         if not len(wanted):
             return
         makers = needs.maker[wanted]
+        # One edge for each step and other rank: where its last gradient is, the others are.
         key = needs.user[wanted] * np.int64(len(self.schedule.ranks)) + self.columns.rank[makers]
         order = np.lexsort((makers, key))
         is_last = np.diff(key[order], append=-1) != 0
@@ -305,7 +329,7 @@ class _Build:
     def _received(self) -> tuple[Ints, Ints]:
         """The needs of ops for messages, and the receives that bring these before them."""
         needs = self.schedule.needs
-        is_op = self.columns.kind[needs.user] < Kind.SEND_F
+        is_op = ~self.columns.is_transfer[needs.user]
         is_before = (needs.receive >= 0) & (needs.receive < self.columns.batch[needs.user])
         wanted = np.flatnonzero(needs.is_message & is_op & is_before)
         return wanted, needs.receive[wanted]
@@ -325,6 +349,8 @@ class _Build:
             lane = lane * (ranks + 1) + peer
         thread = self.threads + lane
         self.threads = int(thread.max(initial=self.threads)) + 1
+        # Two items of a batch, one behind the other on its lane: it is issued when its rank comes
+        # to it, and only from then on it stands there and meets its other side.
         issued = self.items.add(thread, heads * 2 + _ISSUED)
         self.wait(issued, self.rank_before(heads), heads)
         self.item[heads] = self.items.add(thread, heads * 2 + _STANDS)
@@ -334,6 +360,10 @@ class _Build:
         """Transfers are over one latency after both sides have started; and batches with the last
         of theirs, or if `atomic`, all that exchange messages, directly or through others, together.
         """
+        # A send whose receive starts later; both are over at once:
+        #
+        #     send      ●──────────┬─ latency ─●
+        #     receive              ●─ latency ─●
         is_there = self.columns.is_transfer & channels.has_peer
         together = channels.components() if atomic else np.full(len(is_there), -1)
         latency = channels.latency(self._latencies)
@@ -341,7 +371,7 @@ class _Build:
         others = np.where(channels.partner >= 0, self.item[channels.partner], NEVER)
         waiter = self.item[rows]
         self.wait(waiter, others[rows], rows, latency[rows], at_begin=True)
-        # The way begins at the later of the two sides.
+        # The way begins at the later of the two sides, so each waits for its own start as well.
         late = np.flatnonzero(latency[rows] > 0)
         delay = latency[rows[late]]
         self.wait(waiter[late], waiter[late], rows[late], delay, at_begin=True)
@@ -365,16 +395,23 @@ class _Build:
 
         Transfers of one batch do not wait for each other: each is on a thread of its own.
         """
+        # On `buffered:2`, of the messages of a channel (the order of each rank apart):
+        #
+        #     receive 0   waits for send 0 and the way
+        #     send 2      waits for receive 0, which makes room
+        #     receive 2   waits for send 2 and the way
+        #     send 4      waits for receive 2, …
         columns = self.columns
         rows = np.flatnonzero(columns.is_transfer)
         rows = rows[channels.has_peer[rows]]
         done = self.item.copy()
         several = rows[columns.sizes[rows] > 1]
+        # Each is done on its own, once its batch has started; the batch is over when all are.
         done[several] = self.items.add(self.threads + np.arange(len(several)), several)
         self.threads += len(several)
         self.wait(done[several], self.item[several], several, at_begin=True)
         self.wait(self.item[several], done[several], several)
-        receives = rows[~is_any(columns.kind[rows], Kind.SEND_F, Kind.SEND_B)]
+        receives = rows[~columns.is_send[rows]]
         sends = channels.partner[receives]
         delay = channels.latency(self._latencies)[receives]
         self.wait(done[receives], np.where(sends >= 0, done[sends], NEVER), receives, delay)
@@ -394,22 +431,22 @@ class _Build:
 
 def latencies(layout: Layout, transfers: Transfers) -> Floats:
     """How long each transfer takes, by what it brings, and the number of its receive."""
-    numbers = len(layout.placement) + len(layout.skip_stages)
-    found = np.zeros((max(RECEIVES) + 1, numbers))
+    table = np.zeros((max(RECEIVES) + 1, len(layout.all_numbers)))
     for made, receive in RECEIVES.items():
-        for number in range(numbers):
+        for number in layout.all_numbers:
             stage, other = layout.ends(receive, number)
             sender = layout.peer(receive, number)
             if sender is not None:
                 earlier = min(stage, other)
-                found[made, number] = transfers.time(made, earlier, sender, layout.placement[stage])
-    return found
+                receiver = layout.placement[stage]
+                table[made, number] = transfers.time(made, earlier, sender, receiver)
+    return table
 
 
 def _by_kind(durations: Durations) -> Floats:
     """How long ops take, by kind and stage."""
     stages = len(durations.by_kind[Kind.F])
-    return np.array([durations.by_kind.get(kind, [0.0] * stages) for kind in range(max(Kind) + 1)])
+    return np.array([durations.by_kind.get(kind, [0.0] * stages) for kind in range(ROWS)])
 
 
 def op_ends(columns: Columns, ops: Ints, durations: Durations) -> Floats:
@@ -422,9 +459,9 @@ def op_ends(columns: Columns, ops: Ints, durations: Durations) -> Floats:
     is_alone = columns.sizes[ops] == 1
     if is_alone.all():
         return after
-    # Overlaps are few, each of a kind of its own: what they take is asked once for each of these.
+    # Overlaps come in few combinations of kinds and stages: each is asked for once.
     known: dict[tuple[tuple[int, int], ...], list[float]] = {}
-    (overlapping,) = np.nonzero(~is_alone)
+    overlapping = np.flatnonzero(~is_alone)
     starts = overlapping[heads[overlapping] == ops[overlapping]]
     sizes = columns.sizes[ops[starts]]
     words = list(zip(kind.tolist(), stage.tolist(), strict=True))

@@ -11,9 +11,10 @@ from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.findings import Finding, diagnose, ranks_text
 from schedlang.schedule.schedule import Schedule
 
-#: A communicator: its ranks, and whether it is for batches. Two ranks that are all have one for
-#: each.
+#: A communicator: its ranks, and whether it is for batches. Where there are two ranks in all, they
+#: have one for batches and one for single transfers.
 Communicator = tuple[tuple[int, ...], bool]
+#: For each rank its communicators in the order of their first use, with the action of that use.
 Uses = list[list[tuple[Communicator, int]]]
 
 
@@ -35,6 +36,8 @@ def _positions(uses: Uses) -> list[int]:
 
     A first use is over once all ranks of the communicator have come to theirs.
     """
+    # An event graph again: a thread for each rank, with its first uses; each waits for the begin of
+    # the same communicator's on the other ranks.
     items = Items()
     numbers: dict[tuple[int, Communicator], int] = {}
     for rank, of_rank in enumerate(uses):
@@ -61,14 +64,18 @@ def _first_uses(schedule: Schedule, rank: int) -> list[tuple[Communicator, int]]
     """The communicators of a rank in the order of their first use, each with the action there."""
     actions = schedule.ranks[rank]
     everyone = tuple(range(len(schedule.ranks)))
-    found: dict[Communicator, int] = {}
+    first: dict[Communicator, int] = {}
     for batch in actions.batches():
-        if is_transfer(actions.kind[batch.start]):
-            peer = schedule.peer(actions.kind[batch.start], actions.stage[batch.start])
+        if not is_transfer(actions.kind[batch.start]):
+            continue
+        if len(batch) > 1:
+            communicator = (everyone, True)
+        else:
+            peer = schedule.peer_of(rank, batch.start)
             assert peer is not None
-            pair = (min(rank, peer), max(rank, peer))
-            found.setdefault((everyone, True) if len(batch) > 1 else (pair, False), batch.start)
-    return list(found.items())
+            communicator = ((min(rank, peer), max(rank, peer)), False)
+        first.setdefault(communicator, batch.start)
+    return list(first.items())
 
 
 def _stands_at(uses: Uses, position: list[int], rank: int) -> Communicator | None:
@@ -91,6 +98,7 @@ def _finding(schedule: Schedule, uses: Uses, position: list[int], rank: int) -> 
             break
         rank = missing
     else:
+        # The way that led into the circle is left out.
         edges = dict(list(edges.items())[list(edges).index(rank) :])
         message = (
             f"{ranks_text(sorted(edges))} wait for each other, each at the first use of a "
@@ -109,11 +117,11 @@ def _edge(uses: Uses, position: list[int], rank: int) -> tuple[Edge, int]:
     """What a rank waits for, and a rank that has not come; one that never does, if there is one."""
     communicator, index = uses[rank][position[rank]]
     members, batched = communicator
-    missing = [each for each in members if _stands_at(uses, position, each) != communicator]
-    comes = {each: dict(uses[each]).get(communicator) for each in missing}
-    chosen = next((each for each in missing if comes[each] is None), missing[0])
-    later = comes[chosen]
+    missing = [other for other in members if _stands_at(uses, position, other) != communicator]
+    comes_at = {other: dict(uses[other]).get(communicator) for other in missing}
+    never = [other for other in missing if comes_at[other] is None]
+    chosen = (never or missing)[0]
+    later = comes_at[chosen]
+    until = None if later is None else (chosen, later)
     what = "batch" if batched else f"transfer alone with rank {chosen}"
-    return Edge(
-        (rank, index), "first use", None if later is None else (chosen, later), what=what
-    ), chosen
+    return Edge((rank, index), "first use", until, what=what), chosen

@@ -18,9 +18,7 @@ longest path to it.
 
 import hashlib
 from array import array
-from collections.abc import Iterator
 from functools import cached_property, lru_cache
-from itertools import pairwise
 from math import inf
 
 import numpy as np
@@ -61,9 +59,11 @@ class Graph:
     @cached_property
     def before(self) -> Ints:
         """For each event the one before it on its thread, or NOTHING."""
-        found = np.arange(-1, len(self.waits) - 1)
-        found[self.first[:-1][self.first[:-1] < len(found)]] = NOTHING
-        return found
+        before = np.arange(-1, len(self.waits) - 1)
+        firsts = self.first[:-1]
+        # The last threads may have no events.
+        before[firsts[firsts < len(before)]] = NOTHING
+        return before
 
     @cached_property
     def begins(self) -> Floats:
@@ -137,42 +137,55 @@ class Items:
         """The graph: an item that waits for n others has n events, of which the last takes its
         time.
         """
+        # An item i that waits for items a and b, and then takes 4:
+        #
+        #     its thread   … ───●─────────────●─────────────●──── …
+        #                    begin[i]      waits[e]       over[i]
+        #                  the last of    = over[a]    waits for over[b],
+        #                  the one before               then takes 4
+        #
+        # Without any edge, over[i] is its only event. For an edge `at_begin` of b, the event waits
+        # for begin[b], where b may still have to wait for others.
         threads = np.concatenate(self.threads)
         orders = np.concatenate(self.orders)
         waiters = np.concatenate(self.waiters)
         targets = np.concatenate(self.targets)
+        at_begins = np.concatenate(self.at_begins)
+        delays = np.concatenate(self.delays)
+
+        # Where the events of each item are: as many as it has edges, or one.
         sequence = np.lexsort((orders, threads))
-        counts = np.bincount(waiters, minlength=self.count)
-        sizes = np.maximum(counts, 1)[sequence]
-        ends = np.cumsum(sizes)
+        edges = np.bincount(waiters, minlength=self.count)
+        size = np.maximum(edges, 1)
+        ends = np.cumsum(size[sequence])
         over = np.empty(self.count, np.int64)
         over[sequence] = ends - 1
-        size = np.empty(self.count, np.int64)
-        size[sequence] = sizes
         begin = over - size
         is_first = np.diff(threads[sequence], prepend=-1) != 0
         begin[sequence[is_first]] = NOTHING
-        events = int(ends[-1]) if self.count else 0
+
+        # What each event waits for: the edges of an item in the order in which they were given.
+        events = int(size.sum())
         waits = np.full(events, NOTHING, np.int64)
         delay = np.zeros(events)
         edge = np.full(events, NOTHING, np.int64)
-        # The edges of each item in the order in which they were given, on its events from the
-        # first.
         order = np.argsort(waiters, kind="stable")
-        nth = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-        event = over[waiters[order]] - size[waiters[order]] + 1 + nth
+        nth = np.arange(len(order)) - np.repeat(np.cumsum(edges) - edges, edges)
+        waiter = waiters[order]
+        event = over[waiter] - size[waiter] + 1 + nth
         target = targets[order]
-        is_item = target >= 0
-        at_begin = np.concatenate(self.at_begins)[order]
         waits[event] = target
+        is_item = target >= 0
         reached = target[is_item]
-        waits[event[is_item]] = np.where(at_begin[is_item], begin[reached], over[reached])
-        delay[event] = np.concatenate(self.delays)[order]
+        at_begin = at_begins[order][is_item]
+        waits[event[is_item]] = np.where(at_begin, begin[reached], over[reached])
+        delay[event] = delays[order]
         edge[event] = order
-        takes_of = np.zeros(events)
-        takes_of[over] = np.concatenate(self.takes)
-        first = np.append((ends - sizes)[is_first], events)
-        return Graph(first, waits, delay, takes_of, edge, begin, over)
+
+        takes = np.zeros(events)
+        takes[over] = np.concatenate(self.takes)
+        first = np.append(over[sequence[is_first]] - size[sequence[is_first]] + 1, events)
+        return Graph(first, waits, delay, takes, edge, begin, over)
 
 
 @frozen(hash=True)
@@ -196,47 +209,44 @@ def walk(graph: Graph) -> Floats:
     order in which threads are visited does not matter, and one walk decides (Kahn 1974). It takes
     time linear in the events.
     """
-    times = array("d", [inf]) * len(graph.waits)
-    threads = _rows(graph)
-    #: Of each thread: its event that is next, with all that it waits for, and the time by then.
-    following = [next(rows, None) for rows in threads]
-    clock = [0.0] * len(threads)
+    # Two threads; b waits for e. The walk takes thread 0 to b, where it leaves it, thread 1 to its
+    # end, and from e on thread 0 again:
+    #
+    #     thread 0   ─ a ─────── b ─ c           waiting = {e: [0]}  until e happens
+    #                            │
+    #     thread 1   ─ d ─── e ──┘
+    waits = graph.waits.tolist()
+    delay = graph.delay.tolist()
+    takes = graph.takes.tolist()
+    times = array("d", [inf]) * len(waits)
+    #: Of each thread: its event that is next, the one after its last, and the time by now.
+    *following, _ = graph.first.tolist()
+    _, *ends = graph.first.tolist()
+    clock = [0.0] * len(ends)
     #: The threads that wait for an event.
     waiting: dict[int, list[int]] = {}
-    ready = list(range(len(threads) - 1, -1, -1))
+    ready = list(range(len(ends) - 1, -1, -1))
     while ready:
         thread = ready.pop()
-        rows = threads[thread]
-        row = following[thread]
         now = clock[thread]
-        while row is not None:
-            event, other, delay, takes = row
+        for event in range(following[thread], ends[thread]):
+            other = waits[event]
             if other >= 0:
-                there = times[other] + delay
+                there = times[other] + delay[event]
                 if there == inf:
                     waiting.setdefault(other, []).append(thread)
+                    following[thread] = event
+                    clock[thread] = now
                     break
                 if there > now:
                     now = there
             elif other == NEVER:
                 break
-            elif delay > now:
-                now = delay
-            now += takes
+            # The begin of all, at 0, and the delay after it.
+            elif delay[event] > now:
+                now = delay[event]
+            now += takes[event]
             times[event] = now
             if event in waiting:
                 ready += waiting.pop(event)
-            row = next(rows, None)
-        following[thread] = row
-        clock[thread] = now
     return np.frombuffer(times) if len(times) else np.zeros(0)
-
-
-def _rows(graph: Graph) -> list[Iterator[tuple[int, int, float, float]]]:
-    """The events of each thread."""
-    columns = graph.waits.tolist(), graph.delay.tolist(), graph.takes.tolist()
-    bounds = graph.first.tolist()
-    return [
-        zip(range(begin, end), *(column[begin:end] for column in columns), strict=True)
-        for begin, end in pairwise(bounds)
-    ]

@@ -32,32 +32,29 @@ def lint(schedule: Schedule) -> list[Diagnostic]:
             findings += _asymmetric(schedule)
         if schedule.transport == "nccl":
             findings += _mixed(schedule)
-    return [evolve(each, severity="warning") for each in diagnose(schedule, findings)]
+    warnings = diagnose(schedule, findings)
+    return [evolve(warning, severity="warning") for warning in warnings]
 
 
 def _asymmetric(schedule: Schedule) -> Iterator[Finding]:
     """Batches whose other side is not one batch too; `portable` allows none, since batches are
     atomic there.
     """
-    parts = _parts(schedule, batched=True)
-    mirrors = {pair: {transfers for _, transfers in found} for pair, found in parts.items()}
+    batched = _parts(schedule, batched=True)
+    batches = {pair: {words for _, words in parts} for pair, parts in batched.items()}
     help = (
         "on both ranks, put the same transfers into one `exchange`: some libraries end a batch "
         "only as a whole"
     )
-    for (rank, peer), found in parts.items():
+    for (rank, peer), parts in batched.items():
         actions = schedule.ranks[rank]
-        for start, _ in found:
-            batch = [
-                i
-                for i in actions.batch(start)
-                if schedule.peer(actions.kind[i], actions.stage[i]) == peer
-            ]
-            ends = [
-                (*schedule.layout.counterpart(*actions.row(i)[:2]), actions.microbatch[i])
-                for i in batch
-            ]
-            if frozenset(word(*end) for end in ends) not in mirrors.get((peer, rank), ()):
+        for start, _ in parts:
+            mirror = frozenset(
+                word(*schedule.other_end(rank, index))
+                for index in actions.batch(start)
+                if schedule.peer_of(rank, index) == peer
+            )
+            if mirror not in batches.get((peer, rank), ()):
                 message = (
                     f"what rank {rank} issues as one batch with rank {peer}, rank {peer} does not"
                 )
@@ -68,16 +65,20 @@ def _mixed(schedule: Schedule) -> Iterator[Finding]:
     """Ranks that exchange batches as well as single transfers, from the lower rank's side."""
     batched = _parts(schedule, batched=True)
     alone = _parts(schedule, batched=False)
-    for rank, peer in sorted(pair for pair in batched.keys() & alone.keys() if pair[0] < pair[1]):
+    help = (
+        "on nccl these take two communicators: use both once before the step, or issue all "
+        "transfers alike"
+    )
+    for rank, peer in sorted(batched.keys() & alone.keys()):
+        if rank > peer:
+            continue
         source = schedule.ranks[rank].source
+        first_batch, _ = batched[rank, peer][0]
+        first_alone, _ = alone[rank, peer][0]
         message = f"ranks {rank} and {peer} exchange batches as well as single transfers"
-        related = (source[alone[rank, peer][0][0]], "alone here")
-        help = (
-            "on nccl these take two communicators: use both once before the step, or issue all "
-            "transfers alike"
-        )
-        place = source[batched[rank, peer][0][0]]
-        yield Finding("mixed-transfers", message, rank, place, "in a batch here", (related,), help)
+        related = ((source[first_alone], "alone here"),)
+        place = source[first_batch]
+        yield Finding("mixed-transfers", message, rank, place, "in a batch here", related, help)
 
 
 def _parts(schedule: Schedule, batched: bool) -> dict[Pair, list[Part]]:
@@ -85,43 +86,47 @@ def _parts(schedule: Schedule, batched: bool) -> dict[Pair, list[Part]]:
     parts: dict[Pair, list[Part]] = {}
     for rank, actions in enumerate(schedule.ranks):
         for batch in actions.batches():
-            if is_transfer(actions.kind[batch.start]) and (len(batch) > 1) == batched:
-                peers: dict[int, set[str]] = {}
-                for index in batch:
-                    peer = schedule.peer(actions.kind[index], actions.stage[index])
-                    assert peer is not None
-                    peers.setdefault(peer, set()).add(actions.word(index))
-                for peer, words in peers.items():
-                    parts.setdefault((rank, peer), []).append((batch.start, frozenset(words)))
+            if not is_transfer(actions.kind[batch.start]) or (len(batch) > 1) != batched:
+                continue
+            words_with: dict[int, set[str]] = {}
+            for index in batch:
+                peer = schedule.peer_of(rank, index)
+                assert peer is not None
+                words_with.setdefault(peer, set()).add(actions.word(index))
+            for peer, words in words_with.items():
+                parts.setdefault((rank, peer), []).append((batch.start, frozenset(words)))
     return parts
 
 
 def _needs_tags(schedule: Schedule) -> Iterator[Finding]:
     """Receives that are not in the order of their sends, the first of each two ranks."""
+    # By sender and receiver, the receive of each send in the order of the sends, by its word and
+    # number; and the receives in their own order, by their indices.
     sent: dict[Pair, list[tuple[str, int]]] = {}
-    received: dict[Pair, list[tuple[str, int, int]]] = {}
+    received: dict[Pair, list[int]] = {}
     for rank, actions in enumerate(schedule.ranks):
-        for index in filter(lambda index: is_transfer(actions.kind[index]), range(len(actions))):
-            op = actions.kind[index], actions.stage[index]
-            peer = schedule.peer(*op)
+        for index, kind in enumerate(actions.kind):
+            if not is_transfer(kind):
+                continue
+            peer = schedule.peer_of(rank, index)
             assert peer is not None
-            if is_send(op[0]):
-                end = schedule.layout.counterpart(*op)
-                receive = word(*end, actions.microbatch[index])
-                sent.setdefault((rank, peer), []).append((receive, end[1]))
+            if is_send(kind):
+                receive = schedule.other_end(rank, index)
+                sent.setdefault((rank, peer), []).append((word(*receive), receive[1]))
             else:
-                received.setdefault((peer, rank), []).append(
-                    (actions.word(index), actions.source[index], op[1])
-                )
+                received.setdefault((peer, rank), []).append(index)
     help = "receive in the order of the sends: other transports match messages by it"
-    for (sender, receiver), wanted in sent.items():
-        arrived = received[sender, receiver]
-        for (first, number), (got, place, own) in zip(wanted, arrived, strict=True):
-            if got != first:
+    for (sender, receiver), receives in sent.items():
+        actions = schedule.ranks[receiver]
+        for (word_sent, number_sent), index in zip(
+            receives, received[sender, receiver], strict=True
+        ):
+            if actions.word(index) != word_sent:
                 message = (
-                    f"rank {receiver} receives `{got}` before `{first}`, which rank "
-                    f"{sender} sends first"
+                    f"rank {receiver} receives `{actions.word(index)}` before `{word_sent}`, which "
+                    f"rank {sender} sends first"
                 )
-                numbers = (own, number)
+                numbers = (actions.stage[index], number_sent)
+                place = actions.source[index]
                 yield Finding("needs-tags", message, receiver, place, help=help, numbers=numbers)
                 break

@@ -6,7 +6,7 @@ import numpy as np
 from attrs import frozen
 
 from schedlang.schedule.columns import Floats, Ints
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import ROWS
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
 
@@ -41,7 +41,7 @@ def levels(
     What an op takes, it takes as it begins; what it gives back, as it ends. Activations that it
     does not keep (see `Schedule.keeps`) it holds only as it begins.
     """
-    table = np.zeros((max(Kind) + 1, len(schedule.placement)))
+    table = np.zeros((ROWS, len(schedule.placement)))
     for kind, of_stages in amounts.items():
         table[kind] = of_stages
     return [

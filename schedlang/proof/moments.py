@@ -17,11 +17,13 @@ it is the order in which the compiler places transfers, and the quickest proof o
 import numpy as np
 from attrs import evolve
 
+from schedlang.proof.channels import other_numbers
 from schedlang.proof.edges import Events, ideal_events
 from schedlang.proof.graph import NOTHING, walk
 from schedlang.schedule.columns import Flags, Floats, Ints, repeats
 from schedlang.schedule.costs import Costs
-from schedlang.schedule.needs import RECEIVES, Needs
+from schedlang.schedule.kinds import RECEIVES
+from schedlang.schedule.needs import Needs
 from schedlang.schedule.schedule import Schedule
 
 
@@ -32,6 +34,14 @@ class Moments:
     those of an action; a copy is issued as the op before it hands over. `is_stuck[row]` says of an
     op that it never runs: all such moments come after the others.
     """
+
+    # Ops that hand over are counted: the k-th does it at moment 2k. An op that starts when k ops
+    # have handed over is issued at 2k + 1. So what F0 makes is sent and received at 2, and the ops
+    # that start at that time come at 3:
+    #
+    #     moment    1         2        3         4
+    #     rank 0    issue F0  SEND_F0  issue F1  SEND_F1
+    #     rank 1              RECV_F0  issue F0  …
 
     def __init__(self, events: Events) -> None:
         schedule = events.schedule
@@ -44,36 +54,40 @@ class Moments:
         ends = events.graph.ends[items]
         start_round, end_round = _rounds(events, items)
         is_stuck = np.isinf(ends)
-        #: How many moments there are before the standstill, if it comes to one.
-        self.stand = 2 * len(heads) + 3
-        turn = np.empty(len(items), np.int64)
+
         # Of ops that end together, each rank's number of ops before decides, not its transfers.
         ops_before = np.cumsum(np.append(0, ~columns.is_transfer))
         index = ops_before[heads] - ops_before[columns.first[columns.rank[heads]]]
-        turn[np.lexsort((columns.rank[heads], index, end_round, ends))] = np.arange(len(items))
+        order = np.lexsort((columns.rank[heads], index, end_round, ends))
+        turn = np.empty(len(items), np.int64)
+        turn[order] = np.arange(len(items))
         handed = _before(starts, start_round, ends, end_round)
+
         # After a standstill each rank just goes on: it receives what an op lacks, runs it, and
-        # sends.
+        # sends. That takes three moments of each op.
+        #: How many moments there are before the standstill, if it comes to one.
+        self.stand = 2 * len(heads) + 3
         stuck = self.stand + 3 * np.arange(len(heads))
         issue = np.where(is_stuck, stuck + 1, 2 * handed + 1)
         hand_over = np.where(is_stuck, stuck + 2, 2 * turn + 2)
+
+        # Of each action those of its op, or of the op before it, or 0 where there is none.
         at = np.searchsorted(heads, columns.batch, "right") - 1
         is_there = (at >= 0) & (columns.rank[heads[at]] == columns.rank)
         self.is_stuck: Flags = is_stuck[at] & is_there
         self.hand_over: Ints = np.where(is_there, hand_over[at], 0)
-        self.issue: Ints = np.where(
-            columns.is_copy, self.hand_over, np.where(is_there, issue[at], 0)
-        )
+        issue_of_op = np.where(is_there, issue[at], 0)
+        self.issue: Ints = np.where(columns.is_copy, self.hand_over, issue_of_op)
 
 
 def sent_as(schedule: Schedule, needs: Needs, items: Ints) -> Ints:
     """The numbers under which what some needs need is sent."""
-    numbers = range(len(schedule.placement) + len(schedule.layout.skip_stages))
-    table = np.zeros((max(RECEIVES) + 1, len(numbers)), np.int64)
-    for kind, receive in RECEIVES.items():
-        table[kind] = [schedule.layout.counterpart(receive, each)[1] for each in numbers]
-    found: Ints = table[needs.made[items], needs.number[items]]
-    return found
+    layout = schedule.layout
+    table = np.zeros((max(RECEIVES) + 1, len(layout.all_numbers)), np.int64)
+    for made, receive in RECEIVES.items():
+        table[made] = other_numbers(layout, receive)
+    numbers: Ints = table[needs.made[items], needs.number[items]]
+    return numbers
 
 
 def global_events(schedule: Schedule) -> Events:
@@ -85,9 +99,8 @@ def follows_moments(schedule: Schedule, ideal: Events) -> bool:
     """Whether each rank's actions are in the order of their moments, and of every message both
     sides.
 
-    `ideal` are the ideal events at the schedule's own costs.
-
-    A schedule in which this is not so may be right all the same.
+    `ideal` are the ideal events at the schedule's own costs. A schedule in which this is not so may
+    be right all the same.
     """
     columns = schedule.columns
     if columns.group[columns.is_transfer].any():
@@ -97,12 +110,14 @@ def follows_moments(schedule: Schedule, ideal: Events) -> bool:
     moments = Moments(ideal if is_at_once else global_events(schedule))
     if moments.is_stuck.any():
         return False
+    # Both sides of the messages: the receives that ops need, and the sends.
     received = np.flatnonzero(needs.is_message)
     sent = np.flatnonzero(columns.is_transfer[needs.user])
     sides = (
         (needs.receive[received], received, sent_as(schedule, needs, received)),
         (needs.user[sent], sent, needs.number[sent]),
     )
+    # A moment has room for all messages, one behind the other in the order of hand-overs.
     when = moments.issue * np.int64(len(sent) + 1)
     messages = []
     for rows, items, number in sides:
@@ -114,6 +129,7 @@ def follows_moments(schedule: Schedule, ideal: Events) -> bool:
             return False
         when[rows] = moments.hand_over[makers] * np.int64(len(sent) + 1) + 1 + np.arange(len(rows))
         messages.append((makers, number[order], rows))
+    # What is sent is what is received, and every transfer is a side of one message.
     (makers, number, receives), (makers_sent, number_sent, sends) = messages
     if not np.array_equal(makers, makers_sent) or not np.array_equal(number, number_sent):
         return False
@@ -121,8 +137,8 @@ def follows_moments(schedule: Schedule, ideal: Events) -> bool:
     if len(transfers) != np.count_nonzero(columns.is_transfer) or len(repeats(transfers)[0]):
         return False
     is_same_rank = columns.rank[1:] == columns.rank[:-1]
-    is_strict = columns.is_transfer[1:]
-    grows = np.diff(when) >= is_strict
+    # Ops may share a moment, a transfer comes later than what is before it.
+    grows = np.diff(when) >= columns.is_transfer[1:]
     return bool((grows | ~is_same_rank).all())
 
 
@@ -151,10 +167,9 @@ def _before(starts: Floats, start_round: Ints, ends: Floats, end_round: Ints) ->
     # Of one moment, ends come before starts.
     is_start = np.arange(len(moments)) < len(starts)
     order = np.lexsort((is_start, rounds, moments))
-    ended = np.cumsum(~is_start[order])
-    found = np.empty(len(moments), np.int64)
-    found[order] = ended
-    return found[: len(starts)]
+    ended = np.empty(len(moments), np.int64)
+    ended[order] = np.cumsum(~is_start[order])
+    return ended[: len(starts)]
 
 
 def _rounds(events: Events, items: Ints) -> tuple[Ints, Ints]:
@@ -176,25 +191,28 @@ def _rounds(events: Events, items: Ints) -> tuple[Ints, Ints]:
     def counts(events: Ints) -> Flags:
         """Whether events happen as others begin, and have taken no time themselves."""
         took = np.append(graph.takes, [0.0, 0.0])[events]
-        found: Flags = (events >= 0) & (took == 0) & (graph.times_of(events) == graph.begins)
-        return found
+        follows: Flags = (events >= 0) & (took == 0) & (graph.times_of(events) == graph.begins)
+        return follows
 
-    # Most ops take time and wait for nothing that takes none: their round is the first.
-    after, at_once = counts(graph.before), counts(graph.waits)
+    # Most events are at a time at which no such op runs: their round is the first.
+    is_near = np.isin(graph.begins, graph.times[counted > 0])
+    after = is_near & counts(graph.before)
+    at_once = is_near & counts(graph.waits)
     chosen = np.flatnonzero((counted > 0) | after | at_once)
     number = np.full(len(counted) + 2, NOTHING)
     number[chosen] = np.arange(len(chosen))
+    # Rounds are counted anew at every time: from a number that none of an earlier time reaches.
+    moment = np.unique(graph.begins[chosen], return_inverse=True)[1]
+    base = moment * (counted.sum() + 1)
     waits = np.where(at_once, number[graph.waits], NOTHING)[chosen]
-    goes_on = after[chosen] & (number[graph.before[chosen]] != NOTHING)
     chains = evolve(
         graph,
-        # A thread goes on only from an event that counts.
-        first=np.append(np.flatnonzero(~goes_on), len(chosen)),
+        first=np.searchsorted(chosen, graph.first),
         waits=waits,
-        delay=np.zeros(len(chosen)),
+        delay=np.where(waits == NOTHING, base, 0.0),
         takes=counted[chosen],
     )
     rounds = np.zeros(len(counted), np.int64)
-    rounds[chosen] = np.where(np.isfinite(graph.times[chosen]), walk(chains), 0)
+    rounds[chosen] = walk(chains) - base
     rounds = rounds[graph.over[items]]
     return rounds - is_short, np.where(is_short, rounds, 0)

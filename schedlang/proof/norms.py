@@ -51,10 +51,12 @@ class _Norms:
         #: For each rank the place of its part of each update, its last `U`.
         self.parts = [_last_updates(actions) for actions in plan.ranks]
         self.waits = [_waits(plan, rank) for rank in range(len(plan.ranks))]
+        # Both sides of a transfer wait for each other,
         transfers = np.flatnonzero(columns.is_transfer)
         partner = channels_of(plan, GLOO).partner[transfers]
         others = np.where(partner >= 0, self.item[partner], NEVER)
         self.items.wait(self.item[transfers], others, at_begin=True)
+        # and who makes an update for the parts of its norm.
         for rank, waits in enumerate(self.waits):
             for index, updates in waits.items():
                 self._wait_for_norms(self.item_at(rank, index), updates)
@@ -80,8 +82,8 @@ class _Norms:
         """What a rank waits for in vain, if that is a norm; of several ranks, the first one."""
         if self.graph.is_whole:
             return None
-        found = (self._explain(rank) for rank in range(len(self.plan.ranks)))
-        return next((text for text in found if text is not None), None)
+        texts = map(self._explain, range(len(self.plan.ranks)))
+        return next((text for text in texts if text is not None), None)
 
     def _explain(self, rank: int) -> str | None:
         actions = self.plan.ranks[rank]
@@ -121,7 +123,8 @@ def _last_updates(actions: Actions) -> dict[int, int]:
 
 def _waits(plan: Schedule, rank: int) -> dict[int, list[int]]:
     """For each action of a rank before which updates are made, these updates."""
-    found = dict[int, list[int]]()
-    for update, index in put_off(plan, rank).items():
-        found.setdefault(index, []).append(max(plan.ranks[rank].microbatch[update], 0))
-    return found
+    updates = dict[int, list[int]]()
+    for place, index in put_off(plan, rank).items():
+        update = max(plan.ranks[rank].microbatch[place], 0)
+        updates.setdefault(index, []).append(update)
+    return updates

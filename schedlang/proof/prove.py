@@ -40,6 +40,16 @@ def prove(schedule: Schedule) -> Execution:
     return _execution(schedule, schedule.costs, "ideal", ideal)
 
 
+def ideal_execution(schedule: Schedule) -> Execution | None:
+    """The execution that `prove` gives, also of a schedule without communication, since transfers
+    do not change it; None where ops wait for each other. Nothing else is checked.
+    """
+    ideal = ideal_events(schedule, schedule.costs)
+    if not ideal.graph.is_whole:
+        return None
+    return _execution(schedule, schedule.costs, "ideal", ideal)
+
+
 def has_batches(columns: Columns) -> bool:
     """Whether some transfers are issued as one."""
     return bool(columns.group[columns.is_transfer].any())

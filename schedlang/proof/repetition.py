@@ -51,17 +51,13 @@ from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.columns import Flags, Ints, actions_from, table_of
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.findings import Finding, diagnose
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import ROWS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Kernel, Schedule
 from schedlang.schedule.stream import repeat, steps_of
 from schedlang.schedule.transports import Transport, transports
 
 #: By the rule of a stage's weights, the ops to come for which it counts what forwards have read.
-_COUNTS = {
-    "latest": (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R),
-    "stash": (Kind.F,),
-    "delay": (),
-}
+_COUNTS = {"latest": USES_WEIGHTS, "stash": frozenset({Kind.F}), "delay": frozenset[Kind]()}
 
 
 def prove_for_all_updates(schedule: Schedule, kernels: tuple[Kernel, ...]) -> Execution:
@@ -185,8 +181,7 @@ def _reads_later(before: Schedule, longer: Schedule, first: _Cut) -> bool:
     """
     step = steps_of(longer.layout)[Kind.F]
     names = [before.weights_of(stage).name for stage in range(len(before.placement))]
-    kinds = range(max(Kind) + 1)
-    counts = np.array([[kind in _COUNTS[name] for name in names] for kind in kinds])
+    counts = np.array([[kind in _COUNTS[name] for name in names] for kind in range(ROWS)])
     columns = before.columns
     is_beyond = ~evolve(first, schedule=before).is_before
     rows = np.flatnonzero(is_beyond & ~columns.is_transfer)

@@ -24,6 +24,12 @@ class Progress(IntEnum):
     lane; the other side has come; it is over.
     """
 
+    # What brings it from one to the next, and so what it may wait for:
+    #
+    #          its rank       the transfers        the other        all of its
+    #          comes to it    before it on its     side has         batch, or of
+    #                         lane are over        STARTED, too     several, is MET
+    #     AHEAD ───────▶ POSTED ─────────▶ STARTED ───────▶ MET ─────────▶ COMPLETE
     AHEAD = 0
     POSTED = 1
     STARTED = 2
@@ -131,6 +137,7 @@ class Standstill:
     def _held_at(self, rank: int) -> int | None:
         graph = self.events.graph
         columns = self.schedule.columns
+        # The first item on the rank's thread that is never over,
         rows = np.arange(columns.first[rank], columns.first[rank + 1])
         heads = rows[(columns.batch[rows] == rows) & ~columns.is_copy[rows]]
         if not self.transport.blocks:
@@ -141,6 +148,7 @@ class Standstill:
         head = int(stuck[0])
         if columns.is_transfer[head]:
             return head
+        # and of an op the first of its events that never happens: an edge to what it lacks.
         item = int(self.events.item[head])
         first = int(graph.begin[item]) + 1 if graph.begin[item] != NOTHING else self._thread(item)
         events = range(first, int(graph.over[item]) + 1)
@@ -162,7 +170,7 @@ class Standstill:
             & (columns.stage[rows] == number)
             & (columns.microbatch[rows] == microbatch)
         )
-        return next((each for each in rows[meets].tolist() if not self.has_started(each)), None)
+        return next((other for other in rows[meets].tolist() if not self.has_started(other)), None)
 
     def other_end(self, row: int) -> tuple[int, Kind, int, int]:
         """The other side of a transfer: its rank, kind, number and microbatch."""
@@ -199,7 +207,7 @@ class Standstill:
         peer, *wanted = self.other_end(row)
         text = self.schedule.ranks[rank].word(index)
         other = word(*wanted)
-        is_send = self.schedule.columns.kind[row] in (Kind.SEND_F, Kind.SEND_B)
+        is_send = bool(self.schedule.columns.is_send[row])
         done = "received" if is_send else "sent"
         message = f"`{text}` on rank {rank} is never {done}: rank {peer} has no `{other}` left"
         help = None
@@ -233,6 +241,15 @@ class Standstill:
         """The ranks that wait for each other: from any that waits, follow what it waits for until
         that comes again.
         """
+        # Two ranks that both send first, where sends wait:
+        #
+        #     rank 0   SEND_F1 ──waits for──▶ RECV_F1   rank 1
+        #                 ▲                      │
+        #               behind                 behind
+        #                 │                      ▼
+        #     rank 0   RECV_B0 ◀──waits for── SEND_B0   rank 1
+        #
+        # Only the waits for another rank are told; who reads them sees the rest in the program.
         started = [row for row in self.waiting if self.progress(row) == Progress.STARTED]
         steps = [row for row in self.held_at if row is not None and not self.is_transfer(row)]
         order = [min(started or steps)]
@@ -274,7 +291,8 @@ class Standstill:
         elif self.progress(waiter) == Progress.MET:
             reason = "batch"
         else:
-            reason = "stream" if self.progress(until) == Progress.POSTED else "partner"
+            is_posted = self.progress(until) == Progress.POSTED
+            reason = "stream" if is_posted else "partner"
         return Edge(self.place(waiter), reason, self.place(until), self.is_alone(waiter))
 
     def is_alone(self, row: int) -> bool:
@@ -330,7 +348,7 @@ class Standstill:
         """
         channels = self.events.channels
         assert channels is not None
-        found = {int(self.schedule.columns.batch[row]): self.batch(row)}
+        batches = {int(self.schedule.columns.batch[row]): self.batch(row)}
         following = [self.batch(row)]
         while following:
             for transfer in following.pop():
@@ -338,10 +356,10 @@ class Standstill:
                 if partner < 0 or not self.has_started(partner):
                     continue
                 head = int(self.schedule.columns.batch[partner])
-                if head not in found:
-                    found[head] = self.batch(partner)
-                    following.append(found[head])
-        return list(found.values())
+                if head not in batches:
+                    batches[head] = self.batch(partner)
+                    following.append(batches[head])
+        return list(batches.values())
 
     def is_transfer(self, row: int) -> bool:
         """Whether an action is a transfer."""

@@ -1,37 +1,15 @@
-"""Is every piece of work there, once? Every stage runs each microbatch's F, then its B, or its two
-halves.
+"""Is all that must be made there, and made once? Every stage runs each microbatch's F, then its B,
+or its two halves.
 """
 
 import numpy as np
-from attrs import frozen
 
 from schedlang.diagnostics.diagnostic import CompileError, counted
 from schedlang.schedule.actions import word
 from schedlang.schedule.columns import Columns, Ints, is_any, repeats
 from schedlang.schedule.findings import Finding, diagnose
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, OPS, Kind
 from schedlang.schedule.schedule import Schedule, WeightRule
-
-
-@frozen
-class Work:
-    """A piece of work of a stage and microbatch, and the kinds of op that do it: a whole backward
-    does both halves.
-    """
-
-    name: str
-    kinds: tuple[Kind, ...]
-
-
-FORWARD = Work("the forward", (Kind.F,))
-INPUT = Work("the backward", (Kind.B, Kind.I))
-WEIGHT = Work("the weight gradient", (Kind.B, Kind.W))
-RECOMPUTATION = Work("the recomputation", (Kind.R,))
-UPDATE = Work("the optimizer step", (Kind.U,))
-OFFLOAD = Work("the offload", (Kind.OFFLOAD,))
-RELOAD = Work("the reload", (Kind.RELOAD,))
-
-_ALL = (FORWARD, INPUT, WEIGHT, RECOMPUTATION, UPDATE, OFFLOAD, RELOAD)
 
 
 def check_structure(schedule: Schedule) -> None:
@@ -57,9 +35,10 @@ def _unknown(schedule: Schedule) -> list[Finding]:
     stages = len(schedule.placement)
     numbers = stages + len(layout.skip_stages) * columns.is_transfer
     is_stage = (columns.stage >= 0) & (columns.stage < numbers)
+    # What stands for stage 0 here has a finding already.
     stage = _stages(schedule, np.where(is_stage, columns.stage, 0))
     rank = np.array(schedule.placement)[stage]
-    units = np.array([layout.units(each) for each in range(stages)])[stage]
+    units = np.array([layout.units(s) for s in range(stages)])[stage]
     is_update = columns.kind == Kind.U
     is_unit = is_update | ((columns.microbatch >= 0) & (columns.microbatch < units))
 
@@ -125,11 +104,11 @@ def _slots(columns: Columns, rows: Ints) -> Ints:
 
 
 def _repeated(schedule: Schedule) -> list[Finding]:
-    """Work that is done again, in the order of the actions."""
+    """Ops that make what an earlier one made, in the order of the actions."""
     columns = schedule.columns
     first_rows: dict[int, int] = {}
-    for work in _ALL:
-        rows = columns.where(*work.kinds)
+    for makers in MAKERS.values():
+        rows = columns.where(*makers)
         later, first = repeats(_slots(columns, rows))
         for row, before in zip(rows[later].tolist(), rows[first].tolist(), strict=True):
             first_rows.setdefault(row, before)
@@ -143,10 +122,10 @@ def _repeated_op(schedule: Schedule, row: int, before: int) -> Finding:
     microbatch = max(int(columns.microbatch[row]), 0)
     which = f"{'update' if kind == Kind.U else 'microbatch'} {microbatch}"
     help = "a `W` completes an `I`; a whole backward needs none" if kind == Kind.W else None
-    name = next(work.name for work in _ALL if kind in work.kinds)
+    name = OPS[OPS[kind].makes[0]].name
     return Finding(
         "repeated-op",
-        f"{name} of {which} on stage {stage} runs twice",
+        f"the {name} of {which} on stage {stage} runs twice",
         int(columns.rank[row]),
         int(columns.source[row]),
         f"again, as `{word(kind, stage, microbatch)}`",
@@ -156,18 +135,18 @@ def _repeated_op(schedule: Schedule, row: int, before: int) -> Finding:
 
 
 def _missing(schedule: Schedule) -> list[Finding]:
-    """The first microbatch for which a piece of work is missing, on each stage: there may be
-    millions.
+    """The first microbatch that lacks its forward, its backward or the gradient of its weights, on
+    each stage: there may be millions.
     """
     columns = schedule.columns
     stages = len(schedule.placement)
-    wanted = ((FORWARD, Kind.F), (INPUT, Kind.B), (WEIGHT, Kind.W))
-    for work, kind in wanted[:1] if schedule.is_forward_only else wanted:
-        rows = columns.where(*work.kinds)
+    wanted = (Kind.F,) if schedule.is_forward_only else (Kind.F, Kind.B, Kind.W)
+    for made in wanted:
+        rows = columns.where(*MAKERS[made])
         counts = np.bincount(columns.stage[rows], minlength=stages).tolist()
         lacking = [schedule.layout.units(stage) - counts[stage] for stage in range(stages)]
         findings = [
-            _missing_op(schedule, work, kind, stage, lacking[stage])
+            _missing_op(schedule, made, stage, lacking[stage])
             for stage in range(stages)
             if lacking[stage]
         ]
@@ -176,35 +155,34 @@ def _missing(schedule: Schedule) -> list[Finding]:
     return []
 
 
-def _missing_op(schedule: Schedule, work: Work, kind: Kind, stage: int, lacking: int) -> Finding:
+def _missing_op(schedule: Schedule, made: Kind, stage: int, lacking: int) -> Finding:
     columns = schedule.columns
-    rows = columns.where(*work.kinds)
+    rows = columns.where(*MAKERS[made])
     there = np.sort(columns.microbatch[rows[columns.stage[rows] == stage]])
     gaps = np.flatnonzero(there != np.arange(len(there)))
     microbatch = int(gaps[0]) if len(gaps) else len(there)
-    name = "the weight gradient" if kind == Kind.W else work.name
-    message = f"{name} of microbatch {microbatch} never runs on stage {stage}"
+    message = f"the {OPS[made].name} of microbatch {microbatch} never runs on stage {stage}"
     if lacking > 1:
         message += f", nor that of {counted(lacking - 1, 'other microbatch')}"
     help = None
-    if kind == Kind.W:
+    if made == Kind.W:
         help = "every half for the inputs needs its `W`; write `BW` for a whole backward"
-    place, label = _place_near(columns, stage, work)
+    place, label = _place_near(columns, stage, made)
     return Finding("missing-op", message, schedule.placement[stage], place, label, help=help)
 
 
-def _place_near(columns: Columns, stage: int, work: Work) -> tuple[int, str]:
-    """The place of the same work for another microbatch, or of other work of the stage, and what it
+def _place_near(columns: Columns, stage: int, made: Kind) -> tuple[int, str]:
+    """The place of the same op for another microbatch, or of another op of the stage, and what it
     is.
     """
 
-    def of_stage(each: Work) -> Ints:
-        return np.flatnonzero(is_any(columns.kind, *each.kinds) & (columns.stage == stage))
+    def of_stage(kinds: tuple[Kind, ...]) -> Ints:
+        return np.flatnonzero(is_any(columns.kind, *kinds) & (columns.stage == stage))
 
-    same = of_stage(work)
+    same = of_stage(MAKERS[made])
     if len(same):
         return int(columns.source[same[-1]]), "others run here"
-    others = [rows for rows in map(of_stage, _ALL) if len(rows)]
+    others = [rows for rows in map(of_stage, MAKERS.values()) if len(rows)]
     if not others:
         return 0, ""
     latest = max(others, key=lambda rows: int(rows[0]))
@@ -252,7 +230,7 @@ def _without_updates(schedule: Schedule) -> list[Finding]:
     )
     findings = []
     for stage in stages:
-        place, label = _place_near(columns, stage, UPDATE)
+        place, label = _place_near(columns, stage, Kind.U)
         rule = schedule.weights_of(stage)
         message = f"stage {stage} never makes update 0, and has `weights {rule}`"
         rank = schedule.placement[stage]
@@ -291,25 +269,25 @@ def _offloads(schedule: Schedule) -> list[Finding]:
     if not len(away) and not len(back):
         return []
     away_slots, back_slots, again_slots = (_slots(columns, rows) for rows in (away, back, again))
-    wrong = [
-        (
-            away[np.isin(away_slots, again_slots)],
-            "offloaded, but dropped after the forward: `R` makes them again",
-        ),
-        (away[~np.isin(away_slots, back_slots)], "offloaded, and never reloaded"),
-        (back[~np.isin(back_slots, away_slots)], "reloaded, and never offloaded"),
-    ]
+    dropped = away[np.isin(away_slots, again_slots)]
+    never_back = away[~np.isin(away_slots, back_slots)]
+    never_away = back[~np.isin(back_slots, away_slots)]
+    wrong = (
+        (dropped, "offloaded, but dropped after the forward: `R` makes them again"),
+        (never_back, "offloaded, and never reloaded"),
+        (never_away, "reloaded, and never offloaded"),
+    )
+    # The first is that of the stage and microbatch whose ops begin first.
     ops = np.flatnonzero(~columns.is_transfer & (columns.kind != Kind.U))
     slots, first = np.unique(_slots(columns, ops), return_index=True)
-    found = []
+    candidates = []
     for rows, what in wrong:
-        starts = ops[first[np.searchsorted(slots, _slots(columns, rows))]]
-        found += [
-            (start, row, what) for start, row in zip(starts.tolist(), rows.tolist(), strict=True)
-        ]
-    if not found:
+        begins = ops[first[np.searchsorted(slots, _slots(columns, rows))]]
+        for begin, row in zip(begins.tolist(), rows.tolist(), strict=True):
+            candidates.append((begin, row, what))
+    if not candidates:
         return []
-    _, row, what = min(found, key=lambda each: each[0])
+    _, row, what = min(candidates, key=lambda candidate: candidate[0])
     microbatch = int(columns.microbatch[row])
     stage = int(columns.stage[row])
     message = f"the activations of microbatch {microbatch} on stage {stage} are {what}"

@@ -57,7 +57,7 @@ def _recorded(schedule: Schedule, place: Place) -> tuple[Recorded, ...]:
     """
     kind, number, microbatch, source, _ = schedule.ranks[place[0]].row(place[1])
     stage = schedule.layout.stage_of(kind, number)
-    step = schedule.layout.units(stage) // schedule.layout.updates
+    step = schedule.layout.units_of_update(stage)
     updates = range(schedule.layout.updates)
     return tuple((source, stage, microbatch - update * step) for update in updates)
 

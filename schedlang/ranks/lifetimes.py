@@ -15,7 +15,7 @@ from attrs import frozen
 
 from schedlang.ranks.receipts import receipts
 from schedlang.schedule.actions import is_send, is_transfer
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import HANDS_ON, OPS, READS
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import BLOCKING, PORTABLE, timed
@@ -27,22 +27,14 @@ _EARLY = 2
 #: known of it.
 _WINDOW = 8
 
-#: The messages that an op uses, where it uses some.
-_USES: dict[int, Kind] = {
-    Kind.F: Kind.RECV_F,
-    Kind.R: Kind.RECV_F,
-    Kind.B: Kind.RECV_B,
-    Kind.I: Kind.RECV_B,
-    Kind.W: Kind.RECV_B,
-}
-
-#: The messages that an op makes.
-_MAKES: dict[int, Kind] = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B, Kind.I: Kind.SEND_B}
-
 _Action = tuple[int, int, int]
 
-# The moments of an action: it waits for what it needs, and what comes shows that a send was
-# received; it works.
+# The moments of an action, and what is taken or let go then:
+#
+#     begins        room for a message that it receives is taken
+#     has waited    a send is let go, which what has come shows to be received
+#     works         what it makes is taken
+#     ends          what it used for the last time is let go
 _BEGINS, _HAS_WAITED, _WORKS, _ENDS = range(4)
 
 
@@ -122,13 +114,14 @@ def begins(schedule: Schedule, rank: int, early: bool) -> dict[int, int]:
     """
     actions = schedule.ranks[rank]
     ops = list[int]()
-    found = dict[int, int]()
+    starts = dict[int, int]()
     for index, kind in enumerate(actions.kind):
         if not is_transfer(kind):
             ops.append(index)
         elif not is_send(kind):
-            found[index] = [*ops[-_EARLY:], index][0] if early else index
-    return found
+            # Where fewer ops than that precede it, it begins with the first of them, or in place.
+            starts[index] = [*ops[-_EARLY:], index][0] if early else index
+    return starts
 
 
 def waits(schedule: Schedule, rank: int) -> dict[int, int]:
@@ -151,9 +144,10 @@ def _activations(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
     made = dict[tuple[int, int], int]()
     for index in range(len(actions)):
         kind, stage, microbatch, *_ = actions.row(index)
-        if kind in (Kind.F, Kind.R, Kind.RELOAD):
+        holds = OPS[kind].holds if kind in OPS else 0
+        if holds > 0:
             made[stage, microbatch] = index
-        if kind in (Kind.B, Kind.W, Kind.OFFLOAD) or not schedule.keeps(kind, stage, microbatch):
+        if holds < 0 or not schedule.keeps(kind, stage, microbatch):
             start = made.pop((stage, microbatch))
             yield Lifetime(Holds.ACTIVATION, actions.word(start), start, index)
 
@@ -168,12 +162,15 @@ def _messages(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
         yield Lifetime(Holds.RECEIVED, actions.word(receive), start, stop)
     waited = waits(schedule, rank)
     for (kind, stage, microbatch), start in places.items():
-        for number in layout.numbers(_MAKES[kind], stage) if kind in _MAKES else ():
-            send = places.get((_MAKES[kind], number, microbatch))
+        if kind not in HANDS_ON:
+            continue
+        for number in layout.numbers(HANDS_ON[kind], stage):
+            send = places.get((HANDS_ON[kind], number, microbatch))
             if send is not None:
                 yield Lifetime(Holds.SENT, actions.word(send), start, waited[send])
                 continue
-            following = used.get((*layout.counterpart(_MAKES[kind], number), microbatch))
+            # No send: the stage that takes it is on this rank, or there is none.
+            following = used.get((*layout.counterpart(HANDS_ON[kind], number), microbatch))
             if following is not None:
                 name = f"{actions.word(start)}>{actions.word(following)}"
                 yield Lifetime(Holds.INSIDE, name, start, following)
@@ -184,8 +181,8 @@ def _last_uses(layout: Layout, places: dict[_Action, int]) -> dict[_Action, int]
     not have.
     """
     return {
-        (_USES[kind], number, microbatch): index
+        (READS[kind], number, microbatch): index
         for (kind, stage, microbatch), index in places.items()
-        if kind in _USES
-        for number in layout.numbers(_USES[kind], stage)
+        if kind in READS
+        for number in layout.numbers(READS[kind], stage)
     }

@@ -9,11 +9,8 @@ from bisect import bisect_right
 from itertools import accumulate
 
 from schedlang.schedule.actions import Actions, is_send
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import AWAITS
 from schedlang.schedule.schedule import Schedule
-
-#: The messages that an op waits for, where they come from other ranks.
-NEEDS: dict[int, Kind] = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B, Kind.I: Kind.RECV_B}
 
 _Message = tuple[int, int, int]
 
@@ -22,40 +19,44 @@ def receipts(schedule: Schedule, rank: int) -> dict[int, int]:
     """For each send of a rank the op, both by index, whose message shows that it has been received;
     or else the end.
     """
-    actions = schedule.ranks[rank]
-    peers = {
-        send: schedule.peer(actions.kind[send], actions.stage[send]) for send in _sends(actions)
+    # Rank 0's SEND_F0 is known to be received at its B0, which waits for RECV_B0: rank 1 sent that
+    # after its F0 had waited for RECV_F0.
+    #
+    #     rank 0   F0 ── SEND_F0 ─╮ ── F1 ──────────────── RECV_B0 ── B0
+    #                             ╰───────╮             ╭─────╯
+    #     rank 1                       RECV_F0 ── F0 ── … SEND_B0
+    peers = {send: schedule.peer_of(rank, send) for send in _sends(schedule.ranks[rank])}
+    answers = {
+        peer: _Answers(schedule, rank, peer) for peer in set(peers.values()) if peer is not None
     }
-    shown = {peer: _Shown(schedule, rank, peer) for peer in set(peers.values()) if peer is not None}
     return {
-        send: shown[peer].received(_received(schedule, rank, send))
+        send: answers[peer].show_received(schedule.other_end(rank, send))
         for send, peer in peers.items()
         if peer is not None
     }
 
 
-class _Shown:
-    """What the messages of a peer show of those to it."""
+class _Answers:
+    """What the messages of a peer to a rank show of those that the rank sent."""
 
     def __init__(self, schedule: Schedule, rank: int, peer: int) -> None:
-        actions = schedule.ranks[peer]
-        own = _uses(schedule, rank)
-        self.uses = _uses(schedule, peer)
         self.end = len(schedule.ranks[rank])
-        answers = [
-            (index, own[_received(schedule, peer, index)])
-            for index in _sends(actions)
-            if schedule.peer(actions.kind[index], actions.stage[index]) == rank
+        #: The peer's op that waits for each message; what it sends later is an answer.
+        self.used_at = _uses(schedule, peer)
+        #: The peer's sends to the rank, in order.
+        self.sends = [
+            send for send in _sends(schedule.ranks[peer]) if schedule.peer_of(peer, send) == rank
         ]
-        self.sent = [index for index, _ in answers]
-        #: The first of this rank's ops to use one of the answers from each on.
-        self.first = list(accumulate((use for _, use in reversed(answers)), min))[::-1]
+        uses = _uses(schedule, rank)
+        arrivals = [uses[schedule.other_end(peer, send)] for send in self.sends]
+        #: For each of these, the first op of the rank that waits for it or for a later one.
+        self.first = list(accumulate(reversed(arrivals), min))[::-1]
 
-    def received(self, message: _Message) -> int:
-        """The first op of this rank whose message was sent after the peer had used one; the end if
-        there is none.
+    def show_received(self, message: _Message) -> int:
+        """The first op of the rank that waits for an answer, and so knows that a message has been
+        received; the end if there is none.
         """
-        answer = bisect_right(self.sent, self.uses[message])
+        answer = bisect_right(self.sends, self.used_at[message])
         return self.first[answer] if answer < len(self.first) else self.end
 
 
@@ -63,19 +64,13 @@ def _sends(actions: Actions) -> list[int]:
     return [index for index, kind in enumerate(actions.kind) if is_send(kind)]
 
 
-def _received(schedule: Schedule, rank: int, send: int) -> _Message:
-    """The receive of a rank's send."""
-    kind, number, microbatch, *_ = schedule.ranks[rank].row(send)
-    return *schedule.layout.counterpart(kind, number), microbatch
-
-
 def _uses(schedule: Schedule, rank: int) -> dict[_Message, int]:
     """The op that waits for each message that a rank receives."""
     actions = schedule.ranks[rank]
     ops = enumerate(zip(actions.kind, actions.stage, actions.microbatch, strict=True))
     return {
-        (NEEDS[kind], number, microbatch): index
+        (AWAITS[kind], number, microbatch): index
         for index, (kind, stage, microbatch) in ops
-        if kind in NEEDS
-        for number in schedule.layout.numbers(NEEDS[kind], stage)
+        if kind in AWAITS
+        for number in schedule.layout.numbers(AWAITS[kind], stage)
     }

@@ -26,12 +26,8 @@ from attrs import define, field, frozen
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.actions import Actions, is_transfer
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
-
-#: The ops that use the weights of their stage, and those that add to its gradients.
-_USES = frozenset({Kind.F, Kind.B, Kind.I, Kind.W, Kind.R})
-_ADDS = frozenset({Kind.B, Kind.W})
 
 
 class Does(Enum):
@@ -68,10 +64,8 @@ class Shards:
     def peak(self, sizes: Sequence[float] | None = None) -> float:
         """The most that is gathered at once, in stages or by such sizes."""
         sign = {Does.UNSHARD: 1, Does.RESHARD: -1, Does.REDUCE_GRAD: 0}
-        return max(
-            accumulate(sign[what] * (sizes[stage] if sizes else 1) for what, stage in self),
-            default=0,
-        )
+        changes = (sign[what] * (sizes[stage] if sizes else 1) for what, stage in self)
+        return max(accumulate(changes), default=0)
 
 
 def shards(actions: Actions, stages: Container[int], places: int) -> Shards:
@@ -79,17 +73,17 @@ def shards(actions: Actions, stages: Container[int], places: int) -> Shards:
     at least one.
     """
     walk = _Walk(actions, places)
-    (following, whole) = _ahead(actions, stages)
+    following, whole = _ahead(actions, stages)
     for index, (kind, stage) in enumerate(zip(actions.kind, actions.stage, strict=True)):
         if stage not in stages:
             continue
         if kind == Kind.U:
             walk.updated[stage] = index
-        elif kind in _USES:
+        elif kind in USES_WEIGHTS:
             walk.use(index, stage, following.get(index))
             if index in whole:
-                walk.found.after.setdefault(index, []).insert(0, (Does.REDUCE_GRAD, stage))
-    return walk.found
+                walk.steps.after.setdefault(index, []).insert(0, (Does.REDUCE_GRAD, stage))
+    return walk.steps
 
 
 def shards_text(schedule: Schedule, rank: int, places: int) -> str:
@@ -97,16 +91,14 @@ def shards_text(schedule: Schedule, rank: int, places: int) -> str:
     begins a line.
     """
     actions = schedule.ranks[rank]
+    steps = shards(actions, schedule.stages_of(rank), places)
     text = ""
-    found = shards(actions, schedule.stages_of(rank), places)
     for index in range(len(actions)):
         if not is_transfer(actions.kind[index]):
-            before, after = (
-                list(map(_word, each.get(index, ()))) for each in (found.before, found.after)
-            )
-            text += ("\n" if before and text else " ") + " ".join(
-                [*before, actions.word(index), *after]
-            )
+            before = list(map(_word, steps.before.get(index, ())))
+            after = list(map(_word, steps.after.get(index, ())))
+            text += "\n" if before and text else " "
+            text += " ".join([*before, actions.word(index), *after])
     return text.strip()
 
 
@@ -114,17 +106,14 @@ def shards_figures(
     schedule: Schedule, rank: int, places: int, sizes: Sequence[float] | None = None
 ) -> str:
     """What that costs in a step; with `sizes`, the bytes of each stage's weights, in bytes too."""
-    found = shards(schedule.ranks[rank], schedule.stages_of(rank), places)
-    gathers = found.count(Does.UNSHARD)
-    reductions = found.count(Does.REDUCE_GRAD)
-    most = f"at most {counted(int(found.peak()), 'stage')} at once"
+    steps = shards(schedule.ranks[rank], schedule.stages_of(rank), places)
+    gathers = counted(steps.count(Does.UNSHARD), "gather")
+    reductions = counted(steps.count(Does.REDUCE_GRAD), "reduction")
+    most = f"at most {counted(int(steps.peak()), 'stage')} at once"
     if sizes is not None:
-        gathered = f"{counted(gathers, 'gather')} of {found.total(sizes):,.0f} bytes"
-        return (
-            f"{gathered}, {most}, {found.peak(sizes):,.0f} bytes, "
-            f"{counted(reductions, 'reduction')}"
-        )
-    return f"{counted(gathers, 'gather')}, {most}, {counted(reductions, 'reduction')}"
+        gathers += f" of {steps.total(sizes):,.0f} bytes"
+        most += f", {steps.peak(sizes):,.0f} bytes"
+    return f"{gathers}, {most}, {reductions}"
 
 
 def _word(step: Step) -> str:
@@ -136,9 +125,13 @@ def _word(step: Step) -> str:
 class _Walk:
     """Goes over the uses of a rank, with what is gathered by then."""
 
+    # Two places for three stages. Of 0 and 1, stage 1 makes room for 2: it is used after 0.
+    #
+    #     uses         0    1    0    2    0    1
+    #     gathered     0    0 1  0 1  0 2  0    0 1
     actions: Actions
     places: int
-    found: Shards = field(factory=Shards)
+    steps: Shards = field(factory=Shards)
     gathered: set[int] = field(factory=set)
     #: When each gathered stage is used next, the farthest first; behind these are uses that are
     #: over.
@@ -159,7 +152,7 @@ class _Walk:
         self.taken = len(self.gathered)
         if following is None:
             self.gathered.remove(stage)
-            self.found.after.setdefault(index, []).append((Does.RESHARD, stage))
+            self.steps.after.setdefault(index, []).append((Does.RESHARD, stage))
         else:
             heappush(self.ahead, (-following, stage))
 
@@ -173,18 +166,22 @@ class _Walk:
             _, farthest = heappop(self.ahead)
             self.gathered.remove(farthest)
             steps.insert(0, (Does.RESHARD, farthest))
+            # The use before still needs the weights that go.
             if farthest == self.actions.stage[self.last]:
                 begins = index
+        # The place became free only after the use before.
         elif self.taken == self.places:
             begins = index
         self.gathered.add(stage)
-        self.found.before.setdefault(begins, []).extend(steps)
+        self.steps.before.setdefault(begins, []).extend(steps)
 
 
 def _ahead(actions: Actions, stages: Container[int]) -> tuple[Mapping[int, int], Container[int]]:
     """For each use the next one of the same weights; and the ops after which the gradients of an
     update are whole.
     """
+    # From the end to the begin, an update is the border: weights change there, and the gradients
+    # of the update are whole. `used` and `added` are of each stage since then.
     following = dict[int, int]()
     used = dict[int, int]()
     whole = set[int]()
@@ -195,11 +192,11 @@ def _ahead(actions: Actions, stages: Container[int]) -> tuple[Mapping[int, int],
         if kind == Kind.U:
             used.pop(stage, None)
             added.discard(stage)
-        elif kind in _USES and stage in stages:
+        elif kind in USES_WEIGHTS and stage in stages:
             if stage in used:
                 following[index] = used[stage]
             used[stage] = index
-            if kind in _ADDS and stage not in added:
+            if kind in MAKERS[Kind.W] and stage not in added:
                 added.add(stage)
                 whole.add(index)
     return following, whole

@@ -4,21 +4,32 @@ Version v of a stage's weights is what they are after v of its updates. The micr
 (counted from 0) add up to the gradient that makes version k + 1 from version k. All that is asked
 here is answered by each rank's own order, without time. The rules are those of PipeDream (arXiv
 1806.03377), PipeDream-2BW (arXiv 2006.09503) and WPipe (ICLR 2022).
+
+A stage with one microbatch an update, which runs one forward ahead; what `delay 1` reads, and what
+`stash` and `latest` read:
+
+                  F0  F1  B0  U   F2  B1  U   F3  B2  U
+    updates done   0   0   0       1   1       2   2
+    update         0   1   0       2   1       3   2
+    delay 1        0   0   0       1   0       2   1
+    stash          0   0   0       1   0       2   1
+    latest         0   0   0       1   1!      2   2!      not what the forward read
 """
 
-from heapq import heappop, heappush
+from functools import cached_property
 
-from attrs import define, field, frozen
+import numpy as np
+from attrs import field, frozen
 
-from schedlang.schedule.actions import Actions, is_transfer
+from schedlang.schedule.actions import word
+from schedlang.schedule.columns import Columns, Flags, Ints, is_any
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.findings import Finding
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
 
-# What reads weights again after the forward, and what ends a microbatch's part in the gradient.
-_READS_AGAIN = (Kind.B, Kind.I, Kind.W, Kind.R)
-_ADDS_GRADIENT = (Kind.B, Kind.W)
+#: What reads weights again after the forward.
+_READS_AGAIN = tuple(USES_WEIGHTS - {Kind.F})
 
 
 @frozen
@@ -27,149 +38,203 @@ class Versions:
 
     `held[r]` is the most versions of one stage's weights that rank r holds at once, `held_of[s]`
     the most of stage s; `staleness` is the most updates by which a forward's weights are behind: 0
-    for a synchronous schedule. `read[stage, microbatch]` is the version that the forward reads, and
-    the backward again; without updates, it is empty: there is one version.
+    for a synchronous schedule.
     """
 
     held: tuple[int, ...]
     held_of: tuple[int, ...]
     staleness: int
-    read: dict[tuple[int, int], int]
     findings: tuple[Finding, ...]
+    _reads: "_Reads | None" = field(default=None, eq=False, repr=False)
+
+    @cached_property
+    def read(self) -> dict[tuple[int, int], int]:
+        """The version that the forward of a stage and microbatch reads, and the backward again;
+        empty without updates: there is one version.
+        """
+        return self._reads.of_forwards() if self._reads else {}
 
 
 def follow_weights(schedule: Schedule) -> Versions:
-    """Follow the weight versions through every rank's actions."""
+    """The weight versions of a schedule that has the right structure."""
+    stages = len(schedule.placement)
     if schedule.layout.updates == 1 and not schedule.has_updates:
-        return Versions((1,) * len(schedule.ranks), (1,) * len(schedule.placement), 0, {}, ())
-    ranks = [_Rank(schedule, rank, actions) for rank, actions in enumerate(schedule.ranks)]
-    for rank in ranks:
-        rank.run()
-    findings = [finding for rank in ranks for finding in rank.findings]
+        return Versions((1,) * len(schedule.ranks), (1,) * stages, 0, ())
+    reads = _Reads(schedule)
+    held_of = reads.most_held()
+    held = [1] * len(schedule.ranks)
+    for stage, rank in enumerate(schedule.placement):
+        held[rank] = max(held[rank], held_of[stage])
     # Where updates themselves are amiss, so are the versions that they make.
-    updates = [finding for finding in findings if finding.code == "update"]
-    held = [rank.most_held() for rank in ranks]
-    return Versions(
-        tuple(max(each.values(), default=1) for each in held),
-        tuple(held[rank].get(stage, 1) for stage, rank in enumerate(schedule.placement)),
-        max(rank.staleness for rank in ranks),
-        {op: version for rank in ranks for op, version in rank.read.items()},
-        tuple(updates or findings),
-    )
+    findings = reads.updates_amiss() or reads.versions_amiss()
+    return Versions(tuple(held), tuple(held_of), reads.staleness(), tuple(findings), reads)
 
 
 def bytes_of_weights(schedule: Schedule, costs: Costs) -> list[float]:
     """What the weights take on each rank: the most versions of each of its stages."""
-    found = [0.0] * len(schedule.ranks)
-    each = costs.bytes_of_weights(len(schedule.placement))
-    for rank, bytes, held in zip(
-        schedule.placement, each, follow_weights(schedule).held_of, strict=True
-    ):
-        found[rank] += bytes * held
-    return found
+    of_ranks = [0.0] * len(schedule.ranks)
+    of_stages = costs.bytes_of_weights(len(schedule.placement))
+    versions = follow_weights(schedule).held_of
+    for stage, rank in enumerate(schedule.placement):
+        of_ranks[rank] += of_stages[stage] * versions[stage]
+    return of_ranks
 
 
-@define
-class _Rank:
-    schedule: Schedule
-    rank: int
-    actions: Actions
-    staleness: int = 0
-    findings: list[Finding] = field(factory=list)
-    #: Updates done, per stage; the version that each forward read, and that each update's
-    #: microbatches read.
-    updates: dict[int, int] = field(factory=dict)
-    read: dict[tuple[int, int], int] = field(factory=dict)
-    read_by_update: dict[tuple[int, int], int] = field(factory=dict)
-    #: The action that makes each stage's version, and the last one that reads it.
-    made: dict[tuple[int, int], int] = field(factory=dict)
-    last_read: dict[tuple[int, int], int] = field(factory=dict)
+class _Reads:
+    """What the ops read, an item of all columns for each op but updates, in the order of the plan.
 
-    def run(self) -> None:
-        for index, kind in enumerate(self.actions.kind):
-            stage = self.actions.stage[index]
-            if is_transfer(kind):
-                continue
-            if kind == Kind.U:
-                self.updates[stage] = self.updates.get(stage, 0) + 1
-                self.made[stage, self.updates[stage]] = index
-            else:
-                self.use(index, kind, stage, self.actions.microbatch[index])
+    Op i is the action `row[i]`, and belongs to the update `update[i]`. Before it, its stage has
+    had `done[i]` updates; it reads `version[i]` of the weights.
+    """
 
-    def use(self, index: int, kind: int, stage: int, microbatch: int) -> None:
-        """A forward chooses its version; what follows reads it again, and its gradient belongs to
-        one update.
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        columns = schedule.columns
+        layout = schedule.layout
+        self.row = np.flatnonzero(~columns.is_transfer & (columns.kind != Kind.U))
+        self.kind = columns.kind[self.row]
+        self.stage = columns.stage[self.row]
+        self.microbatch = columns.microbatch[self.row]
+        self.is_forward = self.kind == Kind.F
+        per_update = [layout.units_of_update(stage) for stage in range(len(layout.placement))]
+        self.update = self.microbatch // np.array(per_update, np.int32)[self.stage]
+        self.done = _updates_before(columns)[self.row]
+        self.version = self._versions()
+
+    def _versions(self) -> Ints:
+        """A forward reads the version that its stage's rule says; what follows reads it again, or
+        the first version where no forward precedes it.
         """
-        update = self.schedule.layout.update_of(stage, microbatch)
-        if kind == Kind.F:
-            self.read[stage, microbatch] = self.choose(index, stage, microbatch, update)
-        version = self.read.get((stage, microbatch), 0)
-        self.last_read[stage, version] = index
-        done = self.updates.get(stage, 0)
-        if (
-            kind in _READS_AGAIN
-            and self.schedule.weights_of(stage).name == "latest"
-            and version != done
-        ):
-            message = (
-                f"`{self.actions.word(index)}` reads version {done} of the weights, its "
-                f"forward read {version}"
-            )
-            help = "keep what the forward read: `weights stash`, or `weights delay 1`"
-            self.find("weight-version", message, index, help)
-        if kind in _ADDS_GRADIENT and update != done:
-            message = (
-                f"`{self.actions.word(index)}` of update {update} adds to the gradient of "
-                f"update {done}"
-            )
-            help = "a `U` is missing or too early: it follows the last gradient of its update"
-            self.find("update", message, index, help)
+        stages = range(len(self.schedule.placement))
+        delay = np.array([self.schedule.weights_of(stage).delay for stage in stages], np.int32)
+        delayed = np.maximum(self.update - delay[self.stage], 0)
+        by_rule = np.where(self._has_rule("delay"), delayed, self.done)
+        units = int(self.microbatch.max(initial=0)) + 1
+        slot = self.stage * np.int64(units) + self.microbatch
+        forwards = np.flatnonzero(self.is_forward)
+        forward_at = np.full(len(stages) * units, -1, np.int32)
+        forward_at[slot[forwards]] = forwards
+        forward = forward_at[slot]
+        is_there = (forward >= 0) & (forward <= np.arange(len(forward)))
+        return np.where(is_there, by_rule[forward], 0)
 
-    def choose(self, index: int, stage: int, microbatch: int, update: int) -> int:
-        """The version that a forward of some update reads, by the rule of its stage."""
-        rule = self.schedule.weights_of(stage)
-        done = self.updates.get(stage, 0)
-        version = self.schedule.version_read(stage, microbatch, done)
-        if version > done:
-            message = (
-                f"`{self.actions.word(index)}` reads version {version} of the weights, but only "
-                f"{done} "
-                f"{'update precedes' if done == 1 else 'updates precede'} it on rank {self.rank}"
-            )
-            help = (
-                f"delay the weights by more than {rule.delay}, or run fewer forwards "
-                "before the "
-                "update"
-            )
-            self.find("weight-version", message, index, help)
-        first = self.read_by_update.setdefault((stage, update), version)
-        if first != version:
-            reads = f"`{self.actions.word(index)}` reads version {version} of the weights"
-            help = "let all microbatches of an update read the same version: `weights delay 1`"
-            self.find(
-                "weight-version", f"{reads}, the first of its update read {first}", index, help
-            )
-        self.staleness = max(self.staleness, update - version)
-        return version
+    def _has_rule(self, name: str) -> Flags:
+        """Which ops are of a stage that reads its weights by the rule of a name."""
+        stages = range(len(self.schedule.placement))
+        is_named = np.array([self.schedule.weights_of(stage).name == name for stage in stages])
+        return is_named[self.stage]
 
-    def most_held(self) -> dict[int, int]:
-        """The most versions of each updated stage at once: the newest, and older ones that are read
-        again.
+    def of_forwards(self) -> dict[tuple[int, int], int]:
+        """The version that each forward reads, by its stage and microbatch."""
+        columns = self.stage, self.microbatch, self.version
+        rows = zip(*(column[self.is_forward].tolist() for column in columns), strict=True)
+        return {(stage, microbatch): version for stage, microbatch, version in rows}
+
+    def staleness(self) -> int:
+        """The most updates by which a forward's weights are behind."""
+        behind = (self.update - self.version)[self.is_forward]
+        return int(behind.max(initial=0))
+
+    def most_held(self) -> list[int]:
+        """Of each stage, the most versions at once: the newest, and older ones that are read again.
 
         An update happens in place if the version it starts from is not read again.
         """
-        most: dict[int, int] = {}
-        #: For each stage, the last reads of its older versions that are still to come.
-        to_come: dict[int, list[int]] = {}
-        for (stage, newest), index in self.made.items():
-            reads = to_come.setdefault(stage, [])
-            heappush(reads, self.last_read.get((stage, newest - 1), -1))
-            while reads and reads[0] < index:
-                heappop(reads)
-            most[stage] = max(most.get(stage, 1), 1 + len(reads))
-        return most
+        stages = len(self.schedule.placement)
+        versions = 1 + int(max(self.done.max(initial=0), self.version.max(initial=0)))
+        # How many updates of its stage the last op has seen that reads a version.
+        seen = np.zeros((stages, versions), np.int32)
+        seen[self.stage, self.version] = self.done
+        stage, version = np.nonzero(seen > np.arange(versions))
+        # From the update that makes the next version on, until then, it is an older one.
+        change = np.zeros((stages, versions + 1), np.int32)
+        change[stage, version + 1] = 1
+        np.subtract.at(change, (stage, seen[stage, version] + 1), 1)
+        most: list[int] = np.cumsum(change, axis=1).max(axis=1).tolist()
+        return [1 + older for older in most]
 
-    def find(self, code: str, message: str, index: int, help: str) -> None:
-        self.findings.append(
-            Finding(code, message, self.rank, self.actions.source[index], help=help)
+    def updates_amiss(self) -> list[Finding]:
+        """The ops that add to the gradient of another update than their own."""
+        is_amiss = is_any(self.kind, *MAKERS[Kind.W]) & (self.update != self.done)
+        help = "a `U` is missing or too early: it follows the last gradient of its update"
+        return [
+            self._finding(
+                "update",
+                op,
+                f"of update {self.update[op]} adds to the gradient of update {self.done[op]}",
+                help,
+            )
+            for op in np.flatnonzero(is_amiss).tolist()
+        ]
+
+    def versions_amiss(self) -> list[Finding]:
+        """The ops that read a version that is not there, or not the one that they should."""
+        # What the first forward of an update reads, all its others are to read.
+        update = self.stage * np.int64(self.update.max(initial=0) + 1) + self.update
+        first = np.zeros(int(update.max(initial=0)) + 1, np.int32)
+        forwards = np.flatnonzero(self.is_forward)[::-1]
+        first[update[forwards]] = self.version[forwards]
+        first = first[update]
+        is_again = is_any(self.kind, *_READS_AGAIN) & self._has_rule("latest")
+        findings: list[tuple[int, Finding]] = []
+        for op in np.flatnonzero(self.is_forward & (self.version > self.done)).tolist():
+            findings.append((op, self._too_new(op)))
+        for op in np.flatnonzero(self.is_forward & (self.version != first)).tolist():
+            findings.append((op, self._unlike_the_first(op, int(first[op]))))
+        for op in np.flatnonzero(is_again & (self.version != self.done)).tolist():
+            findings.append((op, self._unlike_the_forward(op)))
+        # In the order of the ops, not of what is wrong with them.
+        findings.sort(key=lambda pair: pair[0])
+        return [finding for _, finding in findings]
+
+    def _too_new(self, op: int) -> Finding:
+        done = self.done[op]
+        rank = self.schedule.columns.rank[self.row[op]]
+        delay = self.schedule.weights_of(int(self.stage[op])).delay
+        return self._finding(
+            "weight-version",
+            op,
+            f"reads version {self.version[op]} of the weights, but only {done} "
+            f"{'update precedes' if done == 1 else 'updates precede'} it on rank {rank}",
+            f"delay the weights by more than {delay}, or run fewer forwards before the update",
         )
+
+    def _unlike_the_first(self, op: int, first: int) -> Finding:
+        return self._finding(
+            "weight-version",
+            op,
+            f"reads version {self.version[op]} of the weights, the first of its update read "
+            f"{first}",
+            "let all microbatches of an update read the same version: `weights delay 1`",
+        )
+
+    def _unlike_the_forward(self, op: int) -> Finding:
+        return self._finding(
+            "weight-version",
+            op,
+            f"reads version {self.done[op]} of the weights, its forward read {self.version[op]}",
+            "keep what the forward read: `weights stash`, or `weights delay 1`",
+        )
+
+    def _finding(self, code: str, op: int, does: str, help: str) -> Finding:
+        """Something wrong that an op does."""
+        columns = self.schedule.columns
+        row = self.row[op]
+        name = word(int(self.kind[op]), int(self.stage[op]), int(self.microbatch[op]))
+        rank = int(columns.rank[row])
+        return Finding(code, f"`{name}` {does}", rank, int(columns.source[row]), help=help)
+
+
+def _updates_before(columns: Columns) -> Ints:
+    """Of each action, how many updates its stage has had before it."""
+    # Stage by stage, each update adds one for those behind it; what stages before have, is not
+    # counted. Small numbers are sorted faster.
+    stage = columns.stage.astype(np.min_scalar_type(int(columns.stage.max(initial=0))))
+    order = np.argsort(stage, kind="stable")
+    is_update = columns.kind[order] == Kind.U
+    before = np.cumsum(is_update, dtype=np.int32) - is_update
+    is_first = np.diff(columns.stage[order], prepend=-1) != 0
+    of_other_stages = np.maximum.accumulate(np.where(is_first, before, 0))
+    updates = np.empty(len(columns), np.int32)
+    updates[order] = before - of_other_stages
+    return updates

@@ -1,24 +1,22 @@
 """Actions: what a rank does, as columns of integers that read as words."""
 
+import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from attrs import define, field
 
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS, SENDS, TRANSFERS, Kind
 
 NO_MICROBATCH = -1
 #: What the text of ops that overlap ends with.
 OVERLAP = "OVERLAP_F_B"
 
 _NAMES: dict[int, str] = {kind: kind.name for kind in Kind}
-
-_OTHER_END: dict[int, tuple[Kind, int]] = {
-    Kind.SEND_F: (Kind.RECV_F, 1),
-    Kind.RECV_F: (Kind.SEND_F, -1),
-    Kind.SEND_B: (Kind.RECV_B, -1),
-    Kind.RECV_B: (Kind.SEND_B, 1),
-}
+# The longest names first, or `RECV_F` would be found as `R` and a rest.
+_LONGEST_FIRST = sorted(Kind.__members__, key=len, reverse=True)
+#: An action in torch's spelling, as `word` writes it: stage, kind and microbatch.
+WORD = re.compile(rf"(\d{{1,9}})({'|'.join(_LONGEST_FIRST)})(\d{{1,9}})?")
 
 
 def counterpart(kind: int, number: int, stages: int) -> tuple[Kind, int]:
@@ -27,23 +25,23 @@ def counterpart(kind: int, number: int, stages: int) -> tuple[Kind, int]:
     An activation goes from stage s to s + 1, a gradient from s to s - 1. Behind the numbers of the
     stages are those of skips, which are the same at both ends (see `schedlang.schedule.layout`).
     """
-    other, distance = _OTHER_END[kind]
-    return other, number + (distance if number < stages else 0)
+    transfer = TRANSFERS[kind]
+    return transfer.other_end, number + (transfer.distance if number < stages else 0)
 
 
 def is_transfer(kind: int) -> bool:
     """Whether an action moves a tensor between ranks."""
-    return kind >= Kind.SEND_F
+    return kind in TRANSFERS
 
 
 def is_copy(kind: int) -> bool:
     """Whether an action moves activations between a rank and its host, while the rank goes on."""
-    return kind in (Kind.OFFLOAD, Kind.RELOAD)
+    return kind in OPS and OPS[kind].is_copy
 
 
 def is_send(kind: int) -> bool:
     """Whether an action sends a tensor."""
-    return kind in (Kind.SEND_F, Kind.SEND_B)
+    return kind in SENDS.values()
 
 
 def word(kind: int, stage: int, microbatch: int) -> str:

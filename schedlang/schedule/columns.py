@@ -9,15 +9,16 @@ The actions of rank 0 come first, then those of rank 1, and so on; row i of all 
     microbatch   0    1    0         0    0       0    0     ...
 """
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from functools import cache, cached_property
+from itertools import pairwise
 
 import numpy as np
 from attrs import field, frozen
 from numpy.typing import NDArray
 
-from schedlang.schedule.actions import Actions
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.actions import Actions, is_copy
+from schedlang.schedule.kinds import OPS, ROWS, SENDS, TRANSFERS, Kind
 
 Ints = NDArray[np.integer]
 Flags = NDArray[np.bool_]
@@ -48,6 +49,9 @@ class Columns:
     def batch(self) -> Ints:
         """Of each action, the first row of those that are issued together with it."""
         rows = np.arange(len(self), dtype=np.int32)
+        # group                     0  1  1  0  2  2  2
+        # rows, 0 inside a batch    0  1  0  3  4  0  0
+        # the largest so far        0  1  1  3  4  4  4
         if self.group.any():
             same_group = (self.group[1:] > 0) & (self.group[1:] == self.group[:-1])
             rows[1:][same_group & (self.rank[1:] == self.rank[:-1])] = 0
@@ -62,18 +66,31 @@ class Columns:
     @cached_property
     def is_transfer(self) -> Flags:
         """Which actions move a tensor between ranks."""
-        return self.kind >= Kind.SEND_F
+        return is_any(self.kind, *TRANSFERS)
+
+    @cached_property
+    def is_send(self) -> Flags:
+        """Which actions send a tensor."""
+        return is_any(self.kind, *SENDS.values())
 
     @cached_property
     def is_copy(self) -> Flags:
         """Which actions move activations to the host or back."""
-        return is_any(self.kind, Kind.OFFLOAD, Kind.RELOAD)
+        return is_any(self.kind, *filter(is_copy, OPS))
 
     def where(self, *kinds: Kind) -> Ints:
         """The rows of some kinds, in order."""
         if kinds not in self._rows:
-            self._rows[kinds] = np.flatnonzero(is_any(self.kind, *kinds))
+            self._rows[kinds] = is_any(self.kind, *kinds).nonzero()[0]
         return self._rows[kinds]
+
+    def taken(self, rows: Ints) -> "Columns":
+        """Some rows, in an order that keeps that of the ranks."""
+        columns = {name: getattr(self, name)[rows] for name in _NAMES}
+        rank = self.rank[rows]
+        return Columns(
+            **columns, rank=rank, first=np.searchsorted(rank, np.arange(len(self.first)))
+        )
 
     def place(self, row: int) -> tuple[int, int]:
         """The rank of an action, and its index there."""
@@ -81,53 +98,72 @@ class Columns:
         return rank, int(row - self.first[rank])
 
 
+#: The columns of `Actions`, in the order of `Actions.add`.
+_NAMES = ("kind", "stage", "microbatch", "source", "group")
+
+
 def columns_of(ranks: Sequence[Actions]) -> Columns:
     """The columns of all ranks' actions."""
     lengths = [len(actions) for actions in ranks]
-    kind, stage, microbatch, group, source = (
-        np.concatenate([np.asarray(getattr(actions, name)) for actions in ranks])
+    columns = {
+        name: np.concatenate([np.asarray(getattr(actions, name)) for actions in ranks])
         if ranks
         else np.zeros(0, np.int32)
-        for name in ("kind", "stage", "microbatch", "group", "source")
-    )
-    first = np.cumsum([0, *lengths])
+        for name in _NAMES
+    }
     rank = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
-    return Columns(kind, stage, microbatch, group, source, rank, first)
+    return Columns(**columns, rank=rank, first=np.cumsum([0, *lengths]))
+
+
+def actions_of(ranks: int, columns: Columns) -> tuple[Actions, ...]:
+    """The actions of each rank, from columns in the order of ranks; `first` does not count."""
+    ends = np.searchsorted(columns.rank, np.arange(ranks), "right").tolist()
+    table = [getattr(columns, name) for name in _NAMES]
+    return tuple(
+        actions_from([column[begin:end] for column in table]) for begin, end in pairwise([0, *ends])
+    )
 
 
 def table_of(actions: Actions) -> Ints:
     """The actions of one rank, a column for each and a row for each field: kind, stage, microbatch,
     source, group.
     """
-    fields = actions.kind, actions.stage, actions.microbatch, actions.source, actions.group
-    return np.array([np.asarray(field) for field in fields], np.int32)
+    return np.array([np.asarray(getattr(actions, name)) for name in _NAMES], np.int32)
 
 
-def actions_from(table: Ints) -> Actions:
+def actions_from(table: Iterable[Ints]) -> Actions:
     """The actions of one rank, from a table as `table_of` makes it."""
     actions = Actions()
-    fields = actions.kind, actions.stage, actions.microbatch, actions.source, actions.group
-    for target, column in zip(fields, table, strict=True):
+    for name, column in zip(_NAMES, table, strict=True):
+        target = getattr(actions, name)
         target.frombytes(column.astype(target.typecode).tobytes())
     return actions
 
 
 def is_any(kind: Ints, *kinds: int) -> Flags:
     """Which of some kinds are one of these."""
-    table = np.zeros(max(Kind) + 1, bool)
+    # A look into a table is one pass over them, comparisons would be one for each kind.
+    flags: Flags = _table(kinds)[kind]
+    return flags
+
+
+@cache
+def _table(kinds: tuple[int, ...]) -> Flags:
+    """For every kind, whether it is one of these."""
+    table = np.zeros(ROWS, bool)
     table[list(kinds)] = True
-    found: Flags = table[kind]
-    return found
+    return table
 
 
 def repeats(keys: Ints) -> tuple[Ints, Ints]:
-    """The items whose key, which is not negative, an earlier one has; and the first one that has
-    it.
+    """The items whose key an earlier one has, and for each the first item that has it; keys are 0
+    or more.
     """
     nothing = np.zeros(0, np.int64)
     if not len(keys):
         return nothing, nothing
-    # To count them is faster than to sort them, where they are not far apart.
+    # Most schedules repeat nothing. To see that by counting is faster than by sorting, as long as
+    # the counts do not take much more room than the keys.
     are_near = keys.max() < 8 * len(keys) + 1000
     if are_near and np.bincount(keys).max() == 1:
         return nothing, nothing
@@ -136,15 +172,17 @@ def repeats(keys: Ints) -> tuple[Ints, Ints]:
     return later, first[item[later]]
 
 
-def actions_of(ranks: int, columns: Columns) -> tuple[Actions, ...]:
-    """The actions of each rank, from columns in the order of ranks; `first` does not count."""
-    ends = np.searchsorted(columns.rank, np.arange(ranks), "right").tolist()
-    found = []
-    for begin, end in zip([0, *ends], ends, strict=False):
-        actions = Actions()
-        for name in ("kind", "stage", "microbatch", "source", "group"):
-            target = getattr(actions, name)
-            column = getattr(columns, name)[begin:end]
-            target.frombytes(column.astype(target.typecode).tobytes())
-        found.append(actions)
-    return tuple(found)
+def members(lengths: Ints, lists: Ints) -> tuple[Ints, Ints]:
+    """The members of `lists`, which are numbers of lists of some lengths that lie one after the
+    other in an array: of each member the item of `lists` that it is for, and its place in the
+    array.
+    """
+    # Three lists of lengths 2, 0 and 1 lie at 0, 1 and 2. The members of the lists 2, 0, 0:
+    #
+    #     item     0    1  1    2  2
+    #     place    2    0  1    0  1
+    counts = lengths[lists]
+    item = np.repeat(np.arange(len(lists)), counts)
+    nth = np.arange(len(item)) - np.repeat(np.cumsum(counts) - counts, counts)
+    begins = np.cumsum(lengths) - lengths
+    return item, begins[lists[item]] + nth

@@ -41,11 +41,14 @@ def diagnose(schedule: Schedule, findings: list[Finding]) -> list[Diagnostic]:
 
 def _diagnostic(schedule: Schedule, group: list[Finding]) -> Diagnostic:
     first = group[0]
-    places = ((first.place, first.label), *first.related)
-    labels = [
-        Label(schedule.spans[place], text) for place, text in places if place < len(schedule.spans)
-    ]
-    labels = [label for wait in first.waits for label in wait.labels()] or labels
+    labels = [label for wait in first.waits for label in wait.labels()]
+    if not labels:
+        places = ((first.place, first.label), *first.related)
+        labels = [
+            Label(schedule.spans[place], text)
+            for place, text in places
+            if place < len(schedule.spans)
+        ]
     notes = _skips(schedule, first)
     if len(group) > 1:
         ranks = ranks_text(sorted({finding.rank for finding in group}))
@@ -64,10 +67,11 @@ def _diagnostic(schedule: Schedule, group: list[Finding]) -> Diagnostic:
 
 def _skips(schedule: Schedule, finding: Finding) -> tuple[str, ...]:
     """What the numbers of skips mean that a finding names, since they look like those of stages."""
-    named = {*finding.numbers, *(number for wait in finding.waits for number in wait.numbers())}
-    return tuple(
-        skip_text(schedule, number) for number in schedule.layout.skip_stages if number in named
-    )
+    named = set(finding.numbers)
+    for wait in finding.waits:
+        named.update(wait.numbers())
+    skips = [number for number in schedule.layout.skip_stages if number in named]
+    return tuple(skip_text(schedule, number) for number in skips)
 
 
 def skip_text(schedule: Schedule, number: int) -> str:

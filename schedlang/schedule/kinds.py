@@ -1,12 +1,141 @@
-"""The kinds of action."""
+"""The kinds of action, and what there is to say of each: the table that everything else asks.
+
+A kind of op is a row of `OPS`, a kind of transfer one of `TRANSFERS`. What an op makes has the name
+of a kind as well: an activation is `F`, the gradient of a stage's input `B`, whether a whole
+backward makes it or an input half, and the gradient of its weights `W`.
+"""
 
 from enum import IntEnum
+
+from attrs import frozen
 
 #: The kinds of action, by their text in a plan. Torch's action tables spell them the same way: `B`
 #: is a whole backward, `I` its input-gradient half, `W` its weight-gradient half; `R` recomputes a
 #: forward whose activations were dropped; `U` is the optimizer step; OFFLOAD copies activations to
 #: the host's memory and RELOAD brings them back.
 Kind = IntEnum("Kind", "F B I W R U OFFLOAD RELOAD SEND_F RECV_F SEND_B RECV_B")
+#: How many rows a table has that is looked up by kind; its first is of none.
+ROWS = max(Kind) + 1
 
+
+@frozen
+class Op:
+    """What there is to say of a kind of op.
+
+    `word` is how a program writes it, `name` what messages and legends call it, and `cost` the
+    field of `Costs` that says how long it takes. It `makes` what is there once it has ended.
+    `follows` is what it needs of its own stage and microbatch, whatever the layout; the needs that
+    depend on the layout are in `schedlang.schedule.needs`.
+
+    An op that `reads` what the stages around it made, activations or gradients, runs the stage's
+    module, forward or backward: it uses the stage's weights.
+
+    In a building block it takes so many `slots`. `holds` is 1 where it puts activations into the
+    memory of its rank, and -1 where it is their last use. While a copy (`is_copy`) to the host or
+    back goes on, so does the rank.
+    """
+
+    word: str
+    name: str
+    cost: str
+    makes: tuple[Kind, ...]
+    follows: Kind | None = None
+    reads: Kind | None = None
+    slots: int = 0
+    holds: int = 0
+    is_copy: bool = False
+
+
+OPS: dict[int, Op] = {
+    Kind.F: Op("F", "forward", "forward", makes=(Kind.F,), reads=Kind.F, slots=1, holds=1),
+    Kind.B: Op(
+        "B", "backward", "backward", makes=(Kind.B, Kind.W), reads=Kind.B, slots=2, holds=-1
+    ),
+    Kind.I: Op("I", "input gradient", "input", makes=(Kind.B,), reads=Kind.B, slots=1),
+    Kind.W: Op(
+        "W",
+        "weight gradient",
+        "weight",
+        makes=(Kind.W,),
+        follows=Kind.B,
+        reads=Kind.B,
+        slots=1,
+        holds=-1,
+    ),
+    Kind.R: Op(
+        "R",
+        "recomputation",
+        "recompute",
+        makes=(Kind.R,),
+        follows=Kind.F,
+        reads=Kind.F,
+        slots=1,
+        holds=1,
+    ),
+    Kind.U: Op("U", "optimizer step", "update", makes=(Kind.U,)),
+    Kind.OFFLOAD: Op(
+        "offload",
+        "offload",
+        "offload",
+        makes=(Kind.OFFLOAD,),
+        follows=Kind.F,
+        holds=-1,
+        is_copy=True,
+    ),
+    Kind.RELOAD: Op(
+        "reload",
+        "reload",
+        "reload",
+        makes=(Kind.RELOAD,),
+        follows=Kind.OFFLOAD,
+        holds=1,
+        is_copy=True,
+    ),
+}
+
+#: For each thing that is made, the kinds of op that make it.
+MAKERS: dict[int, tuple[Kind, ...]] = {
+    made: tuple(Kind(kind) for kind in OPS if made in OPS[kind].makes)
+    for made in OPS
+    if made in OPS[made].makes
+}
+
+
+@frozen
+class Transfer:
+    """What there is to say of a kind of transfer: how a program writes it, and of which kind its
+    other end is, so many stages further on.
+    """
+
+    word: str
+    other_end: Kind
+    distance: int
+
+
+#   stage s                     stage s + 1
+#     F ── SEND_F ──────▶ RECV_F ── F
+#     B ── RECV_B ◀────── SEND_B ── B
+TRANSFERS: dict[int, Transfer] = {
+    Kind.SEND_F: Transfer("send F", Kind.RECV_F, 1),
+    Kind.RECV_F: Transfer("recv F", Kind.SEND_F, -1),
+    Kind.SEND_B: Transfer("send B", Kind.RECV_B, -1),
+    Kind.RECV_B: Transfer("recv B", Kind.SEND_B, 1),
+}
+
+#: The send that brings what was made to another rank, and its receive there; gradients of weights
+#: have none: they are summed.
+SENDS = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B}
+RECEIVES: dict[int, Kind] = {made: TRANSFERS[send].other_end for made, send in SENDS.items()}
+
+#: The send of what an op makes, where another rank needs it.
+HANDS_ON: dict[int, Kind] = {kind: send for made, send in SENDS.items() for kind in MAKERS[made]}
+#: The receive of what an op reads, where another rank makes it.
+READS: dict[int, Kind] = {
+    kind: RECEIVES[op.reads] for kind, op in OPS.items() if op.reads is not None
+}
+#: The receive that an op waits for: what it follows has waited for the same message.
+AWAITS = {kind: receive for kind, receive in READS.items() if OPS[kind].follows is None}
+#: The ops that run their stage's module.
+USES_WEIGHTS = frozenset(READS)
 #: The kinds of an inference: forwards, and the transfers of what they make.
-FORWARD = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F})
+FORWARD = frozenset({Kind.F, SENDS[Kind.F], RECEIVES[Kind.F]})

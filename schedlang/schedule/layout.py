@@ -8,10 +8,7 @@ from attrs import frozen
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.actions import counterpart
-from schedlang.schedule.kinds import Kind
-
-#: The transfers of a stage with later ones; the others are with earlier ones.
-_WITH_LATER = (Kind.SEND_F, Kind.RECV_B)
+from schedlang.schedule.kinds import TRANSFERS, Kind
 
 
 @frozen
@@ -35,11 +32,9 @@ def wrong_skip(earlier: int, later: int, stages: int) -> str | None:
         return f"leads to no stage: there are stages 0 to {stages - 1}"
     if later <= earlier:
         return "does not lead forward"
-    return (
-        "leads to the next stage, which gets what that one makes anyway"
-        if later == earlier + 1
-        else None
-    )
+    if later == earlier + 1:
+        return "leads to the next stage, which gets what that one makes anyway"
+    return None
 
 
 def without_stage(placement: Sequence[int], ranks: int) -> str | None:
@@ -71,6 +66,11 @@ class Layout:
     at both ends, behind those of all stages.
     """
 
+    # The numbers of transfers, here of four stages with a skip from stage 0 to stage 3:
+    #
+    #     stage 0 ─────── stage 1 ─────── stage 2 ─────── stage 3
+    #        │  0SEND_F 1RECV_F  1SEND_F 2RECV_F  2SEND_F 3RECV_F  │
+    #        └── 4SEND_F ──────────────────────────────── 4RECV_F ─┘
     placement: tuple[int, ...]
     pipelines: tuple[Pipeline, ...]
     slices: int = 1
@@ -82,6 +82,11 @@ class Layout:
     def microbatches(self) -> int:
         """The microbatches of all pipelines."""
         return sum(pipeline.microbatches for pipeline in self.pipelines)
+
+    @property
+    def all_numbers(self) -> range:
+        """The numbers that transfers can have: those of the stages, then those of the skips."""
+        return range(len(self.placement) + len(self.skip_stages))
 
     @property
     def pieces(self) -> int:
@@ -101,9 +106,13 @@ class Layout:
         """How many microbatches, or slices of microbatches, pass through a stage."""
         return self.pipeline_of[stage].microbatches * self.slices
 
+    def units_of_update(self, stage: int) -> int:
+        """How many of them add their gradients to one update."""
+        return self.units(stage) // self.updates
+
     def update_of(self, stage: int, microbatch: int) -> int:
         """The update that a microbatch, or a slice of one, adds its gradient to."""
-        return microbatch * self.updates // self.units(stage)
+        return microbatch // self.units_of_update(stage)
 
     def is_first(self, stage: int) -> bool:
         """Whether a stage takes the inputs."""
@@ -125,26 +134,30 @@ class Layout:
         """The earlier and the later stage of every skip, by its number: those of the first
         pipeline, then the next.
         """
-        pairs = ((each.start + a, each.start + b) for each in self.pipelines for a, b in self.skips)
+        pairs = (
+            (pipeline.start + earlier, pipeline.start + later)
+            for pipeline in self.pipelines
+            for earlier, later in self.skips
+        )
         return dict(enumerate(pairs, len(self.placement)))
 
     @cached_property
     def before(self) -> tuple[tuple[int, ...], ...]:
         """For each stage those whose outputs it takes: the one before, then those of skips."""
-        found = [
-            [] if self.is_first(stage) else [stage - 1] for stage in range(len(self.placement))
-        ]
+        stages = range(len(self.placement))
+        before = [[] if self.is_first(stage) else [stage - 1] for stage in stages]
         for earlier, later in self.skip_stages.values():
-            found[later].append(earlier)
-        return tuple(map(tuple, found))
+            before[later].append(earlier)
+        return tuple(map(tuple, before))
 
     @cached_property
     def after(self) -> tuple[tuple[int, ...], ...]:
         """For each stage those that take its output: the one after, then those of skips."""
-        found = [[] if self.is_last(stage) else [stage + 1] for stage in range(len(self.placement))]
+        stages = range(len(self.placement))
+        after = [[] if self.is_last(stage) else [stage + 1] for stage in stages]
         for earlier, later in self.skip_stages.values():
-            found[earlier].append(later)
-        return tuple(map(tuple, found))
+            after[earlier].append(later)
+        return tuple(map(tuple, after))
 
     @cached_property
     def _skip_numbers(self) -> dict[tuple[int, int], int]:
@@ -156,21 +169,22 @@ class Layout:
 
     def numbers(self, kind: int, stage: int) -> list[int]:
         """The numbers of a stage's transfers of a kind, if the other stages were on other ranks."""
-        others = self.after if kind in _WITH_LATER else self.before
+        others = self.after if TRANSFERS[kind].distance > 0 else self.before
         return [self.number(stage, other) for other in others[stage]]
 
     def ends(self, kind: int, number: int) -> tuple[int, int]:
         """The stage of a transfer, and the one at its other end, which may be past the first or
         last stage.
         """
+        distance = TRANSFERS[kind].distance
         if number in self.skip_stages:
             earlier, later = self.skip_stages[number]
-            return (earlier, later) if kind in _WITH_LATER else (later, earlier)
-        return number, number + (1 if kind in _WITH_LATER else -1)
+            return (earlier, later) if distance > 0 else (later, earlier)
+        return number, number + distance
 
     def stage_of(self, kind: int, number: int) -> int:
         """The stage of an action, whose number is that of a stage or, of a transfer, of a skip."""
-        return self.ends(kind, number)[0]
+        return self.ends(kind, number)[0] if number in self.skip_stages else number
 
     def counterpart(self, kind: int, number: int) -> tuple[Kind, int]:
         """The other end of a transfer: its kind and number."""
@@ -184,12 +198,10 @@ class Layout:
         """
         stage, other = self.ends(kind, number)
         pipeline = self.pipeline_of[stage]
-        if (
-            not pipeline.start <= other < pipeline.stop
-            or self.placement[other] == self.placement[stage]
-        ):
+        if not pipeline.start <= other < pipeline.stop:
             return None
-        return self.placement[other]
+        peer = self.placement[other]
+        return None if peer == self.placement[stage] else peer
 
     def stages_of(self, rank: int) -> list[int]:
         """The stages that a rank holds, in order."""
@@ -198,7 +210,7 @@ class Layout:
     @cached_property
     def _held(self) -> dict[int, list[int]]:
         """The stages of each rank that has any."""
-        found: dict[int, list[int]] = {}
+        stages: dict[int, list[int]] = {}
         for stage, rank in enumerate(self.placement):
-            found.setdefault(rank, []).append(stage)
-        return found
+            stages.setdefault(rank, []).append(stage)
+        return stages

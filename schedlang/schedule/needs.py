@@ -1,7 +1,6 @@
-"""What each action needs: the one place where the rules of pipeline training stand.
+"""What each action needs: the rules of pipeline training that depend on the layout.
 
-What others need of a backward is the gradient of its input, so that is Kind.B here, whether a whole
-backward makes it or an input half; Kind.W is the gradient of the weights.
+What a kind of op needs whatever the layout, and what it makes, is in `schedlang.schedule.kinds`.
 """
 
 from collections.abc import Iterator
@@ -11,46 +10,34 @@ import numpy as np
 from attrs import frozen
 
 from schedlang.schedule.actions import word
-from schedlang.schedule.columns import Columns, Flags, Ints, is_any
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.columns import Columns, Flags, Ints, is_any, members
+from schedlang.schedule.kinds import MAKERS, OPS, RECEIVES, SENDS, Kind
 from schedlang.schedule.layout import Layout
-
-#: What is there once an op of a kind has ended: an activation (F, R, RELOAD, or on the host
-#: OFFLOAD), a gradient of the input (B), of the weights (W).
-MAKES: dict[int, tuple[Kind, ...]] = {
-    Kind.F: (Kind.F,),
-    Kind.B: (Kind.B, Kind.W),
-    Kind.I: (Kind.B,),
-    Kind.W: (Kind.W,),
-    Kind.R: (Kind.R,),
-    Kind.U: (),
-    Kind.OFFLOAD: (Kind.OFFLOAD,),
-    Kind.RELOAD: (Kind.RELOAD,),
-}
-
-#: The send that brings what was made to another rank, and its receive there; of weights, gradients
-#: are summed.
-SENDS = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B}
-RECEIVES = {Kind.F: Kind.RECV_F, Kind.B: Kind.RECV_B}
 
 #: A kind, a stage or the number of a transfer, and a microbatch.
 Op = tuple[int, int, int]
-
-#: Rows that need something; what, by its kind, stage and microbatch; and the numbers under which a
-#: transfer would bring it.
-_Part = tuple[Ints, Kind, Ints, Ints, Ints]
 
 
 @frozen(eq=False)
 class Needs:
     """What the actions of a schedule need, one item of all columns for each action and each need.
 
-    The action `user` needs what the action `maker` makes, of the kind `made` (see `MAKES`), of a
+    The action `user` needs what the action `maker` makes, of the kind `made` (see `Op.makes`), of a
     stage and microbatch. If that is made on another rank, the action `receive` brings it, and
     `number` is the number of its transfer; gradients of weights are summed instead. All are rows of
     the schedule's columns, or -1 where there is no such action.
     """
 
+    # Rank 0 has stage 0, rank 1 stage 1, and the actions have these rows:
+    #
+    #     rank 0    0 0F0   1 0SEND_F0   2 0RECV_B0   3 0B0
+    #     rank 1    4 1RECV_F0   5 1F0   6 1B0   7 1SEND_B0
+    #
+    # Then 1F0 needs the activation of 0F0, which its receive brings, and 1B0 needs that of 1F0:
+    #
+    #     user  made  stage  microbatch  number  maker  receive  is_far
+    #      5     F     0        0          1       0       4      yes
+    #      6     F     1        0          1       5      -1      no
     user: Ints
     made: Ints
     stage: Ints
@@ -83,23 +70,38 @@ def needs_of(layout: Layout, columns: Columns) -> Needs:
     """What all actions need; their stages and microbatches must exist."""
     rules = _Rules(layout, columns)
     parts = list(rules.all())
-    user = np.concatenate([part[0] for part in parts])
-    made = np.repeat([part[1] for part in parts], [len(part[0]) for part in parts]).astype(np.int8)
-    stage, microbatch, number = (
-        np.concatenate([part[column] for part in parts]).astype(np.int32) for column in (2, 3, 4)
-    )
+    user = np.concatenate([part.user for part in parts])
+    stage = np.concatenate([part.stage for part in parts]).astype(np.int32)
+    microbatch = np.concatenate([part.microbatch for part in parts]).astype(np.int32)
+    number = np.concatenate([part.number for part in parts]).astype(np.int32)
+    lengths = [len(part.user) for part in parts]
+    made = np.repeat([part.made for part in parts], lengths).astype(np.int8)
+
     placement = np.array(layout.placement, np.int32)
     is_far = placement[stage] != columns.rank[user]
     maker = np.full(len(user), -1, np.int32)
     receive = np.full(len(user), -1, np.int32)
-    for kind in {part[1] for part in parts}:
-        chosen = np.flatnonzero(made == kind)
-        maker[chosen] = rules.made_at(kind)[rules.slot(stage[chosen], microbatch[chosen])]
+    for kind in {part.made for part in parts}:
+        items = np.flatnonzero(made == kind)
+        maker[items] = rules.rows_of(*MAKERS[kind])[rules.slot(stage[items], microbatch[items])]
         if kind in RECEIVES:
-            chosen = chosen[is_far[chosen]]
-            arrivals = rules.table(RECEIVES[kind])
-            receive[chosen] = arrivals[rules.slot(number[chosen], microbatch[chosen])]
+            items = items[is_far[items]]
+            arrivals = rules.rows_of(RECEIVES[kind])
+            receive[items] = arrivals[rules.slot(number[items], microbatch[items])]
     return Needs(user, made, stage, microbatch, number, maker, receive, is_far)
+
+
+@frozen(eq=False)
+class _Part:
+    """Some of the needs, all for things of one kind: the rows that need something, and of what they
+    need the stage, the microbatch, and the number under which a transfer would bring it.
+    """
+
+    made: Kind
+    user: Ints
+    stage: Ints
+    microbatch: Ints
+    number: Ints
 
 
 class _Rules:
@@ -108,115 +110,105 @@ class _Rules:
     def __init__(self, layout: Layout, columns: Columns) -> None:
         self.layout = layout
         self.columns = columns
-        stages = len(layout.placement)
-        #: How many microbatches, or slices of them, pass through each stage.
-        self.units = np.array([layout.units(stage) for stage in range(stages)], np.int32)
-        self.stride = int(self.units.max())
-        self.slots = (stages + len(layout.skip_stages)) * self.stride
+        stages = range(len(layout.placement))
+        #: The tables below have a slot for each microbatch of each stage, and of each skip.
+        self.stride = max(map(layout.units, stages))
+        self.slots = len(layout.all_numbers) * self.stride
         self.tables: dict[tuple[Kind, ...], Ints] = {}
 
     def slot(self, number: Ints, microbatch: Ints) -> Ints:
         """Where the tables have a stage's, or a transfer's, microbatch."""
         return number * np.int64(self.stride) + microbatch
 
-    def table(self, *kinds: Kind) -> Ints:
+    def rows_of(self, *kinds: Kind) -> Ints:
         """For each slot, the last action there of some kinds; -1 where there is none."""
         if kinds not in self.tables:
             rows = self.columns.where(*kinds)
             rows = rows[self.columns.microbatch[rows] < self.stride]
-            found = np.full(self.slots, -1, np.int32)
-            found[self.slot(self.columns.stage[rows], self.columns.microbatch[rows])] = rows
-            self.tables[kinds] = found
+            table = np.full(self.slots, -1, np.int32)
+            table[self.slot(self.columns.stage[rows], self.columns.microbatch[rows])] = rows
+            self.tables[kinds] = table
         return self.tables[kinds]
-
-    def made_at(self, made: Kind) -> Ints:
-        """For each slot, the action that makes something of a kind."""
-        return self.table(*(kind for kind in Kind if made in MAKES.get(kind, ())))
 
     def all(self) -> Iterator[_Part]:
         """What every action needs."""
         yield from self.forward()
         yield from self.backward()
-        yield self.own(Kind.W, Kind.B)
-        yield self.own(Kind.R, Kind.F)
-        yield self.own(Kind.OFFLOAD, Kind.F)
-        yield self.own(Kind.RELOAD, Kind.OFFLOAD)
+        for kind, op in OPS.items():
+            if op.follows is not None:
+                yield self.own(op.follows, self.columns.where(Kind(kind)))
         yield from self.updates()
-        for made, send in SENDS.items():
-            rows = self.columns.where(send)
-            numbers = self.columns.stage[rows]
-            stages = self.stage_of(send)[numbers]
-            yield rows, made, stages, self.columns.microbatch[rows], numbers
+        yield from self.sends()
 
-    def own(self, kind: Kind, made: Kind) -> _Part:
-        """Ops of a kind need something of their own stage and microbatch."""
-        rows = self.columns.where(kind)
+    def own(self, made: Kind, rows: Ints, microbatches_on: int = 0) -> _Part:
+        """Ops need something of their own stage: of their microbatch, or of one so many on."""
         stage = self.columns.stage[rows]
-        return rows, made, stage, self.columns.microbatch[rows], stage
+        return _Part(made, rows, stage, self.columns.microbatch[rows] + microbatches_on, stage)
 
-    def neighbours(self, kinds: tuple[Kind, ...], made: Kind) -> _Part:
-        """Ops need what the stages before theirs make; or, of backwards, those after."""
+    def neighbours(self, made: Kind) -> _Part:
+        """To make an activation, ops need those of the stages before theirs; to make a gradient,
+        those of the stages after.
+        """
         others = self.layout.before if made == Kind.F else self.layout.after
-        rows = self.columns.where(*kinds)
-        stages = self.columns.stage[rows]
-        counts = np.array([len(each) for each in others], np.int32)
-        flat = [
-            (other, self.layout.number(s, other)) for s, each in enumerate(others) for other in each
+        # The neighbours of all stages, one stage after the other.
+        pairs = [
+            (other, self.layout.number(stage, other))
+            for stage, neighbours in enumerate(others)
+            for other in neighbours
         ]
-        other, number = np.array(flat, np.int32).reshape(-1, 2).T
-        begins = np.cumsum(counts) - counts
-        count = counts[stages]
-        user = np.repeat(rows, count)
-        # The first, second, … neighbour of each op's stage.
-        nth = np.arange(len(user)) - np.repeat(np.cumsum(count) - count, count)
-        item = np.repeat(begins[stages], count) + nth
-        return user, made, other[item], self.columns.microbatch[user], number[item]
+        other, number = np.array(pairs, np.int32).reshape(-1, 2).T
+        counts = np.array([len(neighbours) for neighbours in others], np.int32)
+        rows = self.columns.where(*MAKERS[made])
+        op, pair = members(counts, self.columns.stage[rows])
+        user = rows[op]
+        return _Part(made, user, other[pair], self.columns.microbatch[user], number[pair])
 
     def forward(self) -> Iterator[_Part]:
         """A forward needs the activations of the stages before; and of its own stage what attention
         keeps of the slice before (TeraPipe, section 3).
         """
-        yield self.neighbours((Kind.F,), Kind.F)
+        yield self.neighbours(Kind.F)
         if self.layout.slices > 1:
             rows = self.columns.where(Kind.F)
-            rows = rows[self.columns.microbatch[rows] % self.layout.slices > 0]
-            stage = self.columns.stage[rows]
-            yield rows, Kind.F, stage, self.columns.microbatch[rows] - 1, stage
+            is_later_slice = self.columns.microbatch[rows] % self.layout.slices > 0
+            yield self.own(Kind.F, rows[is_later_slice], -1)
 
     def backward(self) -> Iterator[_Part]:
         """A backward needs its own activation, run again if it was dropped, or brought back; and
         the gradients of the stages after, and of the slice after.
         """
-        rows = self.columns.where(Kind.B, Kind.I)
-        stage = self.columns.stage[rows]
+        rows = self.columns.where(*MAKERS[Kind.B])
         microbatch = self.columns.microbatch[rows]
-        slots = self.slot(stage, microbatch)
-        is_away = self.table(Kind.OFFLOAD)[slots] >= 0
-        is_dropped = (self.table(Kind.R)[slots] >= 0) & ~is_away
-        for made, chosen in (
-            (Kind.F, ~is_away & ~is_dropped),
-            (Kind.R, is_dropped),
-            (Kind.RELOAD, is_away),
-        ):
-            yield rows[chosen], made, stage[chosen], microbatch[chosen], stage[chosen]
-        yield self.neighbours((Kind.B, Kind.I), Kind.B)
+        slots = self.slot(self.columns.stage[rows], microbatch)
+        is_away = self.rows_of(Kind.OFFLOAD)[slots] >= 0
+        is_dropped = (self.rows_of(Kind.R)[slots] >= 0) & ~is_away
+        yield self.own(Kind.F, rows[~is_away & ~is_dropped])
+        yield self.own(Kind.R, rows[is_dropped])
+        yield self.own(Kind.RELOAD, rows[is_away])
+        yield self.neighbours(Kind.B)
         if self.layout.slices > 1:
-            chosen = (microbatch + 1) % self.layout.slices > 0
-            yield rows[chosen], Kind.B, stage[chosen], microbatch[chosen] + 1, stage[chosen]
+            is_earlier_slice = (microbatch + 1) % self.layout.slices > 0
+            yield self.own(Kind.B, rows[is_earlier_slice], 1)
 
     def updates(self) -> Iterator[_Part]:
         """An optimizer step needs all gradients of its stage and update, and those of replicas."""
-        for row in self.columns.where(Kind.U).tolist():
-            stage = int(self.columns.stage[row])
-            update = max(int(self.columns.microbatch[row]), 0)
-            for replica in self.layout.replicas(stage):
-                units = self.layout.units(replica) // self.layout.updates
-                microbatches = np.arange(update * units, (update + 1) * units, dtype=np.int32)
-                rows = np.full(units, row, np.int32)
-                stages = np.full(units, replica, np.int32)
-                yield rows, Kind.W, stages, microbatches, stages
+        steps = self.columns.where(Kind.U)
+        update = np.maximum(self.columns.microbatch[steps], 0)
+        starts = [pipeline.start for pipeline in self.layout.pipeline_of]
+        piece = self.columns.stage[steps] - np.array(starts, np.int32)[self.columns.stage[steps]]
+        for pipeline in self.layout.pipelines:
+            units = self.layout.units_of_update(pipeline.start)
+            first = update * units
+            microbatch = (first[:, np.newaxis] + np.arange(units, dtype=np.int32)).ravel()
+            stage = np.repeat(pipeline.start + piece, units)
+            yield _Part(Kind.W, np.repeat(steps, units), stage, microbatch, stage)
 
-    def stage_of(self, send: Kind) -> Ints:
-        """The stage of a transfer, by its number."""
-        numbers = range(len(self.layout.placement) + len(self.layout.skip_stages))
-        return np.array([self.layout.stage_of(send, number) for number in numbers], np.int32)
+    def sends(self) -> Iterator[_Part]:
+        """A send needs what it carries."""
+        layout = self.layout
+        for made, send in SENDS.items():
+            rows = self.columns.where(send)
+            number = self.columns.stage[rows]
+            stages = [layout.stage_of(send, number) for number in layout.all_numbers]
+            stage = np.array(stages, np.int32)[number]
+            yield _Part(made, rows, stage, self.columns.microbatch[rows], number)

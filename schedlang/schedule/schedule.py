@@ -14,7 +14,7 @@ from attrs import field, frozen
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.source import Source, Span
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.columns import Columns, Flags, Ints, columns_of, is_any
+from schedlang.schedule.columns import Columns, Flags, Ints, columns_of
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import FORWARD, Kind
 from schedlang.schedule.layout import Layout
@@ -142,11 +142,9 @@ class Schedule:
         are done.
         """
         rule = self.weights_of(stage)
-        return (
-            max(self.layout.update_of(stage, microbatch) - rule.delay, 0)
-            if rule.name == "delay"
-            else done
-        )
+        if rule.name == "delay":
+            return max(self.layout.update_of(stage, microbatch) - rule.delay, 0)
+        return done
 
     @cached_property
     def recomputed(self) -> frozenset[tuple[int, int]]:
@@ -162,15 +160,9 @@ class Schedule:
 
     def _with(self, wanted: Kind) -> frozenset[tuple[int, int]]:
         """The stages and microbatches that have an action of a kind."""
-        return frozenset(
-            (stage, microbatch)
-            for actions in self.ranks
-            if wanted in actions.kind
-            for kind, stage, microbatch in zip(
-                actions.kind, actions.stage, actions.microbatch, strict=True
-            )
-            if kind == wanted
-        )
+        rows = self.columns.where(wanted)
+        stages = self.columns.stage[rows].tolist()
+        return frozenset(zip(stages, self.columns.microbatch[rows].tolist(), strict=True))
 
     def microbatches_with(self, wanted: Kind, stage: int) -> set[int]:
         """The microbatches for which a stage has an action of a kind."""
@@ -191,26 +183,48 @@ class Schedule:
         return any(Kind.U in set(actions.kind) for actions in self.ranks)
 
     def keeps(self, kind: int, stage: int, microbatch: int) -> bool:
-        """Whether what an op adds to the memory stays after it: not if there is no backward, or a
-        recomputation.
+        """Whether what an op adds to the memory stays after it.
+
+        What a forward adds does not, where no backward will need it, or one that recomputes it.
         """
-        return kind != Kind.F or not (
-            self.is_forward_only or (stage, microbatch) in self.recomputed
-        )
+        if kind != Kind.F:
+            return True
+        return not self.is_forward_only and (stage, microbatch) not in self.recomputed
 
     def keeps_all(self, kinds: Ints, stages: Ints, microbatches: Ints) -> Flags:
         """`keeps` of many ops."""
+        keeps = np.ones(len(kinds), bool)
+        forwards = np.flatnonzero(kinds == Kind.F)
         if self.is_forward_only:
-            return ~is_any(kinds, Kind.F)
-        if not self.recomputed:
-            return np.ones(len(kinds), bool)
-        units = int(microbatches.max(initial=0)) + 1
-        dropped = [stage * units + microbatch for stage, microbatch in self.recomputed]
-        return ~is_any(kinds, Kind.F) | ~np.isin(stages * np.int64(units) + microbatches, dropped)
+            keeps[forwards] = False
+        elif self.recomputed:
+            keeps[forwards] = ~self._is_recomputed[stages[forwards], microbatches[forwards]]
+        return keeps
+
+    @cached_property
+    def _is_recomputed(self) -> Flags:
+        """`recomputed` as a table, by stage and microbatch."""
+        stages = range(len(self.placement))
+        table = np.zeros((len(stages), max(map(self.layout.units, stages))), bool)
+        rows = self.columns.where(Kind.R)
+        table[self.columns.stage[rows], self.columns.microbatch[rows]] = True
+        return table
 
     def peer(self, kind: int, number: int) -> int | None:
         """See `Layout.peer`."""
         return self.layout.peer(kind, number)
+
+    def peer_of(self, rank: int, index: int) -> int | None:
+        """`peer` of a transfer, action `index` of a rank."""
+        actions = self.ranks[rank]
+        return self.layout.peer(actions.kind[index], actions.stage[index])
+
+    def other_end(self, rank: int, index: int) -> tuple[Kind, int, int]:
+        """The other end of a transfer, action `index` of a rank: its kind, number and
+        microbatch.
+        """
+        kind, number, microbatch, *_ = self.ranks[rank].row(index)
+        return *self.layout.counterpart(kind, number), microbatch
 
     def stages_of(self, rank: int) -> list[int]:
         """The stages that a rank holds, in order."""

@@ -12,7 +12,7 @@ import numpy as np
 from attrs import evolve
 
 from schedlang.schedule.columns import Ints, actions_from, table_of
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Kernel, Schedule
 
@@ -21,18 +21,25 @@ S = TypeVar("S", bound=Schedule)
 
 def unroll(schedule: Schedule, updates: int) -> Schedule:
     """The schedule of a stream for some number of updates, as one list per rank."""
+    # With two microbatches an update, and one forward ahead, of three updates:
+    #
+    #     warmup    F0
+    #     steady       F1 B0  F2 B1  U
+    #     + 1                           F3 B2  F4 B3  U
+    #     + 2                                            F5 B4  F6 B5  U
+    #
+    # F6 is of an update that does not come: the drain leaves it out.
     assert schedule.stream is not None
     layout = _for_updates(schedule.layout, updates)
     units = np.array([layout.units(stage) for stage in range(len(layout.placement))])
     steps = steps_of(layout)
     ranks = []
     for warmup, steady in zip(schedule.stream.warmup, schedule.stream.steady, strict=True):
-        parts = [table_of(warmup)]
-        parts += [later(table_of(steady), update, steps) for update in range(updates)]
-        table = np.concatenate(parts, axis=1)
+        of_updates = _repeated(table_of(steady), range(updates), steps)
+        table = np.concatenate([table_of(warmup), of_updates], axis=1)
         kind, stage, microbatch = table[:3]
-        # The drain leaves out the microbatches of updates that do not come.
-        ranks.append(actions_from(table[:, (kind == Kind.U) | (microbatch < units[stage])]))
+        comes = (kind == Kind.U) | (microbatch < units[stage])
+        ranks.append(actions_from(table[:, comes]))
     return evolve(schedule, layout=layout, ranks=tuple(ranks), stream=None)
 
 
@@ -41,21 +48,17 @@ def repeat(schedule: S, kernels: tuple[Kernel, ...], times: int) -> S:
     steps = steps_of(schedule.layout)
     ranks = []
     for actions, kernel in zip(schedule.ranks, kernels, strict=True):
-        # Which of the rank's actions comes where, and by how many updates it is later there.
-        kernels_rows = np.arange(kernel.start, kernel.stop)
-        before, behind = np.arange(kernel.stop), np.arange(kernel.stop, len(actions))
-        rows = np.concatenate([before, np.tile(kernels_rows, times), behind])
-        repeats = np.repeat(np.arange(1, times + 1), len(kernels_rows))
-        updates = np.concatenate([before * 0, repeats, behind * 0 + times])
-        ranks.append(actions_from(later(table_of(actions)[:, rows], updates, steps)))
-    return evolve(
-        schedule,
-        layout=_for_updates(schedule.layout, schedule.layout.updates + times),
-        ranks=tuple(ranks),
-    )
+        table = table_of(actions)
+        before = table[:, : kernel.start]
+        body = _repeated(table[:, kernel.start : kernel.stop], range(times + 1), steps)
+        rest = later(table[:, kernel.stop :], times, steps)
+        ranks.append(actions_from(np.concatenate([before, body, rest], axis=1)))
+    layout = _for_updates(schedule.layout, schedule.layout.updates + times)
+    return evolve(schedule, layout=layout, ranks=tuple(ranks))
 
 
 def _for_updates(layout: Layout, updates: int) -> Layout:
+    """The layout with as many microbatches for each update, and another number of updates."""
     pipelines = tuple(
         evolve(pipeline, microbatches=pipeline.microbatches // layout.updates * updates)
         for pipeline in layout.pipelines
@@ -64,20 +67,29 @@ def _for_updates(layout: Layout, updates: int) -> Layout:
 
 
 def steps_of(layout: Layout) -> Ints:
-    """By kind and number of an action, how many microbatches, or updates, one update is."""
-    numbers = len(layout.placement) + len(layout.skip_stages)
-    steps = np.ones((max(Kind) + 1, numbers), np.int64)
-    for kind in Kind:
-        for number in range(numbers if kind != Kind.U else 0):
+    """By kind and number of an action, by how much its microbatch grows from one update to the
+    next.
+    """
+    # An optimizer step has the number of its update, which grows by one.
+    steps = np.ones((ROWS, len(layout.all_numbers)), np.int64)
+    for kind in set(Kind) - {Kind.U}:
+        for number in layout.all_numbers:
             stage = layout.stage_of(kind, number)
-            steps[kind, number] = layout.units(stage) // layout.updates
+            steps[kind, number] = layout.units_of_update(stage)
     return steps
 
 
+def _repeated(table: Ints, updates: range, steps: Ints) -> Ints:
+    """Actions, as a table, once for each of some updates."""
+    later_by = np.repeat(np.array(updates), table.shape[1])
+    return later(np.tile(table, len(updates)), later_by, steps)
+
+
 def later(table: Ints, updates: int | Ints, steps: Ints) -> Ints:
-    """Actions, as columns, of some updates later, all of as many or each of its own number, where
-    `steps` are those of their layout.
+    """Actions, as a table, some updates later, all alike or each; `steps` are those of their
+    layout.
     """
+    kind, number, *_ = table
     shifted = table.copy()
-    shifted[2] += updates * steps[table[0], table[1]]
+    shifted[2] += updates * steps[kind, number]
     return shifted

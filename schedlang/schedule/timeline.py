@@ -1,4 +1,4 @@
-"""When each action runs on each rank: predicted by the machine, or measured by the runtime."""
+"""When each action runs on each rank: predicted by a walk, or measured by the runtime."""
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,18 +38,18 @@ class Bars(Sequence[Bar]):
     @classmethod
     def of(cls, bars: Iterable[Bar]) -> "Bars":
         """The columns of some bars."""
-        found = cls()
+        columns = cls()
         for bar in bars:
-            found.add(*bar)
-        return found
+            columns.add(*bar)
+        return columns
 
     @classmethod
     def from_columns(cls, *columns: NDArray[Any]) -> "Bars":
         """The bars of some columns, in the order of the fields."""
-        found = cls()
-        for target, column in zip(found.columns, columns, strict=True):
+        bars = cls()
+        for target, column in zip(bars.columns, columns, strict=True):
             target.frombytes(column.astype(target.typecode).tobytes())
-        return found
+        return bars
 
     def add(self, kind: int, stage: int, microbatch: int, start: float, end: float) -> None:
         """Append one bar."""
@@ -74,16 +74,13 @@ class Bars(Sequence[Bar]):
     def __getitem__(self, index: slice) -> list[Bar]: ...
 
     def __getitem__(self, index: int | slice) -> Bar | list[Bar]:
-        columns = self.kind, self.stage, self.microbatch, self.start, self.end
+        fields = [column[index] for column in self.columns]
         if isinstance(index, slice):
-            return list(map(Bar._make, zip(*(column[index] for column in columns), strict=True)))
-        return Bar._make([column[index] for column in columns])
+            return list(map(Bar._make, zip(*fields, strict=True)))
+        return Bar._make(fields)
 
     def __iter__(self) -> Iterator[Bar]:
-        return map(
-            Bar._make,
-            zip(self.kind, self.stage, self.microbatch, self.start, self.end, strict=True),
-        )
+        return map(Bar._make, zip(*self.columns, strict=True))
 
     @property
     def busy(self) -> float:
@@ -95,20 +92,23 @@ class Bars(Sequence[Bar]):
 class Timeline:
     """The compute actions of every rank in order of time, in the unit of the costs or in seconds;
     and its copies.
-
-    Idle time is counted three ways in the field; each property below says which it is.
     """
 
+    # Idle time is counted three ways in the field. In this makespan of 9, both ranks work for 6:
+    #
+    #     rank 0    F F · · B B · B B     bubble_over_ideal       6 idle of 12 that are worked
+    #     rank 1    · F B B F B B · ·     bubble_over_makespan    6 idle of 18
+    #                                     bubble_of_span          3 idle of rank 0's 9
     ranks: tuple[Bars, ...]
     copies: tuple[Bars, ...] = ()
 
     @cached_property
     def makespan(self) -> float:
         """From the first start on any rank to the last end on any rank."""
-        bars = [bars for bars in self.ranks if bars]
-        return max((max(each.end) for each in bars), default=0.0) - min(
-            (min(each.start) for each in bars), default=0.0
-        )
+        busy = [bars for bars in self.ranks if bars]
+        first = min((min(bars.start) for bars in busy), default=0.0)
+        last = max((max(bars.end) for bars in busy), default=0.0)
+        return last - first
 
     @cached_property
     def busy(self) -> list[float]:

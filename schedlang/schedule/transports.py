@@ -1,5 +1,6 @@
-"""What a transport does with sends and receives: the rules by which a plan is proved; see
-docs/transports.md.
+"""What a transport does with sends and receives: the rules by which a plan is proved.
+
+docs/transports.md says it in words.
 """
 
 from math import inf
@@ -29,16 +30,6 @@ class Transport:
     tags: bool = False
     atomic: bool = False
     first_use: bool = False
-
-    @property
-    def travels_ahead(self) -> bool:
-        """Whether a message is on its way from its send, and not only from when both sides are
-        there.
-
-        Its way is into a buffer; or, with tags, into a receive, which a rank can post before the
-        step.
-        """
-        return self.capacity > 0 or self.tags
 
 
 BLOCKING = Transport("blocking", blocks=True)

@@ -7,7 +7,10 @@ import re
 import subprocess
 import sys
 import tomllib
+from contextlib import redirect_stderr, redirect_stdout
+from io import StringIO
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -18,19 +21,36 @@ from tests.support.paths import CASES, PROGRAMS, ROOT
 ONE_F_ONE_B = str(PROGRAMS / "1f1b.sched")
 
 
-def schedc(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "schedlang", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+class Done(NamedTuple):
+    """What became of a command."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def schedc(*arguments: str) -> Done:
+    """Run a command in this process."""
+    stdout, stderr = StringIO(), StringIO()
+    with redirect_stdout(stdout), redirect_stderr(stderr):
+        try:
+            returncode = main(arguments)
+        except SystemExit as end:
+            returncode = int(end.code or 0)
+    return Done(returncode, stdout.getvalue(), stderr.getvalue())
+
+
+def schedc_process(*arguments: str) -> Done:
+    """Run a command in a process of its own."""
+    command = [sys.executable, "-m", "schedlang", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return Done(done.returncode, done.stdout, done.stderr)
 
 
 def test_compile_show_simulate(tmp_path: Path) -> None:
     plan = str(tmp_path / "plan.json")
-    result = schedc("compile", ONE_F_ONE_B, "-p", "ranks=2", "-p", "microbatches=3", "-o", plan)
+    arguments = ["compile", ONE_F_ONE_B, "-p", "ranks=2", "-p", "microbatches=3", "-o", plan]
+    result = schedc_process(*arguments)
     assert (result.returncode, result.stderr) == (0, "")
     assert result.stdout == (
         "one_f_one_b: 2 ranks, 2 stages, 3 microbatches, 24 actions; no deadlock; 25.0% idle at unit costs\n"
@@ -342,8 +362,8 @@ def imported_by(*arguments: str) -> set[str]:
     )
 
 
-def test_a_command_imports_what_it_needs() -> None:
-    """This is why it starts fast: `make bench` has the times."""
+def test_a_command_imports_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This is why it starts fast: `make bench-start` has the times."""
     found = imported_by("--help")
     assert {name for name in found if name.startswith("schedlang")} == {
         "schedlang",
@@ -351,21 +371,38 @@ def test_a_command_imports_what_it_needs() -> None:
         "schedlang.cli.main",
     }
     assert not {"attrs", "lark", "yaml", "json", "pathlib"} & found
+    # Of a text that was not parsed before, and of one that was.
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = imported_by("compile", ONE_F_ONE_B)
     assert {"lark", "schedlang.proof.prove"} <= found
     assert (
         not {"yaml", "concurrent.futures", "difflib", "fractions", "statistics", "subprocess"}
         & found
     )
+    found = imported_by("compile", ONE_F_ONE_B)
+    assert "schedlang.proof.prove" in found
+    assert not {"lark", "logging", "random", "tempfile"} & found
     unneeded = (
         "schedlang.advice.advice",
         "schedlang.files.documents",
+        "schedlang.language.parser",
+        "schedlang.passes",
         "schedlang.plan.reader",
         "schedlang.plan.torch_tables",
         "schedlang.report",
     )
     assert not [name for name in found if name.startswith(unneeded)]
     assert "yaml" not in imported_by("simulate", ONE_F_ONE_B, "--p2p-time", "1")
+
+
+def test_a_small_command_hardly_looks_for_garbage() -> None:
+    """All that it makes is gone when its process ends. With Python's own threshold it would look for
+    garbage more than a hundred times.
+    """
+    lines = "import gc, sys; from schedlang.cli.main import main; main(); print(sum(each['collections'] for each in gc.get_stats()), file=sys.stderr)"
+    command = [sys.executable, "-c", lines, "simulate", ONE_F_ONE_B]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert int(result.stderr) < 40
 
 
 def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
@@ -435,14 +472,16 @@ def test_check(tmp_path: Path) -> None:
 
 
 def test_check_of_many_sizes() -> None:
+    """They are checked by several processes, which come from one that has no other threads."""
     sizes = ["--for", "ranks=2..4", "--for", "microbatches=1..6"]
     assert (
-        schedc("check", ONE_F_ONE_B, *sizes).stdout
+        schedc_process("check", ONE_F_ONE_B, *sizes).stdout
         == "18 sizes proved, 0 refused by the program's own `require`\n"
     )
-    dualpipe = schedc("check", str(PROGRAMS / "dualpipe.sched"), *sizes).stdout
+    dualpipe = schedc_process("check", str(PROGRAMS / "dualpipe.sched"), *sizes).stdout
     assert dualpipe.endswith("refused by the program's own `require`\n")
-    wrong = schedc("check", str(PROGRAMS / "1f1b_explicit.sched"), *sizes, "--transport", "nccl")
+    explicit = str(PROGRAMS / "1f1b_explicit.sched")
+    wrong = schedc_process("check", explicit, *sizes, "--transport", "nccl")
     assert wrong.returncode == 1
     assert "note: the smallest size where this is so: ranks = 3, microbatches = 2\n" in wrong.stderr
     for arguments in (

@@ -1,5 +1,6 @@
 """What bad programs get: the whole text of every message, and its JSON form."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from schedlang import CompileError, Source, compile, read_source
 from schedlang.advice.advice import advise
 from schedlang.diagnostics.diagnostic import Diagnostic, to_github, to_json
 from schedlang.diagnostics.source import Label, Span
+from schedlang.language.parser import FORMS, parse
 from tests.support.paths import DIAGNOSTICS
 
 BAD = sorted(DIAGNOSTICS.glob("*.sched"))
@@ -23,6 +25,16 @@ def message(source: Source, **params: int) -> str:
 @pytest.mark.parametrize("path", BAD, ids=lambda path: path.stem)
 def test_message(path: Path, golden: Callable[[str, Path], None]) -> None:
     golden(message(Source(path.name, read_source(path).text)) + "\n", path.with_suffix(".txt"))
+
+
+@pytest.mark.parametrize(("keyword", "form"), FORMS.items())
+def test_the_form_that_a_syntax_error_shows_is_right(keyword: str, form: str) -> None:
+    item = form.replace("…", "")
+    body = f"rank r {{ {item} }}" if keyword == "FOR" else item
+    parse(Source("s.sched", f"schedule s {{ {body} }}"))
+    broken = item.replace(" ", " 5 ", 1)
+    with pytest.raises(CompileError, match=re.escape(f"write it as in `{form}`")):
+        parse(Source("s.sched", f"schedule s {{ {body.replace(item, broken)} }}"))
 
 
 def test_parameters_from_the_command() -> None:

@@ -241,6 +241,20 @@ def test_compile_is_the_whole_line() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [("bubble", r"`peak\(3\)`, there are ranks 0 to 1"), ("makespan / 9", None)],
+)
+def test_the_rank_of_a_figure_may_be_a_figure(rank: str, message: str | None) -> None:
+    ops = "F(0) F(1) B(0) B(1)"
+    text = f"schedule s {{ param ranks = 2 param microbatches = 2 rank r {{ {ops} }} assert peak({rank}) > 0 }}"
+    if message is None:
+        compile(Source("s.sched", text))
+        return
+    with pytest.raises(CompileError, match=message):
+        compile(Source("s.sched", text))
+
+
 def test_a_schedule_is_data_with_its_claims() -> None:
     """It goes through a file, functions that its claims call included."""
     head = "param n = 2 fn twice(x) = n * x pipeline p runs microbatches stage s in 0 .. 1 on s"

@@ -30,7 +30,7 @@ from schedlang.lowering.choice import choose_lowering
 from schedlang.lowering.defer import defer
 from schedlang.lowering.fuse import fuse
 from schedlang.schedule.actions import is_send, is_transfer
-from schedlang.schedule.needs import MAKES, SENDS
+from schedlang.schedule.kinds import OPS, SENDS
 from tests.proof.test_transports import verdict
 from tests.support.damage import damaged_plans, one_of
 from tests.support.explorer import is_right
@@ -115,7 +115,7 @@ def naive(schedule: Schedule) -> Schedule:
                 written.add(*ops.row(index)[:4], number if len(batch) > 1 else 0)
             for index in batch:
                 kind, stage, microbatch, *_ = ops.row(index)
-                for send in (SENDS[made] for made in MAKES[kind] if made in SENDS):
+                for send in (SENDS[made] for made in OPS[kind].makes if made in SENDS):
                     for number in schedule.layout.numbers(send, stage):
                         if schedule.peer(send, number) is not None:
                             written.add(send, number, microbatch, 0)
@@ -294,7 +294,7 @@ def test_verdicts_on_all_lowerings_are_those_of_every_interleaving(name: str) ->
             )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(schedules(), st.sampled_from(TRANSPORTS), st.sampled_from([0.0, 0.3, 2.0]))
 def test_lowerings_of_random_schedules(schedule: Schedule, transport: str, p2p: float) -> None:
     """The choice runs and computes what it should; and whatever lowering is not refused, takes its

@@ -24,7 +24,7 @@ REFUSED = {
     "gems": "second pipeline",
     "forward_only": "forward without its backward",
     "gpipe_groups": "optimizer step",
-    "pipe_offload": "copy to the host: `0OFFLOAD0`",
+    "pipe_offload": "offload: `0OFFLOAD0`",
     "pipedream": "optimizer step: `0U0`",
     "pipedream_2bw": "optimizer step: `0U0`",
     "pipedream_replicated": "second pipeline",

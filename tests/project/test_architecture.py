@@ -24,6 +24,9 @@ LATE_IMPORTS = {
     "resvg_py": "the extra `png`",
     "schedlang.advice.advice": "only a program that is wrong needs it",
     "schedlang.files.documents": "loads yaml; only costs in a file need it",
+    "schedlang.language.parser": "loads lark and its tables; only a text that is new needs it",
+    "schedlang.passes": "many modules; most programs have no pass",
+    "tempfile": "loads packers of archives; only a command that writes needs it",
 }
 
 

@@ -238,13 +238,13 @@ def test_side_by_side(page: Page, tmp_path: Path) -> None:
     assert page.locator("canvas").count() == 2
     assert shown_range(page) == (0, 33)
     assert hover(page, 9, 1, panel=0).splitlines()[0] == "1B0 backward"
-    assert hover(page, 6.5, 1, panel=1).splitlines()[0] == "1I0 backward, input half"
+    assert hover(page, 6.5, 1, panel=1).splitlines()[0] == "1I0 input gradient"
     assert colour(page, 30, 1, panel=1) == "#ffffff"
     boxes = [page.locator("canvas").nth(panel).bounding_box() for panel in (0, 1)]
     assert boxes[0]["x"] + boxes[0]["width"] <= boxes[1]["x"]
     page.get_by_role("button", name="one above the other").click()
     page.wait_for_function("document.querySelectorAll('canvas')[1].getBoundingClientRect().x < 100")
-    assert hover(page, 6.5, 1, panel=1).splitlines()[0] == "1I0 backward, input half"
+    assert hover(page, 6.5, 1, panel=1).splitlines()[0] == "1I0 input gradient"
     page.keyboard.press("w")
     page.wait_for_function("view.to - view.from < 33")
     assert page.evaluate("timelines.map((each) => each.scale)[0] === timelines[1].scale")

@@ -24,6 +24,7 @@ from schedlang.report.views.terminal import view
 from schedlang.report.views.trace import trace
 from schedlang.schedule.actions import is_copy, is_transfer
 from schedlang.schedule.costs import UNIT
+from schedlang.schedule.kinds import OPS
 from tests.support.own_needs import needs
 from tests.support.paths import DOCS, GALLERY, PROGRAMS, ROOT
 from tests.support.strategies import schedules
@@ -158,7 +159,7 @@ def test_svg_shows_every_op(path: Path) -> None:
         assert 0 <= x <= x + wide <= width
         assert 0 <= y <= y + high <= height
     names = [text.text for text in root.iterfind(f"{SVG}text")]
-    assert {palette.NAMES[kind] for kind in picture.kinds} < set(names)
+    assert {OPS[kind].name for kind in picture.kinds} < set(names)
 
 
 def test_svg_of_many_ops_is_no_wider_than_a_poster() -> None:

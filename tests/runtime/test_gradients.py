@@ -494,7 +494,7 @@ def test_tensors_need_not_be_contiguous(run_ranks: Run) -> None:
 
 
 def ignores_input() -> None:
-    """A stage whose output does not depend on its input still passes a gradient back: zeros."""
+    """Nothing before a stage whose output does not depend on its input has a gradient."""
 
     class Constant(nn.Module):
         def __init__(self) -> None:
@@ -510,11 +510,8 @@ def ignores_input() -> None:
         model[1] = Constant()
         pipeline(plan, model).step(*batch(plan, 0))
         if dist.get_rank() == 0:
-            assert all(
-                not each.grad.any() for each in model[0].parameters() if each.grad is not None
-            )
-            assert all(each.grad is not None for each in model[0].parameters())
+            assert all(weight.grad is None for weight in model[0].parameters())
 
 
-def test_a_stage_that_ignores_its_input_passes_zeros_back(run_ranks: Run) -> None:
+def test_nothing_before_a_stage_that_ignores_its_input_has_a_gradient(run_ranks: Run) -> None:
     run_ranks(ignores_input, 3).results()

@@ -43,7 +43,7 @@ def gradients(ours: Stage, split: bool, offloads: bool) -> list[Tensor]:
     """
     for microbatch in range(2):
         torch.manual_seed(microbatch)
-        ours.inputs[microbatch] = torch.randn(SHAPE)
+        ours.inputs[microbatch] = torch.randn(SHAPE, requires_grad=True)
         ours.gradients[microbatch] = [torch.randn(SHAPE)]
         ours.forward(microbatch)
         if not microbatch and offloads:
@@ -83,7 +83,7 @@ def test_the_memory_is_free_while_the_copy_is_away(split: bool) -> None:
     ours = stage(
         nn.Sequential(nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, 512), nn.Tanh()), {0}, split
     )
-    ours.inputs[0] = torch.randn(SHAPE)
+    ours.inputs[0] = torch.randn(SHAPE, requires_grad=True)
     ours.gradients[0] = [torch.randn(2, 16, 512)]
     activation = 2 * 16 * 128 * 4
     output = 2 * 16 * 512 * 4

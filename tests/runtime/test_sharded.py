@@ -46,7 +46,7 @@ def data_parallel() -> float:
     stage = middle(DistributedDataParallel(module))
     for microbatch in range(2):
         with nullcontext() if microbatch else stage.module.no_sync():
-            stage.inputs[microbatch] = inputs[rank, microbatch].clone()
+            stage.inputs[microbatch] = inputs[rank, microbatch].clone().requires_grad_()
             stage.forward(microbatch)
         stage.gradients[microbatch] = [gradients[rank, microbatch]]
         before = [None if each.grad is None else each.grad.clone() for each in module.parameters()]

@@ -175,7 +175,8 @@ def stage(module: nn.Module, split: bool, number: int = 1) -> Stage:
 def forward(stage: Stage, microbatch: int, input: Tensor) -> Tensor:
     """F, with a gradient for its output; the output."""
     torch.manual_seed(microbatch)
-    stage.inputs[microbatch] = input.clone()
+    wants = stage.number > 0 and input.is_floating_point()
+    stage.inputs[microbatch] = input.clone().requires_grad_(wants)
     stage.forward(microbatch)
     output = stage.outputs.pop(microbatch)
     stage.gradients[microbatch] = [torch.randn(output.shape, dtype=output.dtype)]

@@ -106,6 +106,17 @@ def check_trace(plan: Plan, events: list[dict]) -> None:
     assert ends["1RECV_F0"] > sends["0SEND_F0"]
 
 
+@pytest.mark.parametrize("name", ["seq1f1b", "unet_1f1b", "wpipe"])
+def test_an_audit_of_slices_skips_and_late_weights(train: Train, tmp_path: Path, name: str) -> None:
+    found = train(2, PROGRAMS / f"{name}.sched", "--steps", 2, "--audit")
+    assert found.codes == [0, 0], found.stderr
+    stages = re.findall(
+        r"^audit, rank \d: stage (\d) computes what it computes alone", found.stdout, re.M
+    )
+    assert sorted(stages) == sorted(set(stages))
+    assert len(stages) >= 2
+
+
 def test_a_plan_for_inference_is_not_trained(train: Train, tmp_path: Path) -> None:
     done = train(0, plan_file(tmp_path, "forward_only", ranks=1, microbatches=2))
     assert (done.codes, done.stderr) == ([1], "the plan has no backward\n")

@@ -3,7 +3,8 @@
 """
 
 from schedlang import Kind, Schedule
-from schedlang.schedule.needs import RECEIVES, Op
+from schedlang.schedule.kinds import RECEIVES
+from schedlang.schedule.needs import Op
 
 
 def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op]:

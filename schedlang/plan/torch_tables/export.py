@@ -13,18 +13,13 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label
 from schedlang.plan.plan import Plan
 from schedlang.schedule.actions import Actions, is_transfer
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS, Kind
 
 COMMS = "torch-csv"
 COMPUTE = "torch-csv-compute"
 
-#: The kinds of op that torch's tables do not have, and their names in a message.
-_FOREIGN = {
-    Kind.R: "recomputation",
-    Kind.U: "optimizer step",
-    Kind.OFFLOAD: "copy to the host",
-    Kind.RELOAD: "copy to the host",
-}
+#: The kinds of op that torch's tables have.
+_TORCH = (Kind.F, Kind.B, Kind.I, Kind.W)
 # What a user can do instead.
 _CHECKPOINT = "recompute inside the stage instead, with torch.utils.checkpoint"
 _EVAL = "export the schedule of the training: its `eval()` runs the forwards"
@@ -64,8 +59,8 @@ def _not_in_tables(plan: Plan, form: str) -> Iterator[tuple[str, int, str | None
         yield "skips from stage to stage", 0, _HAND_ON
     for rank, actions in enumerate(plan.ranks):
         for index, kind in enumerate(actions.kind):
-            if kind in _FOREIGN:
-                what = f"{_FOREIGN[Kind(kind)]}: `{actions.word(index)}`"
+            if kind not in _TORCH and not is_transfer(kind):
+                what = f"{OPS[kind].name}: `{actions.word(index)}`"
                 help = _CHECKPOINT if kind == Kind.R else None
                 yield what, actions.source[index], help
         if not plan.stages_of(rank):

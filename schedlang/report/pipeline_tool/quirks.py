@@ -39,7 +39,7 @@ def quirky_timeline(plan: Plan, costs: Costs, gaps: bool = True) -> Timeline:
             # Ops that overlap are one node; each is drawn behind the one before.
             start = begin = ends[node] - graph.time[node]
             for row, after in zip(graph.ops[node], durations.ends(graph.ops[node]), strict=True):
-                bars.add(*row[:3], begin, start + after)
+                bars.add(*row, begin, start + after)
                 begin = start + after
         ranks.append(bars)
     return Timeline(tuple(ranks))
@@ -71,11 +71,13 @@ def _needs(graph: Graph, p2p: float, gaps: bool) -> list[list[tuple[int, float]]
         maker = int(needs.maker[item])
         stage = int(columns.stage[user])
         is_weight = columns.kind[user] == Kind.W and not schedule.layout.is_last(stage)
-        if graph.node_of[maker] != graph.node_of[user]:
+        node = int(graph.node_of[user])
+        needed = int(graph.node_of[maker])
+        if needed != node:
             charged = bool(needs.stage[item] != stage or is_weight)
-            found[graph.node_of[user]].append((graph.node_of[maker], p2p * charged))
+            found[node].append((needed, p2p * charged))
         if needs.is_message[item]:
-            receivers.setdefault(graph.node_of[maker], graph.node_of[user])
+            receivers.setdefault(needed, node)
     for order in graph.order:
         for earlier, later in pairwise(order):
             if gaps and _keeps_apart(graph, receivers.get(earlier), earlier, later):

@@ -15,7 +15,7 @@ from typing import Any
 
 from schedlang.report.views import palette
 from schedlang.report.views.picture import Picture
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS, Kind
 
 _HERE = Path(__file__).parent
 
@@ -87,7 +87,7 @@ def _kind(kind: Kind, chunks: int) -> dict[str, Any]:
     fills = [palette.fill(kind, chunk, chunks) for chunk in range(chunks)]
     return {
         "letters": kind.name,
-        "name": palette.NAMES[kind],
+        "name": OPS[kind].name,
         "fills": fills,
         "inks": [palette.ink(fill) for fill in fills],
         "hatched": kind in palette.HATCHED,

@@ -33,18 +33,6 @@ HATCHED = (Kind.R,)
 #: many as can be told apart, so version 4 looks like version 0 again.
 VERSIONS = ("#e3e7ec", "#a9b2bd", "#6b7683", "#10151c")
 
-#: What the kinds are called in a legend.
-NAMES: dict[int, str] = {
-    Kind.F: "forward",
-    Kind.B: "backward",
-    Kind.I: "backward, input half",
-    Kind.W: "weight half",
-    Kind.R: "recomputed forward",
-    Kind.U: "optimizer step",
-    Kind.OFFLOAD: "copy to host",
-    Kind.RELOAD: "copy back",
-}
-
 
 def fill(kind: int, chunk: int, chunks: int) -> str:
     """The colour of a box, `#rrggbb`: of a kind, and of one chunk among several."""

@@ -13,7 +13,7 @@ from attrs import frozen
 from schedlang.report.views import palette
 from schedlang.report.views.picture import Box, Picture
 from schedlang.schedule.actions import is_copy
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS, Kind
 
 # Sizes, in pixels. Around the rows:
 _LEFT = 58
@@ -246,7 +246,7 @@ def _entries(picture: Picture) -> Iterator[tuple[list[str], str]]:
                 fills.append(palette.fill(kind, chunk, picture.chunks))
         # Some kinds have one colour for all chunks.
         squares = [square.format(fill, "") for fill in dict.fromkeys(fills)]
-        yield squares, palette.NAMES[kind]
+        yield squares, OPS[kind].name
     if picture.chunks > 1:
         yield [], f"(light to dark: chunk 0 to {picture.chunks - 1})"
     if any(box.overlap for row in picture.ops for box in row):

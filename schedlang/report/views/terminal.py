@@ -9,7 +9,7 @@ from attrs import frozen
 from schedlang.report.views import palette
 from schedlang.report.views.picture import Picture
 from schedlang.schedule.actions import NO_MICROBATCH
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.timeline import Bar, Timeline
 
 _IDLE = "·"
@@ -79,7 +79,7 @@ def _legend(picture: Picture, rows: Sequence[_Row], paint: _Paint) -> list[str]:
         if kind in seen:
             bar = Bar(kind, 0, NO_MICROBATCH, 0, 0)
             swatch = "".join(paint(bar, kind.name[0], 1))
-            entries.append(f"{swatch} {palette.NAMES[kind]}")
+            entries.append(f"{swatch} {OPS[kind].name}")
     return entries
 
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from attrs import frozen
 
-from schedlang.report.views import palette
 from schedlang.report.views.picture import Box, Picture
 from schedlang.schedule.actions import is_copy
+from schedlang.schedule.kinds import OPS
 
 #: A flow starts so many microseconds before the end of its slice. At the very end, viewers would
 #: not find the slice.
@@ -85,7 +85,7 @@ def _slices(picture: Picture) -> Iterator[_Event]:
         yield {
             "ph": "X",
             "name": str(box.bar),
-            "cat": palette.NAMES[box.bar.kind],
+            "cat": OPS[box.bar.kind].name,
             **thread.ids(),
             "ts": box.bar.start * scale,
             "dur": (box.bar.end - box.bar.start) * scale,

@@ -23,13 +23,13 @@ def measured_costs(actions: Sequence[Traced]) -> Costs:
         durations.setdefault((bar.kind, bar.stage), []).append(bar.end - bar.start)
     stages = range(1 + max((stage for _, stage in durations), default=-1))
     ran = {kind for kind, _ in durations}
-    found: dict[str, Any] = {
-        name: tuple(_mean(durations.get((kind, stage), [0.0])) for stage in stages)
-        for kind, name in DURATIONS.items()
+    means: dict[str, Any] = {
+        field: tuple(_mean(durations.get((kind, stage), [0.0])) for stage in stages)
+        for kind, field in DURATIONS.items()
         if kind in ran
     }
     times = latencies(actions)
-    return Costs(**found, p2p=_mean(times) if times else None)
+    return Costs(**means, p2p=_mean(times) if times else None)
 
 
 def _mean(times: list[float]) -> float:
@@ -48,12 +48,11 @@ def latencies(actions: Sequence[Traced]) -> list[float]:
     stages = 1 + max((bar.stage for _, bar in actions if not is_transfer(bar.kind)), default=-1)
     for _, bar in actions:
         bars.setdefault((bar.kind, bar.stage, bar.microbatch), []).append(bar)
-    return [
-        max(received.end - sent.end, 0.0)
-        for (kind, number, microbatch), sends in bars.items()
-        if is_send(kind)
-        for sent, received in zip(
-            sends, bars.get((*counterpart(kind, number, stages), microbatch), ()), strict=False
-        )
-        if received.start <= sent.start <= received.end
-    ]
+    times = []
+    for (kind, number, microbatch), sends in bars.items():
+        if is_send(kind):
+            receives = bars.get((*counterpart(kind, number, stages), microbatch), ())
+            for sent, received in zip(sends, receives, strict=False):
+                if received.start <= sent.start <= received.end:
+                    times.append(max(received.end - sent.end, 0.0))
+    return times

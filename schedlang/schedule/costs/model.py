@@ -9,19 +9,11 @@ from typing import Any
 from attrs import evolve, frozen
 
 from schedlang.schedule.costs.transfers import Transfers
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OPS, Kind
 
-_TIMES = (
-    "forward",
-    "backward",
-    "input",
-    "weight",
-    "recompute",
-    "update",
-    "overlap",
-    "offload",
-    "reload",
-)
+#: The fields that say how long ops of a kind take.
+DURATIONS = {kind: op.cost for kind, op in OPS.items()}
+_TIMES = (*DURATIONS.values(), "overlap")
 _LINKS = (
     "boundary_bytes",
     "ranks_per_node",
@@ -37,18 +29,6 @@ _BYTES = ("activation_bytes", "kept_bytes", "weights_bytes")
 #: given at a command.
 NAMES = {f"{name}_times": name for name in _TIMES} | {"p2p_time": "p2p"}
 NAMES |= {name: name for name in (*_LINKS, *_MEMORY, *_BYTES)}
-
-#: The fields that say how long ops of a kind take.
-DURATIONS = {
-    Kind.F: "forward",
-    Kind.B: "backward",
-    Kind.I: "input",
-    Kind.W: "weight",
-    Kind.R: "recompute",
-    Kind.U: "update",
-    Kind.OFFLOAD: "offload",
-    Kind.RELOAD: "reload",
-}
 
 #: Of these there is one number; the others have one for all stages, or one per stage.
 SINGLE = frozenset(["p2p", *_LINKS]) - {"boundary_bytes"}
@@ -101,29 +81,26 @@ class Durations:
 
 @frozen
 class Costs:
-    """Durations and memory in any unit each: one value for all stages, or one per stage; None is
-    not given.
-
-    Durations not given are the unit costs of the pipeline papers: a forward is 1, a whole backward
-    2 or its halves together, a half of it half of that; a recomputation is a forward, and so is a
-    copy to the host, or back; an optimizer step is 0, and ops that `overlap` take as long as one
-    after the other. A transfer between ranks takes `p2p`, or what its link makes of its size, see
-    `Transfers`: by default 0. Memory is what an op adds to what its rank holds: if not given, 1 for
-    a forward, nothing for an input half; the last use, a weight half or a whole backward, gives
-    back what there is. Bytes are counted where they are given: `activation_bytes` from the forward
-    to the last use, of which `kept_bytes` stay from an input half to its weight half; and
-    `weights_bytes` for each version of a stage's weights.
+    """Durations and memory, each in a unit of its own: one value for all stages, or one per stage;
+    None is not given. What stands in for it is said beside the fields.
     """
 
+    # How long ops take. Without, they have the unit costs of the pipeline papers: a forward is 1,
+    # a whole backward 2 or its halves together, a half of it half of that; a recomputation is a
+    # forward, and so is a copy to the host, or back; an optimizer step is 0.
     forward: _Values = None
     backward: _Values = None
     input: _Values = None
     weight: _Values = None
     recompute: _Values = None
     update: _Values = None
-    overlap: _Values = None
     offload: _Values = None
     reload: _Values = None
+    #: Ops that `overlap`, together; without, as long as one after the other.
+    overlap: _Values = None
+
+    # How long a transfer between ranks takes: `p2p`, or what its link makes of its size, see
+    # `Transfers`; without either, 0.
     p2p: float | None = None
     boundary_bytes: _Values = None
     ranks_per_node: int | None = None
@@ -131,10 +108,17 @@ class Costs:
     bandwidth_in_node: float | None = None
     latency_between_nodes: float | None = None
     bandwidth_between_nodes: float | None = None
+
+    # What an op adds to what its rank holds. Without, 1 for a forward, nothing for an input half;
+    # the last use, a weight half or a whole backward, gives back what there is.
     forward_memory: _Values = None
     backward_memory: _Values = None
     input_memory: _Values = None
     weight_memory: _Values = None
+
+    # Bytes are counted where they are given: those of an activation from the forward to the last
+    # use, of which some are kept from an input half to its weight half; and those of each version
+    # of a stage's weights.
     activation_bytes: _Values = None
     kept_bytes: _Values = None
     weights_bytes: _Values = None
@@ -143,6 +127,7 @@ class Costs:
         """ValueError for costs that do not go together."""
         links = self._given(_LINKS)
         bandwidths = self._given(("bandwidth_in_node", "bandwidth_between_nodes"))
+        between_nodes = self._given(("latency_between_nodes", "bandwidth_between_nodes"))
         if self.p2p is not None and links:
             raise ValueError(
                 f"`p2p_time` is the time of every transfer, `{links[0]}` says that they differ"
@@ -151,9 +136,7 @@ class Costs:
             raise ValueError(
                 "`boundary_bytes` and a bandwidth go together: transfers take bytes / bandwidth"
             )
-        if self.ranks_per_node is None and self._given(
-            ("latency_between_nodes", "bandwidth_between_nodes")
-        ):
+        if self.ranks_per_node is None and between_nodes:
             raise ValueError(
                 "`ranks_per_node` says which ranks are on one node: there is more than one"
             )
@@ -185,13 +168,18 @@ class Costs:
 
     def check(self, stages: int) -> None:
         """ValueError where what is given per stage is not for so many stages."""
-        self.durations(stages), self.transfers(stages), self.memory(stages), self.bytes(stages)
+        self.durations(stages)
+        self.transfers(stages)
+        self.memory(stages)
+        self.bytes(stages)
         self.bytes_of_weights(stages)
 
     def durations(self, stages: int) -> Durations:
         """How long compute actions take on each stage; ValueError for a wrong number of values."""
         forward = _spread("durations of `F`", self.forward, [1.0] * stages)
-        half = [each / 2 for each in _spread("durations of `B`", self.backward, [2.0] * stages)]
+        # A half takes half of a whole backward, and a whole one as long as its halves.
+        whole = _spread("durations of `B`", self.backward, [2.0] * stages)
+        half = [duration / 2 for duration in whole]
         input = _spread("durations of `I`", self.input, half)
         weight = _spread("durations of `W`", self.weight, half)
         offload = _spread("durations of `offload`", self.offload, forward)
@@ -213,8 +201,10 @@ class Costs:
         given.
         """
         durations = self.durations(stages)
-        found = {field: durations[kind] for kind, field in DURATIONS.items()}
-        return found if durations.overlap is None else found | {"overlap": durations.overlap}
+        by_field = {field: durations[kind] for kind, field in DURATIONS.items()}
+        if durations.overlap is not None:
+            by_field["overlap"] = durations.overlap
+        return by_field
 
     def faster(self, field: str, stage: int, stages: int, factor: float) -> "Costs":
         """The costs if what a field is about took `factor` times as long on a stage."""
@@ -227,13 +217,16 @@ class Costs:
         """How long transfers take; ValueError for a wrong number of sizes."""
         latency = self.latency_in_node or self.p2p or 0.0
         bandwidth = self.bandwidth_in_node or inf
+        # What is not said of links between nodes is as inside one.
+        latency_between = self.latency_between_nodes
+        if latency_between is None:
+            latency_between = latency
+        bandwidth_between = self.bandwidth_between_nodes or bandwidth
+        sizes = _spread("`boundary_bytes`", self.boundary_bytes, [0.0] * stages)
         return Transfers(
-            (
-                latency,
-                latency if self.latency_between_nodes is None else self.latency_between_nodes,
-            ),
-            (bandwidth, self.bandwidth_between_nodes or bandwidth),
-            tuple(_spread("`boundary_bytes`", self.boundary_bytes, [0.0] * stages)),
+            (latency, latency_between),
+            (bandwidth, bandwidth_between),
+            tuple(sizes),
             self.ranks_per_node,
         )
 
@@ -245,14 +238,12 @@ class Costs:
         """
         forward = _spread("memories of `F`", self.forward_memory, [1.0] * stages)
         input = _spread("memories of `I`", self.input_memory, [0.0] * stages)
-        return _changes(
-            forward,
-            _spread("memories of `B`", self.backward_memory, list(map(neg, forward))),
-            input,
-            _spread(
-                "memories of `W`", self.weight_memory, [-each for each in map(add, forward, input)]
-            ),
-        )
+        # By default, the last use gives back all that there is.
+        all_forward = list(map(neg, forward))
+        backward = _spread("memories of `B`", self.backward_memory, all_forward)
+        all_left = list(map(sub, all_forward, input))
+        weight = _spread("memories of `W`", self.weight_memory, all_left)
+        return _changes(forward, backward, input, weight)
 
     def bytes(self, stages: int) -> dict[int, list[float]] | None:
         """For each kind of compute action, the bytes that it adds to its rank, on each stage; None
@@ -264,9 +255,10 @@ class Costs:
             return None
         held = _spread("`activation_bytes`", self.activation_bytes, [0.0] * stages)
         kept = _spread("`kept_bytes`", self.kept_bytes, held)
-        return _changes(
-            held, list(map(neg, held)), list(map(sub, kept, held)), list(map(neg, kept))
-        )
+        backward = list(map(neg, held))
+        input = list(map(sub, kept, held))
+        weight = list(map(neg, kept))
+        return _changes(held, backward, input, weight)
 
     def bytes_of_weights(self, stages: int) -> list[float]:
         """What one version of each stage's weights takes; ValueError as above."""
@@ -276,9 +268,9 @@ class Costs:
         """What is given, as a file has it."""
         given = ((name, getattr(self, field)) for name, field in NAMES.items())
         return {
-            name: list(each) if isinstance(each, tuple) else each
-            for name, each in given
-            if each is not None
+            name: list(value) if isinstance(value, tuple) else value
+            for name, value in given
+            if value is not None
         }
 
 
@@ -289,19 +281,9 @@ UNIT = Costs()
 def _changes(
     forward: list[float], backward: list[float], input: list[float], weight: list[float]
 ) -> dict[int, list[float]]:
-    """What each kind of action adds to memory: a recomputation and a copy back what the forward
-    did.
-    """
-    return {
-        Kind.F: forward,
-        Kind.B: backward,
-        Kind.I: input,
-        Kind.W: weight,
-        Kind.R: forward,
-        Kind.U: [0.0] * len(forward),
-        Kind.OFFLOAD: list(map(neg, forward)),
-        Kind.RELOAD: forward,
-    }
+    """What each kind of op adds to memory: a recomputation or a copy back what the forward did."""
+    amounts = {kind: [op.holds * amount for amount in forward] for kind, op in OPS.items()}
+    return amounts | {Kind.B: backward, Kind.I: input, Kind.W: weight}
 
 
 def _spread(what: str, values: _Values, default: list[float]) -> list[float]:

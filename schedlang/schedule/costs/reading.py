@@ -23,18 +23,14 @@ def make_costs(lists: Mapping[str, Sequence[float]]) -> Costs:
             from difflib import get_close_matches
 
             close = get_close_matches(str(name), NAMES, n=1)
-            raise ValueError(
-                f"there is no cost `{name}`{f', there is `{close[0]}`' if close else ''}"
-            )
-        if not values or not all(
-            (-_MOST if "memory" in name else 0) <= each <= _MOST for each in values
-        ):
-            raise ValueError(
-                f"`{name}` must be numbers from {-_MOST if 'memory' in name else 0:g} to {_MOST:g}"
-            )
-        given[NAMES[name]] = (
-            _single(name, values) if NAMES[name] in SINGLE else tuple(map(float, values))
-        )
+            there_is = f", there is `{close[0]}`" if close else ""
+            raise ValueError(f"there is no cost `{name}`{there_is}")
+        # An op may give memory back; nothing takes less than no time.
+        least = -_MOST if "memory" in name else 0
+        if not values or not all(least <= value <= _MOST for value in values):
+            raise ValueError(f"`{name}` must be numbers from {least:g} to {_MOST:g}")
+        field = NAMES[name]
+        given[field] = _single(name, values) if field in SINGLE else tuple(map(float, values))
     return Costs(**given)
 
 
@@ -63,11 +59,11 @@ def costs_of(document: Any) -> Costs:
         raise ValueError('it must be an object, such as {"forward_times": [1, 2]}')
     if "traceEvents" in document:
         return _traced_costs(document["traceEvents"])
-    lists = {
-        name: values if isinstance(values, list) else [values] for name, values in document.items()
-    }
-    for name, values in lists.items():
-        if not all(type(each) in (int, float) for each in values):
+    lists = {}
+    for name, values in document.items():
+        lists[name] = values if isinstance(values, list) else [values]
+        # Not `isinstance`: True is an int as well.
+        if not all(type(value) in (int, float) for value in lists[name]):
             raise ValueError(f"`{name}` must be numbers")
     return make_costs(lists)
 

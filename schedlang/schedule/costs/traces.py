@@ -1,17 +1,12 @@
 """The actions in a trace in Chrome's format: those that a run has recorded, or another tool."""
 
-import re
 from collections.abc import Iterable
 from math import isfinite
 from typing import Any
 
-from schedlang.schedule.actions import NO_MICROBATCH, is_send, is_transfer
+from schedlang.schedule.actions import NO_MICROBATCH, WORD, is_send, is_transfer
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.timeline import Bar
-
-_ACTION = re.compile(
-    rf"(\d{{1,9}})({'|'.join(sorted(Kind.__members__, key=len, reverse=True))})(\d{{1,9}})?"
-)
 
 #: What a rank did, with times in microseconds, the format's unit.
 Traced = tuple[int, Bar]
@@ -23,27 +18,25 @@ def traced_actions(events: Any) -> list[Traced]:
 
     Their processes (`pid`) are the ranks. ValueError for a time that is none.
     """
-    found: list[Traced] = []
+    actions: list[Traced] = []
     for event in events if isinstance(events, list) else ():
         match event:
             case {"ph": "X", "name": str(name), "dur": int() | float() as duration} if (
-                word := _ACTION.fullmatch(name)
+                word := WORD.fullmatch(name)
             ):
                 start = event.get("ts", 0)
                 rank = event.get("pid", 0)
                 if not (isfinite(duration) and duration >= 0):
                     raise ValueError(f"`{name}` lasts {duration}, it must be a number from 0")
-                if not (
-                    isinstance(start, int | float) and isfinite(start) and isinstance(rank, int)
-                ):
-                    raise ValueError(
-                        f"`{name}` starts at {start} on process {rank}, both must be numbers"
-                    )
-                microbatch = NO_MICROBATCH if word[3] is None else int(word[3])
-                found.append(
-                    (rank, Bar(Kind[word[2]], int(word[1]), microbatch, start, start + duration))
-                )
-    return sorted(found, key=lambda action: action[1].start)
+                is_time = isinstance(start, int | float) and isfinite(start)
+                if not is_time or not isinstance(rank, int):
+                    message = f"`{name}` starts at {start} on process {rank}"
+                    raise ValueError(f"{message}, both must be numbers")
+                stage, kind, number = word.groups()
+                microbatch = NO_MICROBATCH if number is None else int(number)
+                bar = Bar(Kind[kind], int(stage), microbatch, start, start + duration)
+                actions.append((rank, bar))
+    return sorted(actions, key=lambda action: action[1].start)
 
 
 def ops_with_sends(actions: Iterable[Traced]) -> list[Traced]:
@@ -53,14 +46,16 @@ def ops_with_sends(actions: Iterable[Traced]) -> list[Traced]:
     Beginning them takes the rank time, in which it does nothing else; a wait for a receive is none
     of its work.
     """
-    found: list[Traced] = []
+    ops: list[Traced] = []
+    #: For each rank the index of its last op, as long as only sends have followed it.
     last: dict[int, int] = {}
     for rank, bar in actions:
         if not is_transfer(bar.kind):
-            last[rank] = len(found)
-            found.append((rank, bar))
+            last[rank] = len(ops)
+            ops.append((rank, bar))
         elif not is_send(bar.kind):
             last.pop(rank, None)
         elif rank in last:
-            found[last[rank]] = rank, found[last[rank]][1]._replace(end=bar.end)
-    return found
+            _, op = ops[last[rank]]
+            ops[last[rank]] = rank, op._replace(end=bar.end)
+    return ops

@@ -2,7 +2,7 @@
 
 from attrs import frozen
 
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import SENDS
 
 
 @frozen
@@ -26,8 +26,9 @@ class Transfers:
         It is the output of the stage `earlier`, or the gradient of it. Gradients of weights take no
         time to be added to those of replicas.
         """
-        if sender == receiver or kind == Kind.W:
+        if sender == receiver or kind not in SENDS:
             return 0.0
-        nodes = self.ranks_per_node
-        link = nodes is not None and sender // nodes != receiver // nodes
-        return self.latency[link] + self.boundary_bytes[earlier] / self.bandwidth[link]
+        size = self.ranks_per_node
+        is_between = size is not None and sender // size != receiver // size
+        latency = self.latency[is_between]
+        return latency + self.boundary_bytes[earlier] / self.bandwidth[is_between]

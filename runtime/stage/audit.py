@@ -1,0 +1,262 @@
+"""The first step twice: a stage in the pipeline, and beside it the stage alone.
+
+Alone means: the plain module, with a whole backward by autograd. No forward is repeated, no
+backward split, nothing is copied to the host. It is given what the stage is given in the pipeline:
+
+    inputs, random state, buffers ──► F in the pipeline ──► outputs          the same?
+                └── copies ─────────► alone ──────────────► outputs
+    gradients of the outputs ───────► B, or I and W ──────► gradients        the same?
+                └───────────────────► alone ──────────────► gradients
+
+So the first op that differs is found, on the stage where the reason is.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from math import inf, isnan
+from typing import Any
+
+import torch
+from attrs import define
+from torch import Tensor, nn
+
+from schedlang.plan.plan import Plan
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.part import Backward, ExtraCall, Forward, Part, When
+from schedlang.runtime.stage.random_state import random_state, set_random_state
+from schedlang.runtime.torch_private import (
+    Substitution,
+    has_hooks_after,
+    tree_flatten,
+    tree_unflatten,
+)
+from schedlang.runtime.values import has_gradient, leaves_of, tolerance
+from schedlang.schedule.actions import word
+from schedlang.schedule.kinds import Kind
+
+
+@define(eq=False)
+class _Alone:
+    """A microbatch on the stage alone, from its forward to its backward."""
+
+    #: Copies of what the stage was given, by the ids of the tensors, which are kept as well.
+    copies: dict[int, Tensor]
+    originals: list[Tensor]
+    returned: Any
+    roots: Sequence[Tensor]
+    #: The weights that it reads, by name.
+    weights: dict[str, Tensor]
+
+    def know(self, tensors: list[Tensor]) -> None:
+        """A second run of the forward is given tensors of its own, of which there are these
+        copies.
+        """
+        copies = [self.copies[id(tensor)] for tensor in self.originals]
+        self.copies |= {id(tensor): copy for tensor, copy in zip(tensors, copies, strict=True)}
+        self.originals += tensors
+
+
+class Audit(Part):
+    """Compares a stage with itself alone, in the first step; PipelineError where they differ.
+
+    `others` are the parts that take from what the module returns, and `loss` is that of the last
+    stage. Where several stages of this rank have a weight, its gradient is not compared (`shared`).
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        stage: int,
+        module: nn.Module,
+        device: torch.device,
+        loss: Callable[..., Tensor] | None,
+        others: Sequence[Part],
+        shared: frozenset[int],
+    ) -> None:
+        self._plan = plan
+        self._stage = stage
+        self._module = module
+        self._device = device
+        self._loss = loss
+        self._others = others
+        self._shared = shared
+        self._substitution = Substitution(module)
+        self._is_first_step = False
+        self._steps = 0
+        self._alone: dict[int, _Alone] = {}
+        #: By name, the weights that the last backward has used, what had added up in them before
+        #: the step, and the sums of the stage alone.
+        self._weights: dict[str, Tensor] = {}
+        self._earlier: dict[str, Tensor | None] = {}
+        self._sums: dict[str, Tensor] = {}
+        self._compared = 0
+        self._worst = 0.0
+
+    def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
+        """The gradients of an update are compared when its last backward is done."""
+        last: dict[int, int] = {}
+        actions = plan.ranks[rank]
+        ops = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+        for index, (kind, stage, microbatch) in enumerate(ops):
+            if stage == self._stage and kind in (Kind.B, Kind.W):
+                last[plan.layout.update_of(stage, microbatch)] = index
+        for index in last.values():
+            yield ExtraCall(index, When.AFTER, self._compare_weights)
+
+    def begin_step(self) -> None:
+        """Note what gradients have added up to before the first step."""
+        self._steps += 1
+        self._is_first_step = self._steps == 1
+        if self._is_first_step:
+            self._earlier = {
+                name: None if weight.grad is None else weight.grad.clone()
+                for name, weight in self._module.named_parameters()
+            }
+
+    def before_forward(self, run: Forward) -> None:
+        """Run the stage alone, on copies."""
+        if not self._is_first_step or run.is_evaluation:
+            return
+        if run.is_repeated:
+            self._alone[run.microbatch].know(_tensors_of(run))
+            return
+        given, tree = tree_flatten((run.input, dict(run.options)))
+        originals = _tensors_of(run)
+        copies = {id(tensor): _copy(tensor) for tensor in originals}
+        input, options = tree_unflatten([copies.get(id(value), value) for value in given], tree)
+        alone = Forward(run.microbatch, input, options, has_graph=True, is_repeated=True)
+        tensors = dict(self._module.named_buffers())
+        substitutes = {name: buffer.clone() for name, buffer in tensors.items()} | run.substitutes
+        state = random_state(self._device)
+        with torch.enable_grad(), self._substitution.of(substitutes):
+            arguments = input if isinstance(input, tuple) else (input,)
+            alone.returned = self._module(*arguments, **options)
+            returned = alone.returned
+            for part in self._others:
+                part.after_forward(alone)
+            output = alone.returned
+            if self._loss is not None:
+                output = self._loss(output, run.target)
+        set_random_state(self._device, state)
+        roots = [*leaves_of(output), *alone.roots]
+        weights: dict[str, Tensor] = dict(self._module.named_parameters())
+        weights |= {name: tensor for name, tensor in run.substitutes.items() if name in weights}
+        self._alone[run.microbatch] = _Alone(copies, originals, returned, roots, weights)
+
+    def after_forward(self, run: Forward) -> None:
+        """Compare what the module has returned."""
+        if not self._is_first_step or run.is_evaluation:
+            return
+        alone = self._alone[run.microbatch]
+        kind = Kind.R if run.is_repeated else Kind.F
+        ours, _ = tree_flatten(run.returned)
+        expected, _ = tree_flatten(alone.returned)
+        for number, (one, other) in enumerate(zip(ours, expected, strict=False)):
+            self._compare(kind, run.microbatch, f"tensor {number} of its output", one, other)
+
+    def after_backward(self, run: Backward) -> None:
+        """Run the backward of the stage alone, and compare the gradients of its inputs."""
+        alone = self._alone.pop(run.microbatch, None)
+        if alone is None:
+            return
+        pairs = zip(alone.roots, run.gradients, strict=True)
+        starts = [pair for pair in pairs if pair[1] is not None and pair[0].requires_grad]
+        leaves = [alone.copies.get(id(leaf)) for leaf in run.leaves]
+        self._weights = alone.weights
+        wanted = {name: weight for name, weight in alone.weights.items() if weight.requires_grad}
+        inputs = [leaf for leaf in leaves if leaf is not None and leaf.requires_grad]
+        gradients: Iterator[Tensor | None] = iter([None] * (len(inputs) + len(wanted)))
+        if starts:
+            roots, given = zip(*starts, strict=True)
+            gradients = iter(
+                torch.autograd.grad(roots, [*inputs, *wanted.values()], given, allow_unused=True)
+            )
+        for number, (leaf, ours) in enumerate(zip(leaves, run.computed, strict=True)):
+            expected = next(gradients) if leaf is not None and leaf.requires_grad else None
+            what = f"the gradient of tensor {number} of its input"
+            self._compare(Kind.B, run.microbatch, what, ours, expected)
+        for name, gradient in zip(wanted, gradients, strict=True):
+            if gradient is not None:
+                earlier = self._sums.get(name)
+                self._sums[name] = gradient if earlier is None else earlier + gradient
+
+    def _compare_weights(self) -> None:
+        """Compare what the gradients of an update have added up to."""
+        if not self._is_first_step:
+            return
+        for name, weight in self._weights.items():
+            if id(weight) in self._shared or has_hooks_after(weight):
+                continue
+            ours = weight.grad
+            earlier = self._earlier.get(name)
+            if ours is not None and earlier is not None:
+                ours = ours - earlier
+            self._compare(Kind.W, None, f"the gradient of `{name}`", ours, self._sums.get(name))
+        self._sums = {}
+
+    def _compare(
+        self, kind: Kind, microbatch: int | None, what: str, ours: Any, alone: Any
+    ) -> None:
+        if not isinstance(ours, Tensor) and not isinstance(alone, Tensor):
+            return
+        off = _difference(ours, alone)
+        self._compared += 1
+        self._worst = max(self._worst, off)
+        if isinstance(ours, Tensor) and off <= tolerance(ours):
+            return
+        op = word(kind, self._stage, microbatch) if microbatch is not None else "its backwards"
+        differs = "is missing" if ours is None else "is there and alone is none"
+        if ours is not None and alone is not None:
+            differs = f"differs from it alone by {off:.1e} of the largest number"
+        reasons = "; ".join(self._reasons()) or "the stage keeps something from call to call"
+        raise PipelineError(
+            f"audit of stage {self._stage}, {op}: {what} {differs}. What may be the reason: "
+            f"{reasons}"
+        )
+
+    def _reasons(self) -> Iterator[str]:
+        """What the plan does with this stage that is not done alone."""
+        of_kind = self._plan.microbatches_with
+        if of_kind(Kind.R, self._stage):
+            yield "its forwards are run again (R)"
+        if of_kind(Kind.W, self._stage):
+            yield "its backwards are in two halves (I and W)"
+        if of_kind(Kind.OFFLOAD, self._stage):
+            yield "its activations go to the host and back"
+        if self._plan.has_updates:
+            yield "its weights are updated within a step"
+        if len(self._plan.layout.pipelines) > 1:
+            yield "it has replicas"
+        if any(True for _ in self._module.buffers()):
+            yield "it has buffers"
+
+    @property
+    def verdict(self) -> str:
+        """What was compared, in words."""
+        return (
+            f"stage {self._stage} computes what it computes alone: {self._compared} tensors "
+            f"compared, the largest difference {self._worst:.1e}"
+        )
+
+
+def _tensors_of(run: Forward) -> list[Tensor]:
+    """The tensors that a run is given."""
+    given, _ = tree_flatten((run.input, dict(run.options)))
+    return [value for value in given if isinstance(value, Tensor)]
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _difference(ours: Any, alone: Any) -> float:
+    """The largest difference, as a part of the largest number; endless where they are not alike."""
+    if not isinstance(ours, Tensor) or not isinstance(alone, Tensor) or ours.shape != alone.shape:
+        return inf
+    ours, alone = (tensor.to_dense() if tensor.is_sparse else tensor for tensor in (ours, alone))
+    differs = (ours != alone) & ~(ours.isnan() & alone.isnan())
+    if not differs.any():
+        return 0.0
+    if not has_gradient(ours):
+        return inf
+    off = float((ours - alone)[differs].abs().max() / alone[~alone.isnan()].abs().max())
+    return inf if isnan(off) else off

@@ -1,0 +1,74 @@
+"""The syntax trees of programs and of the files that they import; a text is parsed once."""
+
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Generic, TypeVar
+
+from attrs import evolve
+
+from schedlang.diagnostics.source import Source
+from schedlang.files.cache import TREE, cached
+from schedlang.language import syntax
+
+T = TypeVar("T")
+
+
+class Itself(Generic[T]):
+    """Makes a cache ask for the same object, not for an equal one.
+
+    Trees compare without their spans, but Python for one refers to its own spans.
+    """
+
+    def __init__(self, it: T) -> None:
+        self.it = it
+
+    def __hash__(self) -> int:
+        return id(self.it)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Itself) and other.it is self.it
+
+
+# Whoever looks for a size or a parameter compiles one program many times.
+@lru_cache(8)
+def tree_of(source: Source) -> syntax.Schedule:
+    """The syntax tree of a program, its imports as they are written; CompileError at the first
+    place where the text is not a program.
+    """
+
+    def make() -> syntax.Schedule:
+        # It loads lark and the tables of the grammar, which takes longer than most programs take
+        # to compile.
+        from schedlang.language.parser import parse
+
+        return parse(source)
+
+    return cached(TREE, source.text, make)
+
+
+@lru_cache(32)
+def items_of(source: Source, start: int) -> tuple[syntax.Node, ...]:
+    """The items of the imported file whose text starts at a place of the source; CompileError as
+    above.
+    """
+
+    def make() -> tuple[syntax.Node, ...]:
+        from schedlang.language.parser import parse_items
+
+        return parse_items(source, start)
+
+    return cached(TREE, (source.text[start:], start), make)
+
+
+def with_items(tree: syntax.Schedule, items: Iterable[syntax.Node]) -> syntax.Schedule:
+    """A program's tree with other items; for the same ones it is the same tree, since what is made
+    of a tree is kept for that one.
+    """
+    return _with_items(Itself(tree), tuple(map(Itself, items)))
+
+
+@lru_cache(8)
+def _with_items(
+    tree: Itself[syntax.Schedule], items: tuple[Itself[syntax.Node], ...]
+) -> syntax.Schedule:
+    return evolve(tree.it, items=tuple(item.it for item in items))

@@ -1,0 +1,732 @@
+"""Models that keep something, change something, or leave something out in their forwards and
+backwards train as they do alone, whatever the schedule; where they cannot, they are refused.
+"""
+
+import copy
+import random
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import pytest
+from attrs import field, frozen
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from schedlang.plan.plan import Plan
+from schedlang.runtime import Pipeline
+from tests.support.models import program
+from tests.support.ranks import Run
+
+pytestmark = pytest.mark.processes
+
+WIDTH = 8
+ROWS = 3
+MICROBATCHES = 4
+STEPS = 2
+
+WHOLE = "1f1b"
+SPLIT = "zb_h1"
+RECOMPUTED = "1f1b_recompute"
+TWO_PIPELINES = "gems"
+ONE = (WHOLE, SPLIT, RECOMPUTED)
+
+
+class Stage(nn.Module):
+    """A stage that computes what a function says, with some parts and a linear layer."""
+
+    def __init__(self, function: Callable[..., Any], **parts: object) -> None:
+        super().__init__()
+        self.function = function
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        for name, part in parts.items():
+            if isinstance(part, Tensor) and not isinstance(part, nn.Parameter):
+                self.register_buffer(name, part)
+            else:
+                setattr(self, name, part)
+
+    def forward(self, x: Any) -> Any:
+        return self.function(self, x)
+
+
+def plain(self: Any, x: Tensor) -> Tensor:
+    return torch.tanh(self.linear(x))
+
+
+def plain_stages(count: int) -> list[nn.Module]:
+    return [Stage(plain) for _ in range(count)]
+
+
+def everywhere(function: Callable[..., Any], **parts: Callable[[], object]) -> Callable[[int], Any]:
+    """All stages do the same."""
+
+    def make(count: int) -> list[nn.Module]:
+        return [
+            Stage(function, **{name: part() for name, part in parts.items()}) for _ in range(count)
+        ]
+
+    return make
+
+
+def only(stage: int, function: Callable[..., Any], **parts: Callable[[], object]) -> Any:
+    """One stage does something, the others nothing special."""
+
+    def make(count: int) -> list[nn.Module]:
+        stages = plain_stages(count)
+        stages[stage] = Stage(function, **{name: part() for name, part in parts.items()})
+        return stages
+
+    return make
+
+
+def mean_square(output: Tensor, target: Tensor) -> Tensor:
+    return F.mse_loss(output, target)
+
+
+@frozen
+class Case:
+    """Stages, and how they are trained."""
+
+    make: Callable[[int], list[nn.Module]]
+    dtype: torch.dtype = torch.float64
+    inputs: Callable[[], Tensor] = field(
+        default=lambda: torch.randn(MICROBATCHES * ROWS, WIDTH, dtype=torch.float64)
+    )
+    loss: Callable[..., Tensor] = mean_square
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    tolerance: float = 1e-12
+    #: State that is no tensor of the module is each replica's own, and nobody sees it.
+    schedules: tuple[str, ...] = (*ONE, TWO_PIPELINES)
+
+
+def made(case: Case, count: int) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [stage.to(case.dtype) for stage in case.make(count)]
+
+
+def batches(case: Case) -> Iterator[tuple[Tensor, Tensor]]:
+    torch.manual_seed(1)
+    for _ in range(STEPS):
+        inputs = case.inputs()
+        targets = torch.randn(len(inputs), WIDTH, dtype=torch.float64)
+        yield inputs.to(case.dtype), targets.to(case.dtype)
+
+
+def in_one_process(case: Case, stages: list[nn.Module]) -> list[Tensor]:
+    """The losses; the stages have their gradients, added up over the steps."""
+    losses = []
+    loss_of = copy.deepcopy(case.loss)
+    for inputs, targets in batches(case):
+        for x, target in zip(
+            inputs.clone().chunk(MICROBATCHES), targets.chunk(MICROBATCHES), strict=True
+        ):
+            value: Any = x.clone()
+            with case.context():
+                for stage in stages:
+                    value = stage(value)
+                loss = loss_of(value, target)
+            (loss / MICROBATCHES).backward()
+            losses.append(loss.detach())
+    return losses
+
+
+def off_by(ours: Tensor | None, expected: Tensor | None) -> float:
+    """The largest difference; endless where only one of them is there."""
+    if ours is None and expected is None:
+        return 0.0
+    if ours is None or expected is None:
+        return float("inf")
+    ours, expected = (
+        tensor.to_dense() if tensor.is_sparse else tensor for tensor in (ours, expected)
+    )
+    return float((ours - expected).abs().max() / expected.abs().max().clamp(min=1e-300))
+
+
+def compared(plan: Plan, case: Case, **options: Any) -> dict[str, float]:
+    """How far losses, gradients and buffers of this rank are from those of one process."""
+    pieces = plan.layout.pieces
+    alone = made(case, pieces)
+    expected = in_one_process(case, alone)
+    own = {
+        number: made(case, pieces)[number % pieces] for number in plan.stages_of(dist.get_rank())
+    }
+    pipeline = Pipeline(plan, own, copy.deepcopy(case.loss), **options)
+    found: list[Tensor] = []
+    for inputs, targets in batches(case):
+        with case.context():
+            losses = pipeline.step(inputs.clone(), targets)
+        found += [] if losses is None else losses
+    differences = {}
+    if len(found) == len(expected):
+        differences["losses"] = off_by(torch.stack(found), torch.stack(expected))
+    for number, stage in own.items():
+        reference = alone[number % pieces]
+        for (name, weight), (_, right) in zip(
+            stage.named_parameters(), reference.named_parameters(), strict=True
+        ):
+            differences[f"{name} of stage {number}"] = off_by(weight.grad, right.grad)
+        if len(plan.layout.pipelines) == 1:
+            for (name, buffer), (_, right) in zip(
+                stage.named_buffers(), reference.named_buffers(), strict=True
+            ):
+                differences[f"{name} of stage {number}"] = off_by(buffer, right)
+    return differences
+
+
+def small(name: str, ranks: int = 2) -> Plan:
+    return program(name, ranks=ranks, microbatches=MICROBATCHES)
+
+
+def compare_all(cases: Iterable[tuple[str, str]]) -> dict[str, dict[str, float]]:
+    return {
+        f"{what} under {schedule}": {
+            name: off
+            for name, off in compared(small(schedule), CASES[what]).items()
+            if not off <= CASES[what].tolerance
+        }
+        for what, schedule in cases
+    }
+
+
+# What stages do.
+
+
+def twice_as_much(gradient: Tensor) -> Tensor:
+    return 2 * gradient
+
+
+def clipped(gradient: Tensor) -> Tensor:
+    return gradient.clamp(-1e-3, 1e-3)
+
+
+def with_hooks(hook: Callable[[Tensor], Tensor]) -> Callable[[int], list[nn.Module]]:
+    """Hooks on all weights, one of which is used twice: in a layer that a split backward leaves to
+    W, and in a sum that it does not.
+    """
+
+    def make(count: int) -> list[nn.Module]:
+        def norm_and_layer(self: Any, x: Tensor) -> Tensor:
+            return self.norm(self.linear(x)) + self.linear.weight.sum() * x
+
+        stages = everywhere(norm_and_layer, norm=lambda: nn.LayerNorm(WIDTH))(count)
+        for stage in stages:
+            for weight in stage.parameters():
+                weight.register_hook(hook)
+        return stages
+
+    return make
+
+
+def hooks_after(count: int) -> list[nn.Module]:
+    """A hook that sees each added gradient, and doubles what is there."""
+
+    def double(weight: Tensor) -> None:
+        assert weight.grad is not None
+        weight.grad.mul_(1.5)
+
+    stages = plain_stages(count)
+    for stage in stages:
+        for weight in stage.parameters():
+            weight.register_post_accumulate_grad_hook(double)
+    return stages
+
+
+def hooks_of_modules(count: int) -> list[nn.Module]:
+    def double(_: nn.Module, inputs: Any, __: Any) -> Any:
+        return tuple(None if each is None else 2 * each for each in inputs)
+
+    stages = plain_stages(count)
+    for stage in stages:
+        stage.linear.register_full_backward_hook(double)
+        stage.register_full_backward_hook(double)
+    return stages
+
+
+def hook_inside(self: Any, x: Tensor) -> Tensor:
+    y = self.linear(x)
+    y.register_hook(twice_as_much)
+    return torch.tanh(y)
+
+
+def counts(self: Any, x: Tensor) -> Tensor:
+    """The output depends on how many forwards there were."""
+    self.number += 1
+    return self.linear(x) * float(self.number)
+
+
+def counts_anew(self: Any, x: Tensor) -> Tensor:
+    self.number = self.number + 1
+    return self.linear(x) * float(self.number)
+
+
+def running(self: Any, x: Tensor) -> Tensor:
+    """Hands on a buffer that the next forward changes."""
+    with torch.no_grad():
+        self.total += x.sum(dim=0)
+    return {"x": torch.tanh(self.linear(x)), "total": self.total}
+
+
+def adds_total(self: Any, passed: dict[str, Tensor]) -> Tensor:
+    return self.linear(passed["x"]) + passed["total"]
+
+
+def hands_on_a_buffer(count: int) -> list[nn.Module]:
+    stages = plain_stages(count)
+    stages[0] = Stage(running, total=torch.zeros(WIDTH))
+    stages[1] = Stage(adds_total)
+    return stages
+
+
+def with_scalar(self: Any, x: Tensor) -> tuple[Tensor, Tensor]:
+    y = self.linear(x)
+    return torch.tanh(y), y.square().mean()
+
+
+def takes_scalar(self: Any, x: Tensor, extra: Tensor) -> Tensor:
+    return self.linear(x) + extra
+
+
+class Complex(nn.Linear):
+    """Stays complex when the stage is given a type."""
+
+    def _apply(self, *_: object) -> nn.Module:
+        return self
+
+
+class TakesTwo(Stage):
+    """Takes a tuple, as one value when it is called alone."""
+
+    def forward(self, *given: Any) -> Any:
+        x, extra = given if len(given) == 2 else given[0]
+        return self.function(self, x, extra)
+
+
+def passes_a_scalar(count: int) -> list[nn.Module]:
+    return [Stage(with_scalar), *(TakesTwo(takes_scalar) for _ in range(count - 1))]
+
+
+def detaches(self: Any, x: Tensor) -> Tensor:
+    return self.linear(x.detach())
+
+
+def detached_now_and_then(self: Any, x: Tensor) -> Tensor:
+    """Only some microbatches have a gradient for the stages before."""
+    return self.linear(x if float(x.detach().sum()) > 0 else x.detach())
+
+
+def unused(self: Any, x: Tensor) -> Tensor:
+    return torch.tanh(self.linear(x))
+
+
+def frozen_stages(*numbers: int) -> Callable[[int], list[nn.Module]]:
+    def make(count: int) -> list[nn.Module]:
+        stages = plain_stages(count)
+        for number in numbers:
+            stages[number].requires_grad_(False)
+        return stages
+
+    return make
+
+
+def starts_in_place(self: Any, x: Tensor) -> Tensor:
+    return self.linear(self.relu(x))
+
+
+def changes_its_input(self: Any, x: Tensor) -> Tensor:
+    x.mul_(2)
+    return self.linear(x)
+
+
+def changes_a_copy(self: Any, x: Tensor) -> Tensor:
+    return self.linear(x.clone().mul_(2))
+
+
+def complex_linear(self: Any, x: Tensor) -> Tensor:
+    return torch.view_as_real(self.layer(torch.complex(x, x.flip(0)))).sum(dim=-1)
+
+
+def sparse(self: Any, x: Tensor) -> Tensor:
+    return self.linear(self.table((x[:, 0] * 2).long() % 5))
+
+
+def own_random(self: Any, x: Tensor) -> Tensor:
+    return self.linear(x) * (1 + self.random.random())
+
+
+def calls(self: Any, x: Tensor) -> Tensor:
+    self.calls = getattr(self, "calls", 0) + 1
+    return self.linear(x) * self.calls
+
+
+def penalized(self: Any, x: Tensor) -> Tensor:
+    """Differentiates twice: the norm of a gradient is part of the output."""
+    with torch.enable_grad():
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        y = self.linear(x).square().sum()
+        (gradient,) = torch.autograd.grad(y, x, create_graph=True)
+        return torch.tanh(self.linear(x)) + gradient
+
+
+def checkpointed(reentrant: bool) -> Callable[..., Tensor]:
+    def function(self: Any, x: Tensor) -> Tensor:
+        return checkpoint(partial(plain, self), x, use_reentrant=reentrant)
+
+    return function
+
+
+def batch_norm(self: Any, x: Tensor) -> Tensor:
+    return self.norm(self.linear(x))
+
+
+def spectral(count: int) -> list[nn.Module]:
+    stages = plain_stages(count)
+    for stage in stages:
+        stage.linear = nn.utils.parametrizations.spectral_norm(stage.linear)
+    return stages
+
+
+def one_weight_in_two_stages(count: int) -> list[nn.Module]:
+    torch.manual_seed(0)
+    stages = plain_stages(count)
+    stages[1].linear.weight = stages[0].linear.weight
+    return stages
+
+
+def in_workspace(self: Any, x: Tensor) -> Tensor:
+    """Returns memory that the stage keeps, and writes over in the next forward."""
+    y = torch.tanh(self.linear(x))
+    if not hasattr(self, "kept"):
+        self.kept = torch.empty_like(y)
+    self.kept = self.kept.detach().copy_(y)
+    return self.kept
+
+
+def shrinks(self: Any, x: Tensor) -> Tensor:
+    self.linear.weight.data.mul_(0.9)
+    return torch.tanh(self.linear(x))
+
+
+def updates_in_hooks(count: int) -> list[nn.Module]:
+    stages = plain_stages(count)
+    for stage in stages:
+        for weight in stage.parameters():
+            optimizer = torch.optim.SGD([weight], 0.1)
+            weight.register_post_accumulate_grad_hook(lambda _, step=optimizer.step: step())
+    return stages
+
+
+class CountingLoss:
+    """A loss that depends on how often it was computed."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        self.times += 1
+        return mean_square(output, target) * self.times
+
+
+def passes_sparse(count: int) -> list[nn.Module]:
+    stages = plain_stages(count)
+    stages[0] = Stage(lambda self, x: self.linear(x).to_sparse())
+    stages[1] = Stage(lambda self, x: self.linear(x.to_dense()))
+    return stages
+
+
+def autocast() -> AbstractContextManager[Any]:
+    return torch.autocast("cpu", torch.bfloat16)
+
+
+CASES: dict[str, Case] = {
+    "plain": Case(plain_stages),
+    "a hook that doubles": Case(with_hooks(twice_as_much)),
+    "a hook that clips": Case(with_hooks(clipped)),
+    "a hook after": Case(hooks_after),
+    "a hook of a module": Case(hooks_of_modules),
+    "a hook inside": Case(everywhere(hook_inside)),
+    "a counter": Case(everywhere(counts, number=lambda: torch.zeros(()))),
+    "a counter put anew": Case(everywhere(counts_anew, number=lambda: torch.zeros(()))),
+    "batch norm": Case(everywhere(batch_norm, norm=lambda: nn.BatchNorm1d(WIDTH))),
+    "spectral norm": Case(spectral),
+    "a buffer handed on": Case(hands_on_a_buffer),
+    "a scalar": Case(passes_a_scalar),
+    "a detach": Case(only(1, detaches)),
+    "a detach now and then": Case(only(1, detached_now_and_then)),
+    "an unused layer": Case(everywhere(unused, other=lambda: nn.Linear(WIDTH, WIDTH))),
+    "frozen at first": Case(frozen_stages(0)),
+    "frozen at the end": Case(frozen_stages(1)),
+    "in place at first": Case(everywhere(starts_in_place, relu=lambda: nn.ReLU(inplace=True))),
+    "a batch changed in place": Case(only(0, changes_its_input)),
+    "a copy changed in place": Case(everywhere(changes_a_copy)),
+    "complex": Case(
+        everywhere(complex_linear, layer=lambda: Complex(WIDTH, WIDTH, dtype=torch.complex128))
+    ),
+    "a sparse table": Case(only(0, sparse, table=lambda: nn.Embedding(5, WIDTH, sparse=True))),
+    "autocast": Case(plain_stages, torch.float32, context=autocast),
+    "a gradient inside": Case(everywhere(penalized)),
+    "a checkpoint": Case(everywhere(checkpointed(False))),
+    "a reentrant checkpoint": Case(only(1, checkpointed(True))),
+    "Python's random numbers": Case(
+        everywhere(own_random, random=lambda: random.Random(0)), schedules=ONE
+    ),
+    "one weight in two stages": Case(one_weight_in_two_stages, schedules=()),
+    "a workspace handed on": Case(everywhere(in_workspace), schedules=()),
+    "weights changed by data": Case(everywhere(shrinks), schedules=()),
+    "an optimizer in a hook": Case(updates_in_hooks, schedules=()),
+    "a loss with state": Case(plain_stages, loss=CountingLoss(), schedules=ONE),
+    "a sparse tensor": Case(passes_sparse, schedules=()),
+    "calls counted": Case(everywhere(calls), schedules=ONE),
+}
+
+#: Under which schedules a case is refused, and how: below.
+REFUSED: dict[tuple[str, str], str] = {
+    ("a gradient inside", SPLIT): r"cannot differentiate its own layers twice",
+    ("a hook inside", RECOMPUTED): r"register the hook if the tensor requires grad",
+    ("a hook after", TWO_PIPELINES): r"a hook of the weight sees only its own part of the sum",
+    ("Python's random numbers", RECOMPUTED): r"is run again \(R\): does it draw random numbers",
+    ("calls counted", RECOMPUTED): r"is run again \(R\): does it draw random numbers",
+    ("a workspace handed on", "zb_v"): r"the output of stage \d was changed in place while",
+    ("weights changed by data", WHOLE): r"stage \d changes its weight `linear.weight` by `.data`",
+    ("an optimizer in a hook", RECOMPUTED): r"a weight of stage \d was changed between the forward",
+    ("an optimizer in a hook", WHOLE): r"was changed within a step, by an",
+    ("a sparse tensor", WHOLE): r"a tensor of layout torch.sparse_coo cannot pass between ranks",
+    ("in place at first", RECOMPUTED): r"stage \d changes its input in place",
+    ("a batch changed in place", RECOMPUTED): r"stage 0 changes its input in place",
+    **{
+        (what, TWO_PIPELINES): r"the forward of stage \d changes its buffer"
+        for what in (
+            "a counter",
+            "a counter put anew",
+            "batch norm",
+            "spectral norm",
+            "a buffer handed on",
+        )
+    },
+}
+
+
+def works(what: str) -> list[tuple[str, str]]:
+    schedules = CASES[what].schedules
+    return [(what, schedule) for schedule in schedules if (what, schedule) not in REFUSED]
+
+
+@pytest.mark.parametrize("what", [what for what in CASES if works(what)])
+def test_trains_as_alone(run_ranks: Run, what: str) -> None:
+    for differences in run_ranks(partial(compare_all, works(what)), 2).results():
+        assert all(not off for off in differences.values()), differences
+
+
+def refused(what: str, schedule: str) -> None:
+    compared(small(schedule), CASES[what])
+
+
+@pytest.mark.parametrize(("what", "schedule"), REFUSED)
+def test_is_refused(run_ranks: Run, what: str, schedule: str) -> None:
+    outcome = run_ranks(partial(refused, what, schedule), 2)
+    assert outcome.has_started()
+    assert outcome.codes == [1, 1]
+    for log in outcome.logs:
+        assert re.search(REFUSED[what, schedule], log), log
+
+
+# Schedules that update: the same model written in two ways.
+
+
+def trained(
+    schedule: str,
+    make: Callable[[int], list[nn.Module]],
+    rate: float = 0.1,
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> list[Tensor]:
+    """The weights of this rank after some updates."""
+    plan = program(schedule, ranks=2)
+    if plan.kernels:
+        plan = plan.for_updates(5)
+    torch.manual_seed(0)
+    stages = make(2)
+    own = {number: stages[number] for number in plan.stages_of(dist.get_rank())}
+    optimizers = {
+        number: torch.optim.SGD(stage.parameters(), rate) for number, stage in own.items()
+    }
+    pipeline = Pipeline(plan, own, mean_square, optimizers=optimizers)
+    generator = torch.Generator().manual_seed(1)
+    inputs, targets = torch.randn(2, ROWS * plan.microbatches, WIDTH, generator=generator)
+    for _ in range(2):
+        with context():
+            pipeline.step(inputs, targets)
+    return [weight.detach() for stage in own.values() for weight in stage.parameters()]
+
+
+def hooks_that_double(count: int) -> list[nn.Module]:
+    stages = plain_stages(count)
+    for stage in stages:
+        for weight in stage.parameters():
+            weight.register_hook(twice_as_much)
+    return stages
+
+
+def in_autocast(self: Any, x: Tensor) -> Tensor:
+    with autocast():
+        return plain(self, x)
+
+
+def same_twice() -> dict[str, float]:
+    """How far two ways to write the same model are from each other, under schedules whose gradients
+    are late.
+    """
+    pairs: dict[str, tuple[Callable[[str], list[Tensor]], Callable[[str], list[Tensor]]]] = {
+        "hooks": (
+            lambda name: trained(name, hooks_that_double, rate=0.1),
+            lambda name: trained(name, plain_stages, rate=0.2),
+        ),
+        "checkpoint": (
+            lambda name: trained(name, everywhere(checkpointed(False))),
+            lambda name: trained(name, plain_stages),
+        ),
+        "reentrant checkpoint": (
+            lambda name: trained(name, only(1, checkpointed(True))),
+            lambda name: trained(name, only(1, plain)),
+        ),
+        "autocast": (
+            lambda name: trained(name, plain_stages, context=autocast),
+            lambda name: trained(name, everywhere(in_autocast)),
+        ),
+    }
+    differences = {}
+    for what, (one, other) in pairs.items():
+        for name in ("pipedream", "pipedream_2bw", "pipedream_vertical"):
+            weights = zip(one(name), other(name), strict=True)
+            differences[f"{what} under {name}"] = max(off_by(a, b) for a, b in weights)
+    return differences
+
+
+def test_late_gradients_are_those_of_the_model_however_it_is_written(run_ranks: Run) -> None:
+    for differences in run_ranks(same_twice, 2).results():
+        assert max(differences.values()) < 1e-6, differences
+
+
+# What is said of a model or a batch.
+
+
+def warned(what: str, targets: float = 0.0) -> list[str]:
+    """The warnings of two steps."""
+    plan = small(WHOLE)
+    torch.manual_seed(dist.get_rank())
+    stages = CASES[what].make(2)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        own = {dist.get_rank(): stages[dist.get_rank()]}
+        pipeline = Pipeline(plan, own, mean_square)
+        for _ in range(2):
+            inputs = torch.randn(MICROBATCHES * ROWS, WIDTH)
+            wanted = torch.zeros_like(inputs)
+            wanted[ROWS : 2 * ROWS] = targets
+            pipeline.step(inputs, wanted)
+    return [str(warning.message) for warning in caught]
+
+
+def test_asks_once_about_weights_that_begin_alike(run_ranks: Run) -> None:
+    first, second = run_ranks(partial(warned, "one weight in two stages"), 2).results()
+    (message,) = first
+    assert (
+        "`linear.weight` of stage 0 and `linear.weight` of stage 1 begin with the same" in message
+    )
+    assert "tied=[{0: 'linear.weight', 1: 'linear.weight'}]" in message
+    assert not second
+
+
+def test_says_once_that_a_backward_has_nothing_to_do(run_ranks: Run) -> None:
+    first, second = run_ranks(partial(warned, "frozen at first"), 2).results()
+    (message,) = first
+    assert message.startswith("the output of stage 0 (torch.float32) does not require grad")
+    assert not second
+
+
+def test_says_once_which_loss_is_not_finite(run_ranks: Run) -> None:
+    first, second = run_ranks(partial(warned, "plain", float("inf")), 2).results()
+    assert not first
+    (message,) = second
+    assert message == "step 1 of the pipeline: the loss is not finite for microbatch 1 (inf)"
+
+
+def other_rows() -> None:
+    plan = small(WHOLE)
+    own = {dist.get_rank(): plain_stages(1)[0]}
+    rows = MICROBATCHES * (4 if dist.get_rank() == 0 else 2)
+    Pipeline(plan, own, mean_square).step(torch.ones(rows, WIDTH), torch.ones(rows, WIDTH))
+
+
+def test_inputs_and_targets_of_other_numbers_of_rows_are_refused(run_ranks: Run) -> None:
+    outcome = run_ranks(other_rows, 2)
+    assert outcome.codes == [1, 1]
+    for log in outcome.logs:
+        assert "`inputs` have 16 rows, and `targets` have 8: both must have a row" in log
+
+
+# The audit of a first step.
+
+#: What an audit finds alike.
+AUDITED = (WHOLE, SPLIT, RECOMPUTED, "pipedream_2bw", "pipedream", "pipe_offload", "zb_v", "gpipe")
+
+
+def audited(schedule: str) -> list[str]:
+    plan = program(schedule, ranks=2)
+    if plan.kernels:
+        plan = plan.for_updates(3)
+    torch.manual_seed(0)
+    stages = everywhere(dropped, drop=lambda: nn.Dropout(0.5))(plan.layout.pieces)
+    own = {number: stages[number] for number in plan.stages_of(dist.get_rank())}
+    optimizers = {number: torch.optim.SGD(own[number].parameters(), 0.1) for number in own}
+    if not plan.has_updates:
+        optimizers = {}
+    pipeline = Pipeline(plan, own, mean_square, optimizers=optimizers, audit=True)
+    inputs, targets = torch.randn(2, ROWS * plan.microbatches, WIDTH)
+    for _ in range(2):
+        pipeline.step(inputs, targets)
+    return pipeline.audits
+
+
+def dropped(self: Any, x: Tensor) -> Tensor:
+    return torch.tanh(self.drop(self.linear(x)))
+
+
+def audit_all() -> dict[str, list[str]]:
+    return {schedule: audited(schedule) for schedule in AUDITED}
+
+
+def test_an_audit_finds_nothing_where_all_is_well(run_ranks: Run) -> None:
+    for verdicts in run_ranks(audit_all, 2).results():
+        for schedule, of_stages in verdicts.items():
+            assert of_stages, schedule
+            for verdict in of_stages:
+                assert re.fullmatch(
+                    r"stage \d computes what it computes alone: [1-9]\d* tensors compared, the "
+                    r"largest difference \d\.\de[+-]\d\d",
+                    verdict,
+                )
+
+
+def audit_of_a_secret() -> None:
+    """The second stage counts its calls, of which an audit makes some."""
+    plan = small(WHOLE)
+    torch.manual_seed(0)
+    stage = Stage(calls if dist.get_rank() else plain)
+    rows = MICROBATCHES * ROWS
+    pipeline = Pipeline(plan, {dist.get_rank(): stage}, mean_square, audit=True)
+    pipeline.step(torch.ones(rows, WIDTH), torch.ones(rows, WIDTH))
+
+
+def test_an_audit_names_the_first_op_that_differs(run_ranks: Run) -> None:
+    outcome = run_ranks(audit_of_a_secret, 2)
+    assert outcome.codes == [1, 1]
+    for log in outcome.logs:
+        assert "audit of stage 1, 1F0: tensor 0 of its output differs from it alone by" in log
+        assert "keeps something from call to call" in log
