@@ -115,11 +115,16 @@ class Channels:
         findings = []
         for row in rows.tolist():
             rank, index = self.columns.place(row)
-            code = "unmatched-send" if self.is_send[row] else "unmatched-receive"
             message = f"`{self.schedule.ranks[rank].word(index)}` has no other rank to reach"
-            place = int(self.columns.source[row])
-            number = int(self.columns.stage[row])
-            findings.append(Finding(code, message, rank, place, numbers=(number,)))
+            findings.append(
+                Finding(
+                    "unmatched-send" if self.is_send[row] else "unmatched-receive",
+                    message,
+                    rank,
+                    int(self.columns.source[row]),
+                    numbers=(int(self.columns.stage[row]),),
+                )
+            )
         return findings
 
     def repeated(self) -> Iterator[tuple[int, Finding]]:

@@ -23,10 +23,10 @@ def mixed_versions(schedule: Schedule, versions: Versions) -> list[Finding]:
         known = first.setdefault(update, (stage, version))
         if known[1] != version:
             mixed.setdefault(update, (stage, microbatch, version))
-    return [_finding(schedule, *mixed[update], *first[update]) for update in sorted(mixed)]
+    return [_mixed(schedule, *mixed[update], *first[update]) for update in sorted(mixed)]
 
 
-def _finding(
+def _mixed(
     schedule: Schedule, stage: int, microbatch: int, version: int, other: int, of_other: int
 ) -> Finding:
     columns = schedule.columns

@@ -158,7 +158,7 @@ class _Reads:
         is_amiss = is_any(self.kind, *MAKERS[Kind.W]) & (self.update != self.done)
         help = "a `U` is missing or too early: it follows the last gradient of its update"
         return [
-            self._finding(
+            self._wrong_read(
                 "update",
                 op,
                 f"of update {self.update[op]} adds to the gradient of update {self.done[op]}",
@@ -191,7 +191,7 @@ class _Reads:
         done = self.done[op]
         rank = self.schedule.columns.rank[self.row[op]]
         delay = self.schedule.weights_of(int(self.stage[op])).delay
-        return self._finding(
+        return self._wrong_read(
             "weight-version",
             op,
             f"reads version {self.version[op]} of the weights, but only {done} "
@@ -200,7 +200,7 @@ class _Reads:
         )
 
     def _unlike_the_first(self, op: int, first: int) -> Finding:
-        return self._finding(
+        return self._wrong_read(
             "weight-version",
             op,
             f"reads version {self.version[op]} of the weights, the first of its update read "
@@ -209,14 +209,14 @@ class _Reads:
         )
 
     def _unlike_the_forward(self, op: int) -> Finding:
-        return self._finding(
+        return self._wrong_read(
             "weight-version",
             op,
             f"reads version {self.done[op]} of the weights, its forward read {self.version[op]}",
             "keep what the forward read: `weights stash`, or `weights delay 1`",
         )
 
-    def _finding(self, code: str, op: int, does: str, help: str) -> Finding:
+    def _wrong_read(self, code: str, op: int, does: str, help: str) -> Finding:
         """Something wrong that an op does."""
         columns = self.schedule.columns
         row = self.row[op]
