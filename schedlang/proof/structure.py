@@ -159,8 +159,7 @@ def _missing_op(schedule: Schedule, made: Kind, stage: int, lacking: int) -> Fin
     columns = schedule.columns
     rows = columns.where(*MAKERS[made])
     there = np.sort(columns.microbatch[rows[columns.stage[rows] == stage]])
-    gaps = np.flatnonzero(there != np.arange(len(there)))
-    microbatch = int(gaps[0]) if len(gaps) else len(there)
+    microbatch = _first_gap(there)
     message = f"the {OPS[made].name} of microbatch {microbatch} never runs on stage {stage}"
     if lacking > 1:
         message += f", nor that of {counted(lacking - 1, 'other microbatch')}"
@@ -190,23 +189,27 @@ def _place_near(columns: Columns, stage: int, made: Kind) -> tuple[int, str]:
 
 
 def _missing_updates(schedule: Schedule) -> list[Finding]:
-    """Updates that some stages make and others do not."""
+    """The first update that a stage does not make, where others do: a plan may have millions."""
     columns = schedule.columns
     rows = columns.where(Kind.U)
-    stages = columns.stage[rows].tolist()
-    made = set(zip(stages, np.maximum(columns.microbatch[rows], 0).tolist(), strict=True))
-    return [
-        Finding(
-            "missing-op",
-            f"stage {stage} never makes update {update}, others do",
-            schedule.placement[stage],
-            int(columns.source[rows[0]]),
-            "others run here",
-        )
-        for update in range(schedule.layout.updates if made else 0)
-        for stage in range(len(schedule.placement))
-        if (stage, update) not in made
-    ]
+    updates = schedule.layout.updates
+    findings: list[tuple[int, Finding]] = []
+    for stage, rank in enumerate(schedule.placement if len(rows) else ()):
+        made = np.sort(np.maximum(columns.microbatch[rows[columns.stage[rows] == stage]], 0))
+        if len(made) < updates:
+            update = _first_gap(made)
+            message = f"stage {stage} never makes update {update}, others do"
+            place = int(columns.source[rows[0]])
+            times = updates - len(made)
+            finding = Finding("missing-op", message, rank, place, "others run here", times=times)
+            findings.append((update, finding))
+    return [finding for _, finding in sorted(findings, key=lambda each: each[0])]
+
+
+def _first_gap(numbers: Ints) -> int:
+    """The first number from 0 that sorted ones lack."""
+    gaps = np.flatnonzero(numbers != np.arange(len(numbers)))
+    return int(gaps[0]) if len(gaps) else len(numbers)
 
 
 def _offloads(schedule: Schedule) -> list[Finding]:

@@ -128,7 +128,7 @@ def table_of(actions: Actions) -> Ints:
     """The actions of one rank, a column for each and a row for each field: kind, stage, microbatch,
     source, group.
     """
-    return np.array([np.asarray(getattr(actions, name)) for name in _NAMES], np.int64)
+    return np.array([np.asarray(getattr(actions, name)) for name in _NAMES], np.int32)
 
 
 def actions_from(table: Iterable[Ints]) -> Actions:
