@@ -65,7 +65,8 @@ from schedlang.runtime.transport.wire import Wire, warm_up
 from schedlang.runtime.values import Value, join
 from schedlang.runtime.watch.watchdog import BETWEEN, Watchdog
 from schedlang.schedule.actions import is_transfer, word
-from schedlang.schedule.forward_only import FORWARD, forward_only
+from schedlang.schedule.forward_only import forward_only
+from schedlang.schedule.kinds import FORWARD
 from schedlang.schedule.timeline import Bar
 
 #: All processes build the same pipelines one after another, and number them alike.

@@ -20,11 +20,11 @@ from schedlang.language.variables import with_variables
 from schedlang.lowering.choice import choose_lowering
 from schedlang.plan.plan import Plan
 from schedlang.proof.lints import lint
-from schedlang.proof.prove import prove
+from schedlang.proof.repetition import prove_for_all_updates
 from schedlang.proof.structure import check_structure
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.forward_only import forward_only as without_backwards
-from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.schedule import Kernel, Schedule
 from schedlang.schedule.stream import unroll
 from schedlang.schedule.transports import PORTABLE, transports
 
@@ -70,7 +70,7 @@ def compile_tree(
             # Without need for another schedule, this one keeps what is known of it.
             ops = evolve(ops, transport=transport)
         choice = choose_lowering(ops, costs)
-        execution = prove(choice.schedule)
+        execution = prove_for_all_updates(choice.schedule, choice.kernels)
     except CompileError as error:
         # Only now somebody wants to know the loop variables.
         raise CompileError(with_variables(error.diagnostics, tree, params)) from None
@@ -114,26 +114,28 @@ def check_program(
     whole, tree = load(source)
     try:
         ops = _schedule_of_ops(whole, tree, params, UNIT, False)
-        schedule = choose_lowering(ops, UNIT).schedule
+        choice = choose_lowering(ops, UNIT)
     except CompileError as error:
         raise CompileError(with_variables(error.diagnostics, tree, params)) from None
     old = old_forms(whole, tree)
-    verdicts = check_schedule(schedule, names)
+    verdicts = check_schedule(choice.schedule, names, choice.kernels)
     for name, diagnostics in verdicts.items():
         verdicts[name] = with_variables(diagnostics, tree, params) + old
     return verdicts
 
 
-def check_schedule(schedule: Schedule, names: Iterable[str]) -> dict[str, list[Diagnostic]]:
-    """For each of some transports what is wrong there with a schedule and its communication; if
-    nothing is, the warnings.
+def check_schedule(
+    schedule: Schedule, names: Iterable[str], kernels: tuple[Kernel, ...] = ()
+) -> dict[str, list[Diagnostic]]:
+    """For each of some transports what is wrong there with a schedule and its communication,
+    however often its kernels are repeated; if nothing is, the warnings.
     """
     verdicts: dict[str, list[Diagnostic]] = {}
     for name in names:
         on_transport = evolve(schedule, transport=name)
         try:
-            check_claims(on_transport, prove(on_transport))
-            verdicts[name] = lint(on_transport)
+            check_claims(on_transport, prove_for_all_updates(on_transport, kernels))
+            verdicts[name] = [*on_transport.warnings, *lint(on_transport)]
         except CompileError as error:
             verdicts[name] = error.diagnostics
     return verdicts

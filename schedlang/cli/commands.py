@@ -93,13 +93,14 @@ def _report(
         counted(plan.microbatches, "microbatch"),
         counted(sum(map(len, plan.ranks)), "action"),
     ]
-    print(f"{plan.name}: {', '.join(sizes)}; no deadlock; {plan.idle:.1%} idle at {costs}")
+    verdict = "forward only, no deadlock" if plan.is_forward_only else "no deadlock"
+    print(f"{plan.name}: {', '.join(sizes)}; {verdict}; {plan.idle:.1%} idle at {costs}")
     if output:
         print(f"wrote {output}")
     # Transfers that the compiler has placed are proved from the first use of each communicator
     # on, so only those of a program, or of a table, are worth a warning.
     own_warnings = lint(plan) if plan.lowering in (OWN, "") else []
-    _warn([*warnings, *own_warnings], format)
+    _warn([*warnings, *plan.warnings, *own_warnings], format)
 
 
 def check(options: argparse.Namespace) -> int:
@@ -119,7 +120,8 @@ def check(options: argparse.Namespace) -> int:
         return _check_sizes(options, source)
     names = NAMES if options.transport == "all" else (options.transport,)
     if source.is_plan:
-        verdicts = check_schedule(read_plan(options.file), names)
+        plan = read_plan(options.file)
+        verdicts = check_schedule(plan, names, plan.kernels)
     else:
         verdicts = check_program(source, dict(options.params), names)
     is_wrong = any(map(errors, verdicts.values()))

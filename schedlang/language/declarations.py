@@ -18,7 +18,7 @@ from schedlang.language.codegen import LARGEST_PARAMETER, Code, generate
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
 from schedlang.language.stages import NumberedStages, Stages, stage_range
-from schedlang.schedule.layout import Layout, Pipeline, wrong_skip
+from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_skip
 from schedlang.schedule.schedule import MOST_STEPS, Claim, WeightRule
 
 #: How many values of each function are remembered.
@@ -118,8 +118,13 @@ class Declarations:
     _weights: list[_Weights] = field(factory=list)
     _links: tuple[int, ...] = ()
     _skips: list[_Skips] = field(factory=list)
-    #: The location where the last pipeline says how many microbatches it runs.
+    #: The locations of ranges that counted, and of those that would have to count down, with their
+    #: bounds as they were first met.
+    _counted: set[int] = field(factory=set)
+    _backwards: dict[int, tuple[int, int]] = field(factory=dict)
+    #: The locations where the last pipeline says how many microbatches it runs, and on which ranks.
     _share: int = 0
+    _placed: int = 0
 
     def __attrs_post_init__(self) -> None:
         self.names |= {
@@ -216,6 +221,7 @@ class Declarations:
     def _lay_out(self, name: str, line: StageLine, microbatches: int) -> Stages:
         """Lay out the stages of a pipeline."""
         self._check_pipeline(name, line, microbatches)
+        self._placed = line.rank_location
         ranks = self.size("ranks", line.location)
         first = len(self.placement)
         for stage in self.count(line.start, line.stop, 1, line.location):
@@ -297,6 +303,10 @@ class Declarations:
                 f"{microbatches}"
             )
             raise Fault("pipelines", message, self._share)
+        idle = without_stage(layout.placement, ranks)
+        if idle:
+            help = "place a stage on every rank, or let `ranks` be as many as there are in use"
+            raise Fault("placement", idle, self._placed, help)
         return layout
 
     # The order
@@ -353,12 +363,25 @@ class Declarations:
 
     def count(self, start: int, stop: int, weight: int, location: int) -> range:
         """A loop's range, if it stays within the limit of steps."""
-        rounds = max(stop - start, 0)
-        self.steps -= rounds * weight
+        if stop < start:
+            self._backwards.setdefault(location, (start, stop))
+            return range(0)
+        self._counted.add(location)
+        self.steps -= (stop - start) * weight
         if self.steps < 0:
             message = f"the program has more than {MOST_STEPS:,} loop rounds and ops"
             raise Fault("too-many-ops", message, location)
         return range(start, stop)
+
+    def empty_ranges(self) -> dict[int, tuple[int, int]]:
+        """The bounds of the ranges that would have to count down wherever they were met, by their
+        locations.
+        """
+        return {
+            location: bounds
+            for location, bounds in self._backwards.items()
+            if location not in self._counted
+        }
 
     def repeat(self, rounds: int, weight: int, location: int) -> range:
         """The range of a `repeat`."""

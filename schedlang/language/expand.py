@@ -4,7 +4,7 @@ into actions.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache, reduce
 
 from attrs import define, field
@@ -29,6 +29,7 @@ from schedlang.language.variables import trace
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.findings import ranks_text
+from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
@@ -139,10 +140,31 @@ class _Expansion:
             slots=slots,
             stream=stream,
             claims=tuple(declared.claims),
+            warnings=tuple(self.warnings(ranks)),
             costs=self.costs.over(own_costs),
             objective=program_objective(declared.tree.items),
         )
         return reduce(_changed, declared.changes, schedule)
+
+    def warnings(self, ranks: tuple[Actions, ...]) -> Iterator[Diagnostic]:
+        """What in a program leaves ops out, maybe by mistake."""
+        declared = self.declared
+
+        def warning(code: str, message: str, location: int, help: str) -> Diagnostic:
+            label = Label(declared.spans[location])
+            notes = (f"here with {values_text(declared.params)}",)
+            return Diagnostic(code, message, (label,), self.source, notes, help, severity="warning")
+
+        for location, (start, stop) in declared.empty_ranges().items():
+            message = f"the range `{start} .. {stop}` is empty, here and wherever it is met"
+            help = "ranges count up: for the other way round, take `n - 1 - m` for m in 0 .. n"
+            yield warning("empty-range", message, location, help)
+        kinds = declared.sites.kinds
+        backward = next((at for at in kinds if kinds[at] in (Kind.B, Kind.I)), None)
+        if backward is not None and not any({Kind.B, Kind.I} & set(own.kind) for own in ranks):
+            message = "no backward ever runs: what is left is an inference"
+            help = "see which loop or `if` leaves them all out; or leave them out yourself"
+            yield warning("forward-only", message, backward, help)
 
     def run_ranks(self, layout: Layout) -> tuple[Actions, ...]:
         """The actions of every rank; CompileError with the faults of all ranks, of which each has

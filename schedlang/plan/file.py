@@ -80,8 +80,26 @@ def decode_head(path: Path) -> tuple[Any, int]:
             if text.endswith(_ACTIONS):
                 # A document by itself, if it is closed here.
                 head = text.removesuffix(b"," + _ACTIONS) + b"}"
-                return json.loads(head), len(text)
+                return decode(head), len(text)
     raise ValueError("it has no lines of `actions` of its own")
+
+
+def decode(text: bytes | bytearray) -> Any:
+    """A document; ValueError if it is none, or says a thing twice."""
+    return json.loads(text, object_pairs_hook=_once, parse_constant=_no_number)
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"`{ascii(twice)[1:-1]}` is there twice in one object")
+    return found
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"`{text}` is no number")
 
 
 class Parts(Sequence[Actions]):

@@ -61,11 +61,11 @@ class Plan(Schedule):
     def to_json(self) -> dict[str, Any]:
         """The plan as a JSON document."""
         actions, sources = self._lines()
-        return self._head() | {"actions": actions, "sources": sources}
+        return self.head() | {"actions": actions, "sources": sources}
 
     def encode(self) -> bytes:
         """The content of the file that `write_plan` writes."""
-        return encode(self._head(), *self._lines())
+        return encode(self.head(), *self._lines())
 
     @cached_property
     def digest(self) -> str:
@@ -75,15 +75,15 @@ class Plan(Schedule):
             lines = self.ranks.lines
         else:
             lines = list(map(line_of, *self._lines()))
-        text = json.dumps(self._head() | {"lines": lines}, sort_keys=True)
+        text = json.dumps(self.head() | {"lines": lines}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    def _head(self) -> dict[str, Any]:
-        """All fields but those with a line for each rank."""
+    def head(self) -> dict[str, Any]:
+        """All fields of the document but those with a line for each rank."""
         program = {
             "name": self.name,
             "file": self.source.path,
-            "sha256": hashlib.sha256(self.source.text.encode()).hexdigest(),
+            "sha256": sha256_of(self.source.text),
             "text": self.source.text,
             "imports": [list(file) for file in self.source.imports],
         }
@@ -108,6 +108,11 @@ class Plan(Schedule):
     def _lines(self) -> tuple[list[str], list[str]]:
         """The fields `actions` and `sources`."""
         return texts(self.ranks), numbers_text([actions.source for actions in self.ranks])
+
+
+def sha256_of(text: str) -> str:
+    """The hash of a program's text, by which it is known again."""
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:

@@ -3,10 +3,9 @@
 A file may come from anywhere: from another version, another program, or an editor.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -14,15 +13,14 @@ from attrs import frozen
 
 from schedlang.diagnostics.source import Source, Span
 from schedlang.files.reading import unreadable
-from schedlang.plan.file import Line, Parts, decode_head, plan_error
-from schedlang.plan.plan import FORMAT, Plan
-from schedlang.proof.prove import prove
+from schedlang.plan.file import Line, Parts, decode, decode_head, line_of, plan_error
+from schedlang.plan.plan import FORMAT, Plan, sha256_of
+from schedlang.proof.repetition import prove_for_all_updates
 from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, WORD, Actions, is_copy, is_transfer
 from schedlang.schedule.costs import Costs, costs_of
 from schedlang.schedule.kinds import Kind
-from schedlang.schedule.layout import Layout, Pipeline, wrong_skip
+from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_skip
 from schedlang.schedule.schedule import Kernel, WeightRule
-from schedlang.schedule.stream import repeat
 from schedlang.schedule.transports import transports
 
 T = TypeVar("T")
@@ -31,7 +29,7 @@ _KINDS: dict[str, int] = {kind.name: kind for kind in Kind}
 
 def read_plan(path: str | Path) -> Plan:
     """The plan in a file, proved again; CompileError says what is wrong with it."""
-    document = _decoded(path, lambda: json.loads(Path(path).read_bytes()))
+    document = _decoded(path, lambda: decode(Path(path).read_bytes()))
     return plan_in(path, document)
 
 
@@ -67,10 +65,9 @@ def plan_in(path: str | Path, document: Any) -> Plan:
     """
     reader = _Reader(path, document)
     plan = reader.plan(reader.actions)
-    prove(plan)
-    if plan.kernels:
-        # Also what repeats follows on itself.
-        prove(repeat(plan, plan.kernels, 1))
+    prove_for_all_updates(plan, plan.kernels)
+    # Of what was changed by hand, this says least: it comes last.
+    reader.check_lines(plan)
     return plan
 
 
@@ -90,22 +87,19 @@ class _Reader:
         if self.document["format"] != FORMAT:
             message = f"the format is `{self.document['format']}`, this is a reader of `{FORMAT}`"
             self.wrong(message, help="compile the program again with this version of schedc")
+        self.check_texts()
         program = self.field("program", dict)
         source = self.source(program)
-        placement = self.numbers(self.field("placement", list), "placement")
         ranks = self.field("ranks", int)
-        if not placement or any(rank >= ranks for rank in placement):
-            self.wrong("`placement` must give every stage one of the `ranks`")
-        params = self.field("params", dict)
-        if not all(isinstance(value, int) for value in params.values()):
-            self.wrong("`params` must be whole numbers")
+        placement = self.placement(ranks)
+        layout = self.layout(placement)
         # The actions come last: they are read by the number of spans.
         spans = self.spans(len(source.text))
         actions = read(ranks, len(spans))
-        return Plan(
+        plan = Plan(
             name=program["name"],
-            params=params,
-            layout=self.layout(tuple(placement)),
+            params=self.params(layout),
+            layout=layout,
             ranks=actions,
             source=source,
             spans=spans,
@@ -114,6 +108,39 @@ class _Reader:
             costs=self.costs(len(placement)),
             kernels=self.kernels(actions),
         )
+        unknown = self.document.keys() - {*plan.head(), "lines", "actions", "sources"}
+        if unknown:
+            self.wrong(f"a plan has no field `{min(unknown)}`")
+        return plan
+
+    def params(self, layout: Layout) -> dict[str, int]:
+        """The field `params`, whose values of some names are also those of other fields."""
+        params = self.field("params", dict)
+        if not all(type(value) is int for value in params.values()):
+            self.wrong("`params` must be whole numbers")
+        per_update = layout.microbatches // layout.updates
+        for name, value, where in (
+            ("ranks", self.field("ranks", int), "in `ranks`"),
+            ("microbatches", per_update, "by `pipelines` and `updates`"),
+            ("slices", layout.slices, "in `slices`"),
+        ):
+            if params.get(name, value) != value:
+                self.wrong(f"`{name}` is {params[name]} in `params`, and {value} {where}")
+        return params
+
+    def placement(self, ranks: int) -> tuple[int, ...]:
+        """The field `placement`: a rank for every stage, and a stage for every rank."""
+        placement = self.numbers(self.field("placement", list), "placement")
+        message = "`placement` must give every stage one of the `ranks`"
+        if not placement:
+            self.wrong(f"{message}: there are no stages")
+        for stage, rank in enumerate(placement):
+            if rank >= ranks:
+                self.wrong(f"{message}: stage {stage} is on rank {rank}, there are {ranks} ranks")
+        idle = without_stage(placement, ranks)
+        if idle:
+            self.wrong(f"`placement`: {idle}, there are {ranks} `ranks`")
+        return tuple(placement)
 
     def layout(self, placement: tuple[int, ...]) -> Layout:
         """The fields of the layout: what runs where."""
@@ -165,6 +192,8 @@ class _Reader:
             values = [entry.get(key) for key in ("start", "stop", "microbatches")]
             numbers = self.numbers(values, "pipelines")
             pipelines.append(Pipeline(entry["name"], *numbers))
+            if pipelines[-1].microbatches < 1:
+                self.wrong("a pipeline of `pipelines` runs 0 microbatches, it must run 1 or more")
         # Each starts where the one before stops: the first at 0, and the last stops at the end.
         starts = [pipeline.start for pipeline in pipelines]
         stops = [pipeline.stop for pipeline in pipelines]
@@ -176,6 +205,9 @@ class _Reader:
         # Stages of the second pipeline are replicas of those of the first.
         if len({pipeline.stop - pipeline.start for pipeline in pipelines}) > 1:
             self.wrong("`pipelines` must have the same number of stages")
+        names = [pipeline.name for pipeline in pipelines]
+        if len(set(names)) < len(names):
+            self.wrong("`pipelines` must have a `name` each, and two have the same")
         return tuple(pipelines)
 
     def from_one(self, name: str) -> int:
@@ -198,6 +230,12 @@ class _Reader:
         # A plan without rules trains with the newest weights, as most do.
         if rules and len(rules) != stages:
             self.wrong(f"`weights` must have a rule for each of the {stages} stages")
+        for stage, rule in enumerate(rules):
+            if rule["delay"] and rule["name"] != "delay":
+                self.wrong(
+                    f"`weights` of stage {stage} are `{rule['name']}`, with a `delay` of "
+                    f"{rule['delay']}: only those of the name `delay` have one"
+                )
         return tuple(WeightRule(rule["name"], rule["delay"]) for rule in rules)
 
     def kernels(self, ranks: Sequence[Actions]) -> tuple[Kernel, ...]:
@@ -210,8 +248,12 @@ class _Reader:
         ends = [len(actions) for actions in ranks] if pairs else []
         if len(pairs) != len(ends) or any(len(pair) != 2 for pair in pairs):
             self.wrong("`kernels` must be a pair of places in the actions of each rank")
-        if any(not start <= stop <= end for (start, stop), end in zip(pairs, ends, strict=True)):
-            self.wrong("`kernels` must be places in the actions of their rank")
+        for rank, ((start, stop), end) in enumerate(zip(pairs, ends, strict=True)):
+            if not start <= stop <= end:
+                self.wrong(
+                    "`kernels` must be places in the actions of their rank: that of rank "
+                    f"{rank} is {start} to {stop}, it has {end} actions"
+                )
         return tuple(Kernel(*pair) for pair in pairs)
 
     def transport(self) -> str:
@@ -225,21 +267,31 @@ class _Reader:
 
     def source(self, program: dict[str, Any]) -> Source:
         """The field `program`: its name and its texts."""
-        if not all(isinstance(program.get(key), str) for key in ("name", "file", "text")):
-            self.wrong("`program` must hold the texts `name`, `file` and `text`")
+        if not all(isinstance(program.get(key), str) for key in ("name", "file", "text", "sha256")):
+            self.wrong("`program` must hold the texts `name`, `file`, `text` and `sha256`")
+        actual = sha256_of(program["text"])
+        if program["sha256"] != actual:
+            self.wrong(f"the `sha256` of `program` is {program['sha256']}, its `text` has {actual}")
         imports = program.get("imports")
         if not isinstance(imports, list) or not all(
             isinstance(file, list) and list(map(type, file)) == [str, int] for file in imports
         ):
             self.wrong("`program` must hold `imports`, a list of files and where their texts start")
         files = tuple((path, start) for path, start in imports)
+        starts = [0, *(start for _, start in files), len(program["text"])]
+        if starts != sorted(starts):
+            self.wrong(
+                "the `imports` of `program` must start one after the other within its `text`"
+            )
         return Source(program["file"], program["text"], files)
 
     def spans(self, length: int) -> tuple[Span, ...]:
         """The field `spans`, each within the program text."""
         spans = [self.numbers(span, "spans") for span in self.field("spans", list)]
-        if not all(len(span) == 2 and span[0] <= span[1] <= length for span in spans):
-            self.wrong("`spans` must be pairs of places in the program text")
+        for span in spans:
+            if len(span) != 2 or not span[0] <= span[1] <= length:
+                message = "`spans` must be pairs of places in the program text"
+                self.wrong(f"{message}: {span} is none, the text has {length} characters")
         return tuple(Span(start, end) for start, end in spans)
 
     def actions(self, ranks: int, spans: int) -> tuple[Actions, ...]:
@@ -273,6 +325,36 @@ class _Reader:
         if indices and not 0 <= min(indices) <= max(indices) < spans:
             self.wrong(f"sources of rank {rank}: not an index of `spans`")
         return self.check(lambda: parse_actions(text, indices), f"actions of rank {rank}")
+
+    def check_texts(self) -> None:
+        """Whether all texts can be printed: JSON can name characters that are no text."""
+        values = list(self.document.items())
+        while values:
+            name, value = values.pop()
+            if isinstance(value, str):
+                try:
+                    value.encode()
+                except UnicodeEncodeError as error:
+                    self.wrong(f"`{name}` is no text: {error.reason}")
+            elif isinstance(value, dict):
+                values += [(name, part) for pair in value.items() for part in pair]
+            elif isinstance(value, list):
+                values += [(name, part) for part in value if not isinstance(part, int)]
+
+    def check_lines(self, plan: Plan) -> None:
+        """Whether the field `lines`, which each rank goes by that reads its part alone, is that of
+        the actions; a document may be without.
+        """
+        if "lines" not in self.document:
+            return
+        texts, sources = self.field("actions", list), self.field("sources", list)
+        lines = [list(line_of(*both)) for both in zip(texts, sources, strict=True)]
+        for rank, (given, actual) in enumerate(zip_longest(self.field("lines", list), lines)):
+            if given != actual:
+                message = (
+                    f"`lines` of rank {rank} is {given}, its `actions` and `sources` are {actual}"
+                )
+                self.wrong(message, help="write it again with `schedc compile -o`")
 
     def field(self, name: str, kind: type[T]) -> T:
         """A field of the document, which must be of a type."""

@@ -6,6 +6,7 @@ from schedlang.proof.execution import Execution
 from schedlang.proof.first_use import check_first_use
 from schedlang.proof.moments import follows_moments
 from schedlang.proof.order import check_order
+from schedlang.proof.replicas import mixed_versions
 from schedlang.proof.standstill import Standstill
 from schedlang.proof.structure import check_actions, check_structure
 from schedlang.ranks.weights import follow_weights
@@ -32,9 +33,10 @@ def prove(schedule: Schedule) -> Execution:
     else:
         for transport in rules:
             run_on(schedule, schedule.costs, transport)
-    findings = follow_weights(schedule).findings
+    versions = follow_weights(schedule)
+    findings = [*versions.findings] or mixed_versions(schedule, versions)
     if findings:
-        raise CompileError(diagnose(schedule, list(findings)))
+        raise CompileError(diagnose(schedule, findings))
     return _execution(schedule, schedule.costs, "ideal", ideal)
 
 

@@ -9,13 +9,13 @@ from schedlang.schedule.actions import word
 from schedlang.schedule.columns import Columns, Ints, is_any, repeats
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.kinds import MAKERS, OPS, Kind
-from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.schedule import Schedule, WeightRule
 
 
 def check_structure(schedule: Schedule) -> None:
     """CompileError when an action is unknown, on the wrong rank, missing, or there twice."""
     check_actions(schedule)
-    for check in (_repeated, _missing, _missing_updates, _offloads):
+    for check in (_repeated, _missing, _missing_updates, _beside_updates, _offloads):
         findings = check(schedule)
         if findings:
             raise CompileError(diagnose(schedule, findings))
@@ -189,12 +189,16 @@ def _place_near(columns: Columns, stage: int, made: Kind) -> tuple[int, str]:
 
 
 def _missing_updates(schedule: Schedule) -> list[Finding]:
-    """The first update that a stage does not make, where others do: a plan may have millions."""
+    """The first update that a stage does not make, where others do: a plan may have millions. Or
+    updates that none makes, where there are versions of the weights.
+    """
     columns = schedule.columns
     rows = columns.where(Kind.U)
+    if not len(rows):
+        return _without_updates(schedule)
     updates = schedule.layout.updates
     findings: list[tuple[int, Finding]] = []
-    for stage, rank in enumerate(schedule.placement if len(rows) else ()):
+    for stage, rank in enumerate(schedule.placement):
         made = np.sort(np.maximum(columns.microbatch[rows[columns.stage[rows] == stage]], 0))
         if len(made) < updates:
             update = _first_gap(made)
@@ -210,6 +214,55 @@ def _first_gap(numbers: Ints) -> int:
     """The first number from 0 that sorted ones lack."""
     gaps = np.flatnonzero(numbers != np.arange(len(numbers)))
     return int(gaps[0]) if len(gaps) else len(numbers)
+
+
+def _without_updates(schedule: Schedule) -> list[Finding]:
+    """Stages whose weights have versions, which updates alone make: the gradient of an older one
+    comes to the weights by `U`.
+    """
+    if schedule.layout.updates > 1 and not schedule.is_forward_only:
+        # What adds to a gradient that is not its own says more.
+        return []
+    columns = schedule.columns
+    latest = WeightRule().name
+    rules = map(schedule.weights_of, range(len(schedule.placement)))
+    stages = [stage for stage, rule in enumerate(rules) if rule.name != latest]
+    help = (
+        "write `U` behind the last backward of an update; without any, all weights are `latest`, "
+        "and an optimizer steps after the schedule"
+    )
+    findings = []
+    for stage in stages:
+        place, label = _place_near(columns, stage, Kind.U)
+        rule = schedule.weights_of(stage)
+        message = f"stage {stage} never makes update 0, and has `weights {rule}`"
+        rank = schedule.placement[stage]
+        findings.append(Finding("missing-op", message, rank, place, label, help=help))
+    return findings
+
+
+def _beside_updates(schedule: Schedule) -> list[Finding]:
+    """Ops that overlap with an update of their own stage, or of a replica, which may be the same
+    module: it changes weights that they read.
+    """
+    columns = schedule.columns
+    updates = columns.where(Kind.U)
+    updates = updates[columns.sizes[updates] > 1]
+    findings = []
+    for update in updates.tolist():
+        rank, index = columns.place(update)
+        actions = schedule.ranks[rank]
+        for beside in actions.batch(int(columns.batch[update]) - int(columns.first[rank])):
+            is_op = actions.kind[beside] != Kind.U
+            if is_op and actions.stage[beside] in schedule.layout.replicas(actions.stage[index]):
+                message = (
+                    f"`{actions.word(beside)}` overlaps with `{actions.word(index)}`, which "
+                    "changes the weights that it reads"
+                )
+                help = "write one behind the other"
+                place = actions.source[beside]
+                findings.append(Finding("overlap", message, rank, place, help=help))
+    return findings
 
 
 def _offloads(schedule: Schedule) -> list[Finding]:

@@ -4,22 +4,21 @@ from typing import TypeVar
 
 from attrs import evolve
 
-from schedlang.schedule.kinds import RECEIVES, SENDS, Kind
+from schedlang.schedule.kinds import FORWARD
 from schedlang.schedule.schedule import Schedule
 
 S = TypeVar("S", bound=Schedule)
-
-#: The kinds of action that remain.
-FORWARD = {Kind.F, SENDS[Kind.F], RECEIVES[Kind.F]}
 
 
 def forward_only(schedule: S) -> S:
     """The schedule's forwards and their transfers, in each rank's order; slots are forgotten.
 
-    They need nothing but each other, so they run to the end wherever the whole schedule does.
+    They need nothing but each other, so they run to the end wherever the whole schedule does. All
+    read the newest weights: no rule says which of its versions a training reads.
     """
     return evolve(
         schedule,
         ranks=tuple(actions.select(FORWARD.__contains__) for actions in schedule.ranks),
         slots=None,
+        weights=(),
     )

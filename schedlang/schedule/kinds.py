@@ -137,3 +137,5 @@ READS: dict[int, Kind] = {
 AWAITS = {kind: receive for kind, receive in READS.items() if OPS[kind].follows is None}
 #: The ops that run their stage's module.
 USES_WEIGHTS = frozenset(READS)
+#: The kinds of an inference: forwards, and the transfers of what they make.
+FORWARD = frozenset({Kind.F, SENDS[Kind.F], RECEIVES[Kind.F]})

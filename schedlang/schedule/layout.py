@@ -1,9 +1,12 @@
 """What runs where: stages on ranks, and the pipelines that the stages make."""
 
+from collections.abc import Sequence
 from functools import cached_property
+from itertools import count
 
 from attrs import frozen
 
+from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.actions import counterpart
 from schedlang.schedule.kinds import TRANSFERS, Kind
 
@@ -32,6 +35,17 @@ def wrong_skip(earlier: int, later: int, stages: int) -> str | None:
     if later == earlier + 1:
         return "leads to the next stage, which gets what that one makes anyway"
     return None
+
+
+def without_stage(placement: Sequence[int], ranks: int) -> str | None:
+    """Which of so many ranks would have nothing to do, if any."""
+    held = set(placement)
+    idle = ranks - len(held)
+    if not idle:
+        return None
+    first = next(rank for rank in count() if rank not in held)
+    others = f", like {counted(idle - 1, 'other rank')}" if idle > 1 else ""
+    return f"rank {first} holds no stage{others}"
 
 
 @frozen

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
+from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.source import Source, Span
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.columns import Columns, Flags, Ints, columns_of
 from schedlang.schedule.costs import UNIT, Costs
-from schedlang.schedule.kinds import MAKERS, Kind
+from schedlang.schedule.kinds import FORWARD, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.needs import Needs, needs_of
 from schedlang.schedule.transports import PORTABLE
@@ -48,6 +49,9 @@ class WeightRule:
 
     name: str = "latest"
     delay: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.delay}" if self.name == "delay" else self.name
 
 
 @frozen
@@ -87,10 +91,11 @@ class Schedule:
     """Per-rank actions with their layout and the program they come from.
 
     `ranks[r]` is what rank r does. `spans[0]` is the schedule's name; `claims` are the program's,
-    checked by `compile`. `weights` has the rule of each stage, or none where all read the latest.
-    Ops that were drawn at time slots have them in `slots`, per rank and action, until the schedule
-    is squeezed. It is to run on a `transport`. `costs` are those that the program or its user gave;
-    passes minimise the `objective`, a property of a timeline.
+    checked by `compile`, and `warnings` say what in it may not be meant. `weights` has the rule of
+    each stage, or none where all read the latest. Ops that were drawn at time slots have them in
+    `slots`, per rank and action, until the schedule is squeezed. It is to run on a `transport`.
+    `costs` are those that the program or its user gave; passes minimise the `objective`, a property
+    of a timeline.
     """
 
     name: str
@@ -103,6 +108,7 @@ class Schedule:
     slots: tuple[tuple[int, ...], ...] | None = None
     stream: Stream | None = None
     claims: tuple[Claim, ...] = field(default=(), eq=False, repr=False)
+    warnings: tuple[Diagnostic, ...] = field(default=(), eq=False, repr=False)
     costs: Costs = UNIT
     transport: str = PORTABLE
     objective: str = "makespan"
@@ -168,9 +174,8 @@ class Schedule:
 
     @cached_property
     def is_forward_only(self) -> bool:
-        """Whether there is no backward at all: inference."""
-        backward = {*MAKERS[Kind.B], *MAKERS[Kind.W]}
-        return not any(backward & set(actions.kind) for actions in self.ranks)
+        """Whether there are forwards and their transfers alone: inference."""
+        return all(set(actions.kind) <= FORWARD for actions in self.ranks)
 
     @cached_property
     def has_updates(self) -> bool:

@@ -1,6 +1,7 @@
 """The plan file: what is written is read back, and nothing else is believed."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,16 @@ def test_a_rank_reads_its_part_alone(plan: Plan, tmp_path: Path) -> None:
             lambda text: text.replace('"lines": [', '"lines": [3,'),
             "`lines` must be the lengths of two lines",
         ),
-        (lambda text: text.replace('"ranks": 2,', '"ranks": 3,'), "`lines` must have 3 entries"),
+        (
+            lambda text: re.sub(r'"lines": \[\s*\[[^]]*\],', '"lines": [', text),
+            "`lines` must have 2 entries",
+        ),
+        (lambda text: text.replace('"slices"', '"slice"'), "`slices` must be a whole number"),
+        (lambda text: text.replace('"skips"', '"skip"'), "a plan has no field `skip`"),
+        (
+            lambda text: text.replace('"slices": 1', '"slices": 1, "slices": 2'),
+            "`slices` is there twice in one object",
+        ),
         (lambda text: json.dumps(json.loads(text)), "it has no lines of `actions` of its own"),
         (lambda text: text[:100], "not a whole plan file"),
         (lambda text: "[" + text, "not a whole plan file"),
@@ -113,6 +123,14 @@ def with_pipeline(document: Any, **fields: Any) -> Any:
     return document | {"pipelines": [document["pipelines"][0] | fields]}
 
 
+def with_program(document: Any, **fields: Any) -> Any:
+    return document | {"program": document["program"] | fields}
+
+
+def without_params(document: Any) -> Any:
+    return document | {"params": {}}
+
+
 Damage = Callable[[Any], Any]
 
 
@@ -127,17 +145,84 @@ Damage = Callable[[Any], Any]
         (lambda d: d | {"program": {"name": "s"}}, "`program` must hold the texts"),
         (lambda d: d | {"ranks": "2"}, "`ranks` must be a whole number"),
         (lambda d: d | {"ranks": True}, "`ranks` must be a whole number"),
-        (lambda d: d | {"ranks": 3}, "must have 3 lines"),
+        (lambda d: d | {"ranks": 3}, "`placement`: rank 2 holds no stage, there are 3 `ranks`"),
+        (lambda d: d | {"ranks": 10**12}, "rank 2 holds no stage, like 999999999997 other ranks"),
+        (lambda d: d | {"actions": d["actions"][:1]}, "must have 2 lines"),
         (lambda d: with_pipeline(d, microbatches=2.5), "`pipelines` must hold whole numbers"),
-        (lambda d: with_pipeline(d, microbatches=10**12), "missing-op"),
-        (lambda d: with_pipeline(d, microbatches=1), "no-such-microbatch"),
-        (lambda d: with_pipeline(d, microbatches=0), "no-such-microbatch"),
+        (
+            lambda d: with_pipeline(d, microbatches=1),
+            "`microbatches` is 2 in `params`, and 1 by `pipelines` and `updates`",
+        ),
+        (lambda d: without_params(with_pipeline(d, microbatches=10**12)), "missing-op"),
+        (lambda d: without_params(with_pipeline(d, microbatches=10**30)), "missing-op"),
+        (lambda d: without_params(with_pipeline(d, microbatches=1)), "no-such-microbatch"),
+        (lambda d: with_pipeline(d, microbatches=0), "`pipelines` runs 0 microbatches"),
+        (lambda d: d | {"params": {"ranks": 4}}, "`ranks` is 4 in `params`, and 2 in `ranks`"),
+        (lambda d: d | {"params": {"slices": 3}}, "`slices` is 3 in `params`, and 1 in `slices`"),
+        (lambda d: d | {"params": {"ranks": True}}, "`params` must be whole numbers"),
         (lambda d: with_pipeline(d, start=1), "`pipelines` must divide the 2 stages"),
         (lambda d: with_pipeline(d, stop=3), "`pipelines` must divide the 2 stages"),
         (lambda d: with_pipeline(d, name=None), "`pipelines` must be objects"),
         (lambda d: d | {"pipelines": []}, "`pipelines` must divide the 2 stages"),
         (lambda d: d | {"slices": 0}, "`slices` must be 1 or more"),
         (lambda d: d | {"slices": 2}, "missing-op"),
+        (lambda d: d | {"updates": 2}, "`microbatches` is 2 in `params`, and 1 by `pipelines`"),
+        (lambda d: without_params(d | {"updates": 2}), "stage 0 never makes update 1, others do"),
+        (lambda d: d | {"updates": 10**30}, "must divide into"),
+        (lambda d: d | {"links": [0]}, "`links` must give every rank one"),
+        (lambda d: d | {"kernels": [[0, 9], [0, 0]]}, "in the plan of 2 updates"),
+        (lambda d: d | {"kernels": [[0, 0], [0, 10]]}, "that of rank 1 is 0 to 10, it has 9"),
+        (lambda d: d | {"kernels": [[0, 0]]}, "`kernels` must be a pair of places"),
+        (
+            lambda d: d | {"weights": [{"name": "latest", "delay": 1}] * 2},
+            "`weights` of stage 0 are `latest`, with a `delay` of 1",
+        ),
+        (
+            lambda d: (
+                d | {"weights": [{"name": "latest", "delay": 0}, {"name": "stash", "delay": 2}]}
+            ),
+            "`weights` of stage 1 are `stash`, with a `delay` of 2",
+        ),
+        (
+            lambda d: d | {"weights": [{"name": "latest", "delay": 0}]},
+            "`weights` must have a rule for each of the 2 stages",
+        ),
+        (lambda d: d | {"kernel": []}, "a plan has no field `kernel`"),
+        (
+            lambda d: with_program(d, text=d["program"]["text"] + " "),
+            "the `sha256` of `program` is",
+        ),
+        (lambda d: with_program(d, sha256="0"), "the `sha256` of `program` is 0, its `text` has"),
+        (lambda d: with_program(d, sha256=None), "`program` must hold the texts"),
+        (
+            lambda d: with_program(d, imports=[["a.sched", 10**6]]),
+            "the `imports` of `program` must start one after the other",
+        ),
+        (
+            lambda d: with_program(d, imports=[["a.sched", 9], ["b.sched", 8]]),
+            "the `imports` of `program` must start one after the other",
+        ),
+        (lambda d: with_program(d, name="\ud800"), "`program` is no text: surrogates not allowed"),
+        (lambda d: with_pipeline(d, name="\udfff"), "`pipelines` is no text"),
+        (lambda d: d | {"params": {"\ud800": 2}}, "`params` is no text"),
+        (lambda d: d | {"transport": "\ud800"}, "`transport` is no text"),
+        (lambda d: d | {"costs": {"\ud800": [1]}}, "`costs` is no text"),
+        (lambda d: d | {"costs": {"forward_times": [float("nan")]}}, "`NaN` is no number"),
+        (
+            lambda d: (
+                d
+                | {
+                    "pipelines": [
+                        {"name": "a", "start": 0, "stop": 1, "microbatches": 1},
+                        {"name": "a", "start": 1, "stop": 2, "microbatches": 1},
+                    ]
+                }
+            ),
+            "`pipelines` must have a `name` each, and two have the same",
+        ),
+        (lambda d: d | {"lines": [[1, 1, "x"]] * 2}, "`lines` of rank 0 is [1, 1, 'x'], its"),
+        (lambda d: d | {"lines": []}, "`lines` of rank 0 is None, its `actions`"),
+        (lambda d: d | {"lines": 3}, "`lines` must be a list"),
         (
             lambda d: d | {"skips": [[0, 1]]},
             "`skips` must be pairs of an earlier and a later stage of 2",
@@ -147,7 +232,7 @@ Damage = Callable[[Any], Any]
         (lambda d: d | {"skips": 1}, "`skips` must be a list"),
         (
             lambda d: d | {"placement": [0, 5]},
-            "`placement` must give every stage one of the `ranks`",
+            "`placement` must give every stage one of the `ranks`: stage 1 is on rank 5",
         ),
         (lambda d: d | {"placement": [0, -1]}, "`placement` must hold whole numbers from 0"),
         (lambda d: d | {"placement": [1, 0]}, "stage 0 is on rank 1"),

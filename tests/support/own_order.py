@@ -23,6 +23,8 @@ MAKES = {
     Kind.OFFLOAD: "O",
     Kind.RELOAD: "L",
 }
+#: The kinds of an inference.
+FORWARD = (Kind.F, Kind.SEND_F, Kind.RECV_F)
 COPIES = (Kind.OFFLOAD, Kind.RELOAD)
 
 
@@ -88,7 +90,7 @@ def _exists(schedule: Schedule, rank: int, kind: int, stage: int, unit: int) -> 
 
 def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
     """Whether every stage runs each microbatch's forward and backward, or none has a backward."""
-    trains = any(kind in (Kind.B, Kind.I, Kind.W) for kind, *_ in found)
+    trains = any(kind not in FORWARD for kind, *_ in found)
     updates = any(kind == Kind.U for kind, *_ in found)
     for stage in range(len(schedule.placement)):
         for unit in range(_units(schedule, stage)):

@@ -95,7 +95,7 @@ class _Oracle:
         self.sent: set[tuple[int, int, int]] = set()
         self.gradients: list[tuple[int, int]] = []
         kinds = {row[0] for rank in self.rows for row in rank}
-        self.forward_only = not kinds & {Kind.B, Kind.I, Kind.W}
+        self.forward_only = kinds <= {Kind.F, Kind.SEND_F, Kind.RECV_F}
         self.schedule = schedule
         self.version: dict[tuple[int, int], int] = {}
         self.by_update: dict[tuple[int, int], int] = {}
@@ -131,6 +131,9 @@ class _Oracle:
             (s, u) for s in range(len(self.layout.placement)) for u in range(self.layout.units(s))
         ]
         if any(self.updates and done != self.layout.updates for done in self.done):
+            return False
+        # The gradient of a version comes to the weights by an update.
+        if not self.updates and any(rule.name != "latest" for rule in self.schedule.weights):
             return False
         if sorted(self.offloads) != sorted(self.reloads) or self.recomputed & set(self.offloads):
             return False
@@ -312,7 +315,10 @@ class _Oracle:
         if kind == Kind.F:
             version = max(update - rule.delay, 0) if rule.name == "delay" else done
             self.version.setdefault((s, u), version)
-            return version <= done and self.by_update.setdefault((s, update), version) == version
+            piece = self.replicas(s)[0]
+            return (
+                version <= done and self.by_update.setdefault((piece, update), version) == version
+            )
         fresh = rule.name != "latest" or self.version.get((s, u)) == done
         return fresh and (kind not in (Kind.B, Kind.W) or update == done)
 

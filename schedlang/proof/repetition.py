@@ -1,0 +1,242 @@
+"""A schedule whose kernels are repeated, proved for any number of updates.
+
+A plan without a flush shows some updates, and says which actions of each rank, its kernel, are done
+once more for each further update. So it stands for endlessly many schedules: S(0) is what it shows,
+and S(n) has every kernel n more times, each for microbatches of one update later, and all that
+follows n updates later. They are proved by induction over n.
+
+**The cut.** In S(k), let each rank go on to some place within its kernels, such that all ranks can
+come that far with none going further: that is a cut. Beyond it lies what is to be done, which is
+the same list in S(k) beyond the cut as in S(k + 1) beyond the cut one kernel later, but for
+microbatches one update later:
+
+    S(k)        rank 0   ──────────┃─────────────────
+                rank 1   ───────┃────────────────────
+
+    S(k + 1)    rank 0   ──────────┃ one kernel ┃─────────────────
+                rank 1   ───────┃ one kernel ┃────────────────────
+
+**The state.** What happens beyond a cut follows from these lists and from what has been left by
+then. Let all of that be the same at the cut one kernel later, but for one more update that is
+complete:
+
+- of each update that is not complete, which actions have been done;
+- on each rank the transfers that are issued and not over, in order;
+- versions of weights that matter to what is to come are one later.
+
+Nothing else counts. What an action needs is of its own update, and so are sums over replicas.
+Messages that wait in a channel are told by what was sent and not received, and stand in the order
+of their receives, since S(k) and S(k + 1) are right. How long anything takes counts for no verdict.
+
+**The step.** Beyond its first cut, S(k + 1) does what S(k + 2) does beyond the cut one kernel
+later, where all has been left as it is here. So if S(k + 1) comes to its end and is right, S(k + 2)
+does and is; and so on. Those before are proved one by one.
+
+The first use of a communicator is no matter of repeating: a kernel that is repeated uses what it
+has used before.
+"""
+
+from functools import cached_property
+
+import numpy as np
+from attrs import evolve, frozen
+
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.proof.channels import NO_PARTNER
+from schedlang.proof.edges import transport_events
+from schedlang.proof.execution import Execution
+from schedlang.proof.graph import NOTHING
+from schedlang.proof.prove import has_batches, prove
+from schedlang.ranks.weights import follow_weights
+from schedlang.schedule.columns import Flags, Ints, actions_from, table_of
+from schedlang.schedule.costs import UNIT
+from schedlang.schedule.findings import Finding, diagnose
+from schedlang.schedule.kinds import ROWS, USES_WEIGHTS, Kind
+from schedlang.schedule.schedule import Kernel, Schedule
+from schedlang.schedule.stream import repeat, steps_of
+from schedlang.schedule.transports import Transport, transports
+
+#: By the rule of a stage's weights, the ops to come for which it counts what forwards have read.
+_COUNTS = {"latest": USES_WEIGHTS, "stash": frozenset({Kind.F}), "delay": frozenset[Kind]()}
+
+
+def prove_for_all_updates(schedule: Schedule, kernels: tuple[Kernel, ...]) -> Execution:
+    """`prove` of a schedule, and of all that come of it where its kernels are repeated.
+
+    CompileError with what is wrong with the shortest that is, or where the ranks never come back to
+    the same state. Without kernels there is nothing to repeat. The execution is that of the
+    schedule itself.
+    """
+    execution = prove(schedule)
+    if not kernels:
+        return execution
+    before = schedule
+    # A rank is ahead of another one by no more updates than the schedule shows.
+    most = schedule.layout.updates + 2
+    for times in range(1, most + 1):
+        longer = repeat(schedule, kernels, times)
+        try:
+            prove(longer)
+        except CompileError as error:
+            note = f"in the plan of {longer.layout.updates} updates"
+            raise CompileError([each.with_note(note) for each in error.diagnostics]) from None
+        if _goes_on(before, longer, kernels, times):
+            return execution
+        before = longer
+    message = (
+        f"what repeats is proved for {schedule.layout.updates} to {before.layout.updates} updates, "
+        "and for no more: the ranks never come back to the same state"
+    )
+    raise CompileError(diagnose(schedule, [Finding("steady", message, 0)]))
+
+
+def _goes_on(before: Schedule, longer: Schedule, kernels: tuple[Kernel, ...], times: int) -> bool:
+    """Whether what holds of a schedule, and of the `longer` one that has each kernel once more, by
+    then `times` times more than shown, holds of all that are longer.
+    """
+    start = np.array([kernel.start for kernel in kernels])
+    length = np.array([kernel.stop for kernel in kernels]) - start
+    for rules in transports(longer.transport, has_batches(longer.columns)):
+        first = _cut(longer, start + times * length, rules)
+        if (first.places < start).any():
+            return False
+        second = _cut(longer, first.places + length, rules)
+        if (second.places != first.places + length).any() or not _is_later(second, first):
+            return False
+        if longer.has_updates and not _reads_later(before, longer, first):
+            return False
+    return True
+
+
+@frozen(eq=False)
+class _Cut:
+    """Where all ranks of a schedule have come to: the first action that each has not done.
+
+    `pending` are the transfers that are issued and not over, by their rows in the whole schedule.
+    """
+
+    schedule: Schedule
+    places: Ints
+    pending: Ints
+
+    @cached_property
+    def is_before(self) -> Flags:
+        """Which actions of the schedule have been done."""
+        columns = self.schedule.columns
+        index = np.arange(len(columns)) - columns.first[columns.rank]
+        is_done: Flags = index < self.places[columns.rank]
+        return is_done
+
+    @cached_property
+    def actions(self) -> tuple[Ints, Ints]:
+        """For each action of the schedule its update, and a number that it shares with the same
+        action of other updates.
+        """
+        columns = self.schedule.columns
+        step = steps_of(self.schedule.layout)
+        microbatches = step[columns.kind, columns.stage]
+        update, rest = np.divmod(np.maximum(columns.microbatch, 0), microbatches)
+        kinds, numbers = step.shape
+        return update, (rest * kinds + columns.kind) * numbers + columns.stage
+
+    @cached_property
+    def complete(self) -> Ints:
+        """The updates of which everything is done."""
+        update, _ = self.actions
+        return np.setdiff1d(update, update[~self.is_before])
+
+    @cached_property
+    def begun(self) -> set[tuple[int, int]]:
+        """What is done of the other updates."""
+        update, number = self.actions
+        chosen = self.is_before & ~np.isin(update, self.complete)
+        return set(zip(update[chosen].tolist(), number[chosen].tolist(), strict=True))
+
+    @cached_property
+    def waiting(self) -> list[tuple[int, int, int, bool]]:
+        """The pending transfers, rank by rank in order, and with which of them batches begin."""
+        update, number = self.actions
+        columns = self.schedule.columns
+        is_head = columns.batch[self.pending] == self.pending
+        values = columns.rank[self.pending], update[self.pending], number[self.pending], is_head
+        return list(zip(*(value.tolist() for value in values), strict=True))
+
+
+def _is_later(second: _Cut, first: _Cut) -> bool:
+    """Whether what is left at a cut is what is left at the first one, one update later."""
+    return (
+        second.complete.tolist() == [0, *(first.complete + 1).tolist()]
+        and second.begun == {(update + 1, number) for update, number in first.begun}
+        and second.waiting == [(rank, update + 1, *rest) for rank, update, *rest in first.waiting]
+    )
+
+
+def _reads_later(before: Schedule, longer: Schedule, first: _Cut) -> bool:
+    """Whether the versions on which it depends if what lies beyond a cut is right are one later in
+    the longer schedule, one update later.
+
+    They are those that forwards of one update read, some of which are to come; and of the latest
+    weights also those that backwards to come read again. Of weights that are late by a number of
+    updates none counts: what is there in time is so one update later.
+    """
+    step = steps_of(longer.layout)[Kind.F]
+    names = [before.weights_of(stage).name for stage in range(len(before.placement))]
+    counts = np.array([[kind in _COUNTS[name] for name in names] for kind in range(ROWS)])
+    columns = before.columns
+    is_beyond = ~evolve(first, schedule=before).is_before
+    rows = np.flatnonzero(is_beyond & ~columns.is_transfer)
+    rows = rows[counts[columns.kind[rows], columns.stage[rows]]]
+    stages = columns.stage[rows]
+    updates = columns.microbatch[rows] // step[stages]
+    to_come = set(zip(stages.tolist(), updates.tolist(), strict=True))
+    if not to_come:
+        return True
+    later = follow_weights(longer).read
+    return all(
+        later[stage, microbatch + step[stage]] == version + 1
+        for (stage, microbatch), version in follow_weights(before).read.items()
+        if (stage, microbatch // step[stage]) in to_come
+    )
+
+
+def _cut(schedule: Schedule, places: Ints, rules: Transport) -> _Cut:
+    """How far all ranks come on a transport if none goes beyond its place, nor issues a part of a
+    batch.
+    """
+    columns = schedule.columns
+    rows = columns.first[:-1] + places
+    heads = np.append(columns.batch, len(columns))[rows]
+    places = places - np.where(rows < columns.first[1:], rows - heads, 0)
+    # Ranks that take turns on a link to the host keep nobody from going on.
+    alone = evolve(schedule, layout=evolve(schedule.layout, links=()))
+    while True:
+        ranks = zip(alone.ranks, places.tolist(), strict=True)
+        cut = evolve(
+            alone, ranks=tuple(actions_from(table_of(rank)[:, :place]) for rank, place in ranks)
+        )
+        reached, pending = _reached(cut, rules)
+        if (reached == places).all():
+            shift = columns.first[:-1] - cut.columns.first[:-1]
+            return _Cut(schedule, places, pending + shift[cut.columns.rank[pending]])
+        places = reached
+
+
+def _reached(cut: Schedule, rules: Transport) -> tuple[Ints, Ints]:
+    """The first action of each rank that never runs, or is never over if ranks wait for it, by its
+    index; and the rows of the transfers that are not over.
+    """
+    columns = cut.columns
+    events = transport_events(cut, UNIT, rules)
+    assert events.channels is not None
+    # What has no item of its own takes no time.
+    over = np.append(events.graph.over, NOTHING)[events.item]
+    is_over = np.isfinite(events.graph.times_of(over))
+    # Of a sum, the graph has the parts that are there.
+    needs = cut.needs
+    is_over[needs.user[needs.is_sum & (needs.maker < 0)]] = False
+    is_on_rank = ~columns.is_copy & (rules.blocks | ~columns.is_transfer)
+    stopped = np.append(np.flatnonzero(is_on_rank & ~is_over), len(columns))
+    begin, end = columns.first[:-1], columns.first[1:]
+    reached = np.minimum(stopped[np.searchsorted(stopped, begin)], end) - begin
+    is_alone = events.channels.partner == NO_PARTNER
+    return reached, np.flatnonzero(columns.is_transfer & (is_alone | ~is_over))

@@ -1,0 +1,184 @@
+"""What programs with updates are refused for: late weights that nobody updates, updates without
+gradients.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from attrs import evolve
+
+from schedlang import CompileError, Plan, Source, compile, prove, read_plan
+from schedlang.diagnostics.diagnostic import Diagnostic
+from schedlang.plan.reader import parse_actions
+from schedlang.schedule.schedule import WeightRule
+
+LATE = """schedule late {{
+    param ranks = 2
+    param microbatches = 4
+    {weights}
+    rank r {{ {order} }}
+}}
+"""
+FLUSH = "repeat microbatches { F(next) } repeat microbatches { B(next) }"
+
+
+def refused(text: str, **params: int) -> Diagnostic:
+    with pytest.raises(CompileError) as caught:
+        compile(Source("s.sched", text), params)
+    (diagnostic,) = caught.value.diagnostics
+    return diagnostic
+
+
+def read_again(plan: Plan, folder: Path) -> Plan:
+    (folder / "plan.json").write_text(json.dumps(plan.to_json()))
+    return read_plan(folder / "plan.json")
+
+
+@pytest.mark.parametrize(
+    ("weights", "rule"),
+    [
+        ("weights delay 1", "delay 1"),
+        ("weights delay 3", "delay 3"),
+        ("weights delay 0", "delay 0"),
+        ("weights stash", "stash"),
+        ("weights delay 2  weights latest on 1 .. 2", "delay 2"),
+    ],
+)
+@pytest.mark.parametrize("order", [FLUSH, "repeat microbatches { F(next) }"])
+def test_weights_that_nobody_updates(weights: str, rule: str, order: str) -> None:
+    """The gradients of late weights are given to the module by `U` alone."""
+    wrong = refused(LATE.format(weights=weights, order=order))
+    assert wrong.code == "missing-op"
+    assert wrong.message == f"stage 0 never makes update 0, and has `weights {rule}`"
+    assert wrong.help is not None
+    assert "write `U` behind the last backward" in wrong.help
+    assert wrong.labels[0].text == "stage 0 runs here"
+
+
+def test_a_plan_file_with_weights_that_nobody_updates(tmp_path: Path) -> None:
+    plan = compile(Source("s.sched", LATE.format(weights="", order=FLUSH)))
+    for rule in (WeightRule("delay", 1), WeightRule("stash")):
+        late = evolve(plan, weights=(WeightRule(), rule))
+        with pytest.raises(CompileError, match="stage 1 never makes update 0, and has `weights"):
+            read_again(late, tmp_path)
+
+
+def test_some_stages_that_are_not_updated() -> None:
+    wrong = refused(LATE.format(weights="weights delay 1", order=FLUSH + " if r == 1 { U }"))
+    assert wrong.message == "stage 0 never makes update 0, others do"
+
+
+def test_replicas_with_weights_that_nobody_updates() -> None:
+    text = """schedule late {
+        param ranks = 2  param microbatches = 4
+        pipeline down runs microbatches / 2  stage s in 0 .. ranks on s
+        pipeline up runs microbatches / 2  stage s in 0 .. ranks on ranks - 1 - s
+        weights delay 1 on 2 .. 4
+        rank r {
+            for m in 0 .. microbatches / 2 { F(down(r), m)  B(down(r), m) }
+            for m in 0 .. microbatches / 2 { F(up(ranks - 1 - r), m)  B(up(ranks - 1 - r), m) }
+        }
+    }"""
+    assert refused(text).message == "stage 2 never makes update 0, and has `weights delay 1`"
+
+
+@pytest.mark.parametrize("weights", ["weights delay 1", "weights stash"])
+def test_what_evaluates_reads_the_newest_weights(weights: str) -> None:
+    """Of a training program with late weights, the inference plan has no rule."""
+    text = LATE.format(weights=weights, order=FLUSH + " U")
+    assert compile(Source("s.sched", text)).weights
+    assert not compile(Source("s.sched", text), forward_only=True).weights
+
+
+@pytest.mark.parametrize("microbatches", [1, 4, 600])
+def test_an_update_without_gradients(microbatches: int) -> None:
+    text = LATE.format(weights="", order="repeat microbatches { F(next) } U")
+    wrong = refused(text, microbatches=microbatches)
+    assert wrong.code == "missing-op"
+    assert wrong.message.startswith("the backward of microbatch 0 never runs on stage 0")
+
+
+@pytest.mark.parametrize("microbatches", [2, 600])
+@pytest.mark.parametrize("backward", ["", "if r == 0 { B(down(r), m) }"])
+def test_an_update_of_replicas_without_gradients(microbatches: int, backward: str) -> None:
+    text = f"""schedule replicas {{
+        param ranks = 2  param microbatches = 2
+        pipeline down runs microbatches / 2  stage s in 0 .. ranks on s
+        pipeline up runs microbatches / 2  stage s in 0 .. ranks on ranks - 1 - s
+        rank r {{
+            for m in 0 .. microbatches / 2 {{ F(down(r), m) {backward} }}
+            for m in 0 .. microbatches / 2 {{ F(up(ranks - 1 - r), m) }}
+            U
+        }}
+    }}"""
+    assert refused(text, microbatches=microbatches).code == "missing-op"
+
+
+@pytest.mark.parametrize("text", ["0F0 0R0", "0F0 0OFFLOAD0 0RELOAD0", "0F0 0U", "0F0 0U0"])
+def test_an_inference_has_forwards_alone(text: str, tmp_path: Path) -> None:
+    source = Source("s.sched", "schedule s { param ranks = 1 param microbatches = 1 rank r { F } }")
+    plan = compile(Source("s.sched", source.text.replace("F }", "F(0) }")))
+    words = parse_actions(text, [0] * (text.count(" ") + 1))
+    with pytest.raises(CompileError, match="the backward of microbatch 0 never runs on stage 0"):
+        prove(evolve(plan, ranks=(words,)))
+
+
+REPLICAS = """schedule replicas {{
+    param ranks = 2  param microbatches = 2
+    pipeline down runs microbatches / 2  stage s in 0 .. ranks on s
+    pipeline up runs microbatches / 2  stage s in 0 .. ranks on ranks - 1 - s
+    {weights}
+    rank r {{
+        warmup {{ {warmup} }}
+        steady {{
+            F(down(r), {ahead})  F(up(1 - r), 0)
+            B(down(r), 0)  B(up(1 - r), 0)  U
+        }}
+    }}
+}}"""
+
+
+@pytest.mark.parametrize(
+    ("weights", "version"),
+    [
+        ("weights delay 1 on 0 .. 2", "`2F1` reads version 1 of the weights, stage 0 version 0"),
+        ("weights delay 1 on 2 .. 4", "`2F1` reads version 0 of the weights, stage 0 version 1"),
+    ],
+)
+def test_replicas_that_read_other_versions(weights: str, version: str, tmp_path: Path) -> None:
+    """Their gradients are summed, so they would be of two versions."""
+    text = REPLICAS.format(weights=weights, warmup="", ahead=0)
+    with pytest.raises(CompileError) as caught:
+        compile(Source("s.sched", text))
+    assert caught.value.diagnostics[0].code == "weight-version"
+    assert version in caught.value.diagnostics[0].message
+    whole = compile(Source("s.sched", REPLICAS.format(weights="", warmup="", ahead=0)))
+    late = evolve(whole, weights=(WeightRule("delay", 1),) * 2 + (WeightRule(),) * 2)
+    with pytest.raises(CompileError, match="they are replicas"):
+        read_again(late, tmp_path)
+
+
+def test_replicas_of_which_one_runs_ahead() -> None:
+    text = REPLICAS.format(weights="weights stash", warmup="F(down(r), 0)", ahead=1)
+    with pytest.raises(CompileError, match="they are replicas"):
+        compile(Source("s.sched", text))
+    late = REPLICAS.format(weights="weights delay 1", warmup="F(down(r), 0)", ahead=1)
+    assert compile(Source("s.sched", late)).layout.updates > 1
+
+
+@pytest.mark.parametrize("beside", ["U F(1)", "F(1) U"])
+def test_ops_beside_an_update_of_their_stage(beside: str) -> None:
+    text = f"""schedule s {{ param ranks = 1 param microbatches = 1 weights stash
+        rank r {{ warmup {{ F(0) }} steady {{ B(0) overlap {{ {beside} }} }} }}
+    }}"""
+    wrong = refused(text)
+    assert wrong.code == "overlap"
+    assert wrong.message == "`0F1` overlaps with `0U0`, which changes the weights that it reads"
+
+
+def test_ops_beside_an_update_of_another_stage() -> None:
+    text = """schedule s { param ranks = 1 param microbatches = 1 stage s in 0 .. 2 on 0
+        rank r { F(0, 0) F(1, 0) B(1, 0) overlap { U(1) B(0, 0) } U(0) }
+    }"""
+    assert "(1U;0B0)OVERLAP_F_B" in compile(Source("s.sched", text)).ranks[0].text()
