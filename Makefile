@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo example test test-browser explore faults nodes fuzz mutation gallery pictures
+.PHONY: demo example test test-browser explore models faults nodes fuzz mutation gallery pictures
 .PHONY: bench bench-start bench-runtime bench-walk bench-prediction
 
 demo: .venv/installed
@@ -39,6 +39,14 @@ explore: .venv/installed
 	$(BIN)/pytest -n 2 tests/proof/test_machine.py tests/proof/test_transports.py tests/proof/test_processes.py \
 	    --blocks $(BLOCKS) --tally build/tally
 	$(BIN)/python -m tests.support.verification_page build/tally > docs/verification.md
+
+# What models do in their forwards, under schedules of every kind, against one process; then docs/model-table.md. It can
+# be stopped and goes on where it was. RANDOM=20000 tries as many models that hypothesis makes of all these.
+RANDOM ?= 200
+models: .venv/installed
+	$(BIN)/pytest -n 2 --dist worksteal -m 'models or not models' tests/models --rows build/models --random $(RANDOM); \
+	    status=$$?; $(BIN)/python -m tests.models.page build/models > build/model-table.md \
+	    && mv build/model-table.md docs/model-table.md && exit $$status
 
 # Everything that may go wrong in a training run, on 4 real processes: ranks killed at every point, stages that throw,
 # stall or return wrong shapes, restarts, and nodes that come and go; `make test` tries a few of each.

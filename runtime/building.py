@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from torch import nn
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
@@ -22,6 +23,7 @@ from schedlang.runtime.stage.skips import Skip, Skips
 from schedlang.runtime.stage.slices import Past
 from schedlang.runtime.stage.stage import Loss, Stage, StagePlan
 from schedlang.runtime.stage.versions import WeightVersions, versions_of
+from schedlang.runtime.stage.weights import Weights
 from schedlang.runtime.transport.wire import Wire
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
@@ -49,6 +51,8 @@ def build_stages(
         parts += outer
         if is_sharded(module):
             _check_sharded(number, parts)
+        elif any(isinstance(part, Offload) for part in parts):
+            _check_cut(number, module)
         stages[number] = Stage(
             StagePlan.of(plan, number),
             module,
@@ -120,7 +124,9 @@ def _parts_of_module(plan: Plan, number: int, setup: Setup, device: torch.device
         ]
         parts.append(Buffers(number, module, recomputed, others))
     if recomputed:
-        parts.append(Repeats(number, recomputed, setup.verify))
+        parts.append(Repeats(number, module, recomputed, setup.verify))
+    if not is_sharded(module):
+        parts.append(Weights(number, module, plan.has_updates))
     return parts
 
 
@@ -166,4 +172,16 @@ def _check_sharded(number: int, parts: Sequence[Part]) -> None:
         if isinstance(part, Offload):
             raise PipelineError(
                 f"stage {number} is sharded, so its activations cannot be offloaded yet"
+            )
+
+
+def _check_cut(number: int, module: nn.Module) -> None:
+    """PipelineError where the layers of an offloaded stage are cut over a mesh: what they save for
+    the backward is no memory by itself.
+    """
+    for name, weight in module.named_parameters():
+        if hasattr(weight, "to_local"):
+            raise PipelineError(
+                f"the weight `{name}` of stage {number} is cut over a mesh (DTensor), so the "
+                "stage's activations cannot be offloaded yet"
             )

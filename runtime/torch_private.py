@@ -12,11 +12,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import torch.overrides
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
+from torch.overrides import TorchFunctionMode
 
 # Torch has no public functions for nested containers of tensors; its own `torch.export` and
 # `torch.func` flatten with these. They also know containers that other libraries have registered.
+from torch.utils._device import DeviceContext
 from torch.utils._pytree import TreeSpec as TreeSpec
 from torch.utils._pytree import tree_flatten as tree_flatten
 from torch.utils._pytree import tree_unflatten as tree_unflatten
@@ -130,6 +133,18 @@ BODIES = {
 
 #: Whether a call is inside a transform of `torch.func`, whose tensors are not what they seem.
 is_transformed: Callable[[], bool] = _private(torch._C, "_are_functorch_transforms_active")
+
+_modes: Callable[[], list[TorchFunctionMode]] = _private(
+    torch.overrides, "_get_current_function_mode_stack"
+)
+_count_modes: Callable[[], int] = _private(torch._C, "_len_torch_function_stack")
+
+
+def has_other_modes() -> bool:
+    """Whether a call inside a mode is also inside other ones, which may change what it does; not
+    those of `torch.device`, which only say where new tensors are.
+    """
+    return _count_modes() > 0 and any(not isinstance(mode, DeviceContext) for mode in _modes())
 
 
 # --- What a tensor knows about itself -------------------------------------------------------------

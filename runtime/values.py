@@ -76,7 +76,15 @@ class ValueSpec:
 
     @classmethod
     def of(cls, tensors: list[Tensor], tree: TreeSpec | None) -> "ValueSpec":
-        """The spec of a value which `flatten` has taken apart."""
+        """The spec of a value which `flatten` has taken apart; PipelineError for a tensor that a
+        message cannot have.
+        """
+        for tensor in tensors:
+            if tensor.layout != torch.strided:
+                raise PipelineError(
+                    f"a tensor of layout {tensor.layout} cannot pass between ranks: make it dense, "
+                    "`to_dense()`"
+                )
         return cls(
             tuple(tensor.shape for tensor in tensors),
             tuple(tensor.dtype for tensor in tensors),
@@ -108,6 +116,19 @@ class ValueSpec:
         return " and ".join(
             f"{str(dtype).removeprefix('torch.')} {list(shape)}" for shape, dtype in parts
         )
+
+
+#: Of each tensor, at most about so many numbers are sampled.
+_SAMPLE = 4096
+
+
+def sample(tensor: Tensor) -> Tensor:
+    """Some numbers of a tensor, to compare with others; where it is sharded, of this process's
+    shard.
+    """
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    flat = local.detach().flatten()
+    return flat[:: len(flat) // _SAMPLE + 1]
 
 
 def tolerance(tensor: Tensor) -> float:

@@ -9,8 +9,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests.support.ranks import RankServer, Run, runner
+
+# How long one example takes depends on what else the machine does.
+settings.register_profile("schedlang", deadline=None)
+settings.load_profile("schedlang")
 
 
 def blocks(text: str) -> range:
@@ -30,6 +35,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type=Path,
         metavar="FOLDER",
         help="leave what tests count, for verification_page.py",
+    )
+    parser.addoption(
+        "--rows",
+        type=Path,
+        metavar="FOLDER",
+        help="keep the rows of the table of models, for tests/models/page.py; one that is there "
+        "is not made again",
+    )
+    parser.addoption(
+        "--random", type=int, default=20, metavar="N", help="try so many random models"
     )
 
 

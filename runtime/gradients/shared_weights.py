@@ -18,10 +18,8 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.processes import Processes
 from schedlang.runtime.torch_private import has_hooks_after
+from schedlang.runtime.values import sample
 from schedlang.runtime.watch.watchdog import Watchdog
-
-#: Of each weight, at most about so many numbers are compared.
-_SAMPLE = 4096
 
 #: For each weight that is tied, its names by stage.
 Tied = Sequence[Mapping[int, str]]
@@ -195,8 +193,8 @@ def warn_of_equal_weights(
     pairs: list[tuple[tuple[int, str], tuple[int, str]]] = []
     gathered = watchdog.gather(json.dumps(own), "compared no weights")
     for theirs in gathered.values():
-        for sample, stage, name in json.loads(theirs):
-            other = first.setdefault(sample, (stage, name))
+        for numbers, stage, name in json.loads(theirs):
+            other = first.setdefault(numbers, (stage, name))
             if other[0] != stage and (other, (stage, name)) not in pairs:
                 pairs.append((other, (stage, name)))
     if pairs and processes.own == min(gathered):
@@ -212,20 +210,13 @@ def warn_of_equal_weights(
 
 def _sample(weight: Tensor) -> str:
     """Shape and type of a weight, and the bits of some of its numbers."""
-    return f"{list(weight.shape)} {weight.dtype} {_bits(_some(weight))}"
+    return f"{list(weight.shape)} {weight.dtype} {_bits(sample(weight).contiguous())}"
 
 
 def _is_constant(weight: Tensor) -> bool:
     """Whether a weight is all ones or zeros, as those of norms and biases begin."""
-    some = _some(weight)
+    some = sample(weight)
     return not some.numel() or bool((some == some[0]).all())
-
-
-def _some(weight: Tensor) -> Tensor:
-    """Some numbers of a weight; where it is sharded, of this process's shard."""
-    local = weight.to_local() if hasattr(weight, "to_local") else weight
-    flat = local.detach().flatten()
-    return flat[:: flat.numel() // _SAMPLE + 1].contiguous()
 
 
 def _bits(tensor: Tensor) -> int:

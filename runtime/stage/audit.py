@@ -46,6 +46,14 @@ class _Alone:
     #: The weights that it reads, by name.
     weights: dict[str, Tensor]
 
+    def know(self, tensors: list[Tensor]) -> None:
+        """A second run of the forward is given tensors of its own, of which there are these
+        copies.
+        """
+        copies = [self.copies[id(tensor)] for tensor in self.originals]
+        self.copies |= {id(tensor): copy for tensor, copy in zip(tensors, copies, strict=True)}
+        self.originals += tensors
+
 
 class Audit(Part):
     """Compares a stage with itself alone, in the first step; PipelineError where they differ.
@@ -106,10 +114,13 @@ class Audit(Part):
 
     def before_forward(self, run: Forward) -> None:
         """Run the stage alone, on copies."""
-        if not self._is_first_step or run.is_repeated or run.is_evaluation:
+        if not self._is_first_step or run.is_evaluation:
+            return
+        if run.is_repeated:
+            self._alone[run.microbatch].know(_tensors_of(run))
             return
         given, tree = tree_flatten((run.input, dict(run.options)))
-        originals = [value for value in given if isinstance(value, Tensor)]
+        originals = _tensors_of(run)
         copies = {id(tensor): _copy(tensor) for tensor in originals}
         input, options = tree_unflatten([copies.get(id(value), value) for value in given], tree)
         alone = Forward(run.microbatch, input, options, has_graph=True, is_repeated=True)
@@ -225,6 +236,12 @@ class Audit(Part):
             f"stage {self._stage} computes what it computes alone: {self._compared} tensors "
             f"compared, the largest difference {self._worst:.1e}"
         )
+
+
+def _tensors_of(run: Forward) -> list[Tensor]:
+    """The tensors that a run is given."""
+    given, _ = tree_flatten((run.input, dict(run.options)))
+    return [value for value in given if isinstance(value, Tensor)]
 
 
 def _copy(tensor: Tensor) -> Tensor:

@@ -9,22 +9,19 @@ and change is found out:
     F    some numbers of what is returned ─────────► the same in R?
 """
 
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Forward, Part
 from schedlang.runtime.torch_private import changes_of, tree_flatten
-from schedlang.runtime.values import tolerance
+from schedlang.runtime.values import sample, tolerance
 
 #: When what two runs of a forward return is compared: in the first step, always, or never.
 Verify = Literal["first", "always", "never"]
-
-#: Of each tensor, at most about so many numbers are compared.
-_SAMPLE = 4096
 
 
 class Repeats(Part):
@@ -32,13 +29,18 @@ class Repeats(Part):
     step, always or never, as `verify` says.
     """
 
-    def __init__(self, stage: int, recomputed: Container[int], verify: Verify) -> None:
+    def __init__(
+        self, stage: int, module: nn.Module, recomputed: Container[int], verify: Verify
+    ) -> None:
         self._stage = stage
+        self._module = module
         self._recomputed = recomputed
         self._verify = verify
         self._steps = 0
         #: Of the forward that runs, and how often each had been changed in place before.
         self._inputs: list[tuple[Tensor, int]] = []
+        #: By microbatch, from F to R: its weights, and how often each had been changed in place.
+        self._weights: dict[int, list[tuple[Tensor, int]]] = {}
         #: By microbatch, from F to R.
         self._samples: dict[int, list[Tensor]] = {}
 
@@ -47,16 +49,26 @@ class Repeats(Part):
         self._steps += 1
 
     def before_forward(self, run: Forward) -> None:
-        """Note how often the inputs of a first run have been changed."""
+        """Note how often the inputs of a first run have been changed; see whether the weights of a
+        second one are those of the first.
+        """
         if self._is_first_of_two(run):
             self._inputs = [(tensor, changes_of(tensor)) for tensor in _inputs(run)]
+        elif run.is_repeated and _have_changed(self._weights.pop(run.microbatch)):
+            raise PipelineError(
+                f"a weight of stage {self._stage} was changed between the forward of microbatch "
+                f"{run.microbatch} and its repetition (R), perhaps by an optimizer in a hook: "
+                "update weights after the step, or by `U` in the plan"
+            )
 
     def after_forward(self, run: Forward) -> None:
         """See whether the inputs of a first run are as they were; and whether a second run returns
         what the first one did.
         """
         if self._is_first_of_two(run):
-            if any(changes_of(tensor) != changes for tensor, changes in self._inputs):
+            weights = self._module.parameters() if not run.substitutes else run.substitutes.values()
+            self._weights[run.microbatch] = [(weight, changes_of(weight)) for weight in weights]
+            if _have_changed(self._inputs):
                 raise PipelineError(
                     f"stage {self._stage} changes its input in place, and its forward is run again "
                     f"(R{run.microbatch}), which would see the changed one: let it change a copy "
@@ -88,6 +100,10 @@ class Repeats(Part):
         )
 
 
+def _have_changed(tensors: Iterable[tuple[Tensor, int]]) -> bool:
+    return any(changes_of(tensor) != changes for tensor, changes in tensors)
+
+
 def _inputs(run: Forward) -> list[Tensor]:
     values, _ = tree_flatten((run.input, dict(run.options)))
     return [value for value in values if isinstance(value, Tensor)]
@@ -95,8 +111,7 @@ def _inputs(run: Forward) -> list[Tensor]:
 
 def _samples(run: Forward) -> list[Tensor]:
     values, _ = tree_flatten(run.returned)
-    tensors = (value.detach().flatten() for value in values if isinstance(value, Tensor))
-    return [flat[:: len(flat) // _SAMPLE + 1].clone() for flat in tensors]
+    return [sample(value).clone() for value in values if isinstance(value, Tensor)]
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

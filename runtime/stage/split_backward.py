@@ -33,6 +33,7 @@ from schedlang.runtime.stage.layers import (
 from schedlang.runtime.torch_private import (
     BODIES,
     gradients_of,
+    has_other_modes,
     is_transformed,
     run_backward,
     without_hooks,
@@ -131,10 +132,10 @@ class Split(TorchFunctionMode):
 
 
 def _is_plain() -> bool:
-    """Whether a call is what it seems, and not traced by `torch.compile` or transformed by
-    `torch.func`.
+    """Whether a call is what it seems: not traced by `torch.compile`, transformed by `torch.func`,
+    or changed by another mode around the step.
     """
-    return not (torch.compiler.is_compiling() or is_transformed())
+    return not (torch.compiler.is_compiling() or is_transformed() or has_other_modes())
 
 
 def warn_of(weights: Iterable[Tensor], module: nn.Module, stage: int) -> None:

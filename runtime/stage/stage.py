@@ -32,8 +32,8 @@ from schedlang.runtime.part import Backward, Boxes, Forward, Ops, Part
 from schedlang.runtime.stage.entry import changeable, works_in_place
 from schedlang.runtime.stage.random_state import random_state, set_random_state
 from schedlang.runtime.stage.split_backward import Split, has_reentrant_checkpoint, warn_of
-from schedlang.runtime.torch_private import Substitution, TreeSpec, run_backward
-from schedlang.runtime.values import Value, flatten, has_gradient, leaves_of
+from schedlang.runtime.torch_private import Substitution, TreeSpec, changes_of, run_backward
+from schedlang.runtime.values import Value, detached, flatten, has_gradient, leaves_of
 from schedlang.schedule.kinds import Kind
 
 #: Loss of one microbatch: a scalar, from the last stage's output and the targets.
@@ -128,6 +128,10 @@ class Stage:
         self._again: dict[int, tuple[Value, Tensor]] = {}
         #: Whether the module has reentrant checkpoints; the first split forward shows it.
         self._is_reentrant: bool | None = None
+        #: Whether the next stage is on this rank, and of the outputs that wait for it how often
+        #: they had been changed in place.
+        self._is_followed = False
+        self._handed_on: dict[int, list[int]] = {}
         self._works_in_place = works_in_place(module)
         self._substitution = Substitution(module)
         self._has_warned = False
@@ -165,6 +169,7 @@ class Stage:
 
     def pass_to(self, following: "Stage") -> None:
         """Share what passes with the next stage, which is on the same rank."""
+        self._is_followed = True
         following.inputs = self.outputs
         self.gradients = following.input_gradients
 
@@ -173,14 +178,20 @@ class Stage:
         input = self.inputs.pop(microbatch)
         if microbatch in self.plan.recomputed:
             self._again[microbatch] = input, random_state(self.device)
-            run = Forward(microbatch, input, self._options(microbatch), has_graph=False)
+            # Tensors of its own, or R would call the hooks that this run registers as well.
+            given = detached(*flatten(input, f"the input of stage {self.number}"))
+            run = Forward(microbatch, given, self._options(microbatch), has_graph=False)
             run.trains = any(weight.requires_grad for weight in self.module.parameters())
             with torch.no_grad():
-                tensors, tree = self._tensors_of(self._run(run))
-            self.outputs[microbatch] = self._handed_on(run, tensors, tree)
+                output = self._run(run)
+            # The last stage has its loss in R.
+            if self.loss is None:
+                self.outputs[microbatch] = run.handed_on(*self._tensors_of(output))
         else:
             run = Forward(microbatch, input, self._options(microbatch), has_graph=True)
             self.outputs[microbatch] = self._record(run)
+        if self._is_followed:
+            self._handed_on[microbatch] = self._changes_of_output(microbatch)
 
     def recompute(self, microbatch: int) -> None:
         """R: the forward again, with the random numbers of the first time."""
@@ -188,7 +199,10 @@ class Stage:
         options = self._options(microbatch)
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             set_random_state(self.device, state)
-            self._record(Forward(microbatch, input, options, has_graph=True, is_repeated=True))
+            run = Forward(microbatch, input, options, has_graph=True, is_repeated=True)
+            output = self._record(run)
+        if self.loss is not None:
+            self.outputs[microbatch] = output
 
     def evaluate(self, microbatch: int) -> None:
         """F without a backward: on the last stage the loss if there are targets, and else the
@@ -270,10 +284,8 @@ class Stage:
             )
         if self.loss is not None:
             self.gradients[microbatch] = [torch.full_like(tensors[0], self.loss.scale)]
-        return self._handed_on(run, tensors, tree)
-
-    def _handed_on(self, run: Forward, tensors: list[Tensor], tree: TreeSpec | None) -> Value:
-        return run.handed_on(tensors, tree) if self.loss is None else tensors[0].detach()
+            return tensors[0].detach()
+        return run.handed_on(tensors, tree)
 
     def _tensors_of(self, output: Value) -> tuple[list[Tensor], TreeSpec | None]:
         return flatten(output, f"the output of stage {self.number}")
@@ -314,15 +326,33 @@ class Stage:
     def _call(self, run: Forward) -> Value:
         arguments = run.input if isinstance(run.input, tuple) else (run.input,)
         run.returned = self.module(*arguments, **run.options)
+        self._check_kept()
         for part in self.parts:
             part.after_forward(run)
         if run.is_evaluation and run.target is None:
             return run.returned
-        if self.loss is not None:
+        if self.loss is not None and (run.has_graph or run.is_evaluation):
             return self.loss(run.returned, run.target)
         if run.is_evaluation:
             raise PipelineError("there are targets, but no `loss_fn`")
         return run.returned
+
+    def _check_kept(self) -> None:
+        """PipelineError where a forward has changed an output of an earlier one, which waits for
+        the next stage.
+        """
+        for microbatch, changes in [*self._handed_on.items()]:
+            if microbatch not in self.outputs:
+                del self._handed_on[microbatch]
+            elif self._changes_of_output(microbatch) != changes:
+                raise PipelineError(
+                    f"the output of stage {self.number} for microbatch {microbatch} was changed in "
+                    "place by a later forward: return a copy of what the stage keeps"
+                )
+
+    def _changes_of_output(self, microbatch: int) -> list[int]:
+        tensors, _ = self._tensors_of(self.outputs[microbatch])
+        return [changes_of(tensor) for tensor in tensors]
 
     def _begin_backward(self, microbatch: int) -> Backward:
         from_input, leaves, roots = self._live.pop(microbatch)

@@ -164,7 +164,13 @@ def _add_to(parameter: nn.Parameter, leaf: Tensor) -> None:
     gradient = leaf.grad
     assert gradient is not None
     leaf.grad = None
+    changes = changes_of(parameter)
     run_backward([parameter], [gradient], [parameter])
+    if changes_of(parameter) != changes:
+        raise PipelineError(
+            "a hook changes weights when their gradient is there, and the plan updates them by "
+            "`U`: leave that to it"
+        )
 
 
 def _leaves(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

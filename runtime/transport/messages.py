@@ -19,6 +19,7 @@ from attrs import define, field
 from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.torch_private import changes_of
 from schedlang.runtime.transport.precision import Rounding, WireFormat
 from schedlang.runtime.transport.wire import InFlight, Wire
 from schedlang.runtime.values import Value, ValueSpec, flatten, has_gradient, unflatten
@@ -192,7 +193,10 @@ class Message:
 class Send(Message):
     """A send, begun and later waited for."""
 
-    __slots__ = ()
+    __slots__ = ("changes",)
+
+    #: How often each tensor had been changed in place when the send began.
+    changes: list[int]
 
     def post(self) -> None:
         """Begin to send."""
@@ -201,6 +205,7 @@ class Send(Message):
             tensors = [tensor.cpu() for tensor in tensors]
         send = self.wire.send
         peer = self.peer
+        self.changes = [changes_of(tensor) for tensor in tensors]
         self.in_flight = [
             (send(tensor, peer, tag), tensor)
             for tensor, tag in zip(tensors, self.tags, strict=False)
@@ -210,6 +215,12 @@ class Send(Message):
         """Wait until the tensors have been received, and let go of them."""
         if self.in_flight:
             self.wire.wait(self.in_flight, self.peer)
+            if [changes_of(tensor) for _, tensor in self.in_flight] != self.changes:
+                raise PipelineError(
+                    f"{self.channel.what} was changed in place while microbatch {self.microbatch} "
+                    "was on its way, perhaps by the next forward: return a copy of what the stage "
+                    "keeps"
+                )
             self.in_flight = []
 
     def complete_if_posted(self) -> None:
@@ -365,4 +376,6 @@ def post_as_one(messages: Sequence[Send | Receive]) -> None:
     ]
     in_flight = iter(messages[0].wire.as_one(operations) if operations else [])
     for message, parts in zip(messages, tensors, strict=True):
+        if isinstance(message, Send):
+            message.changes = [changes_of(tensor) for tensor in parts]
         message.in_flight = [next(in_flight) for _ in parts]

@@ -294,7 +294,7 @@ def test_verdicts_on_all_lowerings_are_those_of_every_interleaving(name: str) ->
             )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(schedules(), st.sampled_from(TRANSPORTS), st.sampled_from([0.0, 0.3, 2.0]))
 def test_lowerings_of_random_schedules(schedule: Schedule, transport: str, p2p: float) -> None:
     """The choice runs and computes what it should; and whatever lowering is not refused, takes its

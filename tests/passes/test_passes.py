@@ -123,7 +123,7 @@ def without_weights(schedule: Schedule) -> Schedule:
     )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(schedules())
 def test_reorder_keeps_the_ops_and_never_raises_memory_or_time(schedule: Schedule) -> None:
     changed = reorder(schedule)
@@ -146,7 +146,7 @@ COSTS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(schedules(), COSTS, st.sampled_from(["makespan", "span"]))
 def test_passes_at_real_costs_are_never_worse_than_their_input(
     schedule: Schedule, costs: Costs, objective: str
@@ -164,7 +164,7 @@ def test_passes_at_real_costs_are_never_worse_than_their_input(
         assert max(prove(lower(changed)).peak_memory) <= limit
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(schedules(), COSTS, st.integers(0, 12))
 def test_fill_keeps_its_limit_or_finds_nothing(
     schedule: Schedule, costs: Costs, limit: int
@@ -175,7 +175,7 @@ def test_fill_keeps_its_limit_or_finds_nothing(
         assert max(prove(lower(filled)).peak_memory) <= limit
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(schedules())
 def test_fill_puts_back_every_weight_gradient(schedule: Schedule) -> None:
     filled = fill_weights(without_weights(schedule))
@@ -184,7 +184,7 @@ def test_fill_puts_back_every_weight_gradient(schedule: Schedule) -> None:
     assert ops(fill_weights(schedule)) == ops(schedule)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(schedules())
 def test_recompute_adds_one_forward_before_each_backward(schedule: Schedule) -> None:
     changed = recompute(schedule, {0})
@@ -194,7 +194,7 @@ def test_recompute_adds_one_forward_before_each_backward(schedule: Schedule) -> 
     assert recompute(changed, {0}).ranks == changed.ranks
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(schedules())
 def test_forward_only_keeps_the_forwards_and_what_they_send(schedule: Schedule) -> None:
     """Whether the communication is the training schedule's or its own."""

@@ -74,7 +74,7 @@ def test_the_walk_is_the_definition() -> None:
     assert 50 < whole < 450
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(schedules())
 def test_what_the_compiler_places_is_in_the_order_of_its_moments(schedule: Schedule) -> None:
     lowered = lower(schedule)
@@ -137,7 +137,7 @@ def test_what_is_held_is_no_more_than_there_are_actions() -> None:
         tracemalloc.stop()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(schedules())
 def test_needs_are_those_of_each_op(schedule: Schedule) -> None:
     for plan in [schedule, lower(schedule), *gallery(((4, 4),), slices=2)[::7]]:

@@ -66,7 +66,7 @@ def test_a_copy_is_in_no_group() -> None:
     assert [each.code for each in caught.value.diagnostics] == ["overlap"]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(schedules())
 def test_every_schedule_that_can_run_is_lowered_and_proved(schedule: Schedule) -> None:
     lowered = lower(schedule)
@@ -77,7 +77,7 @@ def test_every_schedule_that_can_run_is_lowered_and_proved(schedule: Schedule) -
     ]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(schedules())
 def test_a_lower_bound_of_the_makespan(schedule: Schedule) -> None:
     """No rank works faster than its work, and no microbatch passes faster than through all stages

@@ -53,7 +53,7 @@ def messages_in(
     return list(map(re.compile, names))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(schedules())
 def test_nothing_is_used_after_it_is_let_go(schedule: Schedule) -> None:
     """Nor held for longer than to its last use, the end of the step for what is sent apart."""
@@ -78,7 +78,7 @@ def test_nothing_is_used_after_it_is_let_go(schedule: Schedule) -> None:
         assert used == {name: index for name, index in last.items() if name in used}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(schedules())
 def test_the_peak_of_activations_is_the_machines(schedule: Schedule) -> None:
     lowered = lower(schedule)

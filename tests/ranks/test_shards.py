@@ -87,7 +87,7 @@ def fewest(actions: Actions, places: int) -> int:
     return min(ways.values())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(schedules(), st.integers(1, 4))
 def test_ops_find_weights_in_the_fewest_gathers(schedule: Schedule, places: int) -> None:
     """And one reduction for each stage."""

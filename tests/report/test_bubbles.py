@@ -25,7 +25,8 @@ from schedlang import (
 )
 from schedlang.cli.main import main
 from schedlang.lowering import lower
-from schedlang.report.bubbles.attribution import CAUSES, Idle, bubbles
+from schedlang.report.bubbles import reasons as followed
+from schedlang.report.bubbles.attribution import CAUSES, Idle, IdleTime, bubbles
 from schedlang.report.bubbles.critical_path import Segment, critical_path
 from schedlang.report.bubbles.exposed import exposed
 from schedlang.report.bubbles.report import explain_bubble
@@ -36,7 +37,7 @@ from tests.support.paths import GALLERY, PROGRAMS, ROOT
 from tests.support.strategies import schedules
 
 
-def explained(schedule: Schedule, costs: Costs) -> tuple[Execution, list[Idle], list[Segment]]:
+def explained(schedule: Schedule, costs: Costs) -> tuple[Execution, IdleTime, list[Segment]]:
     execution = simulate(schedule, costs)
     found = waits(schedule, execution.timeline, costs)
     return execution, bubbles(found, costs), critical_path(found)
@@ -133,7 +134,7 @@ def costs(draw: st.DrawFn, stages: int) -> Costs:
     )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.data())
 def test_random_schedules(data: st.DataObject) -> None:
     schedule = data.draw(schedules())
@@ -300,3 +301,23 @@ def test_what_is_exposed_takes_linear_time(name: str, monkeypatch: pytest.Monkey
         counts.append(0)
         assert exposed(found) > 0
     assert counts[0] < counts[1] < 4.4 * counts[0]
+
+
+def test_waits_are_followed_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The waits of late ranks go on through those of all ranks before: once for all, not for each."""
+    rounds = 0
+
+    def counted(*arguments: object) -> object:
+        nonlocal rounds
+        rounds += 1
+        return follow(*arguments)
+
+    follow = followed._follow
+    monkeypatch.setattr(followed, "_follow", counted)
+    ranks = 40
+    source = read_source(PROGRAMS / "forward_only.sched")
+    plan = compile(source, {"ranks": ranks, "microbatches": 4})
+    _, idle, _ = explained(plan, Costs())
+    # Behind the wait of a rank is one op of each rank before it; at the end, of each but the last.
+    assert len(idle) == ranks * (ranks - 1)
+    assert rounds < 3 * ranks

@@ -2,6 +2,7 @@
 backwards train as they do alone, whatever the schedule; where they cannot, they are refused.
 """
 
+import copy
 import random
 import re
 import warnings
@@ -122,6 +123,7 @@ def batches(case: Case) -> Iterator[tuple[Tensor, Tensor]]:
 def in_one_process(case: Case, stages: list[nn.Module]) -> list[Tensor]:
     """The losses; the stages have their gradients, added up over the steps."""
     losses = []
+    loss_of = copy.deepcopy(case.loss)
     for inputs, targets in batches(case):
         for x, target in zip(
             inputs.clone().chunk(MICROBATCHES), targets.chunk(MICROBATCHES), strict=True
@@ -130,7 +132,7 @@ def in_one_process(case: Case, stages: list[nn.Module]) -> list[Tensor]:
             with case.context():
                 for stage in stages:
                     value = stage(value)
-                loss = case.loss(value, target)
+                loss = loss_of(value, target)
             (loss / MICROBATCHES).backward()
             losses.append(loss.detach())
     return losses
@@ -156,7 +158,7 @@ def compared(plan: Plan, case: Case, **options: Any) -> dict[str, float]:
     own = {
         number: made(case, pieces)[number % pieces] for number in plan.stages_of(dist.get_rank())
     }
-    pipeline = Pipeline(plan, own, case.loss, **options)
+    pipeline = Pipeline(plan, own, copy.deepcopy(case.loss), **options)
     found: list[Tensor] = []
     for inputs, targets in batches(case):
         with case.context():
@@ -398,6 +400,47 @@ def one_weight_in_two_stages(count: int) -> list[nn.Module]:
     return stages
 
 
+def in_workspace(self: Any, x: Tensor) -> Tensor:
+    """Returns memory that the stage keeps, and writes over in the next forward."""
+    y = torch.tanh(self.linear(x))
+    if not hasattr(self, "kept"):
+        self.kept = torch.empty_like(y)
+    self.kept = self.kept.detach().copy_(y)
+    return self.kept
+
+
+def shrinks(self: Any, x: Tensor) -> Tensor:
+    self.linear.weight.data.mul_(0.9)
+    return torch.tanh(self.linear(x))
+
+
+def updates_in_hooks(count: int) -> list[nn.Module]:
+    stages = plain_stages(count)
+    for stage in stages:
+        for weight in stage.parameters():
+            optimizer = torch.optim.SGD([weight], 0.1)
+            weight.register_post_accumulate_grad_hook(lambda _, step=optimizer.step: step())
+    return stages
+
+
+class CountingLoss:
+    """A loss that depends on how often it was computed."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __call__(self, output: Tensor, target: Tensor) -> Tensor:
+        self.times += 1
+        return mean_square(output, target) * self.times
+
+
+def passes_sparse(count: int) -> list[nn.Module]:
+    stages = plain_stages(count)
+    stages[0] = Stage(lambda self, x: self.linear(x).to_sparse())
+    stages[1] = Stage(lambda self, x: self.linear(x.to_dense()))
+    return stages
+
+
 def autocast() -> AbstractContextManager[Any]:
     return torch.autocast("cpu", torch.bfloat16)
 
@@ -435,6 +478,11 @@ CASES: dict[str, Case] = {
         everywhere(own_random, random=lambda: random.Random(0)), schedules=ONE
     ),
     "one weight in two stages": Case(one_weight_in_two_stages, schedules=()),
+    "a workspace handed on": Case(everywhere(in_workspace), schedules=()),
+    "weights changed by data": Case(everywhere(shrinks), schedules=()),
+    "an optimizer in a hook": Case(updates_in_hooks, schedules=()),
+    "a loss with state": Case(plain_stages, loss=CountingLoss(), schedules=ONE),
+    "a sparse tensor": Case(passes_sparse, schedules=()),
     "calls counted": Case(everywhere(calls), schedules=ONE),
 }
 
@@ -445,6 +493,11 @@ REFUSED: dict[tuple[str, str], str] = {
     ("a hook after", TWO_PIPELINES): r"a hook of the weight sees only its own part of the sum",
     ("Python's random numbers", RECOMPUTED): r"is run again \(R\): does it draw random numbers",
     ("calls counted", RECOMPUTED): r"is run again \(R\): does it draw random numbers",
+    ("a workspace handed on", "zb_v"): r"the output of stage \d was changed in place while",
+    ("weights changed by data", WHOLE): r"stage \d changes its weight `linear.weight` by `.data`",
+    ("an optimizer in a hook", RECOMPUTED): r"a weight of stage \d was changed between the forward",
+    ("an optimizer in a hook", WHOLE): r"was changed within a step, by an",
+    ("a sparse tensor", WHOLE): r"a tensor of layout torch.sparse_coo cannot pass between ranks",
     ("in place at first", RECOMPUTED): r"stage \d changes its input in place",
     ("a batch changed in place", RECOMPUTED): r"stage 0 changes its input in place",
     **{

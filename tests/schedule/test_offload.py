@@ -179,7 +179,7 @@ def offloaded(schedule: Schedule) -> Schedule:
     return evolve(schedule, ranks=tuple(ranks))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(schedules())
 def test_copies_that_take_no_time_change_nothing_but_memory(schedule: Schedule) -> None:
     free = evolve(offloaded(schedule), costs=Costs(offload=(0,), reload=(0,)))
@@ -193,7 +193,7 @@ def test_copies_that_take_no_time_change_nothing_but_memory(schedule: Schedule) 
     assert oracle(lower(free))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(schedules())
 def test_slow_copies_only_delay(schedule: Schedule) -> None:
     """With links shared by all ranks too: no op starts earlier, and the link has one copy at a

@@ -1,33 +1,44 @@
 """What a rank could run in place of waiting: ops that come later in its order."""
 
 from bisect import bisect_right
-from operator import add
 
-from schedlang.report.bubbles.waits import ROUNDING, Step, Waits
-from schedlang.schedule.actions import is_transfer
-from schedlang.schedule.costs import Costs
+import numpy as np
+
+from schedlang.report.bubbles.waits import ROUNDING, Waits
+from schedlang.schedule.columns import Floats, Ints, is_any
 from schedlang.schedule.kinds import Kind
 
 
 class Alternatives:
-    """A rank's steps, and what it holds before each of them, in the program's amounts."""
+    """A rank's steps, and what it holds before each of them, where `amounts` are what ops add to
+    its memory, by kind and stage.
+    """
 
-    def __init__(self, waits: Waits, rank: int, costs: Costs) -> None:
+    def __init__(self, waits: Waits, rank: int, amounts: Floats) -> None:
         self.waits = waits
-        self.steps = waits.ranks[rank]
-        self.actions = waits.schedule.ranks[rank]
-        kinds = [{self.actions.kind[row] for row in step.rows} for step in self.steps]
+        begin, stop = waits.first[rank : rank + 2].tolist()
+        columns = waits.schedule.columns
+        rows = np.arange(*columns.first[rank : rank + 2])
+        rows = rows[~columns.is_transfer[rows]]
+        kind = columns.kind[rows]
+        stage = columns.stage[rows]
+        head = waits.head[begin:stop]
+        #: Of each step, where its ops begin and stop among all of the rank.
+        first = np.searchsorted(rows, head)
+        last = first + columns.sizes[head]
         #: The indices of the first step with a backward, and of the last one with a forward.
-        self.first_backward = next(
-            (i for i, each in enumerate(kinds) if {Kind.B, Kind.I} & each), len(kinds)
-        )
-        self.last_forward = max((i for i, each in enumerate(kinds) if Kind.F in each), default=-1)
+        backwards = _steps_with(first, np.flatnonzero(is_any(kind, Kind.B, Kind.I)))
+        forwards = _steps_with(first, np.flatnonzero(kind == Kind.F))
+        self.first_backward = int(backwards.min(initial=len(head)))
+        self.last_forward = int(forwards.max(initial=-1))
         #: The indices of the steps that do the same on the same stages.
         self.alike: dict[tuple[tuple[int, int], ...], list[int]] = {}
-        for index, step in enumerate(self.steps):
-            ops = tuple((self.actions.kind[row], self.actions.stage[row]) for row in step.rows)
-            self.alike.setdefault(ops, []).append(index)
-        self._measure(costs.memory(len(waits.schedule.placement)))
+        words = list(zip(kind.tolist(), stage.tolist(), strict=True))
+        for index, (start, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+            self.alike.setdefault(tuple(words[start:end]), []).append(index)
+        self.arrivals: list[float] = waits.arrival[begin:stop].tolist()
+        self.lengths: list[float] = (waits.ends[begin:stop] - waits.starts[begin:stop]).tolist()
+        self._measure(amounts, rows, first, last)
 
     def between(self, index: int, start: float, end: float) -> dict[str, float]:
         """From when an op could run in a gap before step `index`, and be over by its end.
@@ -39,35 +50,30 @@ class Alternatives:
         for indices in self.alike.values():
             place = bisect_right(indices, index)
             if place < len(indices):
-                step = self.steps[indices[place]]
-                ready = max(start, (step.latest() or (step, 0.0))[1])
-                if ready + step.end - step.start <= end + ROUNDING * self.waits.makespan:
-                    cause = "order" if self._fits(index, indices[place]) else "memory"
+                later = indices[place]
+                ready = max(start, self.arrivals[later])
+                if ready + self.lengths[later] <= end + ROUNDING * self.waits.makespan:
+                    cause = "order" if self._fits(index, later) else "memory"
                     found[cause] = min(found.get(cause, end), ready)
         return found
 
-    def _measure(self, amounts: dict[int, list[float]]) -> None:
+    def _measure(self, amounts: Floats, rows: Ints, first: Ints, last: Ints) -> None:
         """Find what the rank holds before each step, what the step adds at most, and what it
         leaves.
         """
-        owner: dict[int, Step] = {row: step for step in self.steps for row in step.rows}
-        now = 0.0
-        held: dict[int, list[float]] = {}
-        for row, (kind, stage, microbatch, *_) in enumerate(
-            map(self.actions.row, range(len(self.actions)))
-        ):
-            if is_transfer(kind):
-                continue
-            amount = amounts[kind][stage]
-            levels = held.setdefault(id(owner.get(row)), [now, now])
-            levels[1] = max(levels[1], now + amount)
-            now += amount * self.waits.schedule.keeps(kind, stage, microbatch)
-            levels.append(now)
-        by_step = [held[id(step)] for step in self.steps]
-        self.held = [levels[0] for levels in by_step]
-        self.rise = [levels[1] - levels[0] for levels in by_step]
-        self.change = [levels[-1] - levels[0] for levels in by_step]
-        self.peak = max(map(add, self.held, self.rise), default=0.0)
+        schedule = self.waits.schedule
+        columns = schedule.columns
+        kind, stage, microbatch = columns.kind[rows], columns.stage[rows], columns.microbatch[rows]
+        amount = amounts[kind, stage]
+        levels = np.append(0.0, np.cumsum(amount * schedule.keeps_all(kind, stage, microbatch)))
+        highest = np.maximum(levels[:-1], levels[:-1] + amount)
+        # A copy between two steps is of neither.
+        highest[is_any(kind, Kind.OFFLOAD, Kind.RELOAD)] = -np.inf
+        self.held: Floats = levels[first]
+        most = np.maximum.reduceat(highest, first) if len(first) else highest[:0]
+        self.rise: Floats = most - self.held
+        self.change: Floats = levels[last] - self.held
+        self.peak = float((self.held + self.rise).max(initial=0.0))
 
     def _fits(self, index: int, later: int) -> bool:
         """Whether a later step could run before step `index` within the rank's peak."""
@@ -75,6 +81,10 @@ class Alternatives:
         if self.held[index] + self.rise[later] > peak:
             return False
         more = self.change[later]
-        return more <= 0 or all(
-            self.held[each] + self.rise[each] + more <= peak for each in range(index, later)
-        )
+        between = slice(index, later)
+        return bool(more <= 0 or (self.held[between] + self.rise[between] + more <= peak).all())
+
+
+def _steps_with(first: Ints, ops: Ints) -> Ints:
+    """The steps that some ops are of."""
+    return np.searchsorted(first, ops, "right") - 1

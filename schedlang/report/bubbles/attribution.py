@@ -2,14 +2,23 @@
 means.
 """
 
+from collections.abc import Iterator
+from functools import cached_property
+from itertools import pairwise
 from statistics import fmean
+from typing import Any
 
+import numpy as np
 from attrs import define, field, frozen
+from numpy.typing import NDArray
 
+from schedlang.proof.edges import op_ends
 from schedlang.report.bubbles.alternatives import Alternatives
-from schedlang.report.bubbles.reasons import Reason, reasons
+from schedlang.report.bubbles.reasons import Gaps, Reasons, Why, reasons
 from schedlang.report.bubbles.waits import ROUNDING, Step, Waits
+from schedlang.schedule.columns import Floats, Ints
 from schedlang.schedule.costs import Costs, Durations
+from schedlang.schedule.kinds import Kind
 
 #: The causes, in the order in which they are shown, and what each means.
 CAUSES = {
@@ -23,6 +32,14 @@ CAUSES = {
     "transport": "what it waits for could be there: the transport holds it, or the rank, back",
     "copy": "what it waits for comes from the host",
 }
+
+
+#: The number of each cause.
+_NUMBERS = {cause: number for number, cause in enumerate(CAUSES)}
+#: The causes where nothing runs behind a wait.
+_MOVING = {Why.COPY: "copy", Why.TRANSFER: "transfer", Why.TRANSPORT: "transport"}
+#: No stage or rank that a cause is about.
+_NONE = -1
 
 
 @frozen
@@ -46,90 +63,196 @@ class Idle:
         return self.end - self.start
 
 
-def bubbles(waits: Waits, costs: Costs) -> list[Idle]:
+@frozen(eq=False)
+class IdleTime:
+    """All parts of the ranks' idle time, in order, as columns.
+
+    `cause[i]` is the place of its cause in CAUSES, and `behind[i]` the number of the step; the
+    cause is about the stage or the rank `about[i]`, and the rank `other[i]`, or nothing, which
+    is -1.
+    """
+
+    waits: Waits
+    rank: Ints
+    start: Floats
+    end: Floats
+    cause: Ints
+    behind: Ints
+    about: Ints
+    other: Ints
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    def __iter__(self) -> Iterator[Idle]:
+        causes = list(CAUSES)
+        steps = self.waits.steps
+        fields = self.rank, self.start, self.end, self.cause, self.behind, self.about, self.other
+        for rank, start, end, cause, behind, about, other in zip(
+            *(column.tolist() for column in fields), strict=True
+        ):
+            subject = tuple(number for number in (about, other) if number != _NONE)
+            yield Idle(rank, start, end, causes[cause], steps[behind], subject)
+
+    @cached_property
+    def length(self) -> Floats:
+        """How long each part is."""
+        return self.end - self.start
+
+    @property
+    def exposed(self) -> float:
+        """The time that is due to transfers on their way, and to the transport."""
+        is_exposed = np.isin(self.cause, [_NUMBERS["transfer"], _NUMBERS["transport"]])
+        return float(self.length[is_exposed].sum())
+
+    def by_subject(self, cause: str) -> list[tuple[tuple[int, ...], float, list[float]]]:
+        """For what a cause is about, the most first: the idle time of all ranks, and of each."""
+        parts = np.flatnonzero(self.cause == _NUMBERS[cause])
+        ranks = len(self.waits.schedule.ranks)
+        most = int(max(self.about.max(initial=0), self.other.max(initial=0))) + 2
+        key = (self.about[parts] + 1) * np.int64(most) + self.other[parts] + 1
+        keys, first, subject = np.unique(key, return_index=True, return_inverse=True)
+        times = np.bincount(
+            subject * ranks + self.rank[parts], self.length[parts], len(keys) * ranks
+        ).reshape(-1, ranks)
+        found = []
+        for number in np.argsort(first).tolist():
+            part = parts[first[number]]
+            about = (int(self.about[part]), int(self.other[part]))
+            per_rank: list[float] = times[number].tolist()
+            found.append((tuple(each for each in about if each != _NONE), sum(per_rank), per_rank))
+        return sorted(found, key=lambda each: -each[1])
+
+
+def bubbles(waits: Waits, costs: Costs) -> IdleTime:
     """The idle time of every rank from the first start to the last end, in pieces of one cause
     each.
 
     `costs` are those that the execution was simulated with.
     """
     costs = costs.over(waits.schedule.costs)
-    even = _even(costs.durations(len(waits.schedule.placement)))
-    found: list[Idle] = []
-    for rank in range(len(waits.ranks)):
-        causes = _Causes(waits, rank, even, Alternatives(waits, rank, costs))
-        for gap in waits.gaps(rank):
-            causes.gap(*gap)
-        found += sorted(causes.found, key=lambda idle: idle.start)
+    gaps = _gaps(waits)
+    found = _Causes(waits, gaps, reasons(waits, gaps))
+    found.moving()
+    found.running(_choices(waits, gaps, costs), _even(waits, costs))
+    return found.in_order()
+
+
+def _gaps(waits: Waits) -> Gaps:
+    """All times in which ranks wait."""
+    of_ranks = [waits.gaps(rank) for rank in range(len(waits.schedule.ranks))]
+    ranks = np.repeat(np.arange(len(of_ranks)), [len(index) for index, *_ in of_ranks])
+    return Gaps(ranks, *(np.concatenate(columns) for columns in zip(*of_ranks, strict=True)))
+
+
+@frozen(eq=False)
+class _Choices:
+    """What ranks could do in gaps, as columns: the cause if there is nothing else to run, and from
+    when a later op could run, within the rank's peak or beyond; infinite, if none could.
+    """
+
+    phase: Ints
+    order: Floats
+    memory: Floats
+
+
+def _choices(waits: Waits, gaps: Gaps, costs: Costs) -> _Choices:
+    phases = []
+    amounts = np.zeros((max(Kind) + 1, len(waits.schedule.placement)))
+    for kind, of_stages in costs.memory(amounts.shape[1]).items():
+        amounts[kind] = of_stages
+    found = np.full((2, len(gaps)), np.inf)
+    bounds = np.searchsorted(gaps.rank, np.arange(len(waits.schedule.ranks) + 1))
+    for rank, (first, last) in enumerate(pairwise(bounds.tolist())):
+        alternatives = Alternatives(waits, rank, amounts)
+        for gap in range(first, last):
+            index = int(gaps.index[gap])
+            start, end = float(gaps.start[gap]), float(gaps.end[gap])
+            could_run = alternatives.between(index, start, end)
+            for row, cause in enumerate(("order", "memory")):
+                found[row, gap] = could_run.get(cause, np.inf)
+            phases.append(_NUMBERS[_phase(alternatives, index)])
+    return _Choices(np.array(phases, np.int64), *found)
+
+
+def _phase(alternatives: Alternatives, index: int) -> str:
+    """What keeps a rank from having anything to run before one of its steps."""
+    if index > alternatives.last_forward:
+        return "drain"
+    return "fill" if index <= alternatives.first_backward else "dependency"
+
+
+def _even(waits: Waits, costs: Costs) -> Floats:
+    """How long each step would take if all stages were alike."""
+    columns = waits.schedule.columns
+    durations = costs.durations(len(waits.schedule.placement))
+    overlap = durations.overlap and [fmean(durations.overlap)] * len(durations.overlap)
+    even = Durations(
+        {kind: [fmean(each)] * len(each) for kind, each in durations.by_kind.items()}, overlap
+    )
+    ops = np.flatnonzero(~columns.is_transfer)
+    ends: Floats = np.zeros(len(columns))
+    ends[ops] = op_ends(columns, ops, even)
+    last = waits.head + columns.sizes[waits.head] - 1
+    found: Floats = ends[last]
     return found
 
 
-def _even(durations: Durations) -> Durations:
-    """Durations as they would be if all stages were alike."""
-    overlap = durations.overlap and [fmean(durations.overlap)] * len(durations.overlap)
-    return Durations(
-        {kind: [fmean(each)] * len(each) for kind, each in durations.by_kind.items()}, overlap
-    )
-
-
-@define
+@define(eq=False)
 class _Causes:
-    """The causes of a rank's idle time found so far."""
+    """The causes of gaps found so far, from what is behind them."""
 
     waits: Waits
-    rank: int
-    even: Durations
-    alternatives: Alternatives
-    found: list[Idle] = field(factory=list)
+    gaps: Gaps
+    behind: Reasons
+    parts: list[tuple[NDArray[Any], ...]] = field(factory=list)
 
-    def gap(self, index: int, start: float, end: float) -> None:
-        """Find the causes of a rank's wait with one of its steps, or with the end of all."""
-        could_run = self.alternatives.between(index, start, end)
-        for reason in reasons(self.waits, self.rank, index, start, end):
-            match reason.kind:
-                case "op":
-                    self.waits_for_op(index, reason, could_run)
-                case "copy":
-                    self.add(
-                        reason,
-                        reason.start,
-                        reason.end,
-                        "copy",
-                        (reason.step.rank, reason.receiver),
-                    )
-                case cause:
-                    self.add(
-                        reason, reason.start, reason.end, cause, (reason.step.rank, reason.receiver)
-                    )
+    def moving(self) -> None:
+        """Where something is on its way, or is held back, that is the cause."""
+        behind = self.behind
+        for why, cause in _MOVING.items():
+            items = np.flatnonzero(behind.why == why)
+            subject = self.waits.rank[behind.step[items]], behind.receiver[items]
+            self.add(items, behind.start[items], behind.end[items], _NUMBERS[cause], *subject)
 
-    def waits_for_op(self, index: int, reason: Reason, could_run: dict[str, float]) -> None:
-        """Find the causes while an op runs that is behind the wait; `could_run` is from when
-        another op could.
+    def running(self, choices: _Choices, even: Floats) -> None:
+        """The causes while an op runs; `even` is how long each step would take if all stages were
+        alike.
         """
-        step = reason.step
-        actions = self.waits.schedule.ranks[reason.step.rank]
-        ops = [actions.row(row) for row in step.rows]
-        beyond = min(max(step.start + self.even.ends(ops)[-1], reason.start), reason.end)
-        if step.end - step.start <= self.even.ends(ops)[-1] * (1 + ROUNDING):
-            beyond = reason.end
-        stage = (ops[0][1],)
-        self.add(reason, beyond, reason.end, "imbalance", stage)
+        behind = self.behind
+        items = np.flatnonzero(behind.why == Why.OP)
+        start = behind.start[items]
+        end = behind.end[items]
+        step = behind.step[items]
+        gap = behind.gap[items]
+        begun = self.waits.starts[step]
+        beyond = np.minimum(np.maximum(begun + even[step], start), end)
+        is_even = self.waits.ends[step] - begun <= even[step] * (1 + ROUNDING)
+        beyond[is_even] = end[is_even]
+        nothing = np.full(len(items), _NONE)
+        stage = self.waits.schedule.columns.stage[self.waits.head[step]]
+        self.add(items, beyond, end, _NUMBERS["imbalance"], stage, nothing)
         end = beyond
-        for cause in ("order", "memory"):
-            start = max(could_run.get(cause, end), reason.start)
-            self.add(reason, start, end, cause)
-            end = min(end, start)
-        phase = self.phase(index)
-        self.add(reason, reason.start, end, phase, stage if phase == "dependency" else ())
-
-    def phase(self, index: int) -> str:
-        """What keeps a rank from having anything to run before one of its steps."""
-        if index > self.alternatives.last_forward:
-            return "drain"
-        return "fill" if index <= self.alternatives.first_backward else "dependency"
+        for cause, could_run in (("order", choices.order), ("memory", choices.memory)):
+            since = np.maximum(could_run[gap], start)
+            self.add(items, since, end, _NUMBERS[cause], nothing, nothing)
+            end = np.minimum(end, since)
+        phase = choices.phase[gap]
+        about = np.where(phase == _NUMBERS["dependency"], stage, _NONE)
+        self.add(items, start, end, phase, about, nothing)
 
     def add(
-        self, reason: Reason, start: float, end: float, cause: str, subject: tuple[int, ...] = ()
+        self, items: Ints, start: Floats, end: Floats, cause: Ints | int, about: Ints, other: Ints
     ) -> None:
-        """Note a cause, if it lasts at all."""
-        if start < end:
-            self.found.append(Idle(self.rank, start, end, cause, reason.step, subject))
+        """Note causes of some of what is behind gaps, where they last at all."""
+        chosen = np.flatnonzero(start < end)
+        of_each = np.broadcast_to(cause, start.shape)
+        columns = self.gaps.rank[self.behind.gap[items]], start, end, of_each
+        rows = (*columns, self.behind.step[items], about, other)
+        self.parts.append(tuple(column[chosen] for column in rows))
+
+    def in_order(self) -> IdleTime:
+        """All of them, by rank and time."""
+        columns = [np.concatenate(column) for column in zip(*self.parts, strict=True)]
+        order = np.lexsort((columns[1], columns[0]))
+        return IdleTime(self.waits, *(column[order] for column in columns))

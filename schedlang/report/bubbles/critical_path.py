@@ -1,10 +1,8 @@
 """The chain of ops and waits that makes an execution as long as it is."""
 
-from operator import attrgetter
-
 from attrs import frozen
 
-from schedlang.report.bubbles.waits import ROUNDING, Step, Waits
+from schedlang.report.bubbles.waits import NOTHING, ROUNDING, Step, Waits
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 
@@ -35,12 +33,13 @@ def critical_path(waits: Waits) -> list[Segment]:
     for longest.
     """
     segments: list[Segment] = []
-    step: Step | None = waits.last
-    while step is not None:
+    number = waits.last
+    while number != NOTHING:
+        step = waits.steps[number]
         segments.append(
             Segment("copy" if step.is_copy else "op", step.start, step.end, step, step.rank)
         )
-        parts, step = _before(waits, step)
+        parts, number = _before(waits, number)
         segments += parts
     return segments[::-1]
 
@@ -60,18 +59,21 @@ def path_by_ops(schedule: Schedule, path: list[Segment]) -> dict[str, float]:
     return times
 
 
-def _before(waits: Waits, step: Step) -> tuple[list[Segment], Step | None]:
+def _before(waits: Waits, number: int) -> tuple[list[Segment], int]:
     """The step before one on the path, and what lies between them, the latest first."""
-    maker, arrival = step.latest() or (None, 0.0)
-    before = max(step.before, key=attrgetter("end"), default=None)
-    if before is not None and (maker is None or before.end >= arrival):
+    step = waits.steps[number]
+    maker = int(waits.maker[number])
+    arrival = float(waits.arrival[number])
+    before = int(waits.before[number])
+    if before != NOTHING and (maker == NOTHING or waits.ends[before] >= arrival):
         maker = before
-        arrival = before.end
-    sender = maker.rank if maker else step.rank
-    waited = [
-        (arrival, step.start, "transport"),
-        (maker.end if maker else 0.0, arrival, "transfer"),
-    ]
+        arrival = float(waits.ends[before])
+    made = 0.0
+    sender = step.rank
+    if maker != NOTHING:
+        made = waits.steps[maker].end
+        sender = waits.steps[maker].rank
+    waited = [(arrival, step.start, "transport"), (made, arrival, "transfer")]
     return [
         Segment(kind, start, end, step, sender)
         for start, end, kind in waited

@@ -9,9 +9,10 @@ exposed is known.
 from bisect import bisect_right
 from itertools import accumulate
 
+import numpy as np
 from attrs import define, field
 
-from schedlang.report.bubbles.reasons import reasons
+from schedlang.report.bubbles.reasons import Gaps, Why, reasons
 from schedlang.report.bubbles.waits import Waits
 
 
@@ -30,9 +31,11 @@ class _Exposed:
 
     waits: Waits
     sums: list[list[float]] = field(init=False)
+    starts: list[list[float]] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.sums = [[0.0] for _ in self.waits.ranks]
+        self.starts = [[step.start for step in steps] for steps in self.waits.ranks]
 
     def follow(self) -> None:
         """Take the waits in an order in which those behind a wait come before it."""
@@ -69,7 +72,7 @@ class _Exposed:
             # Behind it are the waits on the maker's rank: that it may be in at the start, and those
             # that follow.
             rank = maker.rank
-            index = min(bisect_right(self.waits.starts[maker.rank], start), maker.index + 1)
+            index = min(bisect_right(self.starts[maker.rank], start), maker.index + 1)
             if self.idle_from(rank, index) >= start:
                 return total + self.between(rank, index, maker.index + 1)
             total += self.between(rank, index + 1, maker.index + 1)
@@ -80,11 +83,17 @@ def _at_the_end(waits: Waits) -> float:
     of them.
     """
     ends = [steps[-1].end if steps else 0.0 for steps in waits.ranks]
-    behind = reasons(
-        waits, waits.last.rank, len(waits.ranks[waits.last.rank]), min(ends), waits.makespan
+    last = waits.steps[waits.last].rank
+    whole = Gaps(
+        np.array([last]),
+        np.array([len(waits.ranks[last])]),
+        np.array([min(ends)]),
+        np.array([waits.makespan]),
     )
+    behind = reasons(waits, whole)
+    is_exposed = (behind.why == Why.TRANSFER) | (behind.why == Why.TRANSPORT)
     pieces = sorted(
-        (each.start, each.end) for each in behind if each.kind in ("transfer", "transport")
+        zip(behind.start[is_exposed].tolist(), behind.end[is_exposed].tolist(), strict=True)
     )
     starts = [start for start, _ in pieces]
     later = [0.0, *accumulate(end - start for start, end in reversed(pieces))]

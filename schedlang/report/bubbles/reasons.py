@@ -1,77 +1,149 @@
-"""What is behind a wait: who a rank waits for may itself wait, so the chain is followed to what
+"""What is behind waits: who a rank waits for may itself wait, so the chain is followed to what
 runs, or moves.
+
+All waits are followed at once: in each round, those that are still open take one step along their
+chains.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterator
+from enum import IntEnum
+from typing import Any
 
-from attrs import frozen
+import numpy as np
+from attrs import define, field, frozen
+from numpy.typing import NDArray
 
-from schedlang.report.bubbles.waits import Step, Waits
+from schedlang.report.bubbles.waits import NOTHING, Waits
+from schedlang.schedule.columns import Flags, Floats, Ints, members
 
 
-@frozen
-class Reason:
-    """What is behind a wait for some time: an `op` or a `copy` that runs, `step`.
-
-    Or its result is on its way to another rank, `receiver`, as a `transfer`, or held back by the
-    `transport`.
+class Why(IntEnum):
+    """What is behind a wait: an op or a copy that runs; or its result is on its way, as a transfer,
+    or held back by the transport.
     """
 
-    kind: str
-    start: float
-    end: float
-    step: Step
-    receiver: int
+    OP, COPY, TRANSFER, TRANSPORT = range(4)
 
 
-def reasons(waits: Waits, rank: int, index: int, start: float, end: float) -> Iterator[Reason]:
-    """What is behind a rank's wait with one of its steps, or with the end of all, for some time, in
-    pieces.
+@frozen(eq=False)
+class Gaps:
+    """Times in which ranks wait, as columns: rank `rank[i]` with its step `index[i]`, or with the
+    end of all.
     """
-    following = [(rank, index, start, end)]
-    while following:
-        rank, index, start, end = following.pop()
-        maker, arrival = waits.latest(rank, index)
-        if index < len(waits.ranks[rank]):
-            yield from _piece(
-                "transport", max(start, arrival), end, maker or waits.ranks[rank][index], rank
-            )
-            if maker:
-                yield from _piece("transfer", max(start, maker.end), min(end, arrival), maker, rank)
-        if maker is None:
-            continue
-        end = min(end, maker.end)
-        if maker.is_copy:
-            yield from _piece("copy", start, end, maker, maker.rank)
-        elif start < end:
-            runs, waiting = _during(waits, maker.rank, start, end)
-            yield from runs
-            following += waiting
+
+    rank: Ints
+    index: Ints
+    start: Floats
+    end: Floats
+
+    def __len__(self) -> int:
+        return len(self.rank)
 
 
-def _piece(kind: str, start: float, end: float, step: Step, receiver: int) -> Iterator[Reason]:
-    if start < end:
-        yield Reason(kind, start, end, step, receiver)
+@frozen(eq=False)
+class Reasons:
+    """What is behind waits, as columns: a part of the gap `gap[i]`, and the number of a step.
+
+    The step runs; or its result is on its way to another rank, `receiver[i]`.
+    """
+
+    why: Ints
+    gap: Ints
+    start: Floats
+    end: Floats
+    step: Ints
+    receiver: Ints
+
+
+def reasons(waits: Waits, gaps: Gaps) -> Reasons:
+    """What is behind the waits of ranks, in pieces."""
+    pieces = _Pieces()
+    open = _follow(waits, gaps, np.arange(len(gaps)), pieces)
+    while len(open.gap):
+        open = _follow(waits, open.gaps, open.gap, pieces)
+    return pieces.reasons()
+
+
+@frozen(eq=False)
+class _Open:
+    """Waits that are not yet followed, and of each the gap that it is behind."""
+
+    gaps: Gaps
+    gap: Ints
+
+
+def _follow(waits: Waits, open: Gaps, gap: Ints, pieces: "_Pieces") -> _Open:
+    """Take one step along the chains of some waits."""
+    step = waits.first[open.rank] + open.index
+    is_step = step < waits.first[open.rank + 1]
+    step = np.where(is_step, step, waits.last)
+    # For the end of all, every rank waits for the last step.
+    maker = np.where(is_step, waits.maker[step], waits.last)
+    arrival = waits.arrival[step]
+    is_made = maker != NOTHING
+    made = np.where(is_made, waits.ends[maker], 0.0)
+    behind = np.where(is_made, maker, step)
+    late = np.maximum(open.start, arrival)
+    pieces.add(Why.TRANSPORT, is_step, gap, late, open.end, behind, open.rank)
+    sent = np.maximum(open.start, made)
+    there = np.minimum(open.end, arrival)
+    pieces.add(Why.TRANSFER, is_step & is_made, gap, sent, there, maker, open.rank)
+    end = np.minimum(open.end, made)
+    sender = waits.rank[maker]
+    is_copy = is_made & (maker >= waits.first[-1])
+    pieces.add(Why.COPY, is_copy, gap, open.start, end, maker, sender)
+    goes_on = np.flatnonzero(is_made & ~is_copy & (open.start < end))
+    return _during(waits, sender[goes_on], open.start[goes_on], end[goes_on], gap[goes_on], pieces)
 
 
 def _during(
-    waits: Waits, rank: int, start: float, end: float
-) -> tuple[list[Reason], list[tuple[int, int, float, float]]]:
-    """What a rank does from a time to another: the steps that it runs, and the waits in between."""
-    steps = waits.ranks[rank]
-    runs = list[Reason]()
-    waiting: list[tuple[int, int, float, float]] = []
-    index = bisect_right(waits.starts[rank], start) - 1
-    if index >= 0:
-        runs += _piece("op", start, min(end, steps[index].end), steps[index], rank)
-        start = max(start, steps[index].end)
-    while start < end:
-        index += 1
-        begin = steps[index].start if index < len(steps) else end
-        if start < begin:
-            waiting.append((rank, index, start, min(end, begin)))
-        if begin < end:
-            runs += _piece("op", begin, min(end, steps[index].end), steps[index], rank)
-        start = max(begin, steps[index].end) if index < len(steps) else end
-    return runs, waiting
+    waits: Waits, rank: Ints, start: Floats, end: Floats, gap: Ints, pieces: "_Pieces"
+) -> _Open:
+    """What ranks do from some times to others: the steps that they run are pieces, and the waits
+    in between are still open.
+    """
+    # From the step that runs at the start, or is the last one before it, to the first one after.
+    before = waits.begun(rank, start, "right") - 1
+    after = waits.begun(rank, end, "left")
+    lengths = after - before + 1
+    item, place = members(lengths, np.arange(len(rank)))
+    nth = place - (np.cumsum(lengths) - lengths)[item]
+    rank, start, end, gap = rank[item], start[item], end[item], gap[item]
+    step = before[item] + nth
+    first = waits.first[rank]
+    is_there = (step >= first) & (step < after[item])
+    known = np.where(is_there, step, 0)
+    begins = np.maximum(start, waits.starts[known])
+    ends = np.minimum(end, waits.ends[known])
+    pieces.add(Why.OP, is_there, gap, begins, ends, step, rank)
+    # Before each of these steps but the first, from the end of the one before on.
+    idle_from = np.where(step > first, np.maximum(start, waits.ends[step - 1]), start)
+    idle_to = np.where(is_there, np.minimum(end, waits.starts[known]), end)
+    rows = np.flatnonzero((nth > 0) & (idle_from < idle_to))
+    still = Gaps(rank[rows], (step - first)[rows], idle_from[rows], idle_to[rows])
+    return _Open(still, gap[rows])
+
+
+@define
+class _Pieces:
+    """Parts of columns that are put together."""
+
+    parts: list[tuple[NDArray[Any], ...]] = field(factory=list)
+
+    def add(
+        self,
+        why: Why,
+        is_there: Flags,
+        gap: Ints,
+        start: Floats,
+        end: Floats,
+        step: Ints,
+        receiver: Ints,
+    ) -> None:
+        """Pieces for some reason, those that last at all."""
+        rows = np.flatnonzero(is_there & (start < end))
+        columns = gap, start, end, step, receiver
+        self.parts.append((np.full(len(rows), why), *(column[rows] for column in columns)))
+
+    def reasons(self) -> Reasons:
+        """All of them."""
+        return Reasons(*(np.concatenate(columns) for columns in zip(*self.parts, strict=True)))

@@ -9,9 +9,8 @@ from attrs import frozen
 
 from schedlang.plan.plan import Plan
 from schedlang.proof.prove import simulate
-from schedlang.report.bubbles.attribution import CAUSES, Idle, bubbles
+from schedlang.report.bubbles.attribution import CAUSES, IdleTime, bubbles
 from schedlang.report.bubbles.critical_path import Segment, critical_path
-from schedlang.report.bubbles.exposed import exposed
 from schedlang.report.bubbles.waits import Step, waits
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.costs.model import DURATIONS
@@ -40,15 +39,14 @@ class Explanation:
 
     plan: Plan
     makespan: float
-    idle: list[Idle]
-    exposed: float
+    idle: IdleTime
     path: list[Segment]
     faster: list[Faster]
 
     @property
     def idle_time(self) -> float:
         """The idle time of all ranks."""
-        return sum((each.length for each in self.idle), 0.0)
+        return sum(self.idle.length.tolist(), 0.0)
 
 
 def explain_bubble(plan: Plan, costs: Costs) -> Explanation:
@@ -56,14 +54,8 @@ def explain_bubble(plan: Plan, costs: Costs) -> Explanation:
     timeline = simulate(plan, costs).timeline
     found = waits(plan, timeline, costs)
     path = critical_path(found)
-    return Explanation(
-        plan,
-        timeline.makespan,
-        bubbles(found, costs),
-        exposed(found),
-        path,
-        _faster(plan, costs, path),
-    )
+    idle = bubbles(found, costs)
+    return Explanation(plan, timeline.makespan, idle, path, _faster(plan, costs, path))
 
 
 def _faster(plan: Plan, costs: Costs, path: list[Segment]) -> list[Faster]:
@@ -95,11 +87,11 @@ def explanation_json(found: Explanation) -> dict[str, Any]:
         "params": plan.params,
         "makespan": found.makespan,
         "idle": found.idle_time,
-        "exposed": found.exposed,
+        "exposed": found.idle.exposed,
         "causes": [
             {"cause": cause, "about": list(subject), "time": time, "per_rank": per_rank}
             for cause in CAUSES
-            for subject, time, per_rank in _by_subject(found, cause)
+            for subject, time, per_rank in found.idle.by_subject(cause)
         ],
         "intervals": [
             {
@@ -135,19 +127,6 @@ def _place(plan: Plan, step: Step) -> dict[str, Any]:
     return {"rank": step.rank, "actions": words, "line": plan.where(step.rank, step.rows.start)}
 
 
-def _by_subject(found: Explanation, cause: str) -> list[tuple[tuple[int, ...], float, list[float]]]:
-    """For what a cause is about, the most first: the idle time of all ranks, and of each."""
-    per_rank: dict[tuple[int, ...], list[float]] = {}
-    for each in found.idle:
-        if each.cause == cause:
-            per_rank.setdefault(each.subject, [0.0] * len(found.plan.ranks))[each.rank] += (
-                each.length
-            )
-    return sorted(
-        ((about, sum(times), times) for about, times in per_rank.items()), key=lambda each: -each[1]
-    )
-
-
 def explanation_text(found: Explanation) -> str:
     """The explanation for people: three tables, with what their rows mean."""
     size = ", ".join(f"{name} = {value}" for name, value in found.plan.params.items())
@@ -161,7 +140,7 @@ def _causes_text(found: Explanation) -> list[str]:
     whole = found.makespan * len(found.plan.ranks)
     lines = [f"idle time {found.idle_time:.10g} of {whole:.10g}, all ranks together, by its cause"]
     for cause, meaning in CAUSES.items():
-        subjects = _by_subject(found, cause)
+        subjects = found.idle.by_subject(cause)
         if subjects:
             time = sum(time for _, time, _ in subjects)
             lines.append(

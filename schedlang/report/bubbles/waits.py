@@ -2,31 +2,31 @@
 it is.
 """
 
-from collections.abc import Iterator
+from functools import cached_property
 from itertools import pairwise
-from operator import attrgetter
+from typing import Literal
 
 import numpy as np
-from attrs import define, field
+from attrs import frozen
 
 from schedlang.proof.edges import latencies
-from schedlang.schedule.actions import is_copy, is_transfer
+from schedlang.schedule.columns import Floats, Ints
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.schedule import Schedule
-from schedlang.schedule.timeline import Timeline
+from schedlang.schedule.timeline import Bars, Timeline
 
 #: Times that differ by this part of the makespan are equal.
 ROUNDING = 1e-9
 
+#: No step, where there could be one.
+NOTHING = -1
 
-@define(eq=False)
+
+@frozen
 class Step:
     """An op, or ops that overlap, or a copy, as it ran: on `rank`, the rows `rows` of its actions.
 
-    `index` counts the steps of a rank before it, or of a copy, those before the next one. `needs`
-    are the steps whose results it needs, each with the time that these take to arrive. `before` are
-    those that kept what it runs on: the step before it on its rank, or the copy before it on its
-    link.
+    `index` counts the steps of a rank before it, or of a copy, those before the next one.
     """
 
     rank: int
@@ -35,101 +35,174 @@ class Step:
     start: float
     end: float
     is_copy: bool
-    needs: list[tuple["Step", float]] = field(factory=list, repr=False)
-    before: list["Step"] = field(factory=list, repr=False)
-
-    def latest(self) -> tuple["Step", float] | None:
-        """The step whose result arrived last, and when it did."""
-        arrivals = ((step, step.end + latency) for step, latency in self.needs)
-        return max(arrivals, key=lambda arrival: arrival[1], default=None)
 
 
-@define
+@frozen(eq=False)
 class Waits:
-    """The steps of an execution of a schedule: those of each rank in order, without its copies.
+    """The steps of an execution of a schedule, as columns: those of each rank in order, then all
+    copies.
 
-    Where a step index of a rank is asked for, one past its last step stands for the end of the
-    whole execution, for which every rank waits.
+    Rank r has the steps `first[r]` up to `first[r + 1]`. The first row of step s in the schedule's
+    columns is `head[s]`. It waited last for the result of the step `maker[s]`, or NOTHING, which
+    was there at `arrival[s]`. Where a step index of a rank is asked for, one past its last step
+    stands for the end of the whole execution, for which every rank waits.
     """
 
     schedule: Schedule
-    ranks: list[list[Step]]
     makespan: float
-    starts: list[list[float]] = field(init=False)
-    #: The step that ends last.
-    last: Step = field(init=False)
+    first: Ints
+    head: Ints
+    starts: Floats
+    ends: Floats
+    maker: Ints
+    arrival: Floats
 
-    def __attrs_post_init__(self) -> None:
-        self.starts = [[step.start for step in steps] for steps in self.ranks]
-        self.last = max((step for steps in self.ranks for step in steps), key=attrgetter("end"))
+    @cached_property
+    def rank(self) -> Ints:
+        """The rank of each step."""
+        return self.schedule.columns.rank[self.head].astype(np.int64)
 
-    def gaps(self, rank: int) -> Iterator[tuple[int, float, float]]:
-        """The idle time of a rank: the index of the step that it waits with, from when, until
-        when.
-        """
-        ends = [0.0, *(step.end for step in self.ranks[rank])]
-        starts = [*(step.start for step in self.ranks[rank]), self.makespan]
-        for index, (start, end) in enumerate(zip(ends, starts, strict=True)):
-            if end - start > ROUNDING * self.makespan:
-                yield index, start, end
+    @cached_property
+    def last(self) -> int:
+        """The step that ends last."""
+        return int(np.argmax(self.ends[: self.first[-1]]))
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        """All steps, by their numbers."""
+        columns = self.schedule.columns
+        row = self.head - columns.first[self.rank]
+        stop = row + columns.sizes[self.head]
+        is_copy = np.arange(len(row)) >= self.first[-1]
+        fields = (self.rank, self._index, row, stop, self.starts, self.ends, is_copy)
+        return [
+            Step(rank, index, range(begin, stop), start, end, is_copy)
+            for rank, index, begin, stop, start, end, is_copy in zip(
+                *(column.tolist() for column in fields), strict=True
+            )
+        ]
+
+    @cached_property
+    def _index(self) -> Ints:
+        """Of each step its index; a copy comes before the first step behind it."""
+        return np.searchsorted(self.head[: self.first[-1]], self.head) - self.first[self.rank]
+
+    @cached_property
+    def ranks(self) -> list[list[Step]]:
+        """The steps of each rank in order, without its copies."""
+        return [self.steps[begin:end] for begin, end in pairwise(self.first.tolist())]
 
     def latest(self, rank: int, index: int) -> tuple[Step | None, float]:
         """The step that a step of a rank waited for last, and when its result was there; for the
         end, the last step.
         """
-        if index == len(self.ranks[rank]):
-            return self.last, self.makespan
-        return self.ranks[rank][index].latest() or (None, 0.0)
+        number = self.first[rank] + index
+        if number == self.first[rank + 1]:
+            return self.steps[self.last], self.makespan
+        maker = self.maker[number]
+        return (None if maker == NOTHING else self.steps[maker]), float(self.arrival[number])
+
+    def gaps(self, rank: int) -> tuple[Ints, Floats, Floats]:
+        """The idle time of a rank, as columns: the index of the step that it waits with, from when,
+        until when.
+        """
+        steps = slice(int(self.first[rank]), int(self.first[rank + 1]))
+        ends = np.append(0.0, self.ends[steps])
+        starts = np.append(self.starts[steps], self.makespan)
+        index = np.flatnonzero(starts - ends > ROUNDING * self.makespan)
+        return index, ends[index], starts[index]
+
+    def begun(self, rank: Ints, time: Floats, side: Literal["left", "right"]) -> Ints:
+        """The number of the first step of some ranks that begins after a time, or if `side` is
+        left, at it.
+        """
+        values, key = self._by_start
+        moment = np.searchsorted(values, time, side)
+        found: Ints = np.searchsorted(key, rank * np.int64(len(values) + 1) + moment)
+        return found
+
+    @cached_property
+    def _by_start(self) -> tuple[Floats, Ints]:
+        """All times at which steps start; and of each step a number that grows with its rank, and
+        with its start.
+        """
+        ops = int(self.first[-1])
+        values, which = np.unique(self.starts[:ops], return_inverse=True)
+        return values, self.rank[:ops] * np.int64(len(values) + 1) + which
+
+    @cached_property
+    def before(self) -> Ints:
+        """Of each step the one that kept what it runs on and ended last: the step before it on its
+        rank, or the copy before it on its link; or NOTHING.
+        """
+        numbers = np.arange(len(self.head))
+        ops = int(self.first[-1])
+        begins = self.first[self.rank]
+        following = begins + self._index
+        before = np.where(following > begins, following - 1, NOTHING)
+        links = np.array(self.schedule.layout.links or range(len(self.first) - 1))
+        link = links[self.rank[ops:]]
+        order = np.lexsort((self.starts[ops:], link))
+        is_same = np.diff(link[order], prepend=NOTHING) == 0
+        earlier = np.full(len(order), NOTHING)
+        earlier[order[is_same]] = ops + order[np.flatnonzero(is_same) - 1]
+        copies = numbers[ops:]
+        is_later = self._end_of(earlier) > self._end_of(before[copies])
+        before[copies] = np.where(is_later, earlier, before[copies])
+        return before
+
+    def _end_of(self, steps: Ints) -> Floats:
+        """When some steps end; NOTHING before all others."""
+        return np.where(steps == NOTHING, -np.inf, self.ends[steps])
 
 
 def waits(schedule: Schedule, timeline: Timeline, costs: Costs) -> Waits:
     """What the ops of a schedule with communication waited for, in an execution that was simulated
     with some costs.
     """
-    ranks, links = _steps(schedule, timeline)
-    step_of: dict[int, Step] = {}
-    for step in [step for steps in (*ranks, *links) for step in steps]:
-        first = int(schedule.columns.first[step.rank])
-        step_of.update((first + index, step) for index in step.rows)
-    table = latencies(
-        schedule.layout, costs.over(schedule.costs).transfers(len(schedule.placement))
-    )
+    columns = schedule.columns
+    is_head = columns.batch == np.arange(len(columns))
+    ops = np.flatnonzero(~columns.is_transfer & ~columns.is_copy)
+    copies = np.flatnonzero(columns.is_copy)
+    heads = np.flatnonzero(is_head[ops])
+    starts, ends = _times(timeline.ranks)
+    copy_starts, copy_ends = _times(timeline.copies)
+    head = np.concatenate([ops[heads], copies])
+    step_of = np.full(len(columns), NOTHING)
+    step_of[head] = np.arange(len(head))
+    step_of = step_of[columns.batch]
+    last = heads + columns.sizes[ops[heads]] - 1
+    end = np.concatenate([ends[last], copy_ends])
+    first = np.searchsorted(ops[heads], columns.first)
+    maker, arrival = _latest(schedule, costs, step_of, end)
+    start = np.concatenate([starts[heads], copy_starts])
+    return Waits(schedule, timeline.makespan, first, head, start, end, maker, arrival)
+
+
+def _times(ranks: tuple[Bars, ...]) -> tuple[Floats, Floats]:
+    """When the bars of all ranks start and end."""
+    starts = [np.asarray(bars.start) for bars in ranks]
+    ends = [np.asarray(bars.end) for bars in ranks]
+    return np.concatenate([np.zeros(0), *starts]), np.concatenate([np.zeros(0), *ends])
+
+
+def _latest(schedule: Schedule, costs: Costs, step_of: Ints, end: Floats) -> tuple[Ints, Floats]:
+    """Of each step the one whose result arrived last, and when it did."""
     needs = schedule.needs
-    items = np.flatnonzero(~schedule.columns.is_transfer[needs.user])
-    items = items[np.argsort(needs.user[items], kind="stable")]
-    made = needs.made[items]
-    number = needs.number[items]
-    is_message = needs.is_message[items]
-    delay = np.zeros(len(items))
-    delay[is_message] = table[made[is_message], number[is_message]]
-    columns = needs.user[items], needs.maker[items], delay
-    for user, maker, latency in zip(*(column.tolist() for column in columns), strict=True):
-        if step_of[maker] is not step_of[user]:
-            step_of[user].needs.append((step_of[maker], latency))
-    for steps in (*ranks, *links):
-        for earlier, later in pairwise(steps):
-            later.before.append(earlier)
-    return Waits(schedule, ranks, timeline.makespan)
-
-
-def _steps(schedule: Schedule, timeline: Timeline) -> tuple[list[list[Step]], list[list[Step]]]:
-    """The steps of every rank in order, and the copies of every link to the host."""
-    ranks: list[list[Step]] = []
-    links: dict[int, list[Step]] = {}
-    for rank, actions in enumerate(schedule.ranks):
-        bars = iter(timeline.ranks[rank])
-        copies = iter(timeline.copies[rank] if timeline.copies else ())
-        steps: list[Step] = []
-        for batch in actions.batches():
-            kind = actions.kind[batch.start]
-            if is_copy(kind):
-                bar = next(copies)
-                step = Step(rank, len(steps), batch, bar.start, bar.end, True, before=steps[-1:])
-                links.setdefault(
-                    schedule.layout.links[rank] if schedule.layout.links else rank, []
-                ).append(step)
-            elif not is_transfer(kind):
-                taken = [next(bars) for _ in batch]
-                steps.append(Step(rank, len(steps), batch, taken[0].start, taken[-1].end, False))
-        ranks.append(steps)
-    return ranks, [sorted(each, key=attrgetter("start")) for each in links.values()]
+    transfers = costs.over(schedule.costs).transfers(len(schedule.placement))
+    table = latencies(schedule.layout, transfers)
+    user = step_of[needs.user]
+    maker = step_of[needs.maker]
+    delay = np.zeros(len(user))
+    messages = needs.is_message
+    delay[messages] = table[needs.made[messages], needs.number[messages]]
+    arrival = end[maker] + delay
+    items = np.flatnonzero((user != NOTHING) & (user != maker))
+    # Of those that arrive at one time, the first one that is needed.
+    items = items[np.lexsort((needs.user[items], -arrival[items], user[items]))]
+    items = items[np.diff(user[items], prepend=-1) != 0]
+    makers = np.full(len(end), NOTHING)
+    arrivals = np.zeros(len(end))
+    makers[user[items]] = maker[items]
+    arrivals[user[items]] = arrival[items]
+    return makers, arrivals

@@ -1,0 +1,87 @@
+"""All features, and models that are made of several."""
+
+from functools import cache
+
+from torch import nn
+
+from tests.models.families import gradients, layers, meshes, passing, pretrained, state, training
+from tests.models.model import COMMON, FEATURES, Feature, Model, mean_square, seed_all
+
+#: The modules that have filled `FEATURES`.
+FAMILIES = (layers, state, gradients, passing, training, meshes, pretrained)
+
+_BLOCK, _STAGE, _WAY = " + ", " | ", " || "
+
+
+def find(name: str) -> Feature:
+    """The feature of this name, or a model that is made of some: `gru + norms | dropout || adamw`
+    has stages with the blocks of these features, where there are more than two again from the
+    first one on, and is trained as the feature `adamw` is.
+    """
+    return FEATURES[name] if name in FEATURES else _mixed(name)
+
+
+def name_of(stages: list[list[str]], way: str) -> str:
+    """The name of a model that is made of some features."""
+    return _STAGE.join(map(_BLOCK.join, stages)) + _WAY + way
+
+
+def parts_of(name: str) -> tuple[list[list[str]], str]:
+    """The blocks of each stage of such a model, and the way in which it is trained."""
+    body, _, way = name.partition(_WAY)
+    return [stage.split(_BLOCK) for stage in body.split(_STAGE)], way
+
+
+@cache
+def _mixed(name: str) -> Feature:
+    stages, way = parts_of(name)
+    parts = [FEATURES[block] for stage in stages for block in stage] + [FEATURES[way]]
+
+    def build(count: int) -> Model:
+        model = FEATURES[way].model(count)
+        model.tolerance = 1e-9
+        model.stages = [
+            nn.Sequential(
+                *(_stage(block, place, number, count) for place, block in enumerate(blocks))
+            )
+            for number, blocks in (
+                (number, stages[number % len(stages)]) for number in range(count)
+            )
+        ]
+        return model
+
+    return Feature(
+        name,
+        "mixed",
+        name,
+        build,
+        draws=any(part.draws for part in parts),
+        not_for=frozenset().union(*(part.not_for for part in parts)),
+    )
+
+
+def _stage(block: str, place: int, number: int, count: int) -> nn.Module:
+    """A stage of a feature, with weights of its own."""
+    seed_all(100 * number + place)
+    return FEATURES[block].build(count).stages[number]
+
+
+@cache
+def blocks() -> list[str]:
+    """The features whose stages can follow one another."""
+    return [name for name, feature in FEATURES.items() if _is_common(feature)]
+
+
+@cache
+def ways() -> list[str]:
+    """The features that are about training alone."""
+    return [name for name in blocks() if FEATURES[name].family == "training"]
+
+
+def _is_common(feature: Feature) -> bool:
+    if feature.is_mistake or feature.mesh or feature.not_for - {"updates"}:
+        return False
+    model = feature.model(3)
+    return (
+        model.batch is COMMON and model.loss is mean_square and not model.tied and not model.options
+    )

@@ -1,0 +1,126 @@
+"""The columns of the table: schedules at small sizes, and what they mean for a training."""
+
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+
+from attrs import frozen
+
+from schedlang import Source, compile
+from schedlang.plan.plan import Plan
+from schedlang.schedule.kinds import Kind
+from tests.support.models import DELAYS, program
+
+# Nothing in the gallery has all of these: recomputed forwards whose backwards are split,
+SPLIT_RECOMPUTE = """schedule split_recompute {
+    param ranks = 2
+    param microbatches = 4
+    rank r {
+        for m in 0 .. microbatches { F(m) }
+        for m in 0 .. microbatches { R(m)  I(m) }
+        for m in 0 .. microbatches { W(m) }
+    }
+}
+"""
+# and the same with late weights.
+LATE_SPLIT = """schedule late_split {
+    param ranks = 3
+    param microbatches = 2
+    weights delay 1
+    rank r {
+        let ahead = ranks - 1 - r
+        warmup { for m in 0 .. ahead { F(m) } }
+        steady {
+            for m in 0 .. microbatches { F(m + ahead)  if m % 2 == 0 { R(m) }  I(m) }
+            for m in 0 .. microbatches { W(m) }
+            U
+        }
+    }
+}
+"""
+
+
+@frozen(eq=False)
+class Column:
+    """A schedule at one size; by how many updates the weights of each stage of a pipeline are late."""
+
+    name: str
+    plan: Plan
+    delays: list[int]
+
+
+def gallery(name: str, updates: int = 1, **params: int) -> Column:
+    """A program of the gallery; one without a flush is for some updates."""
+    plan = _for_updates(program(name, **params), updates)
+    ranks = len(plan.ranks)
+    return Column(name, plan, DELAYS[name](ranks) if name in DELAYS else [0] * plan.layout.pieces)
+
+
+def own(text: str, updates: int = 1, delay: int = 0) -> Column:
+    """A program that stands here."""
+    name = text.split()[1]
+    plan = _for_updates(compile(Source(f"{name}.sched", text)), updates)
+    return Column(name, plan, [delay] * plan.layout.pieces)
+
+
+def _for_updates(plan: Plan, updates: int) -> Plan:
+    return plan.for_updates(max(updates, plan.layout.updates)) if plan.kernels else plan
+
+
+MAKERS: Mapping[str, Callable[[], Column]] = {
+    "gpipe": partial(gallery, "gpipe", ranks=2, microbatches=4),
+    "1f1b": partial(gallery, "1f1b", ranks=3, microbatches=4),
+    "interleaved_1f1b": partial(gallery, "interleaved_1f1b", ranks=2, microbatches=4),
+    "zb_h1": partial(gallery, "zb_h1", ranks=3, microbatches=4),
+    "zb_v": partial(gallery, "zb_v", ranks=2, microbatches=4),
+    "1f1b_recompute": partial(gallery, "1f1b_recompute", ranks=3, microbatches=4),
+    "split_recompute": partial(own, SPLIT_RECOMPUTE),
+    "pipe_offload": partial(gallery, "pipe_offload", ranks=2, microbatches=4),
+    "pipedream_2bw": partial(gallery, "pipedream_2bw", 3, ranks=3, microbatches=2),
+    "pipedream": partial(gallery, "pipedream", 4, ranks=3, microbatches=1),
+    "late_split": partial(own, LATE_SPLIT, 3, delay=1),
+    "dualpipe": partial(gallery, "dualpipe", ranks=2, microbatches=4),
+    "chimera": partial(gallery, "chimera", ranks=4, microbatches=4),
+    "unet_1f1b": partial(gallery, "unet_1f1b", ranks=3, microbatches=4),
+    "seq1f1b": partial(gallery, "seq1f1b", ranks=2, microbatches=3, slices=2),
+}
+
+
+@cache
+def column(name: str) -> Column:
+    """A column by its name; the process that asks for the trainings compiles, and no rank does."""
+    return MAKERS[name]()
+
+
+Op = tuple[int, int]
+
+
+def forwards(plan: Plan) -> list[Op]:
+    """All forwards, as stage and microbatch (or slice of one), in an order in which each rank runs
+    its own as the plan says: the earliest microbatches first.
+    """
+    ahead = [
+        [
+            (stage, unit)
+            for kind, stage, unit in zip(rank.kind, rank.stage, rank.microbatch, strict=True)
+            if kind == Kind.F
+        ]
+        for rank in plan.ranks
+    ]
+    done: list[Op] = []
+    layout = plan.layout
+    while any(ahead):
+        ready = [
+            ops
+            for ops in ahead
+            if ops and (layout.is_first(ops[0][0]) or (ops[0][0] - 1, ops[0][1]) in done)
+        ]
+        rank = min(ready, key=lambda ops: (ops[0][1], ops[0][0]))
+        done.append(rank.pop(0))
+    return done
+
+
+def natural(plan: Plan) -> list[Op]:
+    """All forwards as a script has them: one microbatch after the other, through all stages."""
+    ops = [op for op in forwards(plan)]
+    pipeline_of = plan.layout.pipeline_of
+    return sorted(ops, key=lambda op: (op[1], pipeline_of[op[0]].start, op[0]))

@@ -1,0 +1,138 @@
+"""Models that hypothesis makes of features, under schedules that it picks: trained as alone, or
+refused. `pytest tests/models/test_random.py --random 20000` tries so many.
+"""
+
+from collections.abc import Iterable, Iterator
+from math import ceil
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.support.ranks import Run
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+from tests.models.features import blocks, name_of, parts_of, ways
+from tests.models.schedules import MAKERS
+from tests.models.verdicts import NOT_ALONE, Cell, Verdict, outcomes
+
+pytestmark = pytest.mark.processes
+
+#: Processes are started for so many models at a time.
+AT_ONCE = 60
+
+#: Alone, what these do in place fails behind some other layers; and a compiled block takes a second.
+NOT_MIXED = {
+    "compiled block",
+    "input changed in place",
+    "relu in place first",
+    "weight clamped in the forward",
+}
+
+#: What is found out only when it is refused in every schedule, or is not yet.
+NOT_YET = {
+    "buffer replaced",
+    "checkpoint without reentry",
+    "clipping weight hook",
+    "codebook",
+    "counter in a buffer",
+    "counter in an attribute",
+    "counter that nothing reads",
+    "counting after accumulation",
+    "counting weight hook",
+    "decay of unused weights",
+    "detached input",
+    "detached part",
+    "batch norm",
+    "experts",
+    "evaluation between",
+    "fake quantize",
+    "first stage without weights",
+    "frozen but the last",
+    "frozen first stage",
+    "frozen last stage",
+    "frozen middle",
+    "frozen stage without gradients",
+    "functional call inside",
+    "gradient in the forward",
+    "gradient wide",
+    "hook after accumulation",
+    "hook of a shared weight",
+    "ignored input",
+    "moving average of outputs",
+    "new spectral norm",
+    "numpy random numbers",
+    "old spectral norm",
+    "own generator",
+    "part in inference mode",
+    "part without gradients",
+    "python random numbers",
+    "reentrant checkpoint",
+    "shared layer by hand",
+    "stochastic depth",
+    "thawed between",
+    "unused weight",
+    "weight hook",
+    "weight used now and then",
+}
+
+
+@st.composite
+def models(draw: st.DrawFn) -> Cell:
+    """A model of one to three blocks in each of up to four stages, a way to train it, a schedule."""
+    block = st.sampled_from([name for name in blocks() if name not in NOT_MIXED | NOT_YET])
+    stages = draw(st.lists(st.lists(block, min_size=1, max_size=3), min_size=1, max_size=4))
+    way = draw(st.sampled_from([name for name in ways() if name not in NOT_YET]))
+    return name_of(stages, way), draw(st.sampled_from(list(MAKERS)))
+
+
+def test_random_models(run_ranks: Run, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    count = request.config.getoption("--random")
+    wrong: dict[Cell, Verdict] = {}
+
+    def judge(cells: Iterable[Cell]) -> dict[Cell, Verdict]:
+        """Those that are neither as alone nor refused."""
+        with TemporaryDirectory(dir=tmp_path) as folder:
+            verdicts = outcomes(run_ranks, Path(folder), dict.fromkeys(cells))
+        return {
+            cell: verdict
+            for cell, verdict in verdicts.items()
+            if not verdict.is_right and verdict.kind != NOT_ALONE
+        }
+
+    # All are tried, and what is wrong is made smaller here: to hypothesis, a list would be one.
+    @settings(
+        max_examples=ceil(count / AT_ONCE),
+        phases=[Phase.generate],
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(st.lists(models(), min_size=min(count, AT_ONCE), max_size=AT_ONCE))
+    def check(cells: list[Cell]) -> None:
+        wrong.update(judge(cells))
+
+    check()
+    smallest = {}
+    for cell, verdict in wrong.items():
+        while still := judge(smaller(cell)):
+            cell, verdict = next(iter(still.items()))
+        smallest[cell] = verdict
+    assert smallest == {}
+
+
+def smaller(cell: Cell) -> Iterator[Cell]:
+    """A model without one of its stages, or without one of their blocks."""
+    name, column = cell
+    stages, way = parts_of(name)
+    for number, stage in enumerate(stages):
+        rest = [stages[:number], stages[number + 1 :]]
+        if len(stages) > 1:
+            yield name_of([*rest[0], *rest[1]], way), column
+        for place in range(len(stage)):
+            if len(stage) > 1:
+                fewer = stage[:place] + stage[place + 1 :]
+                yield name_of([*rest[0], fewer, *rest[1]], way), column

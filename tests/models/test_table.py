@@ -1,0 +1,72 @@
+"""Every feature under every schedule: trained as alone, or refused."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.ranks import Run
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+from tests.models.features import FEATURES
+from tests.models.rows import read_row, write_row
+from tests.models.schedules import MAKERS
+from tests.models.verdicts import REFUSED, outcomes
+
+pytestmark = pytest.mark.processes
+
+#: What `make test` tries: of each family some features, each under schedules that ask most of it.
+SOME = {
+    "linear layers": ["seq1f1b", "unet_1f1b"],
+    "batch norm": ["1f1b_recompute"],
+    "new weight norm": ["late_split"],
+    "quantization aware": ["pipe_offload"],
+    "own linear backward": ["zb_v"],
+    "reentrant checkpoint": ["zb_h1"],
+    "checkpoint without reentry": ["pipedream_2bw"],
+    "dropout": ["interleaved_1f1b", "split_recompute"],
+    "function mode around": ["zb_h1"],
+    "complex weights": ["zb_v"],
+    "counter in a buffer": ["split_recompute"],
+    "returned buffer": ["gpipe"],
+    "sparse embedding": ["dualpipe"],
+    "python random numbers": ["1f1b_recompute"],
+    "weight hook": ["zb_h1", "late_split"],
+    "input hook": ["1f1b_recompute"],
+    "unused weight": ["chimera"],
+    "frozen first stage": ["1f1b"],
+    "tied embedding": ["interleaved_1f1b"],
+    "clipped to a norm": ["dualpipe"],
+    "scalar beside": ["zb_v"],
+    "views of one": ["pipe_offload"],
+    "keyword arguments": ["1f1b_recompute"],
+    "fused adamw": ["pipedream_2bw"],
+    "accumulation": ["chimera"],
+    "evaluation between": ["1f1b"],
+    "autocast around": ["pipedream"],
+    "tensor parallel": ["pipe_offload"],
+}
+#: And those of them that are refused.
+REFUSALS = {"python random numbers", "tensor parallel"}
+
+
+def test_some_features_under_some_schedules(run_ranks: Run, tmp_path: Path) -> None:
+    cells = [(name, column) for name, columns in SOME.items() for column in columns]
+    verdicts = outcomes(run_ranks, tmp_path, cells)
+    wrong = {cell: verdict for cell, verdict in verdicts.items() if not verdict.is_right}
+    assert wrong == {}
+    assert {cell[0] for cell in cells if verdicts[cell].kind == REFUSED} == REFUSALS
+
+
+@pytest.mark.models
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_feature_under_every_schedule(
+    run_ranks: Run, tmp_path: Path, name: str, request: pytest.FixtureRequest
+) -> None:
+    folder = request.config.getoption("--rows")
+    row = read_row(folder, name)
+    if row is None:
+        verdicts = outcomes(run_ranks, tmp_path, [(name, column) for column in MAKERS])
+        row = {column: verdicts[name, column] for column in MAKERS}
+        write_row(folder, name, row)
+    wrong = {column: verdict for column, verdict in row.items() if not verdict.is_right}
+    assert wrong == {}
