@@ -268,10 +268,13 @@ def _beside_updates(schedule: Schedule) -> list[Finding]:
 def _offloads(schedule: Schedule) -> list[Finding]:
     """The first activations that are offloaded but not there, or never brought back."""
     columns = schedule.columns
-    away, back, again = (columns.where(kind) for kind in (Kind.OFFLOAD, Kind.RELOAD, Kind.R))
+    away = columns.where(Kind.OFFLOAD)
+    back = columns.where(Kind.RELOAD)
     if not len(away) and not len(back):
         return []
-    away_slots, back_slots, again_slots = (_slots(columns, rows) for rows in (away, back, again))
+    away_slots = _slots(columns, away)
+    back_slots = _slots(columns, back)
+    again_slots = _slots(columns, columns.where(Kind.R))
     dropped = away[np.isin(away_slots, again_slots)]
     never_back = away[~np.isin(away_slots, back_slots)]
     never_away = back[~np.isin(back_slots, away_slots)]
