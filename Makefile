@@ -75,7 +75,7 @@ mutation: .venv/installed
 	PATH=$(CURDIR)/$(BIN):$$PATH python -m tests.support.mutation_page > docs/mutation.md
 
 # The compiler against torch's own pipelining, in a few minutes, and a plot; BENCH=--large for the sizes of the largest
-# runs, in half an hour.
+# runs, in half an hour; BENCH=--gallery for every program of the gallery.
 bench: .venv/installed
 	$(BIN)/pip install --quiet matplotlib && mkdir -p build
 	$(BIN)/python benchmarks/compile.py $(BENCH) --plot build/compile.svg

@@ -7,6 +7,9 @@ torch's is its lowering of its own schedule (`_prepare_schedule_with_comms`) and
 (`_simulate_comms_compute`, of ops and transfers). Both are for all ranks; `part` is what one rank
 takes to read its own, and the memory for it. `--large` adds the sizes of the largest runs; no
 process takes longer than LIMIT seconds. `--plot FILE` draws the time of both over the size.
+
+`--gallery` measures every program of the gallery instead, at 100,000 actions and more: from its
+text to a proved plan, and the most memory that the process takes.
 """
 
 import argparse
@@ -43,6 +46,18 @@ LARGE = {
     "ScheduleInterleavedZeroBubble": [(32, 256), (64, 1024)],
     "ScheduleZBVZeroBubble": [(32, 256), (64, 1024)],
     "ScheduleDualPipeV": [(32, 256), (64, 1024)],
+}
+#: The sizes of the gallery's programs: ranks, microbatches, and slices, if there are any.
+SIZE = (32, 640)
+SIZES = {
+    "forward_only": (32, 1280),
+    "pipedream": (96, 1),
+    "pipedream_2bw": (32, 256),
+    "pipedream_replicated": (17, 4800),
+    "pipedream_vertical": (96, 1),
+    "seq1f1b": (32, 256, 4),
+    "terapipe": (32, 16, 64),
+    "wpipe": (32, 128),
 }
 
 
@@ -99,6 +114,36 @@ def part(path: str, rank: int) -> dict[str, float]:
     open_plan(path).ranks[rank]
     more = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     return {"part": least(lambda: open_plan(path).ranks[rank]), "part memory": more * 1024}
+
+
+def text_to_plan(program: str, ranks: int, microbatches: int, *slices: int) -> dict[str, float]:
+    """What it takes to compile a program of the gallery at a size, of time and of memory."""
+    from schedlang import compile, read_source
+
+    source = read_source(PROGRAMS / f"{program}.sched")
+    names = ("ranks", "microbatches", "slices")
+    params = dict(zip(names, (ranks, microbatches, *slices), strict=False))
+    actions = sum(map(len, compile(source, params).ranks))
+    seconds = least(lambda: compile(source, params))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"actions": actions, "seconds": seconds, "memory": memory}
+
+
+def gallery() -> None:
+    """Print the table of the gallery."""
+    print(f"{'':24}{'size':>14}{'actions':>12}{'s':>10}{'actions/s':>12}{'MiB':>8}")
+    for path in sorted(PROGRAMS.glob("*.sched")):
+        size = SIZES.get(path.stem, SIZE)
+        head = f"{path.stem:24}{' x '.join(map(str, size)):>14}"
+        figures = measured("text_to_plan", path.stem, *size)
+        if figures is None:
+            print(f"{head} >{LIMIT} s", flush=True)
+            continue
+        print(
+            f"{head}{figures['actions']:>12,}{figures['seconds']:>10.3f}"
+            f"{figures['actions'] / figures['seconds']:>12,.0f}{figures['memory'] / 2**20:>8.0f}",
+            flush=True,
+        )
 
 
 def torchs(name: str, ranks: int, microbatches: int) -> dict[str, Any]:
@@ -240,16 +285,17 @@ def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--large", action="store_true", help="also the sizes of the largest runs")
+    parser.add_argument("--gallery", action="store_true", help="every program of the gallery")
     parser.add_argument("--plot", metavar="FILE", help="draw the times, with matplotlib")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         what, name, *numbers = options.one
-        print(
-            json.dumps(
-                {"ours": ours, "torchs": torchs, "part": part}[what](name, *map(int, numbers))
-            )
-        )
+        parts = {"ours": ours, "torchs": torchs, "part": part, "text_to_plan": text_to_plan}
+        print(json.dumps(parts[what](name, *map(int, numbers))))
+        return
+    if options.gallery:
+        gallery()
         return
     example = str(PROGRAMS / "1f1b.sched")
     print(f"schedc --help      {process_seconds('--help'):.3f} s, whole process")

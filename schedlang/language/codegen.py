@@ -3,17 +3,6 @@
 The Python of a program is made once and serves all sizes. Names become `v_name`; everything else
 that it calls is a method or function of `schedlang.language.declarations`. Calls that can fail say
 where they stand in the program with their last argument, a location: an index into its spans.
-
-    param ranks = 4                        v_ranks = param('ranks', lambda: 4, 1)
-    rank r {                               def program(v_r, op, held, chunks):
-        let warmup = ranks - 1 - r          v_warmup = ((v_ranks - 1) - v_r)
-        repeat warmup {                     for _ in repeat(v_warmup, 2, 4):
-            F(next)                          op((5, None, None))
-        }
-        for m in 0 .. n / r {               for v_m in count(0, divide_quotient(v_n, v_r, 6), 2, 7):
-            B(m)                             op((8, None, v_m))
-        }
-    }
 """
 
 from __future__ import annotations
@@ -30,6 +19,19 @@ from schedlang.language.forms import splits_backward, writes_halves
 from schedlang.language.scopes import BUILTINS, LARGEST
 from schedlang.language.sites import CallSite, ClaimSite, Sites
 from schedlang.language.trees import Itself
+
+# A program, and its Python:
+#
+#     param ranks = 4                        v_ranks = param('ranks', lambda: 4, 1)
+#     rank r {                               def program(v_r, op, held, chunks):
+#         let warmup = ranks - 1 - r          v_warmup = ((v_ranks - 1) - v_r)
+#         repeat warmup {                     for _ in repeat(v_warmup, 2, 4):
+#             F(next)                          op((5, None, None))
+#         }
+#         for m in 0 .. 9 / r {               for v_m in count(0, divide_quotient(9, v_r, 6), 2, 7):
+#             B(m)                             op((8, None, v_m))
+#         }
+#     }
 
 _PYTHON = {"/": "//"}
 #: The functions of operations that can fail.

@@ -4,12 +4,6 @@ Wherever the program comes to an op, it appends to one list where the op is writ
 the program's spans), its stage and its microbatch; None stands for what the program leaves open.
 Here each column is completed and checked as a whole. A rank's order ends before its first wrong
 call, whatever is wrong with it.
-
-    the program    F(next)     F(next)     B(next)     B(next)
-    calls          5 . .       5 . .       7 . .       7 . .
-    stages         5 2 .       5 2 .       7 2 .       7 2 .      the only stage of the rank
-    microbatches   5 2 0       5 2 1       7 2 0       7 2 1      the next ones of each op
-    actions        2F0         2F1         2B0         2B1
 """
 
 from array import array
@@ -25,6 +19,14 @@ from schedlang.schedule.actions import NO_MICROBATCH, Actions, word
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Stream
+
+# How columns are completed, one after the other; `.` is None:
+#
+#     the program    F(next)     F(next)     B(next)     B(next)
+#     calls          5 . .       5 . .       7 . .       7 . .
+#     stages         5 2 .       5 2 .       7 2 .       7 2 .      the only stage of the rank
+#     microbatches   5 2 0       5 2 1       7 2 0       7 2 1      the next ones of each op
+#     actions        2F0         2F1         2B0         2B1
 
 #: The flat list of calls, `Sites.width` numbers for each.
 Calls = list[int | None]

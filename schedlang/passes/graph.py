@@ -63,9 +63,8 @@ class Graph:
         self.ops: list[list[Op]] = [ops[begin:end] for begin, end in pairwise(bounds)]
         self.rank: list[int] = self._actions.rank[first].tolist()
         #: The kind of all ops of a node; None where they are of several.
-        self.kind: list[int | None] = [
-            of_node[0][0] if len({op[0] for op in of_node}) == 1 else None for of_node in self.ops
-        ]
+        kinds = [{kind for kind, *_ in ops_of_node} for ops_of_node in self.ops]
+        self.kind: list[int | None] = [of.pop() if len(of) == 1 else None for of in kinds]
         starts = np.searchsorted(self.rank, np.arange(len(schedule.ranks) + 1)).tolist()
         self.order: Orders = [list(range(begin, end)) for begin, end in pairwise(starts)]
         self._price()

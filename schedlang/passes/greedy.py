@@ -14,6 +14,9 @@ from attrs import define, field, frozen
 from schedlang.passes.graph import ROUNDING, Graph, Orders
 from schedlang.schedule.kinds import Kind
 
+#: Nodes that are still to come, last first, each with its place in the given order before it.
+Queue = list[tuple[int, int]]
+
 
 @frozen
 class Rules:
@@ -44,9 +47,8 @@ class Greedy:
     rules: Rules
     orders: Orders = field(init=False)
     ends: list[float] = field(init=False)
-    #: Per rank: the forwards and the others still to come, last first, with their places in the
-    #: given order.
-    queues: list[tuple[list[tuple[int, int]], list[tuple[int, int]]]] = field(factory=list)
+    #: Per rank: the forwards and the others.
+    queues: list[tuple[Queue, Queue]] = field(factory=list)
     owed: Orders = field(init=False)
     paid: list[int] = field(init=False)
     free: list[float] = field(init=False)
@@ -69,8 +71,8 @@ class Greedy:
         self.held = [0.0] * ranks
         self.waited = [0.0] * ranks
         for order in self.given:
-            forwards: list[tuple[int, int]] = []
-            others: list[tuple[int, int]] = []
+            forwards: Queue = []
+            others: Queue = []
             for place, node in reversed(list(enumerate(order))):
                 is_forward = self.graph.kind[node] == Kind.F
                 (forwards if is_forward else others).append((place, node))

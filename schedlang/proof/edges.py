@@ -2,33 +2,7 @@
 
 Every rank has a thread with its ops, where each waits for the one before. What else there is to
 wait for depends on the transport (`schedlang.schedule.transports`, and docs/transports.md in
-words). Here is `0F0 0SEND_F0 0F1` on rank 0 and `1RECV_F0 1F0` on rank 1; `╎` are edges.
-
-Where ranks block, batches of transfers stand on the ranks' threads, among the ops, and the two
-sides of a transfer wait for each other:
-
-    rank 0    ── 0F0 ── SEND_F0 ── 0F1 ──
-                           ╎
-    rank 1    ────────── RECV_F0 ── 1F0 ──
-
-Where they do not, batches stand on the threads of their lanes. A batch is issued once its rank has
-come to it, and an op waits for the batches that bring what it needs:
-
-    rank 0    ── 0F0 ── 0F1 ──
-                  └╌╌╌╌╮ issued
-    its lane  ──────── SEND_F0 ──
-                         ╎
-    a lane of 1 ────── RECV_F0 ──
-                         ╰╌╌╌╌╮ brings
-    rank 1    ────────────── 1F0 ──
-
-Where every transfer is on its own (gloo), a message is under way once its rank has come to the
-send, and an op waits for its messages, each with a latency as its delay. `ideal`, an op waits for
-the ops that make what it needs, and no transfer for another:
-
-    rank 0    ── 0F0 ── 0F1 ──
-                   ╰╌╌╌╮ latency
-    rank 1    ──────── 1F0 ──
+words); the drawings below show it.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,6 +21,34 @@ from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
 from schedlang.schedule.transports import Transport
+
+# `0F0 0SEND_F0 0F1` on rank 0, and `1RECV_F0 1F0` on rank 1. `──` is a thread, `╎` an edge.
+#
+# Where ranks block, batches of transfers stand on the ranks' threads, among the ops, and the two
+# sides of a transfer wait for each other:
+#
+#     rank 0    ── 0F0 ── SEND_F0 ── 0F1 ──
+#                            ╎
+#     rank 1    ────────── RECV_F0 ── 1F0 ──
+#
+# Where they do not, batches stand on the threads of their lanes. A batch is issued once its rank
+# has come to it, and an op waits for the batches that bring what it needs:
+#
+#     rank 0        ── 0F0 ── 0F1 ──
+#                       ╰╌╌╌╌╮ issued
+#     a lane of 0   ────── SEND_F0 ──
+#                            ╎
+#     a lane of 1   ────── RECV_F0 ──
+#                            ╰╌╌╌╌╮ brings
+#     rank 1        ───────────── 1F0 ──
+#
+# Where every transfer is on its own (gloo), a message is under way once its rank has come to the
+# send, and an op waits for its messages. `ideal`, an op waits for the ops that make what it needs,
+# and no transfer for another. Both look alike here:
+#
+#     rank 0    ── 0F0 ── 0F1 ──
+#                   ╰╌╌╌╌╮ latency
+#     rank 1    ──────── 1F0 ──
 
 #: Among the orders of items on a thread: a batch is issued right before it stands there.
 _ISSUED = 0
@@ -84,9 +86,9 @@ class Events:
         begins[later] = stops[later - 1]
         copies = np.flatnonzero(columns.is_copy)
         items = self.item[copies]
-        return Timeline(
-            _bars(columns, ops, begins, stops), _bars(columns, copies, starts[items], ends[items])
-        )
+        bars = _bars(columns, ops, begins, stops)
+        bars_of_copies = _bars(columns, copies, starts[items], ends[items])
+        return Timeline(bars, bars_of_copies)
 
 
 def _bars(columns: Columns, rows: Ints, starts: Floats, ends: Floats) -> tuple[Bars, ...]:
@@ -265,8 +267,10 @@ class _Build:
 
     def rank_before(self, rows: Ints) -> Ints:
         """The item on its rank's thread that comes before each action, or NOTHING."""
+        if not len(self.on_rank):
+            return np.full(len(rows), NOTHING)
         before = np.searchsorted(self.on_rank, rows) - 1
-        heads = self.on_rank[before] if len(self.on_rank) else np.zeros(len(rows), np.int64)
+        heads = self.on_rank[before]
         is_there = (before >= 0) & (self.columns.rank[heads] == self.columns.rank[rows])
         return np.where(is_there, self.item[heads], NOTHING)
 
@@ -305,7 +309,8 @@ class _Build:
             return
         makers = needs.maker[wanted]
         # One edge for each step and other rank: where its last gradient is, the others are.
-        key = needs.user[wanted] * np.int64(len(self.schedule.ranks)) + self.columns.rank[makers]
+        ranks = np.int64(len(self.schedule.ranks))
+        key = needs.user[wanted] * ranks + self.columns.rank[makers]
         order = np.lexsort((makers, key))
         is_last = np.diff(key[order], append=-1) != 0
         chosen = wanted[order[is_last]]
@@ -445,8 +450,10 @@ def latencies(layout: Layout, transfers: Transfers) -> Floats:
 
 def _by_kind(durations: Durations) -> Floats:
     """How long ops take, by kind and stage."""
-    stages = len(durations.by_kind[Kind.F])
-    return np.array([durations.by_kind.get(kind, [0.0] * stages) for kind in range(ROWS)])
+    table = np.zeros((ROWS, len(durations.by_kind[Kind.F])))
+    for kind, times in durations.by_kind.items():
+        table[kind] = times
+    return table
 
 
 def op_ends(columns: Columns, ops: Ints, durations: Durations) -> Floats:

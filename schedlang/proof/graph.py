@@ -121,7 +121,7 @@ class Items:
         self.count += len(order)
         self.threads.append(np.broadcast_to(thread, order.shape))
         self.orders.append(order)
-        self.takes.append(np.broadcast_to(np.asarray(takes, np.float64), order.shape))
+        self.takes.append(np.full(len(order), takes, np.float64))
         return numbers
 
     def wait(
@@ -130,8 +130,8 @@ class Items:
         """More edges. A target may be NEVER."""
         self.waiters.append(waiter)
         self.targets.append(target)
-        self.at_begins.append(np.broadcast_to(np.asarray(at_begin), waiter.shape))
-        self.delays.append(np.broadcast_to(np.asarray(delay, np.float64), waiter.shape))
+        self.at_begins.append(np.full(len(waiter), at_begin))
+        self.delays.append(np.full(len(waiter), delay, np.float64))
 
     def graph(self) -> Graph:
         """The graph: an item that waits for n others has n events, of which the last takes its

@@ -72,9 +72,10 @@ def _level(schedule: Schedule, timeline: Timeline, rank: int, table: Floats, fir
     turns = np.concatenate([turn, passing, passing])
     is_later = np.repeat([0, 1, 2], [len(turn), len(passing), len(passing)])
     together = np.lexsort((is_later, turns))
-    changes = np.concatenate([amount[stays][order], amount[passing], -amount[passing]])[together]
-    times = np.concatenate([time[stays][order], start[passing], start[passing]])[together]
-    return Level(first, times, np.cumsum(np.append(first, changes))[1:])
+    changes = np.concatenate([amount[stays][order], amount[passing], -amount[passing]])
+    times = np.concatenate([time[stays][order], start[passing], start[passing]])
+    held = np.cumsum(np.append(first, changes[together]))[1:]
+    return Level(first, times[together], held)
 
 
 def _ops(timeline: Timeline, rank: int) -> tuple[Ints, Ints, Ints, Floats, Floats]:

@@ -118,7 +118,8 @@ def follows_moments(schedule: Schedule, ideal: Events) -> bool:
         (needs.user[sent], sent, needs.number[sent]),
     )
     # A moment has room for all messages, one behind the other in the order of hand-overs.
-    when = moments.issue * np.int64(len(sent) + 1)
+    room = np.int64(len(sent) + 1)
+    when = moments.issue * room
     messages = []
     for rows, items, number in sides:
         # In the order in which they are handed over: by their makers, then to the neighbour first.
@@ -127,7 +128,7 @@ def follows_moments(schedule: Schedule, ideal: Events) -> bool:
         makers = needs.maker[items][order]
         if (rows < 0).any() or (makers < 0).any():
             return False
-        when[rows] = moments.hand_over[makers] * np.int64(len(sent) + 1) + 1 + np.arange(len(rows))
+        when[rows] = moments.hand_over[makers] * room + 1 + np.arange(len(rows))
         messages.append((makers, number[order], rows))
     # What is sent is what is received, and every transfer is a side of one message.
     (makers, number, receives), (makers_sent, number_sent, sends) = messages

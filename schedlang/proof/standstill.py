@@ -150,7 +150,8 @@ class Standstill:
             return head
         # and of an op the first of its events that never happens: an edge to what it lacks.
         item = int(self.events.item[head])
-        first = int(graph.begin[item]) + 1 if graph.begin[item] != NOTHING else self._thread(item)
+        begin = int(graph.begin[item])
+        first = self._thread(item) if begin == NOTHING else begin + 1
         events = range(first, int(graph.over[item]) + 1)
         event = next(event for event in events if not graph.happened(event))
         return int(self.events.about[graph.edge[event]])
@@ -158,7 +159,8 @@ class Standstill:
     def _thread(self, item: int) -> int:
         """The first event of the thread of an item."""
         graph = self.events.graph
-        return int(graph.first[np.searchsorted(graph.first, graph.over[item], "right") - 1])
+        thread = np.searchsorted(graph.first, graph.over[item], "right") - 1
+        return int(graph.first[thread])
 
     def release(self, row: int) -> int | None:
         """The action that would meet a waiting transfer."""

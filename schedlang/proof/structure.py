@@ -159,8 +159,7 @@ def _missing_op(schedule: Schedule, made: Kind, stage: int, lacking: int) -> Fin
     columns = schedule.columns
     rows = columns.where(*MAKERS[made])
     there = np.sort(columns.microbatch[rows[columns.stage[rows] == stage]])
-    gaps = np.flatnonzero(there != np.arange(len(there)))
-    microbatch = int(gaps[0]) if len(gaps) else len(there)
+    microbatch = _first_gap(there)
     message = f"the {OPS[made].name} of microbatch {microbatch} never runs on stage {stage}"
     if lacking > 1:
         message += f", nor that of {counted(lacking - 1, 'other microbatch')}"
@@ -190,27 +189,31 @@ def _place_near(columns: Columns, stage: int, made: Kind) -> tuple[int, str]:
 
 
 def _missing_updates(schedule: Schedule) -> list[Finding]:
-    """Updates that some stages make and others do not; or that none makes, where there are
-    versions of the weights.
+    """The first update that a stage does not make, where others do: a plan may have millions. Or
+    updates that none makes, where there are versions of the weights.
     """
     columns = schedule.columns
     rows = columns.where(Kind.U)
     if not len(rows):
         return _without_updates(schedule)
-    stages = columns.stage[rows].tolist()
-    made = set(zip(stages, np.maximum(columns.microbatch[rows], 0).tolist(), strict=True))
-    return [
-        Finding(
-            "missing-op",
-            f"stage {stage} never makes update {update}, others do",
-            schedule.placement[stage],
-            int(columns.source[rows[0]]),
-            "others run here",
-        )
-        for update in range(schedule.layout.updates)
-        for stage in range(len(schedule.placement))
-        if (stage, update) not in made
-    ]
+    updates = schedule.layout.updates
+    findings: list[tuple[int, Finding]] = []
+    for stage, rank in enumerate(schedule.placement):
+        made = np.sort(np.maximum(columns.microbatch[rows[columns.stage[rows] == stage]], 0))
+        if len(made) < updates:
+            update = _first_gap(made)
+            message = f"stage {stage} never makes update {update}, others do"
+            place = int(columns.source[rows[0]])
+            times = updates - len(made)
+            finding = Finding("missing-op", message, rank, place, "others run here", times=times)
+            findings.append((update, finding))
+    return [finding for _, finding in sorted(findings, key=lambda each: each[0])]
+
+
+def _first_gap(numbers: Ints) -> int:
+    """The first number from 0 that sorted ones lack."""
+    gaps = np.flatnonzero(numbers != np.arange(len(numbers)))
+    return int(gaps[0]) if len(gaps) else len(numbers)
 
 
 def _without_updates(schedule: Schedule) -> list[Finding]:
@@ -265,10 +268,13 @@ def _beside_updates(schedule: Schedule) -> list[Finding]:
 def _offloads(schedule: Schedule) -> list[Finding]:
     """The first activations that are offloaded but not there, or never brought back."""
     columns = schedule.columns
-    away, back, again = (columns.where(kind) for kind in (Kind.OFFLOAD, Kind.RELOAD, Kind.R))
+    away = columns.where(Kind.OFFLOAD)
+    back = columns.where(Kind.RELOAD)
     if not len(away) and not len(back):
         return []
-    away_slots, back_slots, again_slots = (_slots(columns, rows) for rows in (away, back, again))
+    away_slots = _slots(columns, away)
+    back_slots = _slots(columns, back)
+    again_slots = _slots(columns, columns.where(Kind.R))
     dropped = away[np.isin(away_slots, again_slots)]
     never_back = away[~np.isin(away_slots, back_slots)]
     never_away = back[~np.isin(back_slots, away_slots)]

@@ -4,16 +4,6 @@ Version v of a stage's weights is what they are after v of its updates. The micr
 (counted from 0) add up to the gradient that makes version k + 1 from version k. All that is asked
 here is answered by each rank's own order, without time. The rules are those of PipeDream (arXiv
 1806.03377), PipeDream-2BW (arXiv 2006.09503) and WPipe (ICLR 2022).
-
-A stage with one microbatch an update, which runs one forward ahead; what `delay 1` reads, and what
-`stash` and `latest` read:
-
-                  F0  F1  B0  U   F2  B1  U   F3  B2  U
-    updates done   0   0   0       1   1       2   2
-    update         0   1   0       2   1       3   2
-    delay 1        0   0   0       1   0       2   1
-    stash          0   0   0       1   0       2   1
-    latest         0   0   0       1   1!      2   2!      not what the forward read
 """
 
 from functools import cached_property
@@ -27,6 +17,16 @@ from schedlang.schedule.costs import Costs
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import MAKERS, USES_WEIGHTS, Kind
 from schedlang.schedule.schedule import Schedule
+
+# A stage with one microbatch an update, which runs one forward ahead, and what its ops read by each
+# rule:
+#
+#                   F0  F1  B0  U   F2  B1  U   F3  B2  U
+#     updates done   0   0   0       1   1       2   2
+#     update         0   1   0       2   1       3   2
+#     delay 1        0   0   0       1   0       2   1
+#     stash          0   0   0       1   0       2   1
+#     latest         0   0   0       1   1!      2   2!      not what the forward read
 
 #: What reads weights again after the forward.
 _READS_AGAIN = tuple(USES_WEIGHTS - {Kind.F})
@@ -106,7 +106,8 @@ class _Reads:
         the first version where no forward precedes it.
         """
         stages = range(len(self.schedule.placement))
-        delay = np.array([self.schedule.weights_of(stage).delay for stage in stages], np.int32)
+        rules = map(self.schedule.weights_of, stages)
+        delay = np.array([rule.delay for rule in rules], np.int32)
         delayed = np.maximum(self.update - delay[self.stage], 0)
         by_rule = np.where(self._has_rule("delay"), delayed, self.done)
         units = int(self.microbatch.max(initial=0)) + 1
@@ -120,8 +121,8 @@ class _Reads:
 
     def _has_rule(self, name: str) -> Flags:
         """Which ops are of a stage that reads its weights by the rule of a name."""
-        stages = range(len(self.schedule.placement))
-        is_named = np.array([self.schedule.weights_of(stage).name == name for stage in stages])
+        rules = map(self.schedule.weights_of, range(len(self.schedule.placement)))
+        is_named = np.array([rule.name == name for rule in rules])
         return is_named[self.stage]
 
     def of_forwards(self) -> dict[tuple[int, int], int]:

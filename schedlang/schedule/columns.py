@@ -119,9 +119,8 @@ def actions_of(ranks: int, columns: Columns) -> tuple[Actions, ...]:
     """The actions of each rank, from columns in the order of ranks; `first` does not count."""
     ends = np.searchsorted(columns.rank, np.arange(ranks), "right").tolist()
     table = [getattr(columns, name) for name in _NAMES]
-    return tuple(
-        actions_from([column[begin:end] for column in table]) for begin, end in pairwise([0, *ends])
-    )
+    bounds = pairwise([0, *ends])
+    return tuple(actions_from([column[begin:end] for column in table]) for begin, end in bounds)
 
 
 def table_of(actions: Actions) -> Ints:

@@ -15,7 +15,8 @@ class Finding:
     """Something wrong with one action of one rank; places are indices into the schedule's spans.
 
     What is wrong with ranks that wait is said by their `waits`, in place of the label and the
-    related ones. `numbers` are those of the stages or skips whose actions the texts name.
+    related ones. `numbers` are those of the stages or skips whose actions the texts name. The
+    finding is the first of `times` that are alike.
     """
 
     code: str
@@ -27,6 +28,7 @@ class Finding:
     help: str | None = None
     waits: tuple[Wait, ...] = ()
     numbers: tuple[int, ...] = ()
+    times: int = 1
 
 
 def diagnose(schedule: Schedule, findings: list[Finding]) -> list[Diagnostic]:
@@ -50,9 +52,10 @@ def _diagnostic(schedule: Schedule, group: list[Finding]) -> Diagnostic:
             if place < len(schedule.spans)
         ]
     notes = _skips(schedule, first)
-    if len(group) > 1:
+    more = sum(finding.times for finding in group) - 1
+    if more:
         ranks = ranks_text(sorted({finding.rank for finding in group}))
-        notes = (*notes, f"and {len(group) - 1} more, on {ranks}")
+        notes = (*notes, f"and {more} more, on {ranks}")
     return Diagnostic(
         first.code,
         first.message,

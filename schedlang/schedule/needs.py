@@ -83,7 +83,8 @@ def needs_of(layout: Layout, columns: Columns) -> Needs:
     receive = np.full(len(user), -1, np.int32)
     for kind in {part.made for part in parts}:
         items = np.flatnonzero(made == kind)
-        maker[items] = rules.rows_of(*MAKERS[kind])[rules.slot(stage[items], microbatch[items])]
+        makers = rules.rows_of(*MAKERS[kind])
+        maker[items] = makers[rules.slot(stage[items], microbatch[items])]
         if kind in RECEIVES:
             items = items[is_far[items]]
             arrivals = rules.rows_of(RECEIVES[kind])
@@ -194,8 +195,9 @@ class _Rules:
         """An optimizer step needs all gradients of its stage and update, and those of replicas."""
         steps = self.columns.where(Kind.U)
         update = np.maximum(self.columns.microbatch[steps], 0)
-        starts = [pipeline.start for pipeline in self.layout.pipeline_of]
-        piece = self.columns.stage[steps] - np.array(starts, np.int32)[self.columns.stage[steps]]
+        stages = self.columns.stage[steps]
+        starts = np.array([pipeline.start for pipeline in self.layout.pipeline_of], np.int32)
+        piece = stages - starts[stages]
         for pipeline in self.layout.pipelines:
             units = self.layout.units_of_update(pipeline.start)
             first = update * units

@@ -83,7 +83,8 @@ class Trial:
     wrong: str | None = None
 
     def __str__(self) -> str:
-        return f"{self.name} {self.wrong if self.makespan is None else f'{self.makespan:.10g}'}"
+        outcome = self.wrong if self.makespan is None else f"{self.makespan:.10g}"
+        return f"{self.name} {outcome}"
 
 
 @frozen

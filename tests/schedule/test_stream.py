@@ -23,6 +23,7 @@ from schedlang.language.expand import expand
 from schedlang.language.imports import load
 from schedlang.lowering import lower
 from schedlang.plan.reader import parse_actions
+from schedlang.proof.structure import check_structure
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.stream import unroll
 from tests.support.paths import PROGRAMS
@@ -211,3 +212,16 @@ def test_what_a_stream_must_not_write() -> None:
     ) == ["missing-part"]
     assert refusal(stream("F(0)", "weights delay 0 - 1")) == ["weight-version"]
     assert refusal(stream("F(0)", "weights stash on 0 .. 5")) == ["no-such-stage"]
+
+
+def test_missing_updates_are_counted() -> None:
+    """They are not listed one by one: a plan of a few words may say that it has millions."""
+    plan = program("pipedream_2bw", ranks=2, microbatches=1)
+    pipelines = tuple(evolve(each, microbatches=0) for each in plan.layout.pipelines)
+    layout = evolve(plan.layout, pipelines=pipelines, updates=10**7)
+    ranks = tuple(parse_actions(text, [0]) for text in ("0U0", "1U3"))
+    with pytest.raises(CompileError) as caught:
+        check_structure(evolve(plan, layout=layout, ranks=ranks))
+    text = str(caught.value)
+    assert "stage 1 never makes update 0, others do" in text
+    assert f"and {2 * (10**7 - 1) - 1} more, on ranks 0-1" in text
