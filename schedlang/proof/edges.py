@@ -106,7 +106,7 @@ def ideal_events(schedule: Schedule, costs: Costs) -> Events:
 
     An op that needs something of its own rank, which is not made before it, never runs.
     """
-    return _in_turns(schedule, lambda turns: _ideal_events(_Build(schedule, costs, turns)))
+    return _in_turns(schedule, costs, lambda turns: _ideal_events(_Build(schedule, costs, turns)))
 
 
 def transport_events(schedule: Schedule, costs: Costs, transport: Transport) -> Events:
@@ -117,11 +117,14 @@ def transport_events(schedule: Schedule, costs: Costs, transport: Transport) -> 
     channels = channels_of(schedule, transport)
     return _in_turns(
         schedule,
+        costs,
         lambda turns: _transport_events(_Build(schedule, costs, turns), channels, transport),
     )
 
 
-def _in_turns(schedule: Schedule, events_of: Callable[[Ints | None], Events]) -> Events:
+def _in_turns(
+    schedule: Schedule, costs: Costs, events_of: Callable[[Ints | None], Events]
+) -> Events:
     """The events where copies of several ranks take turns on their links, in the order in which
     their ranks come to them.
 
@@ -131,7 +134,10 @@ def _in_turns(schedule: Schedule, events_of: Callable[[Ints | None], Events]) ->
     events = events_of(None)
     links = schedule.layout.links
     copies = np.flatnonzero(schedule.columns.is_copy)
-    if len(set(links)) == len(links) or not len(copies):
+    durations = costs.durations(len(schedule.placement))
+    # A copy that takes no time keeps nobody waiting.
+    takes_time = any(durations[Kind.OFFLOAD]) or any(durations[Kind.RELOAD])
+    if len(set(links)) == len(links) or not len(copies) or not takes_time:
         return events
     # Each round the first copy that had a wrong turn gets its right one, since what comes before it
     # does not change any more. So there is an end to it.
