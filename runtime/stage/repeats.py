@@ -111,7 +111,8 @@ def _inputs(run: Forward) -> list[Tensor]:
 
 def _samples(run: Forward) -> list[Tensor]:
     values, _ = tree_flatten(run.returned)
-    return [sample(value).clone() for value in values if isinstance(value, Tensor)]
+    tensors = [value.detach() for value in values if isinstance(value, Tensor)]
+    return [sample(t if t.layout == torch.strided else t.to_dense()).clone() for t in tensors]
 
 
 def _are_close(one: Tensor, other: Tensor) -> bool:

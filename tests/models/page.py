@@ -14,7 +14,7 @@ import transformers
 from tests.models.features import FEATURES
 from tests.models.rows import read_row
 from tests.models.schedules import MAKERS, column
-from tests.models.verdicts import EQUAL, NOT_FOR, REFUSED, ROUNDING, Verdict
+from tests.models.verdicts import ASKED, EQUAL, NOT_FOR, REFUSED, ROUNDING, Verdict
 
 PAGE = """# Models under schedules
 
@@ -28,6 +28,8 @@ have seen. `make models` runs all of it and writes this page; `make test` runs a
 - `~` is equal to rounding: where the schedule adds up gradients in another order (two pipelines, slices), or the type is
   narrower than float64,
 - a number is a refusal: the run ends with the message below that has this number,
+- a number with a question mark is a question: the run trains what the stages say by themselves, and asks whether that is
+  what is meant,
 - `-` is where the schedule has no such stages: slices and skips ask for more than one tensor between stages can say.
 
 {totals}
@@ -38,7 +40,7 @@ Written with torch {torch} and transformers {transformers}.
 
 {tables}
 
-## Refusals
+## Refusals and questions
 
 {notes}
 """
@@ -66,6 +68,8 @@ def _cell(verdict: Verdict, notes: Notes) -> str:
         return verdict.kind
     if verdict.kind == REFUSED:
         return str(notes.number(verdict.words))
+    if verdict.kind == ASKED:
+        return f"{notes.number(verdict.words)}?"
     return f"**{verdict.kind}**"
 
 
@@ -98,10 +102,11 @@ def page(folder: Path) -> str:
 
 def _totals(counts: Counter[str]) -> str:
     cells = counts.total() - counts[NOT_FOR]
-    others = cells - counts[EQUAL] - counts[ROUNDING] - counts[REFUSED]
+    others = cells - sum(counts[kind] for kind in (EQUAL, ROUNDING, REFUSED, ASKED))
     return (
         f"Of {cells:,} pairs, {counts[EQUAL]:,} are equal to the bit, {counts[ROUNDING]:,} to "
-        f"rounding, {counts[REFUSED]:,} are refused, and {others:,} are neither."
+        f"rounding, {counts[REFUSED]:,} are refused, {counts[ASKED]:,} are asked about, and "
+        f"{others:,} are none of these."
     )
 
 

@@ -159,6 +159,15 @@ class Training:
                     self.results[f"what `{name}` of stage {number} has seen"] = seen
 
 
+def trained_weights(stage: nn.Module) -> list[nn.Parameter]:
+    """Those that have versions; frozen ones are as they are."""
+    return [weight for weight in stage.parameters() if weight.requires_grad]
+
+
+def _data(stage: nn.Module) -> list[Tensor]:
+    return [weight.data for weight in trained_weights(stage)]
+
+
 def _name_of_replica(number: int) -> str:
     return f", replica {number}"
 
@@ -379,7 +388,7 @@ class Alone(Training):
     @contextmanager
     def _late_weights(self) -> Iterator[None]:
         """The stages read their weights of so many updates before."""
-        newest = [[weight.data for weight in stage.parameters()] for stage in self.stages.values()]
+        newest = [_data(stage) for stage in self.stages.values()]
         done = len(self.versions)
         for stage, delay in zip(self.stages, self.delays, strict=True):
             version = max(done - delay, 0)
@@ -390,16 +399,14 @@ class Alone(Training):
             self._put(stage, weights)
 
     def _put(self, stage: int, weights: list[Tensor]) -> None:
-        for weight, data in zip(self.stages[stage].parameters(), weights, strict=True):
+        for weight, data in zip(trained_weights(self.stages[stage]), weights, strict=True):
             weight.data = data
 
     def _update_in_plan(self) -> None:
         """Keep the weights as they are for later updates, and move new ones."""
-        self.versions.append(
-            [[weight.data for weight in stage.parameters()] for stage in self.stages.values()]
-        )
+        self.versions.append([_data(stage) for stage in self.stages.values()])
         for stage in self.stages.values():
-            for weight in stage.parameters():
+            for weight in trained_weights(stage):
                 weight.data = weight.data.clone()
         self._clip()
         self.step_optimizers()

@@ -1,6 +1,7 @@
 """Stages that are not pure: they count, write in place, hand on what they keep, draw numbers."""
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy
@@ -238,7 +239,8 @@ class Written(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, memory: Tensor) -> Tensor:
         ctx.save_for_backward(x)
-        return torch.sin(x, out=memory).view_as(memory)
+        ctx.mark_dirty(memory)
+        return memory.copy_(x.sin())
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
@@ -248,12 +250,23 @@ class Written(torch.autograd.Function):
 
 @feature("state", not_for={"slices", "skips"})
 def output_in_a_workspace(stages: int) -> Model:
-    """A stage whose output is always in the same memory, as that of a CUDA graph"""
+    """A stage whose output is always in the same memory"""
+    return _in_workspace(stages, Tensor.detach)
 
+
+@feature("state", not_for={"slices", "skips"})
+def output_in_a_hidden_workspace(stages: int) -> Model:
+    """A stage whose output is always in the same memory, which is written over by `.data`, as by a
+    CUDA graph
+    """
+    return _in_workspace(stages, lambda tensor: tensor.data)
+
+
+def _in_workspace(stages: int, alias: Callable[[Tensor], Tensor]) -> Model:
     def write(self: Any, x: Tensor) -> Tensor:
         if not self.memory:
             self.memory.append(torch.empty_like(x))
-        return Written.apply(self.part(x), self.memory[0].data)
+        return Written.apply(self.part(x), alias(self.memory[0]))
 
     return chain(lambda _: Does(write, part=linear(), memory=[]), stages)
 
