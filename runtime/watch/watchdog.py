@@ -63,6 +63,13 @@ def say(line: str) -> None:
         sys.stderr.flush()
 
 
+def _after_another() -> PipelineError:
+    return PipelineError(
+        "an earlier pipeline of this process has failed, and its other ranks have ended: start the "
+        "processes again"
+    )
+
+
 class Watchdog:
     """Watches one process. Its main thread keeps `step`, `action` and `waits_for` up to date.
 
@@ -73,6 +80,8 @@ class Watchdog:
     """
 
     def __init__(self, plan: Plan, processes: Processes, number: int, timeout: float) -> None:
+        if _ending.locked():
+            raise _after_another()
         self.step = 0
         self.action: int | None = None
         self.between = "at the start"
@@ -150,8 +159,9 @@ class Watchdog:
         Where another rank has failed before, that is the cause: it is printed, and the process
         ends.
         """
-        # If the thread has begun to end the process, the main thread stays here.
-        _ending.acquire()
+        # If the thread has begun to end the process, the main thread stays here until it does.
+        if not _ending.acquire(timeout=10 * GRACE):
+            raise _after_another() from error
         if isinstance(error, LostRank):
             if len(error.ranks) > 1:
                 error.ranks = {*self._ask(partial(self._silent, error.ranks), ())} or error.ranks

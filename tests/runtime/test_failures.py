@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from schedlang import Source, compile
-from schedlang.runtime import Pipeline
+from schedlang.runtime import Pipeline, PipelineError
 from tests.support.models import (
     UPDATES,
     WIDTH,
@@ -412,3 +412,21 @@ def threads() -> list[Any]:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such a policy for threads")
 def test_threads_of_gloo_do_not_interrupt_the_main_thread(run_ranks: Run) -> None:
     assert run_ranks(threads, 2).results() == [[[os.SCHED_BATCH], os.SCHED_OTHER]] * 2
+
+
+def fails_twice() -> list[str]:
+    """A script that goes on after a failure."""
+    plan = program("1f1b", ranks=1, microbatches=4)
+    told = []
+    for _ in range(2):
+        try:
+            pipeline(plan, modules(1)).step(torch.ones(7, WIDTH), torch.ones(7, WIDTH))
+        except PipelineError as error:
+            told.append(str(error))
+    return told
+
+
+def test_a_second_pipeline_after_a_failure_is_refused(run_ranks: Run) -> None:
+    ((first, second),) = run_ranks(fails_twice, 1).results()
+    assert "has 7 rows, which do not divide into 4 microbatches" in first
+    assert second.startswith("an earlier pipeline of this process has failed")
