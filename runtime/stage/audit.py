@@ -31,7 +31,7 @@ from schedlang.runtime.torch_private import (
 )
 from schedlang.runtime.values import has_gradient, leaves_of, tolerance
 from schedlang.schedule.actions import word
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, Kind
 
 
 @define(eq=False)
@@ -97,7 +97,7 @@ class Audit(Part):
         actions = plan.ranks[rank]
         ops = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
         for index, (kind, stage, microbatch) in enumerate(ops):
-            if stage == self._stage and kind in (Kind.B, Kind.W):
+            if stage == self._stage and kind in MAKERS[Kind.W]:
                 last[plan.layout.update_of(stage, microbatch)] = index
         for index in last.values():
             yield ExtraCall(index, When.AFTER, self._compare_weights)

@@ -11,6 +11,7 @@ from typing import TypeVar
 import numpy as np
 from attrs import evolve
 
+from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Ints, actions_from, table_of
 from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.layout import Layout
@@ -73,7 +74,9 @@ def steps_of(layout: Layout) -> Ints:
     # An optimizer step has the number of its update, which grows by one.
     steps = np.ones((ROWS, len(layout.all_numbers)), np.int64)
     for kind in set(Kind) - {Kind.U}:
-        for number in layout.all_numbers:
+        # Only transfers have the numbers of skips.
+        numbers = layout.all_numbers if is_transfer(kind) else range(len(layout.placement))
+        for number in numbers:
             stage = layout.stage_of(kind, number)
             steps[kind, number] = layout.units_of_update(stage)
     return steps

@@ -6,7 +6,7 @@ import numpy as np
 
 from schedlang.report.bubbles.waits import ROUNDING, Waits
 from schedlang.schedule.columns import Floats, Ints, is_any
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import MAKERS, Kind
 
 
 class Alternatives:
@@ -27,7 +27,7 @@ class Alternatives:
         first = np.searchsorted(rows, head)
         last = first + columns.sizes[head]
         #: The indices of the first step with a backward, and of the last one with a forward.
-        backwards = _steps_with(first, np.flatnonzero(is_any(kind, Kind.B, Kind.I)))
+        backwards = _steps_with(first, np.flatnonzero(is_any(kind, *MAKERS[Kind.B])))
         forwards = _steps_with(first, np.flatnonzero(kind == Kind.F))
         self.first_backward = int(backwards.min(initial=len(head)))
         self.last_forward = int(forwards.max(initial=-1))
