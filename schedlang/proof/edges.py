@@ -216,7 +216,7 @@ class _Build:
     on_rank: Ints = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.item = np.full(len(self.columns), NOTHING, np.int64)
+        self.item = np.full(len(self.columns), NOTHING, np.int32)
         self.after = np.zeros(len(self.columns))
         self.threads = len(self.schedule.ranks)
 
@@ -432,7 +432,7 @@ class _Build:
     def events(self, channels: Channels | None = None) -> Events:
         """All of it as a graph."""
         graph = self.items.graph()
-        come = np.full(len(self.columns), NOTHING, np.int64)
+        come = np.full(len(self.columns), NOTHING, np.int32)
         rows = np.flatnonzero(self.columns.is_transfer | self.columns.is_copy)
         before = self.rank_before(self.columns.batch[rows])
         come[rows] = np.where(before >= 0, graph.over[before], NOTHING)

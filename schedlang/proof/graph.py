@@ -18,7 +18,7 @@ longest path to it.
 
 import hashlib
 from array import array
-from functools import cached_property, lru_cache
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -29,6 +29,9 @@ from schedlang.schedule.columns import Flags, Floats, Ints
 #: An event that never happens, as what something waits for; and none.
 NEVER = -2
 NOTHING = -1
+
+#: The times of the graph that was walked last, by a hash of its events.
+_LAST_WALK: dict[bytes, Floats] = {}
 
 
 @frozen(eq=False)
@@ -54,7 +57,13 @@ class Graph:
     def times(self) -> Floats:
         """When each event happens; infinite for those that never do."""
         columns = self.first, self.waits, self.delay, self.takes
-        return _known_walk(_Key(self, hashlib.sha256(b"".join(map(bytes, columns))).digest()))
+        # A schedule that is lowered, proved and simulated asks for one graph again.
+        digest = hashlib.sha256(b"".join(map(bytes, columns))).digest()
+        if digest not in _LAST_WALK:
+            times = walk(self)
+            _LAST_WALK.clear()
+            _LAST_WALK[digest] = times
+        return _LAST_WALK[digest]
 
     @cached_property
     def before(self) -> Ints:
@@ -158,7 +167,7 @@ class Items:
         edges = np.bincount(waiters, minlength=self.count)
         size = np.maximum(edges, 1)
         ends = np.cumsum(size[sequence])
-        over = np.empty(self.count, np.int64)
+        over = np.empty(self.count, np.int32)
         over[sequence] = ends - 1
         begin = over - size
         is_first = np.diff(threads[sequence], prepend=-1) != 0
@@ -166,9 +175,9 @@ class Items:
 
         # What each event waits for: the edges of an item in the order in which they were given.
         events = int(size.sum())
-        waits = np.full(events, NOTHING, np.int64)
+        waits = np.full(events, NOTHING, np.int32)
         delay = np.zeros(events)
-        edge = np.full(events, NOTHING, np.int64)
+        edge = np.full(events, NOTHING, np.int32)
         order = np.argsort(waiters, kind="stable")
         nth = np.arange(len(order)) - np.repeat(np.cumsum(edges) - edges, edges)
         waiter = waiters[order]
@@ -186,20 +195,6 @@ class Items:
         takes[over] = np.concatenate(self.takes)
         first = np.append(over[sequence[is_first]] - size[sequence[is_first]] + 1, events)
         return Graph(first, waits, delay, takes, edge, begin, over)
-
-
-@frozen(hash=True)
-class _Key:
-    """A graph, known by a hash of its events."""
-
-    graph: Graph = field(eq=False)
-    digest: bytes
-
-
-@lru_cache(1)
-def _known_walk(key: _Key) -> Floats:
-    """`walk`; a schedule that is lowered, proved and simulated asks for one graph again."""
-    return walk(key.graph)
 
 
 def walk(graph: Graph) -> Floats:

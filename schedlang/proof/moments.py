@@ -75,9 +75,9 @@ class Moments:
         at = np.searchsorted(heads, columns.batch, "right") - 1
         is_there = (at >= 0) & (columns.rank[heads[at]] == columns.rank)
         self.is_stuck: Flags = is_stuck[at] & is_there
-        self.hand_over: Ints = np.where(is_there, hand_over[at], 0)
+        self.hand_over: Ints = np.where(is_there, hand_over[at], 0).astype(np.int32)
         issue_of_op = np.where(is_there, issue[at], 0)
-        self.issue: Ints = np.where(columns.is_copy, self.hand_over, issue_of_op)
+        self.issue: Ints = np.where(columns.is_copy, self.hand_over, issue_of_op).astype(np.int32)
 
 
 def sent_as(schedule: Schedule, needs: Needs, items: Ints) -> Ints:

@@ -81,7 +81,7 @@ class Columns:
     def where(self, *kinds: Kind) -> Ints:
         """The rows of some kinds, in order."""
         if kinds not in self._rows:
-            self._rows[kinds] = is_any(self.kind, *kinds).nonzero()[0]
+            self._rows[kinds] = is_any(self.kind, *kinds).nonzero()[0].astype(np.int32)
         return self._rows[kinds]
 
     def taken(self, rows: Ints) -> "Columns":
