@@ -78,6 +78,8 @@ class Forward:
     options: Mapping[str, Any]
     has_graph: bool
     is_repeated: bool = False
+    #: Of a run that repeats another one, with its random numbers: the state of those to come.
+    goes_on_with: Tensor | None = None
     is_evaluation: bool = False
     #: What the loss compares the output with, on the last stage.
     target: Value = None

@@ -17,12 +17,23 @@ from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Forward, Part
 from schedlang.runtime.torch_private import changes_of, tree_flatten, tree_unflatten
 
+#: Layers that keep running averages.
+_AVERAGING = (
+    nn.BatchNorm1d,
+    nn.BatchNorm2d,
+    nn.BatchNorm3d,
+    nn.SyncBatchNorm,
+    nn.InstanceNorm1d,
+    nn.InstanceNorm2d,
+    nn.InstanceNorm3d,
+)
+
 
 class Buffers(Part):
     """The buffers of one stage, of whose microbatches some are `recomputed`.
 
     Where the stage has `replicas`, other stages of the plan that are the same one, no forward may
-    change a buffer: the replicas would not see it.
+    change a buffer on which outputs depend: the replicas would not see it.
     """
 
     def __init__(
@@ -40,6 +51,11 @@ class Buffers(Part):
             f"{prefix}.{name}" if prefix else name: (owner, name)
             for prefix, owner in module.named_modules()
             for name, _ in owner.named_buffers(recurse=False)
+        }
+        #: Those on which no output depends while the module trains: running averages, of which each
+        #: replica has those of its own microbatches, as in data parallel training.
+        self._averages = {
+            name for name, (owner, _) in self._places.items() if isinstance(owner, _AVERAGING)
         }
         #: Those that the first forward has changed.
         self._changing: set[str] | None = None
@@ -80,12 +96,13 @@ class Buffers(Part):
     def _check(self) -> None:
         """PipelineError where a buffer changed that must not."""
         changing = self._changing or set()
-        if self._replicas and changing:
+        if self._replicas and changing - self._averages:
             others = " and ".join(map(str, self._replicas))
             raise PipelineError(
-                f"the forward of stage {self._stage} changes its buffer `{min(changing)}`, and the "
-                f"plan has replicas of it, stage {others}, which would not see that: keep no such "
-                "state (`track_running_stats=False`), or take a schedule with one pipeline"
+                f"the forward of stage {self._stage} changes its buffer "
+                f"`{min(changing - self._averages)}`, and the plan has replicas of it, stage "
+                f"{others}, which would not see that: keep no such state, or take a schedule with "
+                "one pipeline"
             )
         for name, before in self._before.items():
             if name not in changing and self._differs(name, *before):

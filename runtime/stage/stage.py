@@ -197,10 +197,10 @@ class Stage:
         """R: the forward again, with the random numbers of the first time."""
         input, state = self._again.pop(microbatch)
         options = self._options(microbatch)
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            set_random_state(self.device, state)
-            run = Forward(microbatch, input, options, has_graph=True, is_repeated=True)
-            output = self._record(run)
+        run = Forward(microbatch, input, options, has_graph=True, is_repeated=True)
+        run.goes_on_with = random_state(self.device)
+        set_random_state(self.device, state)
+        output = self._record(run)
         if self.loss is not None:
             self.outputs[microbatch] = output
 
@@ -326,6 +326,8 @@ class Stage:
     def _call(self, run: Forward) -> Value:
         arguments = run.input if isinstance(run.input, tuple) else (run.input,)
         run.returned = self.module(*arguments, **run.options)
+        if run.goes_on_with is not None:
+            set_random_state(self.device, run.goes_on_with)
         self._check_kept()
         for part in self.parts:
             part.after_forward(run)

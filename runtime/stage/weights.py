@@ -52,9 +52,10 @@ class Weights(Part):
     def before_forward(self, run: Forward) -> None:
         """Keep some numbers of each weight."""
         if self._is_first and not run.is_evaluation:
+            weights = dict(self._module.named_parameters()) | run.substitutes
             self._before = {
                 name: (weight, changes_of(weight), sample(weight).clone())
-                for name, weight in self._module.named_parameters()
+                for name, weight in weights.items()
             }
 
     def after_forward(self, run: Forward) -> None:

@@ -22,7 +22,14 @@ from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.torch_private import changes_of
 from schedlang.runtime.transport.precision import Rounding, WireFormat
 from schedlang.runtime.transport.wire import InFlight, Wire
-from schedlang.runtime.values import Value, ValueSpec, flatten, has_gradient, unflatten
+from schedlang.runtime.values import (
+    Value,
+    ValueSpec,
+    flatten,
+    has_gradient,
+    sample,
+    unflatten,
+)
 
 
 @define(eq=False)
@@ -193,10 +200,12 @@ class Message:
 class Send(Message):
     """A send, begun and later waited for."""
 
-    __slots__ = ("changes",)
+    __slots__ = ("changes", "samples")
 
-    #: How often each tensor had been changed in place when the send began.
+    #: How often each tensor had been changed in place when the send began; and in a new step some
+    #: of its numbers, for what autograd does not count.
     changes: list[int]
+    samples: list[Tensor]
 
     def post(self) -> None:
         """Begin to send."""
@@ -205,17 +214,29 @@ class Send(Message):
             tensors = [tensor.cpu() for tensor in tensors]
         send = self.wire.send
         peer = self.peer
-        self.changes = [changes_of(tensor) for tensor in tensors]
+        self.note(tensors)
         self.in_flight = [
             (send(tensor, peer, tag), tensor)
             for tensor, tag in zip(tensors, self.tags, strict=False)
         ]
 
+    def note(self, tensors: list[Tensor]) -> None:
+        """Note what is sent, to see whether it was changed on its way."""
+        self.changes = [changes_of(tensor) for tensor in tensors]
+        self.samples = [sample(tensor).clone() for tensor in tensors] if self.channel.new else []
+
+    def _is_as_noted(self) -> bool:
+        sent = [tensor for _, tensor in self.in_flight]
+        if [changes_of(tensor) for tensor in sent] != self.changes:
+            return False
+        samples = zip(self.samples, sent, strict=False)
+        return all(before.equal(sample(tensor)) for before, tensor in samples)
+
     def complete(self) -> None:
         """Wait until the tensors have been received, and let go of them."""
         if self.in_flight:
             self.wire.wait(self.in_flight, self.peer)
-            if [changes_of(tensor) for _, tensor in self.in_flight] != self.changes:
+            if not self._is_as_noted():
                 raise PipelineError(
                     f"{self.channel.what} was changed in place while microbatch {self.microbatch} "
                     "was on its way, perhaps by the next forward: return a copy of what the stage "
@@ -377,5 +398,5 @@ def post_as_one(messages: Sequence[Send | Receive]) -> None:
     in_flight = iter(messages[0].wire.as_one(operations) if operations else [])
     for message, parts in zip(messages, tensors, strict=True):
         if isinstance(message, Send):
-            message.changes = [changes_of(tensor) for tensor in parts]
+            message.note(parts)
         message.in_flight = [next(in_flight) for _ in parts]
