@@ -131,6 +131,11 @@ def sample(tensor: Tensor) -> Tensor:
     return flat[:: len(flat) // _SAMPLE + 1]
 
 
+def are_same(one: Tensor, other: Tensor) -> bool:
+    """Whether tensors of one shape have the same numbers; what is no number is itself."""
+    return bool(((one == other) | ((one != one) & (other != other))).all())
+
+
 def tolerance(tensor: Tensor) -> float:
     """How far results may be apart that differ by rounding alone, as a part of the largest one:
     half of the digits that their type has. Integers may not differ.

@@ -68,7 +68,9 @@ class Repeats(Part):
         if self._is_first_of_two(run):
             weights = self._module.parameters() if not run.substitutes else run.substitutes.values()
             self._weights[run.microbatch] = [(weight, changes_of(weight)) for weight in weights]
-            if _have_changed(self._inputs):
+            inputs = self._inputs
+            self._inputs = []
+            if _have_changed(inputs):
                 raise PipelineError(
                     f"stage {self._stage} changes its input in place, and its forward is run again "
                     f"(R{run.microbatch}), which would see the changed one: let it change a copy "

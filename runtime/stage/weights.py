@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Forward, Part
 from schedlang.runtime.torch_private import changes_of, has_hooks_after
-from schedlang.runtime.values import sample
+from schedlang.runtime.values import are_same, sample
 
 
 class Weights(Part):
@@ -64,7 +64,7 @@ class Weights(Part):
             return
         self._is_first = False
         for name, (weight, changes, before) in self._before.items():
-            if changes_of(weight) == changes and not before.equal(sample(weight)):
+            if changes_of(weight) == changes and not are_same(before, sample(weight)):
                 raise PipelineError(
                     f"the forward of stage {self._stage} changes its weight `{name}` by `.data`, "
                     "which backwards of earlier microbatches do not see: change weights after an "

@@ -25,6 +25,7 @@ from schedlang.runtime.transport.wire import InFlight, Wire
 from schedlang.runtime.values import (
     Value,
     ValueSpec,
+    are_same,
     flatten,
     has_gradient,
     sample,
@@ -230,7 +231,7 @@ class Send(Message):
         if [changes_of(tensor) for tensor in sent] != self.changes:
             return False
         samples = zip(self.samples, sent, strict=False)
-        return all(before.equal(sample(tensor)) for before, tensor in samples)
+        return all(are_same(before, sample(tensor)) for before, tensor in samples)
 
     def complete(self) -> None:
         """Wait until the tensors have been received, and let go of them."""

@@ -164,7 +164,7 @@ def test_forward_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
         )
         == 0
     )
-    assert "12 actions; no deadlock; 25.0% idle" in capsys.readouterr().out
+    assert "12 actions; forward only, no deadlock; 25.0% idle" in capsys.readouterr().out
     assert main(["show", plan, "--ranks"]) == 0
     assert capsys.readouterr().out == (
         "0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2\n1RECV_F0 1F0 1RECV_F1 1F1 1RECV_F2 1F2\n"
