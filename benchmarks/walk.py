@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from schedlang import compile, read_source
 from schedlang.runtime.calls import prepare
 from schedlang.runtime.stage.stage import Stage, StagePlan
-from schedlang.runtime.transport.exchange import Exchange
+from schedlang.runtime.transport.exchange import Exchange, Given
 from schedlang.runtime.transport.wire import InFlight
+from schedlang.runtime.values import ValueSpec
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
 ROUNDS = 20
@@ -26,7 +27,7 @@ STEPS = 50
 class Idle(Stage):
     """A stage that passes the same tensor on."""
 
-    tensor = torch.zeros(1)
+    tensor = torch.zeros(1, requires_grad=True)
 
     def forward(self, microbatch: int) -> None:
         """An output without a model."""
@@ -61,13 +62,14 @@ def main() -> None:
     plan = compile(read_source(PROGRAMS / "1f1b.sched"), {"ranks": 4, "microbatches": 16})
     stage = Idle(StagePlan(0, is_first=True), nn.Identity(), torch.device("cpu"))
     exchange = Exchange(plan, 0, 0, torch.device("cpu"), Nowhere(), None)  # type: ignore[arg-type]
+    inputs = Given(evaluates=False, spec=ValueSpec.of([torch.zeros(1)], None))
     calls = prepare(plan, 0, {0: stage}, exchange, [])
     found = []
     for _ in range(ROUNDS):
         start = process_time()
         for _ in range(STEPS):
             stage.inputs.update(dict.fromkeys(range(16), Idle.tensor))
-            exchange.begin({0: "the same"})
+            exchange.begin({0: inputs})
             for _, call, _ in calls:
                 call()
             exchange.end()

@@ -7,6 +7,7 @@ what belongs to FSDP2 is looked up when a stage is sharded: its import takes a s
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from operator import attrgetter
 from types import FunctionType
 from typing import Any
 
@@ -160,11 +161,9 @@ def base_of(tensor: Tensor) -> Tensor:
     return tensor if tensor._base is None else tensor._base
 
 
-def changes_of(tensor: Tensor) -> int:
-    """How often a tensor has been changed in place; torch's notes on autograd name it `_version`,
-    and have no other way to ask.
-    """
-    return tensor._version
+#: How often a tensor has been changed in place; torch's notes on autograd name it `_version`, and
+#: have no other way to ask.
+changes_of: Callable[[Tensor], int] = attrgetter("_version")
 
 
 # --- A module's own tensors -----------------------------------------------------------------------

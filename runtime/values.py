@@ -1,6 +1,7 @@
 """What passes between stages: a tensor, or tensors in tuples, lists and dictionaries."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -101,8 +102,15 @@ class ValueSpec:
                 return False
         return True
 
+    @cached_property
+    def wanting(self) -> list[int]:
+        """Which tensors want a gradient."""
+        return [index for index, wants in enumerate(self.want_gradients) if wants]
+
     def covers_gradients(self, tensors: list[Tensor]) -> bool:
         """Whether every tensor that wants a gradient is one that does so here, too."""
+        if len(self.wanting) == len(tensors):
+            return True
         pairs = zip(tensors, self.want_gradients, strict=True)
         return all(wants or not tensor.requires_grad for tensor, wants in pairs)
 

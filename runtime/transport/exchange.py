@@ -135,7 +135,14 @@ class Exchange:
             assert peer is not None
             tag = _FIRST_TAG + self._numbers + first
             self._channels[first] = Channel(
-                self._wire, first, earlier, self._what(first), peer, tag, self._rounding
+                self._wire,
+                first,
+                earlier,
+                self._what(first),
+                peer,
+                tag,
+                self._rounding,
+                self._device,
             )
         return self._channels[first]
 

@@ -50,6 +50,7 @@ class Channel:
     peer: int
     tag: int
     rounding: Rounding | None
+    device: torch.device
     new: bool = True
     spec: ValueSpec | None = None
     activation: WireFormat = field(init=False)
@@ -71,7 +72,8 @@ class Channel:
     def end(self, inputs: int) -> None:
         """End a step: the shapes and types that it has found out are known from now on."""
         if self.new and self.spec is not None:
-            self._known[inputs] = self.spec, self.gradients.of_later_steps()
+            self.gradients = self.gradients.of_later_steps()
+            self._known[inputs] = self.spec, self.gradients
             self.wire.wait(self._headers, self.peer)
             self._headers = []
 
@@ -79,14 +81,14 @@ class Channel:
         """Tell the other rank the shapes and types of activations, before the first one of a new
         step.
         """
-        self._set(spec, Gradients.first(spec, self.rounding))
+        self._set(spec, Gradients.first(spec, self.rounding, self.device))
         self._headers = self.wire.send_object(spec, self.peer, self.tag)
 
     def learn(self) -> None:
         """Wait until the other rank has announced them."""
         spec = self.wire.receive_object(self.peer, self.tag)
         assert isinstance(spec, ValueSpec)
-        self._set(spec, Gradients.first(spec, self.rounding))
+        self._set(spec, Gradients.first(spec, self.rounding, self.device))
 
     def _set(self, spec: ValueSpec, gradients: "Gradients") -> None:
         self.spec = spec
@@ -103,41 +105,54 @@ class Gradients:
     models: list[Tensor]
     are_sent: list[bool]
     rounding: Rounding | None
+    device: torch.device
     is_first: bool
     were_there: list[bool]
     format: WireFormat
+    #: The usual case, after a first step.
+    _are_all_sent: bool
 
     @classmethod
-    def first(cls, spec: ValueSpec, rounding: Rounding | None) -> "Gradients":
+    def first(cls, spec: ValueSpec, rounding: Rounding | None, device: torch.device) -> "Gradients":
         """Those of a first step: of all tensors that want one."""
         pairs = zip(spec.models(), spec.want_gradients, strict=True)
         wanted = [(model, wants) for model, wants in pairs if has_gradient(model)]
         models = [model for model, _ in wanted]
-        return cls._of(models, [wants for _, wants in wanted], rounding, is_first=True)
+        are_sent = [wants for _, wants in wanted]
+        return cls._of(models, are_sent, rounding, device, is_first=True)
 
     @classmethod
     def _of(
-        cls, models: list[Tensor], are_sent: list[bool], rounding: Rounding | None, is_first: bool
+        cls,
+        models: list[Tensor],
+        are_sent: list[bool],
+        rounding: Rounding | None,
+        device: torch.device,
+        is_first: bool,
     ) -> "Gradients":
         sent = [model for model, is_sent in zip(models, are_sent, strict=True) if is_sent]
         were_there = [False] * len(sent)
         format = WireFormat.of(sent, rounding)
-        return cls(models, are_sent, rounding, is_first, were_there, format)
+        are_all_sent = all(are_sent) and not is_first
+        return cls(models, are_sent, rounding, device, is_first, were_there, format, are_all_sent)
 
     def of_later_steps(self) -> "Gradients":
         """Those of later steps: of the tensors that had one in some message of the first."""
         there = iter(self.were_there)
         are_sent = [is_sent and next(there) for is_sent in self.are_sent]
-        return self._of(self.models, are_sent, self.rounding, is_first=False)
+        return self._of(self.models, are_sent, self.rounding, self.device, is_first=False)
 
     def pack(self, gradients: list[Tensor | None], what: str) -> list[Tensor]:
         """The tensors to send; in a first step, before them, which are there."""
+        if self._are_all_sent:
+            pairs = zip(gradients, self.models, strict=True)
+            return self.format.pack([self._or_zeros(gradient, model) for gradient, model in pairs])
         tensors = []
         are_there = []
         for gradient, model, is_sent in zip(gradients, self.models, self.are_sent, strict=True):
             if is_sent:
                 are_there.append(gradient is not None)
-                tensors.append(torch.zeros_like(model) if gradient is None else gradient)
+                tensors.append(self._or_zeros(gradient, model))
             elif gradient is not None and not self.is_first:
                 raise PipelineError(
                     f"{what} has a gradient now, and had none in the first step with inputs of "
@@ -158,6 +173,8 @@ class Gradients:
 
     def unpack(self, received: list[Tensor]) -> list[Tensor | None]:
         """The gradients that were sent, for all tensors that may have one."""
+        if self._are_all_sent:
+            return [*self.format.unpack(received)]
         are_there = [True] * len(self.format.packed)
         if self.is_first:
             are_there = received[0].bool().tolist()
@@ -169,6 +186,9 @@ class Gradients:
             gradient, is_there = next(sent) if is_sent else (None, False)
             gradients.append(gradient if is_there else None)
         return gradients
+
+    def _or_zeros(self, gradient: Tensor | None, model: Tensor) -> Tensor:
+        return torch.zeros_like(model, device=self.device) if gradient is None else gradient
 
     def _note(self, are_there: list[bool]) -> None:
         self.were_there = [a or b for a, b in zip(self.were_there, are_there, strict=True)]
@@ -223,15 +243,14 @@ class Send(Message):
 
     def note(self, tensors: list[Tensor]) -> None:
         """Note what is sent, to see whether it was changed on its way."""
-        self.changes = [changes_of(tensor) for tensor in tensors]
+        self.changes = [*map(changes_of, tensors)]
         self.samples = [sample(tensor).clone() for tensor in tensors] if self.channel.new else []
 
     def _is_as_noted(self) -> bool:
-        sent = [tensor for _, tensor in self.in_flight]
-        if [changes_of(tensor) for tensor in sent] != self.changes:
+        if [changes_of(tensor) for _, tensor in self.in_flight] != self.changes:
             return False
-        samples = zip(self.samples, sent, strict=False)
-        return all(are_same(before, sample(tensor)) for before, tensor in samples)
+        samples = zip(self.samples, self.in_flight, strict=False)
+        return all(are_same(before, sample(tensor)) for before, (_, tensor) in samples)
 
     def complete(self) -> None:
         """Wait until the tensors have been received, and let go of them."""
@@ -275,7 +294,7 @@ class ActivationSend(Send):
                 "none in the first step with inputs of this shape: after freezing or unfreezing "
                 "weights, build a new pipeline"
             )
-        return channel.activation.pack([tensor.detach() for tensor in tensors])
+        return channel.activation.pack(tensors)
 
 
 class GradientSend(Send):
@@ -363,8 +382,8 @@ class ActivationReceive(Receive):
         spec = self.channel.spec
         assert spec is not None
         unpacked = self.channel.activation.unpack(tensors)
-        for tensor, wants in zip(unpacked, spec.want_gradients, strict=True):
-            tensor.requires_grad_(wants)
+        for index in spec.wanting:
+            unpacked[index].requires_grad_()
         self.box[self.microbatch] = unflatten(unpacked, spec.tree)
 
 

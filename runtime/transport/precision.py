@@ -92,7 +92,7 @@ class WireFormat:
         """The tensors to send."""
         if self.rounding is None:
             return [tensor.contiguous() for tensor in tensors]
-        return [*map(self.rounding.pack, tensors)]
+        return [self.rounding.pack(tensor.detach()) for tensor in tensors]
 
     def unpack(self, tensors: list[Tensor]) -> list[Tensor]:
         """The tensors that were sent."""

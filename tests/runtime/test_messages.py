@@ -258,3 +258,19 @@ def test_types_of_messages_that_are_refused(
     assert outcome.codes == [1] * 4
     for log in outcome.logs:
         assert re.search(rf"(stopped|Error): {message}$", log, re.M), outcome.logs
+
+
+def kept_formats() -> list[bool]:
+    """Whether messages of gradients say what is in them, after a first step and after a second."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    ours = pipeline(plan, modules(2))
+    found = []
+    for step in range(2):
+        ours.step(*batch(plan, step))
+        found += [channel.gradients.is_first for channel in ours._exchange._channels.values()]
+    return found
+
+
+def test_only_a_first_step_says_which_gradients_there_are(run_ranks: Run) -> None:
+    for found in run_ranks(kept_formats, 2).results():
+        assert found == [False, False]
