@@ -6,7 +6,7 @@ what belongs to FSDP2 is looked up when a stage is sharded: its import takes a s
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from types import FunctionType
 from typing import Any
@@ -85,14 +85,22 @@ def has_hooks_after(leaf: Tensor) -> bool:
     return bool(leaf._post_accumulate_grad_hooks)
 
 
-@contextmanager
-def without_hooks(leaves: Iterable[Tensor]) -> Iterator[None]:
+def without_hooks(leaves: Iterable[Tensor]) -> AbstractContextManager[None]:
     """Let hooks of some leaves (`Tensor.register_hook`) not see what is computed in here.
 
     Autograd calls them also where a gradient is only asked for, and not added up in `.grad`. There
     is no public way to ask for it without.
     """
-    kept = [(leaf, leaf._backward_hooks) for leaf in leaves if leaf._backward_hooks]
+    hooked = [leaf for leaf in leaves if leaf._backward_hooks]
+    return _taken_off(hooked) if hooked else _NOTHING
+
+
+_NOTHING = nullcontext()
+
+
+@contextmanager
+def _taken_off(leaves: Iterable[Tensor]) -> Iterator[None]:
+    kept = [(leaf, leaf._backward_hooks) for leaf in leaves]
     for leaf, _ in kept:
         leaf._backward_hooks = None
     try:
