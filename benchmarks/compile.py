@@ -31,7 +31,7 @@ LIMIT = 300
 LONG = 2.0
 #: The parts of `schedlang.compiler.compile_tree`, as it calls them, in order; the rest is reading
 #: and parsing.
-PARTS = ("expand", "check_structure", "choose_lowering", "prove", "check_claims")
+PARTS = ("expand", "check_structure", "choose_lowering", "prove_for_all_updates", "check_claims")
 HEADS = ("expand", "check", "lower", "prove", "claims", "write", "simulate", "read", "part", "MiB")
 
 #: Torch's schedule, our program for it, and the sizes: ranks and microbatches.
