@@ -156,6 +156,8 @@ def cut(
 ) -> list[Value]:
     """The parts of a batch: all of its tensors are cut along a dimension, into equal parts."""
     tensors, tree = flatten(batch, f"`{name}`")
+    if not tensors:
+        raise PipelineError(f"`{name}` has no tensors, and so no {into}")
     sizes = {tensor.shape[dimension] if tensor.ndim > dimension else 0 for tensor in tensors}
     what = "rows" if dimension == 0 else "columns"
     if len(sizes) > 1:

@@ -10,12 +10,12 @@ that is run again (R) finds them as its first run did, and leaves them as they a
 from collections.abc import Container, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Forward, Part
 from schedlang.runtime.torch_private import changes_of, tree_flatten, tree_unflatten
+from schedlang.runtime.values import are_same
 
 #: Layers that keep running averages.
 _AVERAGING = (
@@ -87,7 +87,7 @@ class Buffers(Part):
                 name
                 for name, before in self._before.items()
                 if self._differs(name, *before)
-                or not torch.equal(getattr(*self._places[name]), self._copies[name])
+                or not are_same(getattr(*self._places[name]), self._copies[name])
             }
         if run.microbatch in self._recomputed:
             self._found[run.microbatch] = {name: self._copies[name] for name in self._changing}
@@ -96,21 +96,26 @@ class Buffers(Part):
     def _check(self) -> None:
         """PipelineError where a buffer changed that must not."""
         changing = self._changing or set()
-        if self._replicas and changing - self._averages:
+        later = {
+            name
+            for name, before in self._before.items()
+            if name not in changing and self._differs(name, *before)
+        }
+        unseen = (changing | later) - self._averages
+        if self._replicas and unseen:
             others = " and ".join(map(str, self._replicas))
             raise PipelineError(
                 f"the forward of stage {self._stage} changes its buffer "
-                f"`{min(changing - self._averages)}`, and the plan has replicas of it, stage "
+                f"`{min(unseen)}`, and the plan has replicas of it, stage "
                 f"{others}, which would not see that: keep no such state, or take a schedule with "
                 "one pipeline"
             )
-        for name, before in self._before.items():
-            if name not in changing and self._differs(name, *before):
-                raise PipelineError(
-                    f"the forward of stage {self._stage} changes its buffer `{name}`, which its "
-                    "first one did not, so there is no copy of it for the forward that is run "
-                    "again (R): let all forwards of the stage change it, or none"
-                )
+        if later:
+            raise PipelineError(
+                f"the forward of stage {self._stage} changes its buffer `{min(later)}`, which its "
+                "first one did not, so there is no copy of it for the forward that is run again "
+                "(R): let all forwards of the stage change it, or none"
+            )
 
     def _watches(self, run: Forward) -> bool:
         """Whether it matters what a forward changes: one that is run again is the first of two."""

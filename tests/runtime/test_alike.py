@@ -265,6 +265,14 @@ def counts(self: Any, x: Tensor) -> Tensor:
     return self.linear(x) * float(self.number)
 
 
+def changed_later(self: Any, x: Tensor) -> Tensor:
+    """The buffer changes from the second forward on."""
+    self.calls = getattr(self, "calls", 0) + 1
+    if self.calls > 1:
+        self.number += 1
+    return self.linear(x) * float(self.number)
+
+
 def counts_anew(self: Any, x: Tensor) -> Tensor:
     self.number = self.number + 1
     return self.linear(x) * float(self.number)
@@ -470,6 +478,9 @@ CASES: dict[str, Case] = {
     "a hook of a module": Case(hooks_of_modules),
     "a hook inside": Case(everywhere(hook_inside)),
     "a counter": Case(everywhere(counts, number=lambda: torch.zeros(()))),
+    "a counter that begins late": Case(
+        everywhere(changed_later, number=lambda: torch.ones(())), schedules=(WHOLE, SPLIT)
+    ),
     "a counter put anew": Case(everywhere(counts_anew, number=lambda: torch.zeros(()))),
     "batch norm": Case(everywhere(batch_norm, norm=lambda: nn.BatchNorm1d(WIDTH))),
     "spectral norm": Case(spectral),
@@ -518,6 +529,8 @@ REFUSED: dict[tuple[str, str], str] = {
     ("an optimizer in a hook", RECOMPUTED): r"a weight of stage \d was changed between the forward",
     ("an optimizer in a hook", WHOLE): r"was changed within a step, by an",
     ("a sparse tensor", WHOLE): r"a tensor of layout torch.sparse_coo cannot pass between ranks",
+    ("a counter that begins late", TWO_PIPELINES): r"has replicas of it",
+    ("a counter that begins late", RECOMPUTED): r"which its first one did not",
     ("in place at first", RECOMPUTED): r"stage \d changes its input in place",
     ("a batch changed in place", RECOMPUTED): r"stage 0 changes its input in place",
     **{
@@ -749,3 +762,15 @@ def test_an_audit_names_the_first_op_that_differs(run_ranks: Run) -> None:
     for log in outcome.logs:
         assert "audit of stage 1, 1F0: tensor 0 of its output differs from it alone by" in log
         assert "keeps something from call to call" in log
+
+
+def no_tensors() -> None:
+    own = {dist.get_rank(): plain_stages(1)[0]}
+    Pipeline(small(WHOLE), own, mean_square).step(torch.ones(MICROBATCHES * ROWS, WIDTH), {})
+
+
+def test_targets_without_tensors_are_refused(run_ranks: Run) -> None:
+    outcome = run_ranks(no_tensors, 2)
+    assert outcome.codes == [1, 1]
+    for log in outcome.logs:
+        assert "`targets` has no tensors" in log
