@@ -35,6 +35,16 @@ class Batches:
     def __init__(self, plan: Plan, stages: Mapping[int, Stage]) -> None:
         self._plan = plan
         self._stages = stages
+        layout = plan.layout
+        #: The ops whose outputs a step gives.
+        self._last = [
+            (number, microbatch)
+            for number in stages
+            if layout.is_last(number)
+            for microbatch in range(layout.units(number))
+        ]
+        # Of each update the microbatches of the first pipeline come first, as in the batch.
+        self._last.sort(key=lambda op: layout.update_of(*op))
         #: The rows of a microbatch's targets in this step, by the first stage of their pipeline.
         self._targets: dict[int, int] = {}
 
@@ -79,16 +89,7 @@ class Batches:
 
     def outputs(self) -> list[Value]:
         """What the last stages on this rank have made, by microbatch, or slice of one."""
-        layout = self._plan.layout
-        last = [
-            (number, microbatch)
-            for number in self._stages
-            if layout.is_last(number)
-            for microbatch in range(layout.units(number))
-        ]
-        # Of each update the microbatches of the first pipeline come first, as in the batch.
-        last.sort(key=lambda op: layout.update_of(*op))
-        return [self._stages[number].outputs.pop(microbatch) for number, microbatch in last]
+        return [self._stages[number].outputs.pop(microbatch) for number, microbatch in self._last]
 
     def _cut(self, name: str, batch: Value, mine: Sequence[int]) -> list[Value]:
         """Some microbatches of a batch, or their slices."""

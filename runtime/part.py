@@ -187,3 +187,12 @@ class Part:
 
     def after_update(self) -> None:
         """The optimizer has made its step."""
+
+
+def filled(parts: Iterable[Part], moment: str) -> list[Callable[..., None]]:
+    """What is called in a moment: it costs nothing for those parts that do not fill it in."""
+    return [
+        getattr(part, moment)
+        for part in parts
+        if getattr(type(part), moment) is not getattr(Part, moment)
+    ]

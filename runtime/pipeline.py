@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -57,7 +57,7 @@ from schedlang.runtime.saving.model_files import ModelPart, write_model
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.audit import Audit
 from schedlang.runtime.stage.repeats import Verify
-from schedlang.runtime.stage.stage import LossFn
+from schedlang.runtime.stage.stage import LossFn, Stage
 from schedlang.runtime.stage.versions import WeightVersions
 from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.precision import rounding_to
@@ -240,10 +240,12 @@ class Pipeline:
         """Run a step: the walk over its calls, and what is to be done before and after it."""
         watchdog = self._watchdog
         watchdog.step += 1
-        parts = [] if batch.evaluates else self._all_parts
+        owners: list[Part | Stage] = []
+        if not batch.evaluates:
+            owners = [*self._parts, *self._stages.values()]
         try:
-            for part in parts:
-                part.begin_step()
+            for owner in owners:
+                owner.begin_step()
             given = self._batches.load(batch)
             # The wait for the other ranks counts as one for the first action.
             watchdog.action = 0
@@ -254,8 +256,8 @@ class Pipeline:
                 for watchdog.action, call, _ in calls:
                     call()
             self._exchange.end()
-            for part in parts:
-                part.end_step()
+            for owner in owners:
+                owner.end_step()
             if self._device.type == "cuda":
                 # The host has gone ahead; here the watchdog sees a GPU that waits in vain.
                 torch.cuda.synchronize(self._device)
@@ -291,11 +293,6 @@ class Pipeline:
         calls = prepare(forwards, self._rank, self._stages, self._exchange, self._parts)
         return [(indices[index], call, op) for index, call, op in calls]
 
-    @cached_property
-    def _all_parts(self) -> list[Part]:
-        """The parts of the walk and of all stages."""
-        return [*self._parts, *(part for stage in self._stages.values() for part in stage.parts)]
-
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale the gradients of all stages to a norm of at most `max_norm`; gives the norm that
         they had before, on all ranks.
@@ -323,7 +320,8 @@ class Pipeline:
     @property
     def audits(self) -> list[str]:
         """What the `audit` of the first step has found, for each stage of this rank."""
-        return [part.verdict for part in self._all_parts if isinstance(part, Audit)]
+        parts = chain.from_iterable(stage.parts for stage in self._stages.values())
+        return [part.verdict for part in parts if isinstance(part, Audit)]
 
     def mean_over_replicas(self, values: Tensor) -> Tensor:
         """The mean of a tensor, such as losses, over the replicas of this rank, which all do so,

@@ -28,7 +28,7 @@ from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
-from schedlang.runtime.part import Backward, Boxes, Forward, Ops, Part
+from schedlang.runtime.part import Backward, Boxes, Forward, Ops, Part, filled
 from schedlang.runtime.stage.entry import changeable, works_in_place
 from schedlang.runtime.stage.random_state import random_state, set_random_state
 from schedlang.runtime.stage.split_backward import Split, has_reentrant_checkpoint, warn_of
@@ -114,6 +114,13 @@ class Stage:
         self.loss = loss
         self.optimizer = optimizer
         self.parts = parts
+        inwards = parts[::-1]
+        self._before_step = filled(parts, "begin_step")
+        self._after_step = filled(parts, "end_step")
+        self._before_forward = filled(inwards, "before_forward")
+        self._after_forward = filled(parts, "after_forward")
+        self._before_backward = filled(parts, "before_backward")
+        self._after_backward = filled(inwards, "after_backward")
         self.inputs: dict[int, Value] = {}
         self.outputs: dict[int, Value] = {}
         self.gradients: dict[int, list[Tensor | None]] = {}
@@ -128,10 +135,13 @@ class Stage:
         self._again: dict[int, tuple[Value, Tensor]] = {}
         #: Whether the module has reentrant checkpoints; the first split forward shows it.
         self._is_reentrant: bool | None = None
-        #: Whether the next stage is on this rank, and of the outputs that wait for it how often
-        #: they had been changed in place.
-        self._is_followed = False
+        #: The stages before and after, where they are on this rank; and how often the tensors that
+        #: wait for the one after had been changed in place.
+        self._previous: Stage | None = None
+        self._following: Stage | None = None
         self._handed_on: dict[int, list[int]] = {}
+        #: Whether this step is inside `torch.autocast`.
+        self._is_in_autocast = False
         self._works_in_place = works_in_place(module)
         self._substitution = Substitution(module)
         self._has_warned = False
@@ -169,13 +179,27 @@ class Stage:
 
     def pass_to(self, following: "Stage") -> None:
         """Share what passes with the next stage, which is on the same rank."""
-        self._is_followed = True
+        self._following = following
+        following._previous = self
         following.inputs = self.outputs
         self.gradients = following.input_gradients
+
+    def begin_step(self) -> None:
+        """A training step begins."""
+        self._is_in_autocast = torch.is_autocast_enabled(self.device.type)
+        for call in self._before_step:
+            call()
+
+    def end_step(self) -> None:
+        """All actions of a training step are done."""
+        for call in self._after_step:
+            call()
 
     def forward(self, microbatch: int) -> None:
         """F: the output, and on the last stage the loss."""
         input = self.inputs.pop(microbatch)
+        if self._previous is not None:
+            self._previous.check_kept(microbatch, input)
         if microbatch in self.plan.recomputed:
             self._again[microbatch] = input, random_state(self.device)
             # Tensors of its own, or R would call the hooks that this run registers as well.
@@ -190,8 +214,8 @@ class Stage:
         else:
             run = Forward(microbatch, input, self._options(microbatch), has_graph=True)
             self.outputs[microbatch] = self._record(run)
-        if self._is_followed:
-            self._handed_on[microbatch] = self._changes_of_output(microbatch)
+        if self._following is not None:
+            self._handed_on[microbatch] = self._changes_of(self.outputs[microbatch])
 
     def recompute(self, microbatch: int) -> None:
         """R: the forward again, with the random numbers of the first time."""
@@ -235,7 +259,7 @@ class Stage:
 
     def backward_weight(self, microbatch: int) -> None:
         """W: the gradients of the weights, which add up."""
-        with without_autocast(self.device):
+        with self._without_autocast():
             self._splits.pop(microbatch).backward_weight()
 
     def update(self, _: int = 0) -> None:
@@ -311,8 +335,8 @@ class Stage:
     def _run(self, run: Forward) -> Value:
         """Run the module and take its output, or on the last stage the loss."""
         run.target = self.targets.get(run.microbatch)
-        for part in reversed(self.parts):
-            part.before_forward(run)
+        for call in self._before_forward:
+            call(run)
         if run.substitutes:
             run.contexts = [self._substitution.of(run.substitutes), *run.contexts]
         return self._call_in(run.contexts, run)
@@ -328,9 +352,8 @@ class Stage:
         run.returned = self.module(*arguments, **run.options)
         if run.goes_on_with is not None:
             set_random_state(self.device, run.goes_on_with)
-        self._check_kept()
-        for part in self.parts:
-            part.after_forward(run)
+        for call in self._after_forward:
+            call(run)
         if run.is_evaluation and run.target is None:
             return run.returned
         if self.loss is not None and (run.has_graph or run.is_evaluation):
@@ -339,54 +362,49 @@ class Stage:
             raise PipelineError("there are targets, but no `loss_fn`")
         return run.returned
 
-    def _check_kept(self) -> None:
-        """PipelineError where a forward has changed an output of an earlier one, which waits for
-        the next stage.
+    def check_kept(self, microbatch: int, output: Value) -> None:
+        """PipelineError where a later forward has changed an output that the next stage takes
+        now.
         """
-        for microbatch, changes in [*self._handed_on.items()]:
-            if microbatch not in self.outputs:
-                del self._handed_on[microbatch]
-            elif self._changes_of_output(microbatch) != changes:
-                raise PipelineError(
-                    f"the output of stage {self.number} for microbatch {microbatch} was changed in "
-                    "place by a later forward: return a copy of what the stage keeps"
-                )
+        if self._changes_of(output) != self._handed_on.pop(microbatch):
+            raise PipelineError(
+                f"the output of stage {self.number} for microbatch {microbatch} was changed in "
+                "place by a later forward: return a copy of what the stage keeps"
+            )
 
-    def _changes_of_output(self, microbatch: int) -> list[int]:
-        tensors, _ = self._tensors_of(self.outputs[microbatch])
+    def _changes_of(self, output: Value) -> list[int]:
+        tensors, _ = self._tensors_of(output)
         return [changes_of(tensor) for tensor in tensors]
 
     def _begin_backward(self, microbatch: int) -> Backward:
         from_input, leaves, roots = self._live.pop(microbatch)
         run = Backward(microbatch, roots, self.gradients.pop(microbatch), leaves, from_input)
-        for part in self.parts:
-            part.before_backward(run)
+        for call in self._before_backward:
+            call(run)
         return run
 
     def _surroundings(self, run: Backward) -> AbstractContextManager[Any]:
         """What autograd runs in, as alone: not in the `torch.autocast` of the forward; and with the
         tensors that the forward had, for a checkpoint that runs it again.
         """
-        if not run.substitutes:
-            return without_autocast(self.device)
+        if not run.substitutes and not self._is_in_autocast:
+            return _NOTHING
         surroundings = ExitStack()
-        surroundings.enter_context(without_autocast(self.device))
-        surroundings.enter_context(self._substitution.of(run.substitutes))
+        surroundings.enter_context(self._without_autocast())
+        if run.substitutes:
+            surroundings.enter_context(self._substitution.of(run.substitutes))
         return surroundings
+
+    def _without_autocast(self) -> AbstractContextManager[Any]:
+        """A step may be inside `torch.autocast`, of which a script alone keeps its backward."""
+        if self._is_in_autocast:
+            return torch.autocast(self.device.type, enabled=False)
+        return _NOTHING
 
     def _end_backward(self, run: Backward, computed: Sequence[Tensor | None]) -> None:
         run.computed = computed
         own = run.take(run.from_input)
         if not self.plan.is_first:
             self.input_gradients[run.microbatch] = own
-        for part in reversed(self.parts):
-            part.after_backward(run)
-
-
-def without_autocast(device: torch.device) -> AbstractContextManager[Any]:
-    """Where a backward runs: a step may be inside `torch.autocast`, of which a script alone keeps
-    its backward.
-    """
-    if torch.is_autocast_enabled(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return _NOTHING
+        for call in self._after_backward:
+            call(run)
