@@ -1,30 +1,98 @@
-"""The batch of a step, cut into microbatches for the stages of a rank, and what comes back."""
+"""The batch of a step, cut into microbatches for the stages of a rank, and what comes back.
+
+A training step is one round through the plan, with all of its microbatches. An evaluation takes
+batches of any size, in as many rounds as they need:
+
+    11 rows, 2 a microbatch, a plan of 4 microbatches:
+
+    round 0:  2 2 2 2      round 1:  2      round 2:  1
+"""
 
 from collections.abc import Mapping, Sequence
 from itertools import count, islice
+from math import ceil
 from typing import Any
 
+import torch
 from attrs import frozen
+from torch import Tensor
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.stage.stage import Stage
-from schedlang.runtime.transport.exchange import Given
-from schedlang.runtime.values import Value, ValueSpec, cut, flatten
+from schedlang.runtime.transport.exchange import Given, Rows
+from schedlang.runtime.values import (
+    Value,
+    ValueSpec,
+    cut,
+    flatten,
+    join,
+    size_along,
+    unflatten,
+)
 from schedlang.schedule.layout import Layout
 
 #: Keyword arguments of modules, by microbatch.
 Options = Sequence[Mapping[str, Any]]
 
 
+@frozen
+class BatchDims:
+    """Along which dimension the tensors of a batch have their rows: those of the inputs, and those
+    of the targets.
+    """
+
+    inputs: int = 0
+    targets: int = 0
+
+    @staticmethod
+    def of_slices(rows: int) -> int:
+        """Along which dimension microbatches are cut into slices: the first one but that of the
+        rows.
+        """
+        return 0 if rows else 1
+
+
 @frozen(eq=False)
 class Batch:
-    """What a step is given: see `Pipeline.step`, and if it `evaluates`, `Pipeline.evaluate`."""
+    """What a step is given: see `Pipeline.step`, and if it `evaluates`, `Pipeline.evaluate`, where
+    a microbatch may have so many `rows`.
+    """
 
     inputs: Value
     targets: Value
     options: Options | None
     evaluates: bool
+    rows: int | None = None
+
+
+@frozen
+class Round:
+    """Some microbatches of a batch, the next `count` from number `begin` on, which go through the
+    plan together: all have as many rows.
+    """
+
+    begin: int
+    count: int
+    first_row: int
+    rows: int
+    is_last: bool
+
+
+def rounds(rows: Rows, microbatches: int) -> list[Round]:
+    """The rounds of a batch, by a plan with so many microbatches."""
+    rows_each = rows.of_microbatch
+    whole, rest = divmod(rows.total, rows_each)
+    sizes = [
+        (begin, min(microbatches, whole - begin), rows_each)
+        for begin in range(0, whole, microbatches)
+    ]
+    if rest:
+        sizes.append((whole, 1, rest))
+    return [
+        Round(begin, count, begin * rows_each, rows, is_last=place == len(sizes) - 1)
+        for place, (begin, count, rows) in enumerate(sizes)
+    ]
 
 
 class Batches:
@@ -32,89 +100,163 @@ class Batches:
     PipelineError for what does not fit the plan.
     """
 
-    def __init__(self, plan: Plan, stages: Mapping[int, Stage]) -> None:
+    def __init__(self, plan: Plan, stages: Mapping[int, Stage], dims: BatchDims) -> None:
         self._plan = plan
+        self._layout = plan.layout
         self._stages = stages
-        layout = plan.layout
-        #: The ops whose outputs a step gives.
-        self._last = [
-            (number, microbatch)
-            for number in stages
-            if layout.is_last(number)
-            for microbatch in range(layout.units(number))
-        ]
-        # Of each update the microbatches of the first pipeline come first, as in the batch.
-        self._last.sort(key=lambda op: layout.update_of(*op))
-        #: The rows of a microbatch's targets in this step, by the first stage of their pipeline.
-        self._targets: dict[int, int] = {}
+        self._dims = dims
+        self._shares = shares(plan.layout)
+        self._last: dict[int, list[tuple[Stage, int]]] = {}
 
-    def load(self, batch: Batch) -> dict[int, Given]:
-        """Give this rank's stages their part of a batch. Gives what the first stages here have got,
-        by their numbers.
+    def load_inputs(self, batch: Batch, number: int) -> dict[int, Given]:
+        """Give this rank's first stages the inputs of a round, by its number. Gives what they have
+        got, by the stages' numbers.
         """
-        given: dict[int, Given] = {}
-        self._targets = {}
-        for pipeline, mine in zip(
-            self._plan.layout.pipelines, shares(self._plan.layout), strict=True
-        ):
-            first = self._stages.get(pipeline.start)
-            last = self._stages.get(pipeline.stop - 1)
-            if first is not None:
-                parts = self._cut("inputs", batch.inputs, mine)
-                first.inputs.update(enumerate(parts))
-                spec = ValueSpec.of(*flatten(parts[0], "`inputs`"))
-                given[pipeline.start] = Given(batch.evaluates, spec)
-            if last is not None:
-                has_targets = not batch.evaluates or batch.targets is not None
-                parts = self._cut("targets", batch.targets, mine) if has_targets else []
-                last.targets = dict(enumerate(parts))
-                if parts:
-                    self._targets[pipeline.start] = len(flatten(parts[0], "`targets`")[0][0])
-            for number in range(pipeline.start, pipeline.stop):
-                if number in self._stages:
-                    self._stages[number].options = self._options(batch.options, mine)
-        return given
-
-    def check_rows(self, inputs: Mapping[int, int]) -> None:
-        """Compare the rows of a microbatch's targets with those of its inputs, by first stage;
-        PipelineError where they differ, for a loss might well broadcast them.
-        """
-        for first, targets in self._targets.items():
-            if inputs[first] != targets:
-                count = self._plan.microbatches
-                raise PipelineError(
-                    f"`inputs` have {inputs[first] * count} rows, and `targets` have "
-                    f"{targets * count}: both must have a row for every example of the batch"
-                )
-
-    def outputs(self) -> list[Value]:
-        """What the last stages on this rank have made, by microbatch, or slice of one."""
-        return [self._stages[number].outputs.pop(microbatch) for number, microbatch in self._last]
-
-    def _cut(self, name: str, batch: Value, mine: Sequence[int]) -> list[Value]:
-        """Some microbatches of a batch, or their slices."""
-        parts = cut(name, batch, self._plan.microbatches)
-        slices = self._plan.layout.slices
-        parts = [parts[number] for number in mine]
-        if slices == 1:
-            return parts
-        return [each for part in parts for each in cut(name, part, slices, "slices", dimension=1)]
-
-    def _options(
-        self, options: Options | None, mine: Sequence[int]
-    ) -> dict[int, Mapping[str, Any]]:
-        if options is not None and len(options) != self._plan.microbatches:
-            raise PipelineError(
-                f"`options` are {len(options)}, the plan has {self._plan.microbatches} microbatches"
-            )
-        if not options:
+        firsts = [pipeline.start for pipeline in self._layout.pipelines]
+        if not any(first in self._stages for first in firsts):
             return {}
-        slices = self._plan.layout.slices
+        rows = self._rows_of(batch)
+        this = rounds(rows, self._plan.microbatches)[number]
+        parts = _microbatches("inputs", batch.inputs, this, self._dims.inputs)
+        given = Given(batch.evaluates, rows, ValueSpec.of(*flatten(parts[0], "`inputs`")))
+        found: dict[int, Given] = {}
+        for first, mine in zip(firsts, self._shares, strict=True):
+            if first in self._stages:
+                sliced = self._slices("inputs", parts, mine, self._dims.inputs)
+                self._stages[first].inputs.update(enumerate(sliced))
+                found[first] = given
+        return found
+
+    def load_rest(self, batch: Batch, rows: Rows, number: int) -> Round:
+        """Give this rank's stages targets and options of the round, of a batch with so many rows.
+        Gives the round.
+        """
+        self._check_targets(batch, rows)
+        this = rounds(rows, self._plan.microbatches)[number]
+        options = batch.options or []
+        whole = ceil(rows.total / rows.of_microbatch)
+        if batch.options is not None and len(options) != whole:
+            raise PipelineError(
+                f"`options` are {len(options)}, one for each microbatch, and there are {whole} "
+                "microbatches"
+            )
+        of_round = options[this.begin : this.begin + this.count]
+        has_targets = batch.targets is not None or not batch.evaluates
+        for pipeline, mine in zip(self._layout.pipelines, self._shares, strict=True):
+            last = self._stages.get(pipeline.stop - 1)
+            if last is not None:
+                last.targets = {}
+                if has_targets:
+                    parts = _microbatches("targets", batch.targets, this, self._dims.targets)
+                    sliced = self._slices("targets", parts, mine, self._dims.targets)
+                    last.targets = dict(enumerate(sliced))
+            for stage in range(pipeline.start, pipeline.stop):
+                if stage in self._stages:
+                    self._stages[stage].options = self._by_unit(of_round, mine)
+        return this
+
+    def counts(self, this: Round) -> tuple[int, ...]:
+        """How many microbatches of a round each pipeline has."""
+        return tuple(sum(number < this.count for number in mine) for mine in self._shares)
+
+    def last_units(self, this: Round) -> list[tuple[Stage, int]]:
+        """The last stages on this rank, and what passes through them in a round: microbatches or
+        slices of them, in the order of the batch.
+        """
+        if this.count not in self._last:
+            found = [
+                (pipeline.stop - 1, unit)
+                for pipeline, count in zip(self._layout.pipelines, self.counts(this), strict=True)
+                if pipeline.stop - 1 in self._stages
+                for unit in range(count * self._layout.slices)
+            ]
+            # Of each update the microbatches of the first pipeline come first, as in the batch.
+            found.sort(key=lambda op: self._layout.update_of(*op))
+            self._last[this.count] = [(self._stages[stage], unit) for stage, unit in found]
+        return self._last[this.count]
+
+    def joined(self, parts: Sequence[Value]) -> list[Value]:
+        """Outputs by microbatch, from those of slices."""
+        slices = self._layout.slices
+        if slices == 1:
+            return list(parts)
+        along = BatchDims.of_slices(self._dims.inputs)
+        return [
+            join(parts[begin : begin + slices], along) for begin in range(0, len(parts), slices)
+        ]
+
+    def _rows_of(self, batch: Batch) -> Rows:
+        """The rows of the inputs, and of a microbatch."""
+        microbatches = self._plan.microbatches
+        total = size_along(self._dims.inputs, batch.inputs, "inputs")
+        if not total:
+            raise PipelineError("`inputs` have no rows")
+        if batch.evaluates:
+            return Rows(total, batch.rows or ceil(total / microbatches))
+        if total % microbatches:
+            raise PipelineError(
+                f"`inputs` have {total} rows, which do not divide into {microbatches} microbatches"
+            )
+        return Rows(total, total // microbatches)
+
+    def _check_targets(self, batch: Batch, rows: Rows) -> None:
+        """PipelineError where inputs and targets have other numbers of rows, for a loss might well
+        broadcast them.
+        """
+        has_last = any(self._layout.is_last(stage) for stage in self._stages)
+        if not has_last or (batch.evaluates and batch.targets is None):
+            return
+        total = size_along(self._dims.targets, batch.targets, "targets")
+        if total != rows.total:
+            raise PipelineError(
+                f"`inputs` have {rows.total} rows, and `targets` have {total}: both must have a "
+                "row for every example of the batch"
+            )
+
+    def _slices(
+        self, name: str, parts: Sequence[Value], mine: Sequence[int], rows: int
+    ) -> list[Value]:
+        """Those of a round's microbatches that a pipeline has, in slices."""
+        mine = [number for number in mine if number < len(parts)]
+        slices = self._layout.slices
+        if slices == 1:
+            return [parts[number] for number in mine]
+        along = BatchDims.of_slices(rows)
+        found: list[Value] = []
+        for number in mine:
+            size = size_along(along, parts[number], name)
+            if not size or size % slices:
+                raise PipelineError(
+                    f"`{name}` have the size {size} along dimension {along}, which does not divide "
+                    f"into {slices} slices"
+                )
+            found += cut(parts[number], slices, along)
+        return found
+
+    def _by_unit(
+        self, options: Sequence[Mapping[str, Any]], mine: Sequence[int]
+    ) -> dict[int, Mapping[str, Any]]:
+        """The options of a round, by what passes through a stage of a pipeline."""
+        slices = self._layout.slices
+        own = (number for number in mine if number < len(options))
         return {
-            number * slices + slice: options[microbatch]
-            for number, microbatch in enumerate(mine)
+            place * slices + slice: options[number]
+            for place, number in enumerate(own)
             for slice in range(slices)
         }
+
+
+def _microbatches(name: str, batch: Value, this: Round, dim: int) -> list[Value]:
+    """Those of a round."""
+    tensors, tree = flatten(batch, f"`{name}`")
+    rows = this.count * this.rows
+    narrowed = [tensor.narrow(dim, this.first_row, rows) for tensor in tensors]
+    return cut(unflatten(narrowed, tree), this.count, dim)
+
+
+def mean_of_slices(losses: Sequence[Tensor], slices: int) -> Tensor:
+    """The losses by microbatch: of each the mean of its slices'."""
+    return torch.stack(list(losses)).view(-1, slices).mean(dim=1)
 
 
 def shares(layout: Layout) -> list[list[int]]:

@@ -126,6 +126,7 @@ def check_same(plan: Plan, setup: Setup, processes: Processes, watchdog: Watchdo
         "`tied`": str([*map(dict, setup.tied)]),
         "`transfer_dtype`": str(setup.transfer_dtype),
         "`max_norm`": str(setup.max_norm),
+        "`stop_on_nan`": str(setup.stop_on_nan),
     }
     for rank, theirs in watchdog.gather(json.dumps(own), "built no pipeline").items():
         for what, value in json.loads(theirs).items():

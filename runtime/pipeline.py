@@ -10,11 +10,10 @@ the index of the action under way.
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from itertools import chain, count
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 import torch.distributed as dist
@@ -24,7 +23,14 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.batches import Batch, Batches, Options
+from schedlang.runtime.batches import (
+    Batch,
+    BatchDims,
+    Batches,
+    Options,
+    Round,
+    mean_of_slices,
+)
 from schedlang.runtime.building import build_parts, build_stages
 from schedlang.runtime.calls import Call, prepare
 from schedlang.runtime.checks import (
@@ -62,11 +68,10 @@ from schedlang.runtime.stage.versions import WeightVersions
 from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.precision import rounding_to
 from schedlang.runtime.transport.wire import Wire, warm_up
-from schedlang.runtime.values import Value, join
+from schedlang.runtime.values import Value
 from schedlang.runtime.watch.watchdog import BETWEEN, Watchdog
 from schedlang.schedule.actions import is_transfer, word
-from schedlang.schedule.forward_only import forward_only
-from schedlang.schedule.kinds import FORWARD
+from schedlang.schedule.forward_only import forward_only, forwards
 from schedlang.schedule.timeline import Bar
 
 #: All processes build the same pipelines one after another, and number them alike.
@@ -82,12 +87,18 @@ class Pipeline:
     (docs/parallel.md).
 
     `stages` are the modules of exactly the stages that the plan gives to this rank. A stage takes
-    what the one before returns, a tensor, or tensors in tuples, lists and dictionaries, microbatch
-    first; a tuple as several arguments. Where the plan has slices or skips, stages take and return
-    more, see `schedlang.runtime.stage.slices.Past` and `schedlang.runtime.stage.skips.Skips`.
-    `loss_fn(output, targets)` gives the scalar loss of one microbatch. Every microbatch's loss is
-    multiplied by `loss_scale` before its backward; without it by 1/microbatches, those of one
-    update in all replicas, for the gradient of the mean.
+    what the one before returns, a tensor, or tensors in tuples, lists and dictionaries; a tuple as
+    several arguments. Where the plan has slices or skips, stages take and return more, see
+    `schedlang.runtime.stage.slices.Past` and `schedlang.runtime.stage.skips.Skips`. Rows lie along
+    the first dimension of all tensors of a batch, or along `batch_dim`; two of them are that of the
+    inputs and that of the targets.
+
+    `loss_fn(output, targets)` gives the scalar loss of one microbatch, or a dictionary that has it
+    as `loss`; the rest of it is in `extras` after a step. Every microbatch's loss is multiplied by
+    `loss_scale` before its backward; without it by 1/microbatches, those of one update in all
+    replicas, for the gradient of the mean. A loss that is no finite number is a warning, once; with
+    `stop_on_nan` the pipeline ends there, before the weights are updated (but for updates that the
+    plan makes itself).
 
     `tied` has for each weight that several stages have, as input and output embeddings, its names
     by stage: `[{0: "byte.weight", 3: "scores.weight"}]`, by default those of `split`; its gradients
@@ -126,6 +137,8 @@ class Pipeline:
         max_norm: float | None = None,
         verify: Verify = "first",
         audit: bool = False,
+        batch_dim: int | tuple[int, int] = 0,
+        stop_on_nan: bool = False,
         optimizers: Mapping[int, Optimizer] | None = None,
         timeout: float = 60.0,
     ) -> None:
@@ -143,11 +156,16 @@ class Pipeline:
             max_norm=max_norm,
             verify=verify,
             audit=audit,
+            batch_dim=batch_dim,
+            stop_on_nan=stop_on_nan,
         )
         self.record = False
         self._has_warned = False
+        self._stops_on_nan = stop_on_nan
+        self._evaluations: dict[tuple[int, ...], list[Call]] = {}
         self.bars = list[Bar]()
         self.messages = list[Bar]()
+        self.extras = list[dict[str, Any]]()
         self._plan = plan
         self._processes = processes_of(mesh)
         self._rank = self._processes.own
@@ -174,7 +192,9 @@ class Pipeline:
         check_shared_weights(self._shared, processes, self._watchdog)
         warn_of_equal_weights(plan, setup.modules, self._shared, processes, self._watchdog)
         self._stages = build_stages(plan, processes, setup, self._device)
-        self._batches = Batches(plan, self._stages)
+        dims = setup.batch_dim
+        dims = dims if isinstance(dims, tuple) else (dims, dims)
+        self._batches = Batches(plan, self._stages, BatchDims(*dims))
         self._wire = Wire(processes, timeout, self._watchdog)
         rounding = rounding_to(setup.transfer_dtype)
         self._exchange = Exchange(plan, self._rank, number, self._device, self._wire, rounding)
@@ -182,62 +202,139 @@ class Pipeline:
         self._training = prepare(plan, self._rank, self._stages, self._exchange, self._parts)
         warm_up(plan, processes, self._device)
 
+    @overload
     def step(
-        self, inputs: Value = None, targets: Value = None, options: Options | None = None
-    ) -> Tensor | None:
+        self,
+        inputs: Value = None,
+        targets: Value = None,
+        options: Options | None = None,
+        *,
+        return_outputs: Literal[False] = False,
+    ) -> Tensor | None: ...
+
+    @overload
+    def step(
+        self,
+        inputs: Value = None,
+        targets: Value = None,
+        options: Options | None = None,
+        *,
+        return_outputs: Literal[True],
+    ) -> tuple[Tensor | None, list[Value] | None]: ...
+
+    def step(
+        self,
+        inputs: Value = None,
+        targets: Value = None,
+        options: Options | None = None,
+        *,
+        return_outputs: bool = False,
+    ) -> Tensor | tuple[Tensor | None, list[Value] | None] | None:
         """Run the plan once on a batch; gradients add up in `.grad`.
 
         `inputs` are needed on the rank of the first stage, `targets` on that of the last; all their
-        tensors are cut into microbatches along their first dimension, and these into slices along
-        the second one. `options` are keyword arguments for the modules of this rank, one dictionary
-        per microbatch. Gives the losses by microbatch, unscaled, on the rank of the last stage, and
-        None elsewhere; that of a microbatch is the mean of its slices'. Of several pipelines the
-        first has the first microbatches, of each update; a rank gives the losses that it has.
+        tensors are cut into microbatches along `batch_dim`, and these into slices along the first
+        dimension but that one. `options` are keyword arguments for the modules of this rank, one
+        dictionary per microbatch. Gives the losses by microbatch, unscaled, on the rank of the last
+        stage, and None elsewhere; that of a microbatch is the mean of its slices'. Of several
+        pipelines the first has the first microbatches, of each update; a rank gives the losses that
+        it has. With `return_outputs` it gives two: the losses, and what the last stage has
+        returned, by microbatch and without its graph.
+
+        What `loss_fn` has given beside the losses is in `extras` on the rank of the last stage: a
+        dictionary for each microbatch, or slice of one.
         """
         if self._plan.is_forward_only:
             raise PipelineError("the plan has no backward, it evaluates")
-        self._run(self._training, Batch(inputs, targets, options, evaluates=False))
-        losses = self._batches.outputs()
-        if not losses:
-            return None
-        by_microbatch = torch.stack(losses).view(-1, self._plan.layout.slices).mean(dim=1)
-        self._warn_of_not_finite(by_microbatch)
-        return by_microbatch
-
-    def _warn_of_not_finite(self, losses: Tensor) -> None:
-        """Say once where a loss is not a finite number for the first time."""
-        if self._has_warned or losses.isfinite().all():
-            return
-        self._has_warned = True
-        wrong = [
-            f"{number} ({float(loss)})" for number, loss in enumerate(losses) if not loss.isfinite()
-        ]
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        warnings.warn(
-            f"step {self._watchdog.step} of the pipeline: the loss is not finite for microbatch "
-            f"{', '.join(wrong[:3])}{more}",
-            stacklevel=3,
-        )
+        for stage in self._stages.values():
+            stage.keeps_results = return_outputs
+        batch = Batch(inputs, targets, options, evaluates=False)
+        self.extras = []
+        units = self._batches.last_units(self._run(batch, 0))
+        losses = self._losses_of(units)
+        if self._stops_on_nan:
+            # Those without losses wait here for those that have some.
+            with self._watchdog.guard("at the losses"):
+                self._wire.reduce(torch.zeros(1, device=self._device), dist.ReduceOp.MAX)
+        if not return_outputs:
+            return losses
+        outputs = self._batches.joined([stage.results.pop(unit) for stage, unit in units])
+        return losses, outputs or None
 
     def evaluate(
-        self, inputs: Value = None, targets: Value = None, options: Options | None = None
+        self,
+        inputs: Value = None,
+        targets: Value = None,
+        options: Options | None = None,
+        *,
+        rows: int | None = None,
     ) -> list[Value] | None:
         """Run the forwards of the plan alone, without gradients; `step` says what they take.
+
+        A batch may have any number of rows: it is cut into microbatches of so many `rows`, of which
+        the last one may have fewer, and the plan is walked as often as it takes. Without `rows`
+        there are at most as many microbatches as the plan has. The rank of the first stage says how
+        many rows there are, for all.
 
         Gives on the rank of the last stage its outputs by microbatch, or with `targets` the losses;
         None elsewhere.
         """
-        with torch.no_grad():
-            self._run(self._evaluation, Batch(inputs, targets, options, evaluates=True))
-        found = self._batches.outputs()
-        slices = self._plan.layout.slices
-        if slices > 1:
-            parts = [found[begin : begin + slices] for begin in range(0, len(found), slices)]
-            found = [join(part) if targets is None else torch.stack(part).mean() for part in parts]
+        if rows is not None and rows < 1:
+            raise PipelineError(f"`rows` is {rows}, it must be 1 or more")
+        batch = Batch(inputs, targets, options, evaluates=True, rows=rows)
+        found: list[Value] = []
+        self.extras = []
+        number = 0
+        is_over = False
+        while not is_over:
+            with torch.no_grad():
+                this = self._run(batch, number)
+            units = self._batches.last_units(this)
+            self._take_extras(units)
+            outputs = [stage.outputs.pop(unit) for stage, unit in units]
+            if targets is None:
+                found += self._batches.joined(outputs)
+            elif outputs:
+                found += mean_of_slices(outputs, self._plan.layout.slices)
+            number += 1
+            is_over = this.is_last
         return found or None
 
-    def _run(self, calls: list[Call], batch: Batch) -> None:
-        """Run a step: the walk over its calls, and what is to be done before and after it."""
+    def _losses_of(self, units: Sequence[tuple[Stage, int]]) -> Tensor | None:
+        """The losses of a step by microbatch, on ranks that have some."""
+        self._take_extras(units)
+        losses = [stage.outputs.pop(unit) for stage, unit in units]
+        if not losses:
+            return None
+        by_microbatch = mean_of_slices(losses, self._plan.layout.slices)
+        if not by_microbatch.isfinite().all():
+            self._tell_of_not_finite(by_microbatch)
+        return by_microbatch
+
+    def _take_extras(self, units: Sequence[tuple[Stage, int]]) -> None:
+        self.extras += [stage.extras.pop(unit) for stage, unit in units if unit in stage.extras]
+
+    def _tell_of_not_finite(self, losses: Tensor) -> None:
+        """Say once where a loss is not a finite number for the first time, or end there."""
+        wrong = [
+            f"{number} ({float(loss)})" for number, loss in enumerate(losses) if not loss.isfinite()
+        ]
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        message = (
+            f"step {self._watchdog.step} of the pipeline: the loss is not finite for microbatch "
+            f"{', '.join(wrong[:3])}{more}"
+        )
+        if self._stops_on_nan:
+            with self._watchdog.guard():
+                raise PipelineError(message)
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(message, stacklevel=4)
+
+    def _run(self, batch: Batch, number: int) -> Round:
+        """Run a round of a batch, by its number: the walk over its calls, and what is to be done
+        before and after it.
+        """
         watchdog = self._watchdog
         watchdog.step += 1
         owners: list[Part | Stage] = []
@@ -246,10 +343,12 @@ class Pipeline:
         try:
             for owner in owners:
                 owner.begin_step()
-            given = self._batches.load(batch)
+            given = self._batches.load_inputs(batch, number)
             # The wait for the other ranks counts as one for the first action.
             watchdog.action = 0
-            self._batches.check_rows(self._exchange.begin(given))
+            rows = self._exchange.begin(given)
+            this = self._batches.load_rest(batch, rows, number)
+            calls = self._evaluation(this) if batch.evaluates else self._training
             if self.record:
                 self._walk_recording(calls)
             else:
@@ -266,6 +365,7 @@ class Pipeline:
         finally:
             watchdog.action = None
             watchdog.between = BETWEEN
+        return this
 
     def _walk_recording(self, calls: list[Call]) -> None:
         """The same walk, with the time of each call that stands for an op or a message."""
@@ -284,14 +384,20 @@ class Pipeline:
             bars = self.messages if is_transfer(op[0]) else self.bars
             bars.append(Bar(*op, start, perf_counter()))
 
-    @cached_property
-    def _evaluation(self) -> list[Call]:
-        """The calls of the forwards, by the indices that these have in the whole plan."""
-        forwards = forward_only(self._plan)
-        kinds = self._plan.ranks[self._rank].kind
-        indices = [index for index, kind in enumerate(kinds) if kind in FORWARD]
-        calls = prepare(forwards, self._rank, self._stages, self._exchange, self._parts)
-        return [(indices[index], call, op) for index, call, op in calls]
+    def _evaluation(self, this: Round) -> list[Call]:
+        """The calls of the forwards of a round, by the indices that these have in the whole
+        plan.
+        """
+        counts = self._batches.counts(this)
+        if counts not in self._evaluations:
+            indices = forwards(self._plan, self._rank, counts)
+            plan = forward_only(self._plan, counts)
+            calls = prepare(plan, self._rank, self._stages, self._exchange, self._parts)
+            # What is left for the end of a round has the index of its last action, if it has any.
+            self._evaluations[counts] = [
+                (indices[index] if indices else 0, call, op) for index, call, op in calls
+            ]
+        return self._evaluations[counts]
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Scale the gradients of all stages to a norm of at most `max_norm`; gives the norm that

@@ -28,3 +28,5 @@ class Setup:
     max_norm: float | None
     verify: Verify
     audit: bool
+    batch_dim: int | tuple[int, int]
+    stop_on_nan: bool

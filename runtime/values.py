@@ -59,6 +59,13 @@ def detached(tensors: list[Tensor], tree: TreeSpec | None) -> Value:
     )
 
 
+def without_graph(value: Any) -> Any:
+    """The same with its tensors detached, whatever else is in it."""
+    values, tree = tree_flatten(value)
+    kept = [part.detach() if isinstance(part, Tensor) else part for part in values]
+    return tree_unflatten(kept, tree)
+
+
 def wants_gradient(value: Value) -> bool:
     """Whether any tensor of a value wants a gradient."""
     return any(tensor.requires_grad for tensor in flatten(value, "")[0])
@@ -151,37 +158,38 @@ def tolerance(tensor: Tensor) -> float:
     return float(torch.finfo(tensor.dtype).eps ** 0.5) if has_gradient(tensor) else 0.0
 
 
-def cut(
-    name: str, batch: Value, count: int, into: str = "microbatches", dimension: int = 0
-) -> list[Value]:
-    """The parts of a batch: all of its tensors are cut along a dimension, into equal parts."""
-    tensors, tree = flatten(batch, f"`{name}`")
+def size_along(dim: int, batch: Value, name: str) -> int:
+    """The size of all tensors of a batch along a dimension, such as their rows; PipelineError where
+    they differ.
+    """
+    tensors, _ = flatten(batch, f"`{name}`")
     if not tensors:
-        raise PipelineError(f"`{name}` has no tensors, and so no {into}")
-    sizes = {tensor.shape[dimension] if tensor.ndim > dimension else 0 for tensor in tensors}
-    what = "rows" if dimension == 0 else "columns"
+        raise PipelineError(f"`{name}` have no tensors, and so no microbatches")
+    sizes = {tensor.shape[dim] if tensor.ndim > dim else 0 for tensor in tensors}
     if len(sizes) > 1:
         raise PipelineError(
-            f"the tensors of `{name}` have {' and '.join(map(str, sorted(sizes)))} {what}"
+            f"the tensors of `{name}` have the sizes {' and '.join(map(str, sorted(sizes)))} along "
+            f"dimension {dim}"
         )
-    for size in sizes:
-        if not size or size % count:
-            raise PipelineError(
-                f"`{name}` has {size} {what}, which do not divide into {count} {into}"
-            )
-    parts = zip(*(_chunks(tensor, count, dimension) for tensor in tensors), strict=True)
+    return sizes.pop()
+
+
+def cut(value: Value, count: int, dim: int = 0) -> list[Value]:
+    """Equal parts of a value: all of its tensors are cut along a dimension, whose size divides."""
+    tensors, tree = flatten(value, "a batch")
+    parts = zip(*(_chunks(tensor, count, dim) for tensor in tensors), strict=True)
     return [unflatten(list(part), tree) for part in parts]
 
 
-def _chunks(tensor: Tensor, count: int, dimension: int) -> Sequence[Tensor]:
+def _chunks(tensor: Tensor, count: int, dim: int) -> Sequence[Tensor]:
     """Equal parts of a tensor, each of which counts its own changes in place: a stage may change
     one, and autograd shall not take that for a change of the others.
     """
-    chunks = tensor.chunk(count, dimension)
+    chunks = tensor.chunk(count, dim)
     return chunks if tensor.requires_grad else [chunk.data for chunk in chunks]
 
 
-def join(slices: Sequence[Value]) -> Value:
-    """The inverse of cutting a microbatch into slices, along the second dimension."""
-    tensors, trees = zip(*(flatten(part, "the output") for part in slices), strict=True)
-    return unflatten([torch.cat(parts, dim=1) for parts in zip(*tensors, strict=True)], trees[0])
+def join(parts: Sequence[Value], dim: int) -> Value:
+    """The inverse of `cut`."""
+    tensors, trees = zip(*(flatten(part, "the output") for part in parts), strict=True)
+    return unflatten([torch.cat(pieces, dim) for pieces in zip(*tensors, strict=True)], trees[0])

@@ -68,7 +68,7 @@ class Audit(Part):
         stage: int,
         module: nn.Module,
         device: torch.device,
-        loss: Callable[..., Tensor] | None,
+        loss: Callable[..., tuple[Tensor, object]] | None,
         others: Sequence[Part],
         shared: frozenset[int],
     ) -> None:
@@ -135,7 +135,7 @@ class Audit(Part):
                 part.after_forward(alone)
             output = alone.returned
             if self._loss is not None:
-                output = self._loss(output, run.target)
+                output, _ = self._loss(output, run.target)
         set_random_state(self._device, state)
         roots = [*leaves_of(output), *alone.roots]
         weights: dict[str, Tensor] = dict(self._module.named_parameters())

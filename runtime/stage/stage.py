@@ -33,11 +33,19 @@ from schedlang.runtime.stage.entry import changeable, works_in_place
 from schedlang.runtime.stage.random_state import random_state, set_random_state
 from schedlang.runtime.stage.split_backward import Split, has_reentrant_checkpoint, warn_of
 from schedlang.runtime.torch_private import Substitution, TreeSpec, changes_of, run_backward
-from schedlang.runtime.values import Value, detached, flatten, has_gradient, leaves_of
+from schedlang.runtime.values import (
+    Value,
+    detached,
+    flatten,
+    has_gradient,
+    leaves_of,
+    without_graph,
+)
 from schedlang.schedule.kinds import Kind
 
-#: Loss of one microbatch: a scalar, from the last stage's output and the targets.
-LossFn = Callable[[Value, Value], Tensor]
+#: Loss of one microbatch, from the last stage's output and the targets: a scalar, or a dictionary
+#: that has it as `loss`.
+LossFn = Callable[[Value, Value], Tensor | Mapping[str, Any]]
 
 _NO_OPTIONS: Mapping[str, Any] = {}
 _NOTHING = nullcontext()
@@ -72,11 +80,22 @@ class Loss:
     function: LossFn
     scale: float = 1.0
 
-    def __call__(self, output: Value, target: Value) -> Tensor:
-        """The loss of a microbatch; PipelineError where it is no scalar."""
+    def __call__(self, output: Value, target: Value) -> tuple[Tensor, dict[str, Any]]:
+        """The loss of a microbatch, and what else its dictionary has; PipelineError where the loss
+        is no scalar.
+        """
         loss = self.function(output, target)
+        extras: dict[str, Any] = {}
+        if isinstance(loss, Mapping):
+            if "loss" not in loss:
+                keys = ", ".join(f"`{key}`" for key in loss) or "nothing"
+                raise PipelineError(
+                    f"`loss_fn` gives a dictionary of {keys}: one of its keys must be `loss`"
+                )
+            extras = {key: value for key, value in loss.items() if key != "loss"}
+            loss = loss["loss"]
         if isinstance(loss, Tensor) and not loss.ndim:
-            return loss
+            return loss, without_graph(extras)
         if isinstance(loss, Tensor):
             wrong = f"has the shape {list(loss.shape)}"
         else:
@@ -94,7 +113,9 @@ class Stage:
     the two stages share theirs. `targets` and `options`, the module's keyword arguments, are there
     for the whole step.
 
-    On the last stage, which has a `loss`, the output is the loss, detached.
+    On the last stage, which has a `loss`, the output is the loss, detached; beside it are there, by
+    microbatch, the `extras` that the loss function has given, and where they are asked for, the
+    `results`, what the module returned.
     """
 
     def __init__(
@@ -126,6 +147,9 @@ class Stage:
         self.gradients: dict[int, list[Tensor | None]] = {}
         self.input_gradients: dict[int, list[Tensor | None]] = {}
         self.targets: dict[int, Value] = {}
+        self.extras: dict[int, dict[str, Any]] = {}
+        self.keeps_results = False
+        self.results: dict[int, Value] = {}
         self.options: Mapping[int, Mapping[str, Any]] = {}
         #: From F (or R) to the backward: how many leaves are of the input, all leaves, the roots.
         self._live: dict[int, tuple[int, Sequence[Tensor], Sequence[Tensor]]] = {}
@@ -357,10 +381,18 @@ class Stage:
         if run.is_evaluation and run.target is None:
             return run.returned
         if self.loss is not None and (run.has_graph or run.is_evaluation):
-            return self.loss(run.returned, run.target)
+            return self._loss_of(run, self.loss)
         if run.is_evaluation:
             raise PipelineError("there are targets, but no `loss_fn`")
         return run.returned
+
+    def _loss_of(self, run: Forward, loss: Loss) -> Tensor:
+        value, extras = loss(run.returned, run.target)
+        if extras:
+            self.extras[run.microbatch] = extras
+        if self.keeps_results:
+            self.results[run.microbatch] = without_graph(run.returned)
+        return value
 
     def check_kept(self, microbatch: int, output: Value) -> None:
         """PipelineError where a later forward has changed an output that the next stage takes

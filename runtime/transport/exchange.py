@@ -31,18 +31,24 @@ _LAST_TAG = 2**31
 
 
 @frozen
+class Rows:
+    """The rows of a batch: all of them, and those of a microbatch, of which the last may have
+    fewer.
+    """
+
+    total: int
+    of_microbatch: int
+
+
+@frozen
 class Given:
-    """What the first stage of a pipeline is given in a step: shapes and types of a microbatch, and
-    whether it is to be evaluated.
+    """What the first stage of a pipeline is given in a step: whether to evaluate it, the rows of
+    the batch, shapes and types of a microbatch.
     """
 
     evaluates: bool
+    rows: Rows
     spec: ValueSpec
-
-    @property
-    def rows(self) -> int:
-        """The rows of a microbatch."""
-        return self.spec.shapes[0][0]
 
 
 class Exchange:
@@ -74,7 +80,7 @@ class Exchange:
         self._channels: dict[int, Channel] = {}
         #: The inputs of a pipeline's first stage are numbered by their shapes and types: all that
         #: were seen, and those of this step.
-        self._seen: dict[int, dict[Given, int]] = {}
+        self._seen: dict[int, dict[tuple[bool, ValueSpec], int]] = {}
         self._inputs: dict[int, int] = {}
         self._announced: list[tuple[InFlight, int]] = []
 
@@ -96,14 +102,14 @@ class Exchange:
         receive = ActivationReceive if kind == Kind.RECV_F else GradientReceive
         return receive(channel, microbatch, tags, box, self._device)
 
-    def begin(self, given: dict[int, Given]) -> dict[int, int]:
+    def begin(self, given: dict[int, Given]) -> Rows:
         """Begin a step: announce the inputs that this rank has, by first stage, and receive what
-        other ranks announce. Gives the rows of a microbatch, by first stage.
+        other ranks announce. Gives the rows of the batch.
         """
-        rows = {}
+        rows: dict[int, Rows] = {}
         for first, inputs in given.items():
             seen = self._seen.setdefault(first, {})
-            self._inputs[first] = seen.setdefault(inputs, len(seen))
+            self._inputs[first] = seen.setdefault((inputs.evaluates, inputs.spec), len(seen))
             rows[first] = inputs.rows
             self._announce(first, inputs.rows)
         for pipeline in self._plan.layout.pipelines:
@@ -112,7 +118,7 @@ class Exchange:
                 self._inputs[first], rows[first] = self._receive_announcement(first)
         for channel in self._channels.values():
             channel.begin(self._inputs_of(channel))
-        return rows
+        return self._same(rows)
 
     def end(self) -> None:
         """End a step, when all of its messages are through."""
@@ -158,19 +164,35 @@ class Exchange:
         pipeline = self._plan.layout.pipeline_of[first]
         return rank in self._plan.placement[pipeline.start : pipeline.stop]
 
-    def _announce(self, first: int, rows: int) -> None:
-        announcement = torch.cat([self._name, torch.tensor([self._inputs[first], rows])])
+    def _announce(self, first: int, rows: Rows) -> None:
+        what = [self._inputs[first], rows.total, rows.of_microbatch]
+        announcement = torch.cat([self._name, torch.tensor(what)])
         for rank in range(len(self._plan.ranks)):
             if rank != self._rank and self._takes_part(rank, first):
                 sent = self._wire.send(announcement, rank, _FIRST_TAG + first)
                 self._announced.append(([(sent, announcement)], rank))
 
-    def _receive_announcement(self, first: int) -> list[int]:
-        """The number of the inputs, and the rows of a microbatch."""
-        announcement = torch.empty(4, dtype=torch.int64)
+    def _receive_announcement(self, first: int) -> tuple[int, Rows]:
+        """The number of the inputs, and the rows of the batch."""
+        announcement = torch.empty(5, dtype=torch.int64)
         rank = self._plan.placement[first]
         received = self._wire.receive(announcement, rank, _FIRST_TAG + first)
         self._wire.wait([(received, announcement)], rank)
         if not torch.equal(announcement[:2], self._name):
             raise PipelineError(f"rank {rank} has begun a step of another pipeline")
-        return announcement[2:].tolist()
+        number, total, of_microbatch = announcement[2:].tolist()
+        return number, Rows(total, of_microbatch)
+
+    def _same(self, rows: dict[int, Rows]) -> Rows:
+        """The rows that the first stages of all pipelines were given."""
+        first, *others = rows
+        for other in others:
+            if rows[other] != rows[first]:
+                ranks = [self._plan.placement[stage] for stage in (first, other)]
+                raise PipelineError(
+                    f"rank {ranks[0]} has `inputs` of {rows[first].total} rows, "
+                    f"{rows[first].of_microbatch} a microbatch, and rank {ranks[1]} of "
+                    f"{rows[other].total}, {rows[other].of_microbatch} a microbatch: all of them "
+                    "take the same batch"
+                )
+        return rows[first]

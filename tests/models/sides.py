@@ -334,7 +334,7 @@ class Alone(Training):
         self.set_training(True)
 
     def _cut(self, step: int) -> list[list[Value]]:
-        return [cut("", value, self.plan.microbatches) for value in self.batch(step)]
+        return [cut(value, self.plan.microbatches) for value in self.batch(step)]
 
     def _train(self, order: list[Any], inputs: Any, targets: Any) -> dict[int, Tensor]:
         scale = self.model.loss_scale * self.plan.layout.updates / self.plan.microbatches
@@ -446,7 +446,7 @@ class Alone(Training):
 
 
 def _slice(value: Value, index: int, slices: int) -> Value:
-    return value if slices == 1 else cut("", value, slices, "slices", dimension=1)[index]
+    return value if slices == 1 else cut(value, slices, dim=1)[index]
 
 
 def random_state() -> tuple[Any, ...]:
