@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo example test test-browser explore models faults nodes fuzz mutation gallery pictures
+.PHONY: demo example test test-browser explore models trainings faults nodes fuzz mutation gallery pictures
 .PHONY: bench bench-start bench-runtime bench-walk bench-prediction
 
 demo: .venv/installed
@@ -53,6 +53,10 @@ models: .venv/installed
 faults: .venv/installed
 	$(BIN)/pytest -m processes tests/runtime/test_faults.py tests/runtime/test_restarts.py \
 	    tests/runtime/test_elastic.py
+
+# 30 steps of the command with every program of the gallery.
+trainings: .venv/installed
+	$(BIN)/pytest -n 2 -m trainings tests/runtime/test_loss_falls.py
 
 # Two nodes in network namespaces of this machine, and a link that is cut; as root.
 nodes: .venv/installed

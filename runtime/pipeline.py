@@ -347,6 +347,7 @@ class Pipeline:
             # The wait for the other ranks counts as one for the first action.
             watchdog.action = 0
             rows = self._exchange.begin(given)
+            watchdog.action = None
             this = self._batches.load_rest(batch, rows, number)
             calls = self._evaluation(this) if batch.evaluates else self._training
             if self.record:

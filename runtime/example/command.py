@@ -5,13 +5,14 @@ it reports in the end.
 import argparse
 import json
 import os
+import warnings
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from schedlang.cli.main import count, param
+from schedlang.cli.main import OPTIMIZERS, count, param, rate
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.plan.plan import Plan
 from schedlang.report.measured import run_of
@@ -21,6 +22,7 @@ from schedlang.runtime.example.collective import join, leave, linked, together
 from schedlang.runtime.example.corpus import read_corpus
 from schedlang.runtime.example.gpt import BLOCKS
 from schedlang.runtime.example.plan_source import share_plan
+from schedlang.runtime.example.recipe import Recipe
 from schedlang.runtime.example.reference import train_reference
 from schedlang.runtime.example.report import TOLERANCE, compare, print_header, report, total_losses
 from schedlang.runtime.example.trace import aligned, write_trace
@@ -35,13 +37,22 @@ def main() -> NoReturn:
     if "OMP_NUM_THREADS" not in os.environ:
         # The ranks are the parallel part.
         torch.set_num_threads(1)
+    # A line without the place in torch's or our sources, which help nobody here.
+    warnings.formatwarning = lambda message, *_, **__: f"warning: {message}\n"
     workload, checkpoints = _start(options)
     # The rank of the last stage has the losses, so it does the talking.
     writer = workload.plan.placement[-1]
     if dist.get_rank() == writer:
         print_header(workload)
     try:
-        training = train(workload, options.steps, options.timeout, checkpoints, options.audit)
+        training = train(
+            workload,
+            options.steps,
+            options.timeout,
+            checkpoints,
+            options.audit,
+            options.stop_on_nan,
+        )
     except PipelineError as error:
         say(str(error))
         leave(1)
@@ -79,6 +90,11 @@ def _options() -> argparse.Namespace:
         metavar="NAME=VALUE",
         help=help,
     )
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="default: sgd")
+    help = "the learning rate (default: one that suits the optimizer, and how late gradients are)"
+    parser.add_argument("--lr", type=rate, metavar="RATE", help=help)
+    help = "end where a loss is not a finite number, before the update"
+    parser.add_argument("--stop-on-nan", action="store_true", help=help)
     parser.add_argument("--steps", type=count, default=20, help="how many updates (default: 20)")
     parser.add_argument(
         "--check", action="store_true", help="compare with the same training in one process"
@@ -120,7 +136,8 @@ def _start(options: argparse.Namespace) -> tuple[Workload, CheckpointFolder | No
     blocks = layers - 2 if layers else max(BLOCKS, plan.layout.pieces)
     at_once = min(options.steps, options.every) if checkpoints else options.steps
     plan = together(lambda: _for_updates(plan, at_once), group)
-    return Workload(plan, corpus, blocks, options.seed, options.replicas), checkpoints
+    recipe = Recipe(options.optimizer, options.lr)
+    return Workload(plan, corpus, blocks, options.seed, options.replicas, recipe), checkpoints
 
 
 def _for_updates(plan: Plan, updates: int) -> Plan:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from schedlang.runtime.cutting.partition import partition
 from schedlang.schedule.layout import Layout
 
-#: Bytes that the model sees at once.
+#: Bytes that the model sees at once, where they need not divide into slices.
 CONTEXT = 64
 
 #: Blocks of a model that is cut into no more stages.
@@ -26,10 +26,10 @@ _HEADS = 4
 class Embedding(nn.Module):
     """Bytes to vectors: the sum of an embedding of the byte and one of its position."""
 
-    def __init__(self) -> None:
+    def __init__(self, context: int) -> None:
         super().__init__()
         self.byte = nn.Embedding(_BYTES, _WIDTH)
-        self.position = nn.Parameter(torch.randn(CONTEXT, _WIDTH) * 0.02)
+        self.position = nn.Parameter(torch.randn(context, _WIDTH) * 0.02)
 
     def forward(self, bytes: Tensor, begin: int = 0) -> Tensor:
         """(rows, length) bytes, of which so many went before, to (rows, length, width)."""
@@ -157,10 +157,12 @@ class SlicedSkipping(Skipping, Sliced):
         return self.give(output), seen
 
 
-def build_gpt(blocks: int, seed: int) -> list[nn.Module]:
-    """The layers of a model with so many blocks, the same for the same seed."""
+def build_gpt(blocks: int, seed: int, context: int = CONTEXT) -> list[nn.Module]:
+    """The layers of a model with so many blocks that sees so many bytes at once, the same for the
+    same seed.
+    """
     torch.manual_seed(seed)
-    return [Embedding(), *(Block() for _ in range(blocks)), Head()]
+    return [Embedding(context), *(Block() for _ in range(blocks)), Head()]
 
 
 def cut_gpt(layers: Sequence[nn.Module], layout: Layout, sliced: bool) -> list[nn.Sequential]:

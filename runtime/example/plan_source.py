@@ -62,7 +62,6 @@ def _fitting(plan: Plan, path: Path, replicas: int) -> Plan:
             f": torchrun --nproc-per-node {ranks * replicas} -m schedlang.runtime {path}{option}"
         )
         wrong += f", or --replicas {started // ranks}" if started % ranks == 0 else ""
-    wrong = wrong or ("the plan has no backward" if plan.is_forward_only else None)
     if wrong is not None:
         raise PipelineError(wrong)
     return plan

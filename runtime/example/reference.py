@@ -1,5 +1,5 @@
-"""The reference run: the training of the command again in one process, without schedule or
-messages, to compare with.
+"""The reference run: what the command does again in one process, without schedule or messages, to
+compare with.
 """
 
 import copy
@@ -12,7 +12,7 @@ from attrs import evolve
 from torch import Tensor
 
 from schedlang.runtime.example.gpt import cut_gpt, next_byte_loss, run_gpt
-from schedlang.runtime.example.train import Training, keep_gradients, make_optimizer
+from schedlang.runtime.example.train import Training, keep_gradients
 from schedlang.runtime.example.workload import Workload
 from schedlang.runtime.stage.versions import delays
 
@@ -24,7 +24,7 @@ def train_reference(workload: Workload, steps: int) -> Training:
     training = Training()
     plan = workload.plan
     parts = cut_gpt(workload.layers(), evolve(plan.layout, skips=()), sliced=False)
-    optimizers = list(map(make_optimizer, parts))
+    optimizers = list(map(workload.optimizer, parts))
     behind = {
         stage: late for rank in range(len(plan.ranks)) for stage, late in delays(plan, rank).items()
     }
@@ -33,7 +33,10 @@ def train_reference(workload: Workload, steps: int) -> Training:
     for step in range(steps):
         read = [kept[0] for kept in versions]
         model = partial(run_gpt, read, plan.layout.skips)
-        training.losses.append(_add_gradients(model, *workload.batch(step), workload.microbatches))
+        trains = not plan.is_forward_only
+        training.losses.append(_run(model, *workload.batch(step), workload.microbatches, trains))
+        if not trains:
+            continue
         for part, other, optimizer, kept in zip(parts, read, optimizers, versions, strict=True):
             for weight, old in zip(part.parameters(), other.parameters(), strict=True):
                 weight.grad = old.grad
@@ -45,13 +48,21 @@ def train_reference(workload: Workload, steps: int) -> Training:
     return training
 
 
-def _add_gradients(
-    model: Callable[[Tensor], Tensor], inputs: Tensor, targets: Tensor, microbatches: int
+def _run(
+    model: Callable[[Tensor], Tensor],
+    inputs: Tensor,
+    targets: Tensor,
+    microbatches: int,
+    trains: bool,
 ) -> float:
-    """Run microbatches one by one, add up the gradient of their mean loss, and give that loss."""
+    """Run microbatches one by one, and give their mean loss; where it `trains`, its gradient adds
+    up.
+    """
     losses = []
     for x, y in zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True):
-        loss = next_byte_loss(model(x), y)
-        torch.autograd.backward(loss / microbatches)
+        with torch.set_grad_enabled(trains):
+            loss = next_byte_loss(model(x), y)
+        if trains:
+            torch.autograd.backward(loss / microbatches)
         losses.append(loss.detach())
     return float(torch.stack(losses).mean())

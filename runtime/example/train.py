@@ -9,7 +9,9 @@ import torch.distributed as dist
 from attrs import define, field
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.optim import Optimizer
 
+from schedlang.plan.plan import Plan
 from schedlang.runtime.example.checkpoint_folder import CheckpointFolder
 from schedlang.runtime.example.gpt import next_byte_loss
 from schedlang.runtime.example.progress import Progress
@@ -50,9 +52,10 @@ def train(
     timeout: float,
     checkpoints: CheckpointFolder | None = None,
     audit: bool = False,
+    stop_on_nan: bool = False,
 ) -> Training:
-    """Train with the plan, together with all other ranks; the rank of the last stage prints a line
-    per step.
+    """Train with the plan, together with all other ranks, or evaluate, where it has no backward;
+    the rank of the last stage prints a line per step.
 
     With checkpoints, it goes on from the last one.
     """
@@ -61,7 +64,9 @@ def train(
     progress = Progress(plan, steps)
     replica, rank = divmod(dist.get_rank(), len(plan.ranks))
     stages = workload.stages(plan.stages_of(rank))
-    of_modules = {module: _optimizer_that_keeps(training, module) for module in stages.values()}
+    of_modules = {
+        module: _optimizer_that_keeps(training, workload, module) for module in stages.values()
+    }
     if checkpoints:
         checkpoints.load(stages, list(of_modules.values()))
     own = (
@@ -74,6 +79,7 @@ def train(
         mesh=_mesh(workload),
         optimizers=own,
         audit=audit,
+        stop_on_nan=stop_on_nan,
         timeout=timeout,
     )
     others = [] if own else list(of_modules.values())
@@ -85,7 +91,7 @@ def train(
     for step in begins:
         start = perf_counter()
         pipeline.record = progress.is_bar or step in recorded
-        losses = pipeline.step(*workload.share(step, replica))
+        losses = _losses(pipeline, plan, *workload.share(step, replica))
         for optimizer in others:
             optimizer.step()
             optimizer.zero_grad()
@@ -101,6 +107,14 @@ def train(
     training.audits = pipeline.audits
     training.offset = clock_offset(plan.placement[-1])
     return training
+
+
+def _losses(pipeline: Pipeline, plan: Plan, inputs: Tensor, targets: Tensor) -> Tensor | None:
+    """The losses of a step, where the rank has any."""
+    if not plan.is_forward_only:
+        return pipeline.step(inputs, targets)
+    losses = pipeline.evaluate(inputs, targets)
+    return None if losses is None else torch.stack(losses)
 
 
 def _mesh(workload: Workload) -> DeviceMesh | None:
@@ -131,24 +145,17 @@ def _keep_losses(
         progress.show(step, float(of_update.mean()), speed, idle=1 - busy / seconds)
 
 
-def _optimizer_that_keeps(training: Training, module: nn.Module) -> torch.optim.SGD:
+def _optimizer_that_keeps(training: Training, workload: Workload, module: nn.Module) -> Optimizer:
     """An optimizer that keeps the gradients right before its step, when they are whole, whether the
     plan makes the step or the script.
     """
-    optimizer = make_optimizer(module)
+    optimizer = workload.optimizer(module)
     optimizer.register_step_pre_hook(partial(keep_gradients, training, module))
     return optimizer
-
-
-def make_optimizer(module: nn.Module) -> torch.optim.SGD:
-    """The optimizer of the command."""
-    # Not Adam: it divides by the gradient's own size, so rounding errors of tiny gradients would
-    # grow to full steps.
-    return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
 
 
 def keep_gradients(training: Training, module: nn.Module, *_: Any) -> None:
     """Keep the gradients of a stage that is about to be updated."""
     for name, weight in module.named_parameters():
-        assert weight.grad is not None
-        training.gradients[name] = weight.grad.clone()
+        if weight.grad is not None:
+            training.gradients[name] = weight.grad.clone()

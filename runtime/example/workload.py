@@ -7,10 +7,12 @@ from collections.abc import Iterable
 import torch
 from attrs import field, frozen
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.example.corpus import draw_batch
 from schedlang.runtime.example.gpt import CONTEXT, build_gpt, cut_gpt
+from schedlang.runtime.example.recipe import Recipe
 
 #: Rows of a microbatch.
 ROWS = 4
@@ -18,8 +20,8 @@ ROWS = 4
 
 @frozen
 class Workload:
-    """A model with so many blocks, and a batch for each update. Both follow from the `seed` and the
-    number of microbatches alone.
+    """A model with so many blocks, a batch for each update, and how to train with it. Model and
+    batches follow from the `seed` and the number of microbatches alone.
 
     So a training can go on with a plan for another number of ranks as it would have with its own.
     The microbatches are those of all `replicas` of the plan; the first replica has the first
@@ -31,10 +33,21 @@ class Workload:
     blocks: int
     seed: int
     replicas: int
+    recipe: Recipe
 
     def layers(self) -> list[nn.Module]:
         """The layers of the whole model."""
-        return build_gpt(self.blocks, self.seed)
+        return build_gpt(self.blocks, self.seed, max(CONTEXT, self.context))
+
+    @property
+    def context(self) -> int:
+        """The bytes of a row: as many as divide into the plan's slices."""
+        slices = self.plan.layout.slices
+        return max(CONTEXT // slices, 1) * slices
+
+    def optimizer(self, module: nn.Module) -> Optimizer:
+        """The optimizer of a part of the model."""
+        return self.recipe.make(module.parameters(), self.plan)
 
     def stages(self, numbers: Iterable[int]) -> dict[int, nn.Sequential]:
         """Some stages of the plan; those of several pipelines that are replicas are one module."""
@@ -50,12 +63,12 @@ class Workload:
     @property
     def tokens(self) -> int:
         """The bytes in the batch of an update."""
-        return self.microbatches * ROWS * CONTEXT
+        return self.microbatches * ROWS * self.context
 
     def batch(self, update: int) -> tuple[Tensor, Tensor]:
         """The batch of an update: inputs and targets."""
         return draw_batch(
-            self.corpus, self.microbatches * ROWS, CONTEXT, self.seed * 1_000_003 + update
+            self.corpus, self.microbatches * ROWS, self.context, self.seed * 1_000_003 + update
         )
 
     def share(self, update: int, replica: int) -> tuple[Tensor, Tensor]:

@@ -161,8 +161,8 @@ class Stage:
         self._is_reentrant: bool | None = None
         #: The stages before and after, where they are on this rank; and how often the tensors that
         #: wait for the one after had been changed in place.
-        self._previous: Stage | None = None
-        self._following: Stage | None = None
+        self.stage_before: Stage | None = None
+        self.stage_after: Stage | None = None
         self._handed_on: dict[int, list[int]] = {}
         #: Whether this step is inside `torch.autocast`.
         self._is_in_autocast = False
@@ -203,8 +203,8 @@ class Stage:
 
     def pass_to(self, following: "Stage") -> None:
         """Share what passes with the next stage, which is on the same rank."""
-        self._following = following
-        following._previous = self
+        self.stage_after = following
+        following.stage_before = self
         following.inputs = self.outputs
         self.gradients = following.input_gradients
 
@@ -222,8 +222,8 @@ class Stage:
     def forward(self, microbatch: int) -> None:
         """F: the output, and on the last stage the loss."""
         input = self.inputs.pop(microbatch)
-        if self._previous is not None:
-            self._previous.check_kept(microbatch, input)
+        if self.stage_before is not None:
+            self.stage_before.check_kept(microbatch, input)
         if microbatch in self.plan.recomputed:
             self._again[microbatch] = input, random_state(self.device)
             # Tensors of its own, or R would call the hooks that this run registers as well.
@@ -238,7 +238,7 @@ class Stage:
         else:
             run = Forward(microbatch, input, self._options(microbatch), has_graph=True)
             self.outputs[microbatch] = self._record(run)
-        if self._following is not None:
+        if self.stage_after is not None:
             self._handed_on[microbatch] = self._changes_of(self.outputs[microbatch])
 
     def recompute(self, microbatch: int) -> None:

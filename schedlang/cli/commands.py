@@ -259,11 +259,12 @@ def run(options: argparse.Namespace) -> int:
         command = [sys.executable, "-m", "schedlang.runtime.example.launch"]
         command += ["--standalone", "--nproc-per-node", str(processes)]
         command += ["-m", "schedlang.runtime", str(path)]
-        for name in ("steps", "replicas", "trace", "checkpoint", "every"):
+        for name in ("steps", "optimizer", "lr", "replicas", "trace", "checkpoint", "every"):
             value = getattr(options, name)
             if value is not None:
                 command += [f"--{name}", str(value)]
-        command += [f"--{name}" for name in ("check", "audit") if getattr(options, name)]
+        flags = {"check": "check", "audit": "audit", "stop_on_nan": "stop-on-nan"}
+        command += [f"--{flag}" for name, flag in flags.items() if getattr(options, name)]
         # The ranks are the parallel part: threads of each would only be in each other's way.
         return _run_until_end(command, {"OMP_NUM_THREADS": "1"} | dict(os.environ))
 
@@ -274,6 +275,9 @@ def _check_run(options: argparse.Namespace, plan: Any) -> None:
         raise UsageError(f"there is no folder for the trace `{options.trace}`")
     if options.every and not options.checkpoint:
         raise UsageError("--every says how often --checkpoint writes")
+    for name in ("audit", "checkpoint", "lr", "optimizer"):
+        if plan.is_forward_only and getattr(options, name):
+            raise UsageError(f"--{name} is for a training, and `{plan.name}` has no backward")
     if plan.kernels:
         try:
             plan.for_updates(max(options.steps or 0, plan.layout.updates))

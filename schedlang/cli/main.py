@@ -19,6 +19,8 @@ _TABLE = "table.csv"
 _IDEAL = "no transfer waits for another: only latency counts"
 #: How many objects a command makes before Python looks for garbage among them for the first time.
 _FEW_OBJECTS = 100_000
+#: What `run` can train with.
+OPTIMIZERS = ("sgd", "adam", "adamw")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -352,6 +354,18 @@ def _run(parsers: Any) -> None:
         "--steps 5 --check",
     )
     run.add_argument("--steps", type=count, metavar="N", help="how many updates")
+    run.add_argument("--optimizer", choices=OPTIMIZERS, help="default: sgd")
+    run.add_argument(
+        "--lr",
+        type=rate,
+        metavar="RATE",
+        help="the learning rate (default: one that suits the optimizer and the schedule)",
+    )
+    run.add_argument(
+        "--stop-on-nan",
+        action="store_true",
+        help="end where a loss is not a finite number, before the update",
+    )
     run.add_argument(
         "--check", action="store_true", help="compare with the same training in one process"
     )
@@ -478,6 +492,17 @@ def param(text: str) -> tuple[str, int]:
         raise argparse.ArgumentTypeError(
             f"`{text}` is not NAME=VALUE with a whole number"
         ) from None
+
+
+def rate(text: str) -> float:
+    """A number above 0, for argparse."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"`{text}` is not a number above 0")
+    return value
 
 
 def count(text: str) -> int:

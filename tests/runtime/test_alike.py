@@ -773,4 +773,4 @@ def test_targets_without_tensors_are_refused(run_ranks: Run) -> None:
     outcome = run_ranks(no_tensors, 2)
     assert outcome.codes == [1, 1]
     for log in outcome.logs:
-        assert "`targets` has no tensors" in log
+        assert "`targets` have no tensors" in log

@@ -215,7 +215,7 @@ FAILURES = {
         indivisible,
         2,
         None,
-        r"rank \d failed: `\w+` has 7 rows, which do not divide into 4 microbatches",
+        r"rank \d failed: `inputs` have 7 rows, which do not divide into 4 microbatches",
     ),
     "no_targets": (
         no_targets,
@@ -428,5 +428,5 @@ def fails_twice() -> list[str]:
 
 def test_a_second_pipeline_after_a_failure_is_refused(run_ranks: Run) -> None:
     ((first, second),) = run_ranks(fails_twice, 1).results()
-    assert "has 7 rows, which do not divide into 4 microbatches" in first
+    assert "have 7 rows, which do not divide into 4 microbatches" in first
     assert second.startswith("an earlier pipeline of this process has failed")

@@ -117,11 +117,6 @@ def test_an_audit_of_slices_skips_and_late_weights(train: Train, tmp_path: Path,
     assert len(stages) >= 2
 
 
-def test_a_plan_for_inference_is_not_trained(train: Train, tmp_path: Path) -> None:
-    done = train(0, plan_file(tmp_path, "forward_only", ranks=1, microbatches=2))
-    assert (done.codes, done.stderr) == ([1], "the plan has no backward\n")
-
-
 def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
     plan = plan_file(tmp_path, "gpipe", ranks=1, microbatches=2)
     done = python("-m", "schedlang.runtime", plan, "--steps", 1)
