@@ -47,6 +47,15 @@ def test_schedc_run_is_a_training_under_torchrun() -> None:
     check_training(done.stdout, "zb_h1", 2, 2)
 
 
+def test_a_run_that_fails_says_so_in_its_own_words() -> None:
+    """Without the launcher's log behind it."""
+    options = ["-p", "ranks=2", "-p", "microbatches=1", "--lr", "1e30", "--stop-on-nan"]
+    done = python("-m", "schedlang", "run", PROGRAMS / "1f1b.sched", *options)
+    assert done.returncode == 1
+    assert "the loss is not finite for microbatch 0 (nan)" in done.stderr
+    assert all(re.match(r" *rank \d", line) for line in done.stderr.splitlines()), done.stderr
+
+
 def check_training(out: str, name: str, ranks: int, stages: int) -> None:
     """What 4 steps print: a loss that goes down, and figures."""
     lines = out.splitlines()
