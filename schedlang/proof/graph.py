@@ -210,9 +210,10 @@ def walk(graph: Graph) -> Floats:
     #     thread 0   ─ a ─────── b ─ c           waiting = {e: [0]}  until e happens
     #                            │
     #     thread 1   ─ d ─── e ──┘
-    waits = graph.waits.tolist()
-    delay = graph.delay.tolist()
-    takes = graph.takes.tolist()
+    # Numbers side by side are read faster than the objects of a list, and take less room.
+    waits = array("i", graph.waits.astype(np.int32).tobytes())
+    delay = array("d", graph.delay.tobytes())
+    takes = array("d", graph.takes.tobytes())
     times = array("d", [inf]) * len(waits)
     #: Of each thread: its event that is next, the one after its last, and the time by now.
     *following, _ = graph.first.tolist()
