@@ -12,7 +12,7 @@ from schedlang.lowering import lower
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.columns import Ints, table_of
 from schedlang.schedule.schedule import Kernel, Schedule
-from schedlang.schedule.stream import later, steps_of, unroll
+from schedlang.schedule.stream import later, repeat, steps_of, unroll
 
 #: Of fewer, each is the first or the last.
 _FEWEST_UPDATES = 3
@@ -25,24 +25,24 @@ def lower_stream(
     """A stream with its communication, for the fewest updates that show it whole; and the part that
     repeats, per rank.
 
-    Lowering is done for some updates, and for one more. Where each list then has some of its rows
-    once more, right behind themselves, the execution has come back to the same state, and goes on
-    so for any number of updates. By then the ranks hold as many versions of their weights as they
-    ever will.
+    Lowering is done for some more updates. Where each list then has some of its rows again, one
+    update later, right behind themselves, the execution has come back to the same state, and goes
+    on so for any number of updates. These rows are left out as often as that makes no difference:
+    as lowering for fewer updates does without them, and by the end of these the ranks have held as
+    many versions of their weights as they ever will.
     """
-
-    @cache
-    def lowered(updates: int) -> Schedule:
-        return lowering(unroll(schedule, updates))
-
-    @cache
-    def kernels(updates: int) -> tuple[Kernel, ...] | None:
-        return _kernels(lowered(updates), lowered(updates + 1))
-
-    updates = _first(lambda number: kernels(number) is not None, _guess(schedule))
-    found = kernels(updates) if updates <= _MOST_UPDATES else None
-    if found is not None:
-        return lowered(updates), found
+    updates = _guess(schedule)
+    while True:
+        # One more than are shown, so that there is something that is repeated.
+        longest = lowering(unroll(schedule, updates + 1))
+        kernels, most = _kernels(longest)
+        for by in range(_fewer(longest, kernels, most), 0, -1):
+            shorter = lowering(unroll(schedule, updates + 1 - by))
+            if shorter.ranks == repeat(longest, kernels, -by).ranks:
+                return shorter, kernels
+        if updates == _MOST_UPDATES:
+            break
+        updates = min(2 * updates, _MOST_UPDATES)
     place = Label(schedule.spans[0])
     message = f"the schedule does not repeat itself within {_MOST_UPDATES} updates"
     raise CompileError([Diagnostic("steady", message, (place,), schedule.source)])
@@ -61,53 +61,52 @@ def _guess(schedule: Schedule) -> int:
     return min(max(2 * ahead, _FEWEST_UPDATES), _MOST_UPDATES)
 
 
-def _first(holds: Callable[[int], bool], guess: int) -> int:
-    """The fewest updates for which something holds that then holds for more as well; or one more
-    than the most. It is looked for from a guess on, in steps that double.
-    """
-    step = 1
-    if holds(guess):
-        low = _FEWEST_UPDATES - 1
-        high = guess
-        while high - step > low and holds(high - step):
-            high -= step
-            step *= 2
-        low = max(low, high - step)
-    else:
-        low = guess
-        high = _MOST_UPDATES + 1
-        while low + step < high and not holds(low + step):
-            low += step
-            step *= 2
-        high = min(low + step, high)
-    between = range(low + 1, high)
-    return low + 1 + bisect_left(between, True, key=holds)
-
-
-def _kernels(shorter: Schedule, longer: Schedule) -> tuple[Kernel, ...] | None:
-    """The rows of each rank that it has once more in the schedule of one more update; nothing if
-    that is not all that is different.
-    """
-    steps = steps_of(longer.layout)
+def _kernels(longest: Schedule) -> tuple[tuple[Kernel, ...], int]:
+    """What repeats on each rank, the first time; and how often it could be left out."""
+    updates = longest.layout.updates
+    steps = steps_of(longest.layout)
     kernels = []
-    for short, long in zip(shorter.ranks, longer.ranks, strict=True):
-        kernel = _kernel(table_of(short), table_of(long), steps)
-        if kernel is None:
-            return None
-        kernels.append(kernel)
-    if follow_weights(shorter).held != follow_weights(longer).held:
-        return None
-    return tuple(kernels)
+    most = updates - _FEWEST_UPDATES
+    for actions in longest.ranks:
+        table = table_of(actions)
+        kind, number, microbatch, *_ = table
+        length = int(np.count_nonzero(microbatch // steps[kind, number] == updates // 2))
+        again = _again(table, length, steps)
+        kernels.append(Kernel(again.start, again.start + length))
+        most = min(most, len(again) // length)
+    return tuple(kernels), most
 
 
-def _kernel(shorter: Ints, longer: Ints, steps: Ints) -> Kernel | None:
-    """The rows that the longer list has once more, with all from there on one update later."""
-    inserted = longer.shape[1] - shorter.shape[1]
-    if inserted < 0:
-        return None
-    # What comes one update later begins as early as possible.
-    is_later = (later(shorter, 1, steps) == longer[:, inserted:]).all(axis=0)
-    start = int(np.flatnonzero(~is_later).max(initial=-1)) + 1
-    stop = start + inserted
-    is_there = stop <= shorter.shape[1] and np.array_equal(shorter[:, :stop], longer[:, :stop])
-    return Kernel(start, stop) if is_there else None
+def _fewer(longest: Schedule, kernels: tuple[Kernel, ...], most: int) -> int:
+    """By how many updates a schedule can be shorter, up to the most, for the ranks to hold as many
+    versions of their weights as with one update more.
+    """
+
+    @cache
+    def held(by: int) -> tuple[int, ...]:
+        return follow_weights(repeat(longest, kernels, -by)).held
+
+    return _last(lambda by: held(by) == held(by - 1), most)
+
+
+def _last(holds: Callable[[int], bool], most: int) -> int:
+    """The last number from 1 up to the most for which something holds that holds for all before; 0
+    if for none. It is looked for in steps that double.
+    """
+    last = 0
+    step = 1
+    while last + step <= most and holds(last + step):
+        last += step
+        step *= 2
+    between = range(last + 1, min(last + step, most + 1))
+    return last + bisect_left(between, True, key=lambda number: not holds(number))
+
+
+def _again(table: Ints, length: int, steps: Ints) -> range:
+    """The longest stretch of rows that all come again so many rows later, for the next update."""
+    is_again = (later(table[:, :-length], 1, steps) == table[:, length:]).all(axis=0)
+    stops = np.flatnonzero(np.append(~is_again, True))
+    lengths = np.diff(stops, prepend=-1) - 1
+    longest = int(lengths.argmax())
+    stop = int(stops[longest])
+    return range(stop - int(lengths[longest]), stop)

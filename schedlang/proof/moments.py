@@ -19,10 +19,10 @@ from attrs import evolve
 
 from schedlang.proof.channels import other_numbers
 from schedlang.proof.edges import Events, ideal_events
-from schedlang.proof.graph import NOTHING, walk
+from schedlang.proof.graph import NOTHING
 from schedlang.schedule.columns import Flags, Floats, Ints, repeats
 from schedlang.schedule.costs import Costs
-from schedlang.schedule.kinds import RECEIVES
+from schedlang.schedule.kinds import HANDS_ON, RECEIVES, Kind
 from schedlang.schedule.needs import Needs
 from schedlang.schedule.schedule import Schedule
 
@@ -52,7 +52,9 @@ class Moments:
         items = events.item[heads]
         starts = events.graph.starts[items]
         ends = events.graph.ends[items]
-        start_round, end_round = _rounds(events, items)
+        hands_on = np.zeros(len(columns), bool)
+        hands_on[columns.batch[columns.where(*map(Kind, HANDS_ON))]] = True
+        start_round, end_round = _rounds(events, items, hands_on[heads])
         is_stuck = np.isinf(ends)
 
         # Of ops that end together, each rank's number of ops before decides, not its transfers.
@@ -173,18 +175,19 @@ def _before(starts: Floats, start_round: Ints, ends: Floats, end_round: Ints) ->
     return ended[: len(starts)]
 
 
-def _rounds(events: Events, items: Ints) -> tuple[Ints, Ints]:
+def _rounds(events: Events, items: Ints, hands_on: Flags) -> tuple[Ints, Ints]:
     """Of ops at one time, which come one after the other, since some take no time: for each op the
     round in which it starts, and the one in which it ends.
 
     They are the longest paths over the same events, counted in ops without duration, along those
-    edges only where nobody waits.
+    edges only where nobody waits. Where none of these ops hands anything on to another rank, as
+    optimizer steps do not, all messages of one time are of one round.
     """
     graph = events.graph
     takes = graph.takes[graph.over[items]]
     is_short = (takes == 0) & np.isfinite(graph.ends[items])
     nothing = np.zeros(len(items), np.int64)
-    if not is_short.any():
+    if not (is_short & hands_on).any():
         return nothing, nothing
     counted = np.zeros(len(graph.times))
     counted[graph.over[items[is_short]]] = 1.0
@@ -214,6 +217,6 @@ def _rounds(events: Events, items: Ints) -> tuple[Ints, Ints]:
         takes=counted[chosen],
     )
     rounds = np.zeros(len(counted), np.int64)
-    rounds[chosen] = walk(chains) - base
+    rounds[chosen] = chains.times - base
     rounds = rounds[graph.over[items]]
     return rounds - is_short, np.where(is_short, rounds, 0)

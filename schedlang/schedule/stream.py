@@ -45,15 +45,18 @@ def unroll(schedule: Schedule, updates: int) -> Schedule:
 
 
 def repeat(schedule: S, kernels: tuple[Kernel, ...], times: int) -> S:
-    """The schedule with the repeating part of every rank some more times."""
+    """The schedule with the repeating part of every rank some more times; or some times less, where
+    it has been repeated as often.
+    """
     steps = steps_of(schedule.layout)
     ranks = []
     for actions, kernel in zip(schedule.ranks, kernels, strict=True):
         table = table_of(actions)
-        before = table[:, : kernel.start]
-        body = _repeated(table[:, kernel.start : kernel.stop], range(times + 1), steps)
-        rest = later(table[:, kernel.stop :], times, steps)
-        ranks.append(actions_from(np.concatenate([before, body, rest], axis=1)))
+        before = table[:, : kernel.stop]
+        more = _repeated(table[:, kernel.start : kernel.stop], range(1, times + 1), steps)
+        left_out = max(-times, 0) * (kernel.stop - kernel.start)
+        rest = later(table[:, kernel.stop + left_out :], times, steps)
+        ranks.append(actions_from(np.concatenate([before, more, rest], axis=1)))
     layout = _for_updates(schedule.layout, schedule.layout.updates + times)
     return evolve(schedule, layout=layout, ranks=tuple(ranks))
 
@@ -84,7 +87,7 @@ def steps_of(layout: Layout) -> Ints:
 
 def _repeated(table: Ints, updates: range, steps: Ints) -> Ints:
     """Actions, as a table, once for each of some updates."""
-    later_by = np.repeat(np.array(updates), table.shape[1])
+    later_by = np.repeat(np.array(updates, np.int64), table.shape[1])
     return later(np.tile(table, len(updates)), later_by, steps)
 
 
