@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from schedlang.cli.run import STARTED
 from schedlang.cli.values import OPTIMIZERS, count, param, rate
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.plan.plan import Plan
@@ -48,9 +47,6 @@ def main() -> NoReturn:
     # The rank of the last stage has the losses, so it does the talking.
     writer = workload.plan.placement[-1]
     if dist.get_rank() == writer:
-        if STARTED in os.environ:
-            # Whoever started this has shown that it takes a while.
-            Path(os.environ[STARTED]).touch()
         print_header(workload)
     try:
         training = train(

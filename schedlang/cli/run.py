@@ -13,8 +13,8 @@ from schedlang.cli.progress import progress
 from schedlang.cli.usage import USAGE, UsageError
 from schedlang.diagnostics.diagnostic import counted
 
-#: The environment variable with the path of a file that the processes make when they begin to
-#: train.
+#: The environment variable with the path of a file that the processes make when the first step is
+#: done.
 STARTED = "SCHEDC_RUN_STARTED"
 #: How often it is looked for, in seconds.
 _INTERVAL = 0.05

@@ -118,8 +118,13 @@ def program(text: str) -> str:
     """
     if text == "-" or os.path.lexists(text):
         return text
-    from schedlang.files.programs import path_of
+    # A name of the gallery is neither a path nor has it an ending.
+    if "/" in text or "." in text:
+        return text
+    from schedlang.files.programs import names, path_of
 
-    in_gallery = path_of(text)
-    # A path with folders is never meant.
-    return str(in_gallery) if "/" not in text and in_gallery.exists() else text
+    known = names()
+    if text not in known:
+        message = f"there is no file `{text}`, and no program of the gallery has this name"
+        raise ArgumentTypeError(f"{message}{near(text, known)}")
+    return str(path_of(text))

@@ -182,9 +182,7 @@ def test_png_without_its_library(
 ) -> None:
     monkeypatch.setitem(sys.modules, "resvg_py", None)
     assert main(["view", str(GALLERY[0]), "-o", str(tmp_path / "view.png")]) == 2
-    assert (
-        capsys.readouterr().err == "error: a PNG needs resvg: pip install 'schedlang[png]'\n"
-    )
+    assert capsys.readouterr().err == "error: a PNG needs resvg: pip install 'schedlang[png]'\n"
     assert not list(tmp_path.iterdir())
 
 
