@@ -7,10 +7,15 @@
 command pays for what it needs, and `--help` for nothing.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from __future__ import annotations
 
+from importlib import import_module
+
+# As type checkers know it; `typing` itself would be most of what `import schedlang` takes.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from schedlang.compiler import compile as compile
     from schedlang.diagnostics.diagnostic import CompileError as CompileError
     from schedlang.diagnostics.diagnostic import Diagnostic as Diagnostic

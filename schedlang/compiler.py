@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 from attrs import asdict, evolve, frozen
 
+from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
 from schedlang.language import syntax
@@ -65,11 +66,14 @@ def compile_tree(
     # An unknown one is refused before any work is done.
     transports(transport)
     try:
+        doing(f"{tree.name.text}: running the program for each rank")
         ops = _schedule_of_ops(source, tree, params, costs, forward_only)
+        doing(f"{tree.name.text}: placing sends and receives")
         if ops.transport != transport:
             # Without need for another schedule, this one keeps what is known of it.
             ops = evolve(ops, transport=transport)
         choice = choose_lowering(ops, costs)
+        doing(f"{tree.name.text}: proving {sum(map(len, choice.schedule.ranks)):,} actions")
         execution = prove_for_all_updates(choice.schedule, choice.kernels)
     except CompileError as error:
         # Only now somebody wants to know the loop variables.
@@ -143,8 +147,8 @@ def check_schedule(
 
 @frozen
 class Instance:
-    """A program at one size: whether its own `require` refuses the size, and if not, what is wrong
-    there.
+    """A program at one size: what is wrong there, and whether that is only that its own `require`
+    refuses the size.
     """
 
     params: dict[str, int]
@@ -183,5 +187,5 @@ def _instance(source: Source, transport: str, params: dict[str, int]) -> Instanc
         compile(source, params, transport=transport)
     except CompileError as error:
         refused = all(diagnostic.code == "require" for diagnostic in error.diagnostics)
-        return Instance(params, refused, [] if refused else error.diagnostics)
+        return Instance(params, refused, error.diagnostics)
     return Instance(params, refused=False, diagnostics=[])

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch.distributed as dist
-from attrs import frozen
+from attrs import define
 from torch import nn
 from torch.optim import Optimizer
 
@@ -22,13 +22,12 @@ from schedlang.ranks.weights import follow_weights
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.example.collective import share, together
 from schedlang.runtime.pipeline import Pipeline
+from schedlang.runtime.saving.checkpoint import KEPT, steps_of_rank
 from schedlang.runtime.saving.model_files import load_model, load_optimizers, names_in
-
-#: How many models are kept.
-_KEPT = 2
+from schedlang.runtime.watch.watchdog import say
 
 
-@frozen
+@define
 class CheckpointFolder:
     """A folder, in which there is a checkpoint for every so many updates, as far as the plan's
     steps allow.
@@ -43,6 +42,8 @@ class CheckpointFolder:
     newest: int
     layers: int
     group: dist.ProcessGroup
+    #: Whether the user was told that old checkpoints go.
+    has_told: bool = False
 
     def load(self, stages: Mapping[int, nn.Module], optimizers: Sequence[Optimizer]) -> None:
         """Load stages and what their optimizers keep from the newest model, if there is one; or all
@@ -67,13 +68,23 @@ class CheckpointFolder:
 
     def save(self, pipeline: Pipeline, step: int, others: Sequence[Optimizer]) -> None:
         """Write a checkpoint, and delete old ones."""
+        self._tell_once(step)
         if not self.are_models:
             pipeline.save(self.folder, step, others)
             return
         pipeline.save_model(_path(self.folder, step), step, others)
         if dist.get_rank() == 0:
-            for old in sorted(other for other in _models(self.folder) if other <= step)[:-_KEPT]:
+            for old in sorted(other for other in _models(self.folder) if other <= step)[:-KEPT]:
                 shutil.rmtree(_path(self.folder, old), ignore_errors=True)
+
+    def _tell_once(self, step: int) -> None:
+        """Say that the checkpoints before the newest are deleted, when the first ones are to go."""
+        if self.has_told or dist.get_rank() != 0:
+            return
+        steps = _models(self.folder) if self.are_models else steps_of_rank(self.folder, 0)
+        if sum(other < step for other in steps) >= KEPT:
+            say(f"`{self.folder}` keeps the newest {KEPT} checkpoints, older ones are deleted")
+            self.has_told = True
 
 
 def find_checkpoints(

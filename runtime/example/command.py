@@ -5,6 +5,7 @@ it reports in the end.
 import argparse
 import json
 import os
+import sys
 import warnings
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
-from schedlang.cli.main import OPTIMIZERS, count, param, rate
+from schedlang.cli.values import OPTIMIZERS, count, param, rate
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.plan.plan import Plan
 from schedlang.report.measured import run_of
@@ -34,6 +35,9 @@ from schedlang.runtime.watch.watchdog import say
 def main() -> NoReturn:
     """Train, report, with `--check` compare, and exit: 1 if the comparison fails."""
     options = _options()
+    if options.json:
+        # What is for people goes where it does not mix with the result.
+        sys.stdout = sys.stderr
     if "OMP_NUM_THREADS" not in os.environ:
         # The ranks are the parallel part.
         torch.set_num_threads(1)
@@ -105,13 +109,19 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--replicas", type=count, default=1, help=help)
     help = "write what the last steps of the first replica did and when, for ui.perfetto.dev"
     parser.add_argument("--trace", type=Path, metavar="FILE", help=help)
-    help = "resume from the newest checkpoint in a folder, and write more there"
+    help = (
+        "resume from the newest checkpoint in a folder, and write more there; the newest two are "
+        "kept, older ones are deleted"
+    )
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help=help)
     parser.add_argument(
         "--every",
         type=count,
         default=10,
         help="how many updates from one to the next (default: 10)",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="only the result on stdout, as one line of JSON"
     )
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches (default: 0)")
     parser.add_argument(
@@ -173,7 +183,7 @@ def _conclude(workload: Workload, options: argparse.Namespace, found: list[Train
         errors = compare(found, losses, train_reference(workload, first + len(losses)))
         figures = errors | figures
         right = max(errors.values()) <= TOLERANCE
-    print(json.dumps(figures), flush=True)
+    print(json.dumps(figures), file=sys.__stdout__ if options.json else None, flush=True)
     return right
 
 

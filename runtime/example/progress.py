@@ -1,9 +1,12 @@
 """The progress of a training: on a terminal one line that changes, elsewhere a line per step."""
 
+import os
 import sys
+from pathlib import Path
 
 import torch.distributed as dist
 
+from schedlang.cli.run import STARTED
 from schedlang.plan.plan import Plan
 
 _WIDTH = 24
@@ -28,6 +31,9 @@ class Progress:
         """A step is done: its number from 1, its mean loss, tokens per second, and the idle share
         of this rank.
         """
+        if STARTED in os.environ:
+            # Whoever has started this shows until now that it takes a while.
+            Path(os.environ.pop(STARTED)).touch()
         if self._is_log:
             print(f"step {step:>3}  loss {loss:.4f}  {speed:>9,.0f} tokens/s", flush=True)
         elif self.is_bar:

@@ -25,7 +25,7 @@ from schedlang.runtime.watch.watchdog import Watchdog
 VERSIONS = "the versions of the weights"
 #: How many checkpoints of a rank are kept: while the newest is written, only the one before it is
 #: there on all ranks.
-_KEPT = 2
+KEPT = 2
 
 
 class Stateful(Protocol):
@@ -81,8 +81,8 @@ class Checkpoints:
                 file.flush()
                 os.fsync(file.fileno())
             new.replace(path)
-            files = _steps_in(self.folder, rank)
-            for old in sorted(other for other in files if other <= step)[:-_KEPT]:
+            files = steps_of_rank(self.folder, rank)
+            for old in sorted(other for other in files if other <= step)[:-KEPT]:
                 files[old].unlink()
         # Torch raises a RuntimeError of its own if the disk is full.
         except (OSError, RuntimeError) as error:
@@ -94,7 +94,7 @@ class Checkpoints:
         """Load the newest checkpoint of which all ranks have their file, as they tell each other;
         gives its step, or 0.
         """
-        files = _steps_in(self.folder, dist.get_rank())
+        files = steps_of_rank(self.folder, dist.get_rank())
         if files:
             # Even if not all ranks have one: a checkpoint of another plan is not to be overwritten.
             _read(files[max(files)], self.plan, device)
@@ -144,7 +144,7 @@ def _read(path: Path, plan: Plan, device: torch.device) -> dict[str, Any]:
     )
 
 
-def _steps_in(folder: Path, rank: int) -> dict[int, Path]:
+def steps_of_rank(folder: Path, rank: int) -> dict[int, Path]:
     """The checkpoints of a rank, by step."""
     names = (
         (re.fullmatch(r"step-(\d+)-rank-(\d+)\.pt", path.name), path)

@@ -3,19 +3,23 @@
 import argparse
 import json
 
-from schedlang.cli.inputs import UsageError, load, load_with_costs, read_cost_options
+from schedlang.cli.inputs import load, load_with_costs, read_cost_options
+from schedlang.cli.progress import progress
+from schedlang.cli.usage import FINE, UsageError
 
 
 def explain_bubble(options: argparse.Namespace) -> int:
     """Print the causes of idle time, the critical path, and what a faster op would give."""
     from schedlang.report.bubbles.report import explain_bubble, explanation_json, explanation_text
 
-    explanation = explain_bubble(*load_with_costs(options))
-    if options.json:
+    plan, costs = load_with_costs(options)
+    with progress(f"explaining the idle time of {plan.name}"):
+        explanation = explain_bubble(plan, costs)
+    if options.format == "json":
         print(json.dumps(explanation_json(explanation)))
     else:
         print(explanation_text(explanation))
-    return 0
+    return FINE
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -35,16 +39,18 @@ def compare(options: argparse.Namespace) -> int:
             "--write-costs writes what a recorded run shows: schedc compare PLAN RUN.json"
         )
     try:
-        entries = compare(options.files, dict(options.params), read_cost_options(options))
+        costs = read_cost_options(options)
+        with progress("comparing"):
+            entries = compare(options.files, options.params, costs, options.transport)
     except ValueError as error:
         raise UsageError(str(error)) from None
     if options.sort == "makespan":
         entries.sort(key=lambda entry: entry.makespan)
-    if options.json:
+    if options.format == "json":
         print(json.dumps(comparison_json(entries)))
     else:
         print(comparison_text(entries))
-    return 0
+    return FINE
 
 
 def _compare_with_run(options: argparse.Namespace, traces: list[str]) -> int:
@@ -57,6 +63,8 @@ def _compare_with_run(options: argparse.Namespace, traces: list[str]) -> int:
         raise UsageError(
             "a recorded run is compared with its program or plan: schedc compare PLAN RUN.json"
         )
+    if options.transport:
+        raise UsageError("--transport is for what is simulated, a run is compared as it was")
     plan = load(options, options.files[0])
     run = read_run(options.files[1])
     try:
@@ -66,8 +74,8 @@ def _compare_with_run(options: argparse.Namespace, traces: list[str]) -> int:
     # Only now is it known that the run is one of this plan.
     if options.write_costs:
         write_document(run.costs.to_json(), options.write_costs)
-    if options.json:
+    if options.format == "json":
         print(json.dumps(comparison_json(comparison)))
     else:
         print(comparison_text(comparison))
-    return 0
+    return FINE

@@ -5,9 +5,9 @@ from typing import Any
 
 from attrs import evolve
 
-
-class UsageError(Exception):
-    """The options do not go together."""
+from schedlang.cli.outputs import check_outputs
+from schedlang.cli.progress import progress
+from schedlang.cli.usage import UsageError
 
 
 def load(options: argparse.Namespace, file: str | None = None, **choices: Any) -> Any:
@@ -20,11 +20,16 @@ def load(options: argparse.Namespace, file: str | None = None, **choices: Any) -
 
     path = file or options.file
     source = read_source(path)
-    if not source.is_plan:
-        return compile_with_advice(source, dict(options.params), **choices)
-    if options.params:
+    if source.is_plan and options.params:
         raise UsageError(f"-p sets parameters of a program, `{path}` is a plan")
-    return read_plan(path)
+    if source.is_plan:
+        with progress(f"reading {source.path}"):
+            return read_plan(path)
+    with progress(f"compiling {source.path}"):
+        plan = compile_with_advice(source, options.params, **choices)
+    # Only the program says what it imports.
+    check_outputs(options, [imported for imported, _ in plan.source.imports])
+    return plan
 
 
 def load_with_costs(options: argparse.Namespace, file: str | None = None) -> tuple[Any, Any]:

@@ -1,12 +1,15 @@
 """`schedc pipeline`: the options and files of a public visualizer of pipeline schedules."""
 
 import argparse
+import json
 import sys
 from typing import Any
 
 from attrs import evolve
 
-from schedlang.cli.inputs import UsageError
+from schedlang.cli.outputs import check_output
+from schedlang.cli.progress import progress
+from schedlang.cli.usage import FINE, UsageError
 
 #: The options that are settings too, and their keys in files.
 _KEYS = {
@@ -26,40 +29,68 @@ def pipeline(options: argparse.Namespace) -> int:
     from schedlang.report.views.table import table
 
     settings = _settings(options)
-    plan = settings.plan()
+    # The tool draws unless it is told not to.
+    picture = None if options.no_visualization else settings.output or "pipeline_1f1b.png"
+    if picture:
+        # It may be named in the file of settings.
+        check_output(picture, [options.config] if options.config else [], options.force)
     costs = settings.costs
-    execution = simulate(plan, costs)
+    with progress("simulating the strategy"):
+        plan = settings.plan()
+        execution = simulate(plan, costs)
     rate = execution.timeline.bubble_over_ideal
     if options.compat:
         # As the tool counts time, which is not always how it passes.
         timeline = quirky_timeline(plan, costs, gaps=options.compat == "sync")
         execution = evolve(execution, timeline=timeline)
         rate = quirky_bubble_rate(plan, execution.timeline, costs)
+    if options.format == "json":
+        _print_json(settings, rate, _draw(plan, execution, picture))
+        return FINE
     print(
         f"Running with parameters: strategy={settings.strategy} num_stages={settings.stages} "
         f"num_devices={settings.devices} num_batches={settings.microbatches}"
     )
     if options.table:
         print(table(plan, execution.timeline))
-    # The tool draws unless it is told not to.
-    if not options.no_visualization:
-        _draw(plan, execution, settings.output or "pipeline_1f1b.png")
+    written = _draw(plan, execution, picture)
+    if written:
+        print(f"wrote {written}")
     print(f"Bubble rate: {rate:.4f}")
-    return 0
+    return FINE
 
 
-def _draw(plan: Any, execution: Any, path: str) -> None:
-    """Write the picture, or say which package is missing for it."""
+def _print_json(settings: Any, rate: float, picture: str | None) -> None:
+    """The figures for programs."""
+    document = {
+        "strategy": settings.strategy,
+        "num_stages": settings.stages,
+        "num_devices": settings.devices,
+        "num_batches": settings.microbatches,
+        "bubble_rate": rate,
+        "output": picture,
+    }
+    print(json.dumps(document))
+
+
+def _draw(plan: Any, execution: Any, path: str | None) -> str | None:
+    """Write the picture, if there is to be one, or say which package is missing for it; the path of
+    what was written.
+    """
     from schedlang.report.views import write_view
 
+    if not path:
+        return None
     try:
-        write_view(plan, execution, path)
-        print(f"wrote {path}")
+        with progress(f"drawing {path}"):
+            write_view(plan, execution, path)
+        return path
     except ValueError as error:
         raise UsageError(str(error)) from None
     except ImportError as error:
         # The figure is worth printing without the picture.
         print(f"warning: {error}", file=sys.stderr)
+        return None
 
 
 def _settings(options: argparse.Namespace) -> Any:
@@ -74,6 +105,8 @@ def _settings(options: argparse.Namespace) -> Any:
         arguments = {}
         for setting in options.settings:
             key, _, value = setting.partition("=")
+            if key in arguments:
+                raise UsageError(f"`{key}` is given twice")
             arguments[key] = read_value(value)
         from_options = {}
         for name, key in _KEYS.items():

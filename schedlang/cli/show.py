@@ -1,9 +1,12 @@
 """The command `schedc show`: what each rank does, and what it holds meanwhile."""
 
 import argparse
+import json
 from textwrap import indent
+from typing import Any
 
-from schedlang.cli.inputs import UsageError, load
+from schedlang.cli.inputs import load
+from schedlang.cli.usage import FINE, UsageError
 from schedlang.plan.plan import Plan
 from schedlang.ranks.lifetimes import frees
 from schedlang.ranks.shards import shards_figures, shards_text
@@ -15,10 +18,13 @@ def show(options: argparse.Namespace) -> int:
     """Print what each rank does."""
     plan = load(options)
     texts = [_rank_text(plan, rank, options) for rank in range(len(plan.ranks))]
+    if options.format == "json":
+        print(json.dumps(_document(plan, texts, options)))
+        return FINE
     if options.ranks:
         # One line for each rank, for scripts.
         print("\n".join(text.replace("\n", " ") for text in texts))
-        return 0
+        return FINE
     # The head of each rank says what its gathers cost.
     figures = _gather_figures(plan, options)
     params = ", ".join(f"{name} = {value}" for name, value in plan.params.items())
@@ -31,7 +37,28 @@ def show(options: argparse.Namespace) -> int:
         numbers = ", ".join(map(str, stages))
         print(f"\nrank {rank}, {noun} {numbers}{figures[rank]}")
         print(indent(text, "  "))
-    return 0
+    return FINE
+
+
+def _document(plan: Plan, texts: list[str], options: argparse.Namespace) -> dict[str, Any]:
+    """The same for programs."""
+    figures = _gather_figures(plan, options)
+    ranks = []
+    for rank, text in enumerate(texts):
+        # With what they free or gather, actions stand in lines that end with it; else each is one.
+        actions = text.splitlines() if options.frees or options.shards else text.split()
+        entry = {"rank": rank, "stages": list(plan.stages_of(rank)), "actions": actions}
+        if figures[rank]:
+            entry["gathers"] = figures[rank].removeprefix(": ")
+        ranks.append(entry)
+    return {
+        "schedule": plan.name,
+        "params": plan.params,
+        "file": plan.source.path,
+        "transport": plan.transport,
+        "skips": [skip_text(plan, number) for number in plan.layout.skip_stages],
+        "ranks": ranks,
+    }
 
 
 def _rank_text(plan: Plan, rank: int, options: argparse.Namespace) -> str:

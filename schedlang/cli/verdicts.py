@@ -1,11 +1,9 @@
-"""What `schedc check` prints: a verdict for each transport, or for each size."""
+"""What `schedc check` prints: a verdict for each transport."""
 
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from schedlang.compiler import Instance
-from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, counted, to_json
+from schedlang.diagnostics.diagnostic import Diagnostic, to_json
 
 
 def errors(diagnostics: list[Diagnostic]) -> list[Diagnostic]:
@@ -47,29 +45,3 @@ def verdicts_json(verdicts: Mapping[str, list[Diagnostic]]) -> list[dict[str, An
         }
         for name, diagnostics in verdicts.items()
     ]
-
-
-def count_sizes(instances: Iterator[Instance], total: int) -> str:
-    """How many sizes are proved, and how many the program refuses; CompileError for the first one
-    that is wrong, which is the smallest.
-    """
-    proved = 0
-    refused = 0
-    for instance in instances:
-        if instance.diagnostics:
-            size = ", ".join(f"{name} = {value}" for name, value in instance.params.items())
-            # Sizes come in order, so this is the smallest, where the mistake is easiest to see.
-            first, *others = instance.diagnostics
-            note = f"the smallest size where this is so: {size}"
-            raise CompileError([first.with_note(note), *others])
-        if instance.refused:
-            refused += 1
-        else:
-            proved += 1
-        # Somebody who watches sees how far it is; a file would only get longer.
-        if sys.stderr.isatty():
-            done = proved + refused
-            end = "\n" if done == total else ""
-            line = f"\r{done} of {counted(total, 'size')}"
-            print(line, end=end, file=sys.stderr, flush=True)
-    return f"{counted(proved, 'size')} proved, {refused} refused by the program's own `require`"

@@ -10,6 +10,7 @@ from attrs import evolve, field, frozen
 
 from schedlang.diagnostics.repair import Repair
 from schedlang.diagnostics.source import Label, Source
+from schedlang.diagnostics.style import COLOURED, PLAIN, Style
 from schedlang.diagnostics.waits import Wait
 
 #: The most columns of a source line that are shown.
@@ -62,9 +63,9 @@ class CompileError(Exception):
         return "\n\n".join(map(to_text, self.diagnostics))
 
 
-def render(diagnostics: list[Diagnostic], format: str) -> str:
-    """Diagnostics in a format: `text`, which ends with the way to their pages, `json`, one document
-    for all of them, or `github`.
+def render(diagnostics: list[Diagnostic], format: str, has_colour: bool = False) -> str:
+    """Diagnostics in a format: `text`, which ends with the way to their pages, and may have colours
+    for a terminal; `json`, one document for all of them; or `github`.
     """
     if format == "json":
         document = {"diagnostics": [to_json(diagnostic) for diagnostic in diagnostics]}
@@ -82,32 +83,36 @@ def render(diagnostics: list[Diagnostic], format: str) -> str:
     # A dictionary, since it keeps the order and has each code once.
     codes = dict.fromkeys(diagnostic.code for diagnostic in diagnostics)
     summary += f"see: schedc explain {' '.join(codes)}"
-    return "\n\n".join([*map(to_text, shown), summary])
+    style = COLOURED if has_colour else PLAIN
+    texts = [to_text(diagnostic, style) for diagnostic in shown]
+    return "\n\n".join([*texts, summary])
 
 
-def to_text(diagnostic: Diagnostic) -> str:
+def to_text(diagnostic: Diagnostic, style: Style = PLAIN) -> str:
     """The diagnostic for people: the message, the source lines with the places underlined, notes,
     and the help.
     """
-    lines = [f"{diagnostic.severity}[{diagnostic.code}]: {diagnostic.message}"]
+    title = style.paint(diagnostic.severity, f"{diagnostic.severity}[{diagnostic.code}]")
+    lines = [title + style.paint("message", f": {diagnostic.message}")]
     margin = 1
     if diagnostic.source and diagnostic.labels:
         # The bar stands to the right of the longest line number.
         margin = len(str(max(_line_numbers(diagnostic.source, diagnostic.labels))))
-        lines += _places(diagnostic, diagnostic.source, margin)
+        lines += _places(diagnostic, diagnostic.source, margin, style)
     elif diagnostic.file:
-        lines.append(f"{' ' * margin}--> {diagnostic.file}")
-    endings = [f"note: {note}" for note in diagnostic.notes]
+        lines.append(f"{' ' * margin}{style.paint('frame', '-->')} {diagnostic.file}")
+    endings = [("note", note) for note in diagnostic.notes]
     if diagnostic.repair:
-        endings.append(_repair_text(diagnostic.repair))
+        endings.append(("repair", _repair_text(diagnostic.repair)))
     elif diagnostic.help:
-        endings.append(f"help: {diagnostic.help}")
-    lines += [f"{' ' * margin} = {ending}" for ending in endings]
+        endings.append(("help", diagnostic.help))
+    frame = style.paint("frame", f"{' ' * margin} =")
+    lines += [f"{frame} {style.paint('note', f'{word}:')} {text}" for word, text in endings]
     return "\n".join(lines)
 
 
 def _repair_text(repair: Repair) -> str:
-    return f"repair: {repair.text}: proved at this size"
+    return f"{repair.text}: proved at this size"
 
 
 def _line_numbers(source: Source, labels: tuple[Label, ...] | list[Label]) -> list[int]:
@@ -115,7 +120,7 @@ def _line_numbers(source: Source, labels: tuple[Label, ...] | list[Label]) -> li
     return [source.position(label.span.start)[0] for label in labels]
 
 
-def _places(diagnostic: Diagnostic, source: Source, margin: int) -> list[str]:
+def _places(diagnostic: Diagnostic, source: Source, margin: int, style: Style) -> list[str]:
     """The lines of the program that the labels are about, file by file."""
     by_file: dict[tuple[str, int], list[Label]] = {}
     for label in diagnostic.labels:
@@ -125,17 +130,18 @@ def _places(diagnostic: Diagnostic, source: Source, margin: int) -> list[str]:
     arrow = "-->"
     for (path, _), labels in by_file.items():
         line, column = source.position(labels[0].span.start)
-        lines.append(f"{' ' * margin}{arrow} {path}:{line}:{column}")
-        lines.append(f"{' ' * margin} |")
-        lines += _excerpts(diagnostic, source, labels, margin)
-        lines.append(f"{' ' * margin} |")
+        bar = style.paint("frame", f"{' ' * margin} |")
+        lines.append(f"{' ' * margin}{style.paint('frame', arrow)} {path}:{line}:{column}")
+        lines.append(bar)
+        lines += _excerpts(diagnostic, source, labels, margin, style)
+        lines.append(bar)
         # The files after the first one are only related to the mistake.
         arrow = ":::"
     return lines
 
 
 def _excerpts(
-    diagnostic: Diagnostic, source: Source, labels: list[Label], margin: int
+    diagnostic: Diagnostic, source: Source, labels: list[Label], margin: int, style: Style
 ) -> list[str]:
     """The lines of one file that have labels, in the order of the file."""
     by_line: dict[int, list[Label]] = {}
@@ -147,13 +153,18 @@ def _excerpts(
         # Dots for the lines that are left out.
         if previous is not None and number > previous + 1:
             lines.append("...")
-        lines += _excerpt(diagnostic, source, number, by_line[number], margin)
+        lines += _excerpt(diagnostic, source, number, by_line[number], margin, style)
         previous = number
     return lines
 
 
 def _excerpt(
-    diagnostic: Diagnostic, source: Source, number: int, labels: list[Label], margin: int
+    diagnostic: Diagnostic,
+    source: Source,
+    number: int,
+    labels: list[Label],
+    margin: int,
+    style: Style,
 ) -> list[str]:
     """One source line, and under it a line for each label that starts there.
 
@@ -165,7 +176,8 @@ def _excerpt(
     text = source.line(labels[0].span.start).replace("\t", " ")
     cut = max(columns[0] - _WIDTH // 2, 0) if len(text) > _WIDTH else 0
     text = text[cut : cut + _WIDTH]
-    lines = [f"{number:>{margin}} | {text}"]
+    lines = [f"{style.paint('frame', f'{number:>{margin}} |')} {text}"]
+    bar = style.paint("frame", f"{' ' * margin} |")
     far: list[Label] = []
     for label, column in zip(labels, columns, strict=True):
         start = column - 1 - cut
@@ -175,11 +187,14 @@ def _excerpt(
         # A label of several lines is underlined up to the end of its first line.
         length = label.span.end - label.span.start
         width = max(1, min(length, len(text) - start))
-        mark = "^" if label is diagnostic.labels[0] else "-"
-        line = f"{' ' * margin} | {' ' * start}{mark * width} {label.text}"
-        lines.append(line.rstrip())
+        is_first = label is diagnostic.labels[0]
+        mark = "^" if is_first else "-"
+        note = style.paint(
+            diagnostic.severity if is_first else "other", f"{mark * width} {label.text}".rstrip()
+        )
+        lines.append(f"{bar} {' ' * start}{note}")
     if far:
-        lines += _excerpt(diagnostic, source, number, far, margin)
+        lines += _excerpt(diagnostic, source, number, far, margin, style)
     return lines
 
 
@@ -243,7 +258,7 @@ def to_github(diagnostic: Diagnostic) -> str:
             lines.append(f"line {label['start']['line']}: {label['text']}")
     lines += diagnostic.notes
     if diagnostic.repair:
-        lines.append(_repair_text(diagnostic.repair))
+        lines.append(f"repair: {_repair_text(diagnostic.repair)}")
     elif diagnostic.help:
         lines.append(f"help: {diagnostic.help}")
     message = _escaped("\n".join(lines))

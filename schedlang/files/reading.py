@@ -1,21 +1,45 @@
-"""Reading files of users as text."""
+"""Reading files of users as text; `-` is standard input."""
 
+import sys
+from functools import cache
 from pathlib import Path
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
 
+#: The path that means standard input, and what messages call it.
+STANDARD_INPUT = "-"
+_SHOWN = "<stdin>"
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The content of a file, or of standard input; OSError when it cannot be read."""
+    return _standard_input() if str(path) == STANDARD_INPUT else Path(path).read_bytes()
+
+
+@cache
+def _standard_input() -> bytes:
+    """Standard input, which can be read once; a command looks at its file more than once."""
+    if sys.stdin.isatty():
+        print("reading standard input, until Ctrl-D", file=sys.stderr)
+    return sys.stdin.buffer.read()
+
 
 def read_source(path: str | Path) -> Source:
-    """The program in a file; CompileError when it cannot be read as text."""
+    """The program in a file, or on standard input; CompileError when it cannot be read as text."""
     try:
-        text = Path(path).read_bytes().decode("utf-8")
+        text = read_bytes(path).decode("utf-8")
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
     except UnicodeDecodeError as error:
         raise unreadable(path, f"byte {error.start} is not UTF-8 text") from None
     # A byte order mark and line ends of Windows are no part of the text.
-    return Source(str(path), text.removeprefix("\ufeff").replace("\r\n", "\n"))
+    return Source(shown(path), text.removeprefix("\ufeff").replace("\r\n", "\n"))
+
+
+def shown(path: str | Path) -> str:
+    """What messages call a file."""
+    return _SHOWN if str(path) == STANDARD_INPUT else str(path)
 
 
 def unreadable(path: str | Path, reason: str) -> CompileError:

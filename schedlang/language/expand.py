@@ -9,6 +9,7 @@ from functools import lru_cache, reduce
 
 from attrs import define, field
 
+from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label, Source
 from schedlang.language import syntax
@@ -245,6 +246,7 @@ def _changed(schedule: Schedule, change: Change) -> Schedule:
     # Most programs have none, and they are a lot to load.
     from schedlang.passes import fill_weights, fill_within, recompute, reorder, squeeze
 
+    doing(f"{schedule.name}: pass `{change.name}` on {sum(map(len, schedule.ranks)):,} ops")
     if schedule.stream:
         message = "a pass changes the order of one update: `steady` has none"
         raise Fault("pass", message, change.location)

@@ -4,6 +4,7 @@ the least time.
 
 from attrs import evolve, frozen
 
+from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.lowering import CO_ISSUED, OWN, Lowering, alternatives, lower, writes_communication
 from schedlang.lowering.stream import lower_stream
@@ -76,6 +77,7 @@ def _fastest(
     for name, change in others.items():
         if ideal >= least * _SAME:
             break
+        doing(f"{schedule.name}: trying transfers {name}", len(trials), len(others) + 1)
         try:
             changed = change(first.schedule)
             makespan = simulate(changed, costs).timeline.makespan

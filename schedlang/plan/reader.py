@@ -12,7 +12,7 @@ from typing import Any, NoReturn, TypeVar
 from attrs import frozen
 
 from schedlang.diagnostics.source import Source, Span
-from schedlang.files.reading import unreadable
+from schedlang.files.reading import read_bytes, shown, unreadable
 from schedlang.plan.file import Line, Parts, decode, decode_head, line_of, plan_error
 from schedlang.plan.plan import FORMAT, Plan, sha256_of
 from schedlang.proof.repetition import prove_for_all_updates
@@ -29,8 +29,8 @@ _KINDS: dict[str, int] = {kind.name: kind for kind in Kind}
 
 def read_plan(path: str | Path) -> Plan:
     """The plan in a file, proved again; CompileError says what is wrong with it."""
-    document = _decoded(path, lambda: decode(Path(path).read_bytes()))
-    return plan_in(path, document)
+    document = _decoded(path, lambda: decode(read_bytes(path)))
+    return plan_in(shown(path), document)
 
 
 def open_plan(path: str | Path) -> Plan:

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping
 from math import inf
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from schedlang.compiler import compile
+from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.files.reading import read_source
@@ -17,6 +18,7 @@ from schedlang.plan.reader import read_plan
 from schedlang.proof.prove import simulate
 from schedlang.report.figures import figures
 from schedlang.schedule.costs import Costs
+from schedlang.schedule.transports import PORTABLE
 
 
 @frozen
@@ -38,9 +40,14 @@ class Entry:
         return makespan
 
 
-def compare(files: Iterable[str], params: Mapping[str, int], costs: Costs) -> list[Entry]:
+def compare(
+    files: Iterable[str],
+    params: Mapping[str, int],
+    costs: Costs,
+    transport: str | None = None,
+) -> list[Entry]:
     """The figures of programs and plans, in their order; each program takes those of the
-    parameters that it has.
+    parameters that it has. All communicate by the `transport`, or each as its plan says.
 
     ValueError for a parameter that no program has, and for costs of another number of stages;
     CompileError for what is wrong with a program, but not where it refuses the size itself.
@@ -54,10 +61,11 @@ def compare(files: Iterable[str], params: Mapping[str, int], costs: Costs) -> li
     unknown = params.keys() - set().union(*names.values())
     if unknown:
         raise ValueError(f"no program has a parameter `{min(unknown)}`")
-    entries = []
+    entries: list[Entry] = []
     for file, source in sources.items():
         own_params = {name: value for name, value in params.items() if name in names[file]}
-        entries.append(_entry(file, source, own_params, costs))
+        doing("comparing", len(entries), len(sources))
+        entries.append(_entry(file, source, own_params, costs, transport))
     return entries
 
 
@@ -67,9 +75,11 @@ def _parameters(source: Source) -> set[str]:
     return {item.name.text for item in tree.items if isinstance(item, Param)}
 
 
-def _entry(file: str, source: Source, params: Mapping[str, int], costs: Costs) -> Entry:
+def _entry(
+    file: str, source: Source, params: Mapping[str, int], costs: Costs, transport: str | None
+) -> Entry:
     try:
-        plan = _plan(source, params, costs)
+        plan = _plan(file, source, params, costs, transport)
         costs.check(len(plan.placement))
         return Entry(file, figures(plan, simulate(plan, costs), costs))
     except ValueError as error:
@@ -81,10 +91,13 @@ def _entry(file: str, source: Source, params: Mapping[str, int], costs: Costs) -
         return Entry(file, None, error.diagnostics[0].message)
 
 
-def _plan(source: Source, params: Mapping[str, int], costs: Costs) -> Plan:
-    if source.is_plan:
-        return read_plan(source.path)
-    return compile(source, params, costs)
+def _plan(
+    file: str, source: Source, params: Mapping[str, int], costs: Costs, transport: str | None
+) -> Plan:
+    if not source.is_plan:
+        return compile(source, params, costs, transport=transport or PORTABLE)
+    plan = read_plan(file)
+    return evolve(plan, transport=transport) if transport else plan
 
 
 #: The columns of the table with figures, and what each means.

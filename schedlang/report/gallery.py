@@ -3,10 +3,8 @@
 `python -m schedlang.report.gallery` prints programs/README.md.
 """
 
-from itertools import takewhile
-
 from schedlang import Costs, Kind, Source, compile, read_source, simulate
-from schedlang.files.package import GALLERY
+from schedlang.files.programs import names, path_of, title
 from schedlang.report.figures import figures
 
 # How long ops take on a model of one stage, where nobody says anything.
@@ -58,13 +56,13 @@ def gallery() -> str:
     # Names to the left, numbers to the right.
     alignment = ("---", "---", *["---:"] * (len(_COLUMNS) - 2))
     rows = [_COLUMNS, alignment]
-    for path in sorted(GALLERY.glob("*.sched")):
-        rows.append(_row(path.name, read_source(path)))
+    for name in names():
+        rows.append(_row(name, read_source(path_of(name))))
     lines = [f"| {' | '.join(row)} |" for row in rows]
     return "\n".join([_HEAD, *lines, ""])
 
 
-def _row(file: str, source: Source) -> tuple[str, ...]:
+def _row(name: str, source: Source) -> tuple[str, ...]:
     """The row of a program, a cell for each of `_COLUMNS`."""
     plan = compile(source)
     document = figures(plan, simulate(plan, ideal=True))
@@ -74,8 +72,8 @@ def _row(file: str, source: Source) -> tuple[str, ...]:
             sizes.append(f"{name} {value}")
     bubble = document["bubble"]
     return (
-        f"[{file.removesuffix('.sched')}]({file})",
-        _title(source.text),
+        f"[{name}]({name}.sched)",
+        title(source.text),
         str(source.text.count("\n")),
         ", ".join(sizes),
         f"{document['makespan']:g}",
@@ -85,13 +83,6 @@ def _row(file: str, source: Source) -> tuple[str, ...]:
         str(max(document["peak_activations"])),
         str(max(document["versions"])),
     )
-
-
-def _title(text: str) -> str:
-    """The first clause of a program's comment: the schedule's name, and where it comes from."""
-    lines = takewhile(lambda line: line.startswith("#"), text.splitlines())
-    comment = " ".join(line.removeprefix("# ") for line in lines)
-    return comment.partition(": ")[0]
 
 
 if __name__ == "__main__":

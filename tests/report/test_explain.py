@@ -34,7 +34,7 @@ def test_page(
     assert right.startswith("## Right\n")
     wrong, failed = executed(wrong, "wrong", capsys)
     # What is only a warning stands beside a verdict.
-    severity = {1: "error", 0: "warning"}[failed.pop()]
+    severity = "error" if failed.pop() else "warning"
     assert not failed
     assert f"{severity}[{code}]: " in wrong
     right, passed = executed(right, "right", capsys)

@@ -191,7 +191,7 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["op_times.warmup=4"], "there is no key `op_times.warmup`"),
         (["op_times.forward=[]"], "there are no forward times"),
         (["strategy=gpipe"], "there is no strategy `gpipe`, there are 1f1b, interleave"),
-        (["-s", "0"], "`num_stages` is 0, it must be a whole number from 1"),
+        (["-s", "0"], "`0` is not a whole number from 1"),
         (["num_batches=two"], "`num_batches` is two, it must be a whole number from 1"),
         (["num_devices=2"], "`1f1b` has 1 per device, there are 4 stages and 2 devices"),
         (["strategy=interleave", "num_devices=3"], "`interleave` has as many on each device"),

@@ -181,10 +181,8 @@ def test_png_without_its_library(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "resvg_py", None)
-    assert main(["view", str(GALLERY[0]), "-o", str(tmp_path / "view.png")]) == 1
-    assert (
-        capsys.readouterr().err == "schedc view: a PNG needs resvg: pip install 'schedlang[png]'\n"
-    )
+    assert main(["view", str(GALLERY[0]), "-o", str(tmp_path / "view.png")]) == 2
+    assert capsys.readouterr().err == "error: a PNG needs resvg: pip install 'schedlang[png]'\n"
     assert not list(tmp_path.iterdir())
 
 
@@ -331,7 +329,7 @@ def test_wrong_usage(
 
 
 def test_a_view_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["view", str(GALLERY[0]), "-o", str(tmp_path / "absent" / "view.svg")]) == 1
+    assert main(["view", str(GALLERY[0]), "-o", str(tmp_path / "absent" / "view.svg")]) == 2
     assert "error[unwritable]" in capsys.readouterr().err
 
 

@@ -1,0 +1,119 @@
+"""The parser of a command line: argparse, with the manners of the commands that people know.
+
+Options may stand between the files, none may be abbreviated, a value can be given once, and a
+misspelt word is answered with the nearest one.
+"""
+
+import argparse
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from schedlang.cli.usage import UsageError, near
+
+
+class Parser(argparse.ArgumentParser):
+    """The parser of one command, or of `schedc` as a whole; UsageError for what is wrong."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings, allow_abbrev=False)
+        self._lists: set[str] = set()
+        #: Those of the commands, of the parser of all commands.
+        self.commands: dict[str, Parser] = {}
+        # `None` is an argument that does not say what to do with its value.
+        for action in (None, "store"):
+            self.register("action", action, _Once)
+
+    def arguments(self) -> list[argparse.Action]:
+        """All that the parser takes: files and options."""
+        return self._actions
+
+    def add_list(self, *names: str, **settings: Any) -> None:
+        """Add an option that takes numbers: `1,1,2`, or each as an argument, `1 1 2`.
+
+        What follows and is no number is not one of them, as argparse would have it, but a file.
+        """
+        self.add_argument(*names, **settings)
+        self._lists.update(names)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """The options in some arguments, in any order."""
+        options, others = self.parse_known_intermixed_args(self._joined(args), namespace)
+        if others:
+            self.error(self._about(others))
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        """The message alone, without the usage, which `--help` prints."""
+        raise UsageError(message)
+
+    def print_help(self, file: Any = None) -> None:
+        """Print the help; argparse's own would not say that it cannot be written."""
+        print(self.format_help(), end="", file=file)
+
+    def _joined(self, args: Sequence[str]) -> list[str]:
+        """The arguments, with the numbers of each list in one of them, with commas."""
+        joined: list[str] = []
+        is_list = False
+        for arg in args:
+            if is_list and _is_number(arg):
+                # The first one stands behind the name of the option.
+                joined[-1] += f"{'=' if joined[-1] in self._lists else ','}{arg}"
+                continue
+            is_list = arg in self._lists
+            joined.append(arg)
+        return joined
+
+    def _about(self, others: Sequence[str]) -> str:
+        """What is wrong with arguments that nobody takes, of which an option is the cause of the
+        others.
+        """
+        options = [other for other in others if other.startswith("-") and len(other) > 1]
+        if not options:
+            return f"`{others[0]}` is one argument too many"
+        name = options[0].partition("=")[0]
+        known = [word for action in self._actions for word in action.option_strings]
+        return f"there is no option `{name}`{near(name, known)}"
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+class _Once(argparse.Action):
+    """Keep a value; an error if the same option comes again, since one of the two would be lost."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        given = namespace.__dict__.setdefault("given", set())
+        if option_string and self.dest in given:
+            raise argparse.ArgumentError(self, "it is given twice")
+        given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
+class Named(argparse.Action):
+    """Keep values by their names, as a dictionary; an error if a name comes again."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Keep one more value, as argparse calls it."""
+        name, value = values
+        # Not the default itself, which all command lines share.
+        known = dict(getattr(namespace, self.dest))
+        if name in known:
+            raise argparse.ArgumentError(self, f"`{name}` is given twice")
+        setattr(namespace, self.dest, known | {name: value})

@@ -1,0 +1,130 @@
+"""The values of options, from their texts; what is wrong with a text is said by argparse."""
+
+import os
+from argparse import ArgumentTypeError
+from collections.abc import Callable
+
+from schedlang.cli.usage import near
+
+#: What `run` can train with.
+OPTIMIZERS = ("sgd", "adam", "adamw")
+
+
+def param(text: str) -> tuple[str, int]:
+    """The parameter and its value in `-p NAME=VALUE`."""
+    name, _, value = text.partition("=")
+    try:
+        number = int(value)
+    except ValueError:
+        number = None
+    if number is None or not name.strip():
+        raise ArgumentTypeError(f"`{text}` is not NAME=VALUE with a whole number")
+    return name.strip(), number
+
+
+def count(text: str) -> int:
+    """A whole number from 1."""
+    # Neither a sign nor a point is decimal.
+    if not text.isdecimal() or not int(text):
+        raise ArgumentTypeError(f"`{text}` is not a whole number from 1")
+    return int(text)
+
+
+def rate(text: str) -> float:
+    """A number above 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise ArgumentTypeError(f"`{text}` is not a number above 0")
+    return value
+
+
+def number(text: str) -> float:
+    """A number."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"`{text}` is not a number") from None
+
+
+def numbers(text: str) -> list[float]:
+    """Numbers with commas between them."""
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ArgumentTypeError(f"`{text}` is not numbers, such as 1,1,2") from None
+
+
+def one_of(*words: str) -> Callable[[str], str]:
+    """What takes one of some words only."""
+
+    def word(text: str) -> str:
+        if text not in words:
+            there_is = ", ".join(f"`{word}`" for word in words)
+            message = f"there is no `{text}`, there is {there_is}{near(text, words)}"
+            raise ArgumentTypeError(message)
+        return text
+
+    return word
+
+
+def setting(text: str) -> str:
+    """A setting as KEY=VALUE; the value is YAML, and read with the file that it overrides."""
+    if "=" not in text:
+        raise ArgumentTypeError(f"`{text}` is not KEY=VALUE")
+    return text
+
+
+def transport(text: str) -> str:
+    """The name of a transport."""
+    from schedlang.schedule.transports import NAMES, transports
+
+    try:
+        transports(text)
+    except ValueError as error:
+        raise ArgumentTypeError(f"{error}{near(text, NAMES)}") from None
+    return text
+
+
+def transport_or_all(text: str) -> str:
+    """The name of a transport, or `all`: for `check` only, since a plan is proved for one."""
+    return text if text == "all" else transport(text)
+
+
+def sizes(text: str) -> tuple[str, range]:
+    """A parameter and all its values in `--for NAME=A..B`."""
+    name, _, values = text.partition("=")
+    start, dots, stop = values.partition("..")
+    try:
+        # One value is a range too.
+        chosen = range(int(start), int(stop if dots else start) + 1)
+    except ValueError:
+        raise ArgumentTypeError(f"`{text}` is not NAME=A..B with whole numbers") from None
+    if not name or not chosen:
+        raise ArgumentTypeError(f"`{text}` is not NAME=A..B with whole numbers, A up to B")
+    from schedlang.cli.sizes import MOST_SIZES
+
+    # `len` would fail for the longest ranges.
+    if chosen[-1] - chosen[0] >= MOST_SIZES:
+        raise ArgumentTypeError(f"`{text}` is more than {MOST_SIZES:,} sizes")
+    return name, chosen
+
+
+def program(text: str) -> str:
+    """The path of a program or another file to read: `-` is standard input, and a name that no file
+    has may be that of a program of the gallery.
+    """
+    if text == "-" or os.path.lexists(text):
+        return text
+    # A name of the gallery is neither a path nor has it an ending.
+    if "/" in text or "." in text:
+        return text
+    from schedlang.files.programs import names, path_of
+
+    known = names()
+    if text not in known:
+        message = f"there is no file `{text}`, and no program of the gallery has this name"
+        raise ArgumentTypeError(f"{message}{near(text, known)}")
+    return str(path_of(text))

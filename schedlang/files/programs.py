@@ -1,0 +1,28 @@
+"""The programs of the gallery, by their names."""
+
+from itertools import takewhile
+from pathlib import Path
+
+from schedlang.files.package import GALLERY
+
+
+def names() -> list[str]:
+    """The names of all programs, in alphabetical order."""
+    return sorted(path.stem for path in GALLERY.glob("*.sched"))
+
+
+def path_of(name: str) -> Path:
+    """The file of a program, which may not be there."""
+    return GALLERY / f"{name}.sched"
+
+
+def text_of(name: str) -> str:
+    """The text of a program."""
+    return path_of(name).read_text(encoding="utf-8")
+
+
+def title(text: str) -> str:
+    """The first clause of a program's comment: the schedule's name, and where it comes from."""
+    lines = takewhile(lambda line: line.startswith("#"), text.splitlines())
+    comment = " ".join(line.removeprefix("# ") for line in lines)
+    return comment.partition(": ")[0]

@@ -1,0 +1,195 @@
+"""The command as a process: signals, pipes, terminals, standard input."""
+
+import json
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.paths import PROGRAMS, ROOT
+
+SCHEDC = [sys.executable, "-m", "schedlang"]
+ONE_F_ONE_B = PROGRAMS / "1f1b.sched"
+
+
+def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash, in which `schedc` is the command."""
+    line = f'schedc() {{ {" ".join(SCHEDC)} "$@"; }}; {command}'
+    return subprocess.run(
+        ["bash", "-c", line],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        env=dict(os.environ, **environment),
+    )
+
+
+def on_a_terminal(*arguments: str, **environment: str) -> tuple[int, str, str]:
+    """Run a command whose stderr is a terminal: its exit code, its stdout, and what the terminal
+    has got.
+    """
+    ours, theirs = pty.openpty()
+    environment = dict(os.environ, TERM="xterm", **environment)
+    process = subprocess.Popen(
+        [*SCHEDC, *arguments], stdout=subprocess.PIPE, stderr=theirs, env=environment
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        if select.select([ours], [], [], 60)[0]:
+            try:
+                part = os.read(ours, 4096)
+            # The other end is closed.
+            except OSError:
+                break
+            if not part:
+                break
+            shown += part
+    stdout = process.communicate(timeout=60)[0]
+    os.close(ours)
+    return process.returncode, stdout.decode(), shown.decode()
+
+
+@pytest.mark.parametrize("command", ["show 1f1b", "compile --help", "gallery", "--version"])
+def test_a_full_disk_is_one_line(command: str) -> None:
+    done = shell(f"schedc {command} > /dev/full")
+    assert done.returncode == 2
+    assert done.stderr == "error: the output cannot be written: No space left on device\n"
+
+
+def test_a_closed_pipe_is_silent_and_no_success() -> None:
+    done = shell("set -o pipefail; schedc show 1f1b -p microbatches=4000 | head -c 1")
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("turned", ["", "except KeyboardInterrupt: raise ImportError('numpy')"])
+def test_ctrl_c_during_imports_is_one_line(turned: str, tmp_path: Path) -> None:
+    """Some modules make another error of it."""
+    lines = ["import os, signal", "try: os.kill(os.getpid(), signal.SIGINT)"]
+    lines.append(turned or "finally: pass")
+    (tmp_path / "numpy.py").write_text("\n".join(lines))
+    paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", ""), str(ROOT)])
+    done = shell("schedc compile 1f1b", PYTHONPATH=paths)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_ctrl_c_leaves_no_half_file(tmp_path: Path) -> None:
+    """Nor anything else, while many processes work."""
+    sizes = ["--for", "ranks=2..40", "--for", "microbatches=1..400"]
+    process = subprocess.Popen(
+        [*SCHEDC, "check", str(ONE_F_ONE_B), *sizes],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+        env=dict(os.environ, PYTHONPATH=str(ROOT)),
+    )
+    time.sleep(2)
+    process.send_signal(signal.SIGINT)
+    stdout, stderr = process.communicate(timeout=30)
+    assert (process.returncode, stdout, stderr) == (130, "", "interrupted\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_standard_input(tmp_path: Path) -> None:
+    """Of a program, of a plan, and of what is wrong with one."""
+    plan = tmp_path / "plan.json"
+    assert shell(f"schedc compile - -p ranks=2 -o {plan} < {ONE_F_ONE_B}").returncode == 0
+    shown = shell(f"schedc show - --ranks --compute < {plan}")
+    assert shown.stdout.startswith("0F0 0F1 0B0 ")
+    assert shell(f"schedc show {plan} --ranks --compute").stdout == shown.stdout
+    wrong = shell("echo 'schedule nothing {' | schedc compile -")
+    assert wrong.returncode == 1
+    assert " --> <stdin>:1:" in wrong.stderr
+    compared = shell(f"schedc compare - zb_h1 --json < {plan}")
+    assert json.loads(compared.stdout)[0]["file"] == "-"
+
+
+def test_the_gallery_is_there_from_everywhere(tmp_path: Path) -> None:
+    """A file of the same name goes first."""
+    environment = {"PYTHONPATH": str(ROOT)}
+    listed = shell(f"cd {tmp_path} && schedc gallery", **environment).stdout
+    names = [line.split()[0] for line in listed.splitlines()]
+    assert names == sorted(path.stem for path in PROGRAMS.glob("*.sched"))
+    printed = shell(f"cd {tmp_path} && schedc gallery 1f1b", **environment)
+    assert printed.stdout == ONE_F_ONE_B.read_text()
+    assert shell(f"cd {tmp_path} && schedc compile 1f1b", **environment).returncode == 0
+    (tmp_path / "1f1b").write_text("schedule")
+    assert shell(f"cd {tmp_path} && schedc compile 1f1b", **environment).returncode == 1
+
+
+def test_help_is_the_same_by_both_names() -> None:
+    assert shell("schedc help simulate").stdout == shell("schedc simulate --help").stdout != ""
+    assert shell("schedc help").stdout == shell("schedc --help").stdout != ""
+
+
+def test_colours_are_for_terminals(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.sched"
+    bad.write_text("schedule bad { param ranks = 1 param microbatches = 1 rank r { F(x) B(0) } }")
+    arguments = ["compile", str(bad)]
+    plain = shell(f"schedc compile {bad}").stderr
+    assert "\x1b[" not in plain
+    code, _, coloured = on_a_terminal(*arguments)
+    assert code == 1
+    assert coloured.startswith("\x1b[1;31merror[")
+    # Without its colours, it is the same.
+    always = shell(f"schedc compile {bad} --color always", NO_COLOR="1").stderr
+    assert always == coloured.replace("\r\n", "\n")
+    for arguments_without, environment in [
+        (arguments, {"NO_COLOR": "1"}),
+        ([*arguments, "--color", "never"], {}),
+    ]:
+        shown = on_a_terminal(*arguments_without, **environment)[2]
+        assert shown.replace("\r\n", "\n") == plain
+
+
+def test_long_work_shows_where_it_is(tmp_path: Path) -> None:
+    """On a terminal only; in the end the line is cleared, and nothing of it is on stdout."""
+    slow = ["compile", "zb_1p", "-p", "ranks=16", "-p", "microbatches=96"]
+    code, stdout, shown = on_a_terminal(*slow, XDG_CACHE_HOME=str(tmp_path))
+    assert code == 0
+    assert stdout.startswith("zb_1p: 16 ranks")
+    assert "pass `" in shown
+    assert shown.endswith("\x1b[K")
+    assert "\n" not in shown
+    # What is over at once says nothing.
+    assert on_a_terminal("compile", "1f1b")[2] == ""
+
+
+def test_a_bar_says_what_is_left() -> None:
+    sizes = ["--for", "ranks=2..20", "--for", "microbatches=1..20"]
+    code, stdout, shown = on_a_terminal("check", "1f1b", *sizes)
+    assert (code, stdout) == (0, "380 sizes proved, 0 refused by the program's own `require`\n")
+    assert "of 380, " in shown
+    assert " s left" in shown
+    assert shown.endswith("\x1b[K")
+
+
+def test_completion_in_bash(tmp_path: Path) -> None:
+    script = tmp_path / "schedc.bash"
+    script.write_text(shell("schedc completion bash").stdout)
+    for words, expected in [
+        ("schedc com", {"compile", "compare", "completion"}),
+        ("schedc check --tr", {"--transport"}),
+        ("schedc export x.json --to torch-csv-", {"torch-csv-compute"}),
+    ]:
+        count = len(words.split()) - 1
+        line = (
+            f"source {script}; COMP_WORDS=({words}); COMP_CWORD={count}; _shtab_schedc; "
+            'printf "%s\\n" "${COMPREPLY[@]}"'
+        )
+        assert set(shell(line).stdout.split()) == expected
+
+
+@pytest.mark.parametrize("name", ["zsh", "fish"])
+def test_completion_of_other_shells_has_every_command(name: str) -> None:
+    script = shell(f"schedc completion {name}").stdout
+    for word in ("explain-bubble", "torch-csv-compute", "forward-only"):
+        assert word in script
