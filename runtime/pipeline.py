@@ -70,7 +70,7 @@ from schedlang.runtime.transport.precision import rounding_to
 from schedlang.runtime.transport.wire import Wire, warm_up
 from schedlang.runtime.values import Value
 from schedlang.runtime.watch.watchdog import BETWEEN, Watchdog
-from schedlang.schedule.actions import is_transfer, word
+from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.forward_only import forward_only, forwards
 from schedlang.schedule.timeline import Bar
 
@@ -377,7 +377,7 @@ class Pipeline:
                 call()
                 continue
             start = perf_counter()
-            with torch.profiler.record_function(word(*op)):
+            with torch.profiler.record_function(self._plan.names.action(*op)):
                 call()
                 if self._device.type == "cuda":
                     # Not the streams of messages, which may wait for what this rank has yet to do.

@@ -72,12 +72,13 @@ def write_trace(path: Path, plan: Plan, actions: Sequence[Traced]) -> None:
     """
     events: list[dict[str, Any]] = [
         {
-            "name": str(bar),
+            "name": plan.names.action(*bar[:3]),
             "ph": "X",
             "pid": rank,
             "tid": int(is_transfer(bar.kind)),
             "ts": bar.start,
             "dur": round(bar.end - bar.start, 3),
+            "args": {"action": str(bar)},
         }
         for rank, bar in actions
     ]

@@ -244,7 +244,7 @@ class Watchdog:
         own = self._processes.own
         if action is None:
             return f" {self.between}"
-        return f" at {self._plan.ranks[own].word(action)} ({self._plan.where(own, action)})"
+        return f" at {self._plan.name_of(own, action)} ({self._plan.where(own, action)})"
 
     def _publish(self, message: str) -> str:
         """Make this the cause, if there is none yet; the cause."""

@@ -32,10 +32,8 @@ def show(options: argparse.Namespace) -> int:
     for number in plan.layout.skip_stages:
         print(skip_text(plan, number))
     for rank, text in enumerate(texts):
-        stages = plan.stages_of(rank)
-        noun = "stages" if len(stages) > 1 else "stage"
-        numbers = ", ".join(map(str, stages))
-        print(f"\nrank {rank}, {noun} {numbers}{figures[rank]}")
+        stages = plan.names.stages(plan.stages_of(rank))
+        print(f"\nrank {rank}, {stages}{figures[rank]}")
         print(indent(text, "  "))
     return FINE
 
@@ -70,7 +68,7 @@ def _rank_text(plan: Plan, rank: int, options: argparse.Namespace) -> str:
     actions = plan.ranks[rank]
     if options.compute:
         actions = actions.compute()
-    return actions.text()
+    return plan.names.text(actions)
 
 
 def _gather_figures(plan: Plan, options: argparse.Namespace) -> list[str]:

@@ -115,7 +115,7 @@ class Channels:
         findings = []
         for row in rows.tolist():
             rank, index = self.columns.place(row)
-            message = f"`{self.schedule.ranks[rank].word(index)}` has no other rank to reach"
+            message = f"`{self.schedule.name_of(rank, index)}` has no other rank to reach"
             findings.append(
                 Finding(
                     "unmatched-send" if self.is_send[row] else "unmatched-receive",
@@ -136,7 +136,7 @@ class Channels:
         later, _ = repeats(number * np.int64(microbatches) + columns.microbatch[rows])
         for row in rows[later].tolist():
             rank, index = columns.place(row)
-            message = f"`{self.schedule.ranks[rank].word(index)}` is sent twice"
+            message = f"`{self.schedule.name_of(rank, index)}` is sent twice"
             place = int(columns.source[row])
             numbers = (int(columns.stage[row]),)
             yield row, Finding("repeated-send", message, rank, place, numbers=numbers)
@@ -154,8 +154,8 @@ class Channels:
         for send, receive in wrong:
             sender, sent = columns.place(send)
             receiver, received = columns.place(receive)
-            text = self.schedule.ranks[sender].word(sent)
-            wanted = self.schedule.ranks[receiver].word(received)
+            text = self.schedule.name_of(sender, sent)
+            wanted = self.schedule.name_of(receiver, received)
             message = f"rank {receiver} receives `{wanted}` where rank {sender} sends `{text}`"
             related = ((int(columns.source[send]), f"`{text}` is next on this channel"),)
             help = "messages between two ranks arrive in the order of their sends"

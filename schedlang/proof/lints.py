@@ -100,9 +100,9 @@ def _parts(schedule: Schedule, batched: bool) -> dict[Pair, list[Part]]:
 
 def _needs_tags(schedule: Schedule) -> Iterator[Finding]:
     """Receives that are not in the order of their sends, the first of each two ranks."""
-    # By sender and receiver, the receive of each send in the order of the sends, by its word and
-    # number; and the receives in their own order, by their indices.
-    sent: dict[Pair, list[tuple[str, int]]] = {}
+    # By sender and receiver, the receive of each send in the order of the sends, by its kind,
+    # number and microbatch; and the receives in their own order, by their indices.
+    sent: dict[Pair, list[tuple[int, int, int]]] = {}
     received: dict[Pair, list[int]] = {}
     for rank, actions in enumerate(schedule.ranks):
         for index, kind in enumerate(actions.kind):
@@ -111,22 +111,19 @@ def _needs_tags(schedule: Schedule) -> Iterator[Finding]:
             peer = schedule.peer_of(rank, index)
             assert peer is not None
             if is_send(kind):
-                receive = schedule.other_end(rank, index)
-                sent.setdefault((rank, peer), []).append((word(*receive), receive[1]))
+                sent.setdefault((rank, peer), []).append(schedule.other_end(rank, index))
             else:
                 received.setdefault((peer, rank), []).append(index)
     help = "receive in the order of the sends: other transports match messages by it"
     for (sender, receiver), receives in sent.items():
         actions = schedule.ranks[receiver]
-        for (word_sent, number_sent), index in zip(
-            receives, received[sender, receiver], strict=True
-        ):
-            if actions.word(index) != word_sent:
+        for sent_here, index in zip(receives, received[sender, receiver], strict=True):
+            if actions.row(index)[:3] != sent_here:
                 message = (
-                    f"rank {receiver} receives `{actions.word(index)}` before `{word_sent}`, which "
-                    f"rank {sender} sends first"
+                    f"rank {receiver} receives `{schedule.name_of(receiver, index)}` before "
+                    f"`{schedule.names.action(*sent_here)}`, which rank {sender} sends first"
                 )
-                numbers = (actions.stage[index], number_sent)
+                numbers = (actions.stage[index], sent_here[1])
                 place = actions.source[index]
                 yield Finding("needs-tags", message, receiver, place, help=help, numbers=numbers)
                 break

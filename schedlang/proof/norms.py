@@ -103,11 +103,10 @@ class _Norms:
         update, other, place = next(late, (None, 0, 0))
         if update is None:
             return None
-        theirs = self.plan.ranks[other]
         return (
-            f"before `{actions.word(at)}` ({self.plan.where(rank, at)}) rank {rank} would wait in "
-            f"vain for the norm of update {update}: rank {other} has its part of it only after "
-            f"`{theirs.word(place)}` ({self.plan.where(other, place)})"
+            f"before `{self.plan.name_of(rank, at)}` ({self.plan.where(rank, at)}) rank {rank} "
+            f"would wait in vain for the norm of update {update}: rank {other} has its part of it "
+            f"only after `{self.plan.name_of(other, place)}` ({self.plan.where(other, place)})"
         )
 
     def is_over(self, item: int) -> bool:

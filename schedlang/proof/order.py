@@ -34,8 +34,9 @@ def _too_early(schedule: Schedule, need: int) -> Finding:
     needs = schedule.needs
     row = int(needs.user[need])
     rank, index = schedule.columns.place(row)
-    action = schedule.ranks[rank].word(index)
-    message = f"`{action}` on rank {rank} runs before `{needs.word(need)}`"
+    action = schedule.name_of(rank, index)
+    needed = schedule.names.action(*needs.action(need))
+    message = f"`{action}` on rank {rank} runs before `{needed}`"
     help = None
     if needs.is_message[need]:
         help = "a program that writes any `send` or `recv` must write all of them"

@@ -34,8 +34,8 @@ def _mixed(
     row = int(np.flatnonzero(is_it & (columns.kind == Kind.F))[0])
     rank, index = columns.place(row)
     message = (
-        f"`{schedule.ranks[rank].word(index)}` reads version {version} of the weights, stage "
-        f"{other} version {of_other} for the same update: they are replicas"
+        f"`{schedule.name_of(rank, index)}` reads version {version} of the weights, stage "
+        f"{schedule.names.stage(other)} version {of_other} for the same update: they are replicas"
     )
     help = "let all replicas read the same version: one rule of `weights` for all of them"
     place = int(columns.source[row])

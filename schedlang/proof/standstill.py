@@ -11,7 +11,6 @@ from schedlang.diagnostics.waits import Wait
 from schedlang.proof.edges import Events
 from schedlang.proof.graph import NOTHING
 from schedlang.proof.waits import Edge, describe
-from schedlang.schedule.actions import word
 from schedlang.schedule.columns import Ints
 from schedlang.schedule.findings import Finding, ranks_text
 from schedlang.schedule.kinds import Kind
@@ -207,8 +206,8 @@ class Standstill:
         """A transfer whose other side does not come."""
         rank, index = self.place(row)
         peer, *wanted = self.other_end(row)
-        text = self.schedule.ranks[rank].word(index)
-        other = word(*wanted)
+        text = self.schedule.name_of(rank, index)
+        other = self.schedule.names.action(*wanted)
         is_send = bool(self.schedule.columns.is_send[row])
         done = "received" if is_send else "sent"
         message = f"`{text}` on rank {rank} is never {done}: rank {peer} has no `{other}` left"

@@ -5,7 +5,6 @@ or its two halves.
 import numpy as np
 
 from schedlang.diagnostics.diagnostic import CompileError, counted
-from schedlang.schedule.actions import word
 from schedlang.schedule.columns import Columns, Ints, is_any, repeats
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.kinds import MAKERS, OPS, Kind
@@ -32,6 +31,7 @@ def _unknown(schedule: Schedule) -> list[Finding]:
     """Actions of stages and microbatches that do not exist or belong to another rank."""
     columns = schedule.columns
     layout = schedule.layout
+    names = schedule.names
     stages = len(schedule.placement)
     numbers = stages + len(layout.skip_stages) * columns.is_transfer
     is_stage = (columns.stage >= 0) & (columns.stage < numbers)
@@ -50,14 +50,14 @@ def _unknown(schedule: Schedule) -> list[Finding]:
 
     def here(row: int) -> str:
         at, index = columns.place(row)
-        return f"`{schedule.ranks[at].word(index)}` on rank {at}"
+        return f"`{schedule.name_of(at, index)}` on rank {at}"
 
     def no_such_stage(row: int) -> Finding:
         message = f"{here(row)}: there are stages 0 to {stages - 1}"
         return Finding("no-such-stage", message, *place(row), numbers=number(row))
 
     def not_on_this_rank(row: int) -> Finding:
-        message = f"{here(row)}: stage {stage[row]} is on rank {rank[row]}"
+        message = f"{here(row)}: stage {names.stage(int(stage[row]))} is on rank {rank[row]}"
         return Finding("not-on-this-rank", message, *place(row), numbers=number(row))
 
     def no_such_update(row: int) -> Finding:
@@ -65,7 +65,7 @@ def _unknown(schedule: Schedule) -> list[Finding]:
         return Finding("update", message, *place(row))
 
     def no_such_microbatch(row: int) -> Finding:
-        message = f"{here(row)}: there are microbatches 0 to {units[row] - 1}"
+        message = f"{here(row)}: there are {names.microbatches(int(units[row]))}"
         return Finding("no-such-microbatch", message, *place(row), numbers=number(row))
 
     def copy_in_a_group(row: int) -> Finding:
@@ -120,15 +120,19 @@ def _repeated_op(schedule: Schedule, row: int, before: int) -> Finding:
     kind = Kind(int(columns.kind[row]))
     stage = int(columns.stage[row])
     microbatch = max(int(columns.microbatch[row]), 0)
-    which = f"{'update' if kind == Kind.U else 'microbatch'} {microbatch}"
+    names = schedule.names
+    if kind == Kind.U:
+        which = f"update {microbatch}"
+    else:
+        which = f"{names.noun} {names.microbatch(microbatch)}"
     help = "a `W` completes an `I`; a whole backward needs none" if kind == Kind.W else None
     name = OPS[OPS[kind].makes[0]].name
     return Finding(
         "repeated-op",
-        f"the {name} of {which} on stage {stage} runs twice",
+        f"the {name} of {which} on stage {names.stage(stage)} runs twice",
         int(columns.rank[row]),
         int(columns.source[row]),
-        f"again, as `{word(kind, stage, microbatch)}`",
+        f"again, as `{names.action(kind, stage, microbatch)}`",
         ((int(columns.source[before]), "first here"),),
         help,
     )
@@ -160,20 +164,23 @@ def _missing_op(schedule: Schedule, made: Kind, stage: int, lacking: int) -> Fin
     rows = columns.where(*MAKERS[made])
     there = np.sort(columns.microbatch[rows[columns.stage[rows] == stage]])
     microbatch = _first_gap(there)
-    message = f"the {OPS[made].name} of microbatch {microbatch} never runs on stage {stage}"
+    names = schedule.names
+    which = f"{names.noun} {names.microbatch(microbatch)}"
+    message = f"the {OPS[made].name} of {which} never runs on stage {names.stage(stage)}"
     if lacking > 1:
-        message += f", nor that of {counted(lacking - 1, 'other microbatch')}"
+        message += f", nor that of {counted(lacking - 1, f'other {names.noun}')}"
     help = None
     if made == Kind.W:
         help = "every half for the inputs needs its `W`; write `BW` for a whole backward"
-    place, label = _place_near(columns, stage, made)
+    place, label = _place_near(schedule, stage, made)
     return Finding("missing-op", message, schedule.placement[stage], place, label, help=help)
 
 
-def _place_near(columns: Columns, stage: int, made: Kind) -> tuple[int, str]:
+def _place_near(schedule: Schedule, stage: int, made: Kind) -> tuple[int, str]:
     """The place of the same op for another microbatch, or of another op of the stage, and what it
     is.
     """
+    columns = schedule.columns
 
     def of_stage(kinds: tuple[Kind, ...]) -> Ints:
         return np.flatnonzero(is_any(columns.kind, *kinds) & (columns.stage == stage))
@@ -185,7 +192,7 @@ def _place_near(columns: Columns, stage: int, made: Kind) -> tuple[int, str]:
     if not others:
         return 0, ""
     latest = max(others, key=lambda rows: int(rows[0]))
-    return int(columns.source[latest[-1]]), f"stage {stage} runs here"
+    return int(columns.source[latest[-1]]), f"stage {schedule.names.stage(stage)} runs here"
 
 
 def _missing_updates(schedule: Schedule) -> list[Finding]:
@@ -202,7 +209,8 @@ def _missing_updates(schedule: Schedule) -> list[Finding]:
         made = np.sort(np.maximum(columns.microbatch[rows[columns.stage[rows] == stage]], 0))
         if len(made) < updates:
             update = _first_gap(made)
-            message = f"stage {stage} never makes update {update}, others do"
+            name = schedule.names.stage(stage)
+            message = f"stage {name} never makes update {update}, others do"
             place = int(columns.source[rows[0]])
             times = updates - len(made)
             finding = Finding("missing-op", message, rank, place, "others run here", times=times)
@@ -223,7 +231,6 @@ def _without_updates(schedule: Schedule) -> list[Finding]:
     if schedule.layout.updates > 1 and not schedule.is_forward_only:
         # What adds to a gradient that is not its own says more.
         return []
-    columns = schedule.columns
     latest = WeightRule().name
     rules = map(schedule.weights_of, range(len(schedule.placement)))
     stages = [stage for stage, rule in enumerate(rules) if rule.name != latest]
@@ -233,9 +240,10 @@ def _without_updates(schedule: Schedule) -> list[Finding]:
     )
     findings = []
     for stage in stages:
-        place, label = _place_near(columns, stage, Kind.U)
+        place, label = _place_near(schedule, stage, Kind.U)
         rule = schedule.weights_of(stage)
-        message = f"stage {stage} never makes update 0, and has `weights {rule}`"
+        name = schedule.names.stage(stage)
+        message = f"stage {name} never makes update 0, and has `weights {rule}`"
         rank = schedule.placement[stage]
         findings.append(Finding("missing-op", message, rank, place, label, help=help))
     return findings
@@ -255,8 +263,9 @@ def _beside_updates(schedule: Schedule) -> list[Finding]:
         for beside in actions.batch(int(columns.batch[update]) - int(columns.first[rank])):
             is_op = actions.kind[beside] != Kind.U
             if is_op and actions.stage[beside] in schedule.layout.replicas(actions.stage[index]):
+                update_name = schedule.name_of(rank, index)
                 message = (
-                    f"`{actions.word(beside)}` overlaps with `{actions.word(index)}`, which "
+                    f"`{schedule.name_of(rank, beside)}` overlaps with `{update_name}`, which "
                     "changes the weights that it reads"
                 )
                 help = "write one behind the other"
@@ -296,5 +305,7 @@ def _offloads(schedule: Schedule) -> list[Finding]:
     _, row, what = min(candidates, key=lambda candidate: candidate[0])
     microbatch = int(columns.microbatch[row])
     stage = int(columns.stage[row])
-    message = f"the activations of microbatch {microbatch} on stage {stage} are {what}"
+    names = schedule.names
+    which = f"{names.noun} {names.microbatch(microbatch)}"
+    message = f"the activations of {which} on stage {names.stage(stage)} are {what}"
     return [Finding("offload", message, int(columns.rank[row]), int(columns.source[row]))]

@@ -32,7 +32,7 @@ def describe(schedule: Schedule, edges: list[Edge]) -> tuple[Wait, ...]:
         span = spans[actions.source[index]] if actions.source[index] < len(spans) else None
         return Stand(
             rank,
-            actions.word(index),
+            schedule.name_of(rank, index),
             span,
             actions.stage[index],
             _recorded(schedule, place),

@@ -103,7 +103,8 @@ def frees(schedule: Schedule, rank: int) -> str:
     text = ""
     for batch in actions.batches():
         names = [name for index in batch for name in freed.get(index, ())]
-        text += actions.batch_text(batch) + (f" free({', '.join(names)})\n" if names else " ")
+        text += schedule.names.batch(actions, batch)
+        text += f" free({', '.join(names)})\n" if names else " "
     last = freed.get(len(actions))
     return text + f"end free({', '.join(last)})" if last else text.rstrip()
 
@@ -149,7 +150,7 @@ def _activations(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
             made[stage, microbatch] = index
         if holds < 0 or not schedule.keeps(kind, stage, microbatch):
             start = made.pop((stage, microbatch))
-            yield Lifetime(Holds.ACTIVATION, actions.word(start), start, index)
+            yield Lifetime(Holds.ACTIVATION, schedule.name_of(rank, start), start, index)
 
 
 def _messages(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
@@ -159,7 +160,7 @@ def _messages(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
     used = _last_uses(layout, places)
     for receive, start in begins(schedule, rank, timed(schedule.transport).tags).items():
         stop = used[actions.row(receive)[:3]]
-        yield Lifetime(Holds.RECEIVED, actions.word(receive), start, stop)
+        yield Lifetime(Holds.RECEIVED, schedule.name_of(rank, receive), start, stop)
     waited = waits(schedule, rank)
     for (kind, stage, microbatch), start in places.items():
         if kind not in HANDS_ON:
@@ -167,12 +168,12 @@ def _messages(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
         for number in layout.numbers(HANDS_ON[kind], stage):
             send = places.get((HANDS_ON[kind], number, microbatch))
             if send is not None:
-                yield Lifetime(Holds.SENT, actions.word(send), start, waited[send])
+                yield Lifetime(Holds.SENT, schedule.name_of(rank, send), start, waited[send])
                 continue
             # No send: the stage that takes it is on this rank, or there is none.
             following = used.get((*layout.counterpart(HANDS_ON[kind], number), microbatch))
             if following is not None:
-                name = f"{actions.word(start)}>{actions.word(following)}"
+                name = f"{schedule.name_of(rank, start)}>{schedule.name_of(rank, following)}"
                 yield Lifetime(Holds.INSIDE, name, start, following)
 
 

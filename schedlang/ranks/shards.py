@@ -95,10 +95,10 @@ def shards_text(schedule: Schedule, rank: int, places: int) -> str:
     text = ""
     for index in range(len(actions)):
         if not is_transfer(actions.kind[index]):
-            before = list(map(_word, steps.before.get(index, ())))
-            after = list(map(_word, steps.after.get(index, ())))
+            before = [_name(schedule, step) for step in steps.before.get(index, ())]
+            after = [_name(schedule, step) for step in steps.after.get(index, ())]
             text += "\n" if before and text else " "
-            text += " ".join([*before, actions.word(index), *after])
+            text += " ".join([*before, schedule.name_of(rank, index), *after])
     return text.strip()
 
 
@@ -116,9 +116,9 @@ def shards_figures(
     return f"{gathers}, {most}, {reductions}"
 
 
-def _word(step: Step) -> str:
+def _name(schedule: Schedule, step: Step) -> str:
     does, stage = step
-    return f"{stage}{does.name}"
+    return f"{schedule.names.stage(stage)}{does.name}"
 
 
 @define

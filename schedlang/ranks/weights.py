@@ -11,7 +11,6 @@ from functools import cached_property
 import numpy as np
 from attrs import field, frozen
 
-from schedlang.schedule.actions import word
 from schedlang.schedule.columns import Columns, Flags, Ints, is_any
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.findings import Finding
@@ -221,7 +220,8 @@ class _Reads:
         """Something wrong that an op does."""
         columns = self.schedule.columns
         row = self.row[op]
-        name = word(int(self.kind[op]), int(self.stage[op]), int(self.microbatch[op]))
+        of_op = int(self.kind[op]), int(self.stage[op]), int(self.microbatch[op])
+        name = self.schedule.names.action(*of_op)
         rank = int(columns.rank[row])
         return Finding(code, f"`{name}` {does}", rank, int(columns.source[row]), help=help)
 

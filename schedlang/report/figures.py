@@ -97,7 +97,7 @@ def figures_text(plan: Plan, execution: Execution, ideal: float, costs: Costs = 
         rows.append(("exposed transfers", _number(document["exposed"]), _EXPOSED))
     width = max(len(value) for _, value, _ in rows)
     lines = [f"{name:<22}{value:<{width}}  {meaning}" for name, value, meaning in rows]
-    return "\n".join([draw(timeline), "", *lines])
+    return "\n".join([draw(timeline, plan.names), "", *lines])
 
 
 def _memory_rows(execution: Execution, peak_messages: list[int]) -> list[tuple[str, str, str]]:

@@ -80,7 +80,8 @@ def _skips(schedule: Schedule, finding: Finding) -> tuple[str, ...]:
 def skip_text(schedule: Schedule, number: int) -> str:
     """What a skip's number stands for."""
     earlier, later = schedule.layout.skip_stages[number]
-    return f"{number} is the skip from stage {earlier} to stage {later}"
+    names = schedule.names
+    return f"{number} is the skip from stage {names.stage(earlier)} to stage {names.stage(later)}"
 
 
 def ranks_text(ranks: list[int]) -> str:

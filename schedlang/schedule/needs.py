@@ -9,7 +9,6 @@ from functools import cached_property
 import numpy as np
 from attrs import frozen
 
-from schedlang.schedule.actions import word
 from schedlang.schedule.columns import Columns, Flags, Ints, is_any, members
 from schedlang.schedule.kinds import MAKERS, OPS, RECEIVES, SENDS, Kind
 from schedlang.schedule.layout import Layout
@@ -57,13 +56,15 @@ class Needs:
         """Whether a message from another rank is needed."""
         return self.is_far & is_any(self.made, *RECEIVES)
 
-    def word(self, item: int) -> str:
-        """What is needed, as an action: the op that makes it, or the receive that brings it."""
+    def action(self, item: int) -> tuple[Kind, int, int]:
+        """What is needed, as the kind, the number and the microbatch of an action: the op that
+        makes it, or the receive that brings it.
+        """
         made = Kind(int(self.made[item]))
         microbatch = int(self.microbatch[item])
         if self.is_far[item] and made in RECEIVES:
-            return word(RECEIVES[made], int(self.number[item]), microbatch)
-        return word(made, int(self.stage[item]), microbatch)
+            return RECEIVES[made], int(self.number[item]), microbatch
+        return made, int(self.stage[item]), microbatch
 
 
 def needs_of(layout: Layout, columns: Columns) -> Needs:

@@ -18,6 +18,7 @@ from schedlang.schedule.columns import Columns, Flags, Ints, columns_of
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import FORWARD, Kind
 from schedlang.schedule.layout import Layout
+from schedlang.schedule.naming import Names
 from schedlang.schedule.needs import Needs, needs_of
 from schedlang.schedule.transports import PORTABLE
 
@@ -123,6 +124,15 @@ class Schedule:
     def needs(self) -> Needs:
         """What every action needs; of a schedule that has the right structure."""
         return needs_of(self.layout, self.columns)
+
+    @cached_property
+    def names(self) -> Names:
+        """What stages, microbatches and actions are called where people read of them."""
+        return Names(self.layout)
+
+    def name_of(self, rank: int, index: int) -> str:
+        """Action `index` of a rank, as people read it: `2B3`, `up(1)B3`, `0F(m1.k2)`."""
+        return self.names.of(self.ranks[rank], index)
 
     @property
     def placement(self) -> tuple[int, ...]:

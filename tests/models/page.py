@@ -55,7 +55,7 @@ class Notes:
 
     def number(self, words: str) -> int:
         """The number of a message."""
-        words = re.sub(r"^rank \d+ failed at \w+ \([^)]*\): ", "", words)
+        words = re.sub(r"^rank \d+ failed at \S+ \([^)]*\): ", "", words)
         key = re.sub(r"\d+", "0", words)
         if key not in self.numbers:
             self.numbers[key] = len(self.words) + 1

@@ -19,7 +19,7 @@ def page(name: str) -> str:
 def test_every_cost_is_explained_and_the_example_is_one(tmp_path: Path) -> None:
     text = page("costs")
     assert [name for name in NAMES if f"`{name}`" not in text] == []
-    example = re.search(r"^```yaml\n(.*?)^```", text, re.M | re.S)
+    example = re.search(r"^```yaml.*?\n(.*?)^```", text, re.M | re.S)
     assert example
     (tmp_path / "costs.yaml").write_text(example[1])
     costs = read_costs(tmp_path / "costs.yaml")

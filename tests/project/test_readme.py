@@ -45,13 +45,13 @@ def test_the_deadlock(
 @pytest.mark.parametrize(
     ("page", "command"),
     [
-        ("architecture", "show programs/gems.sched -p ranks=2 -p microbatches=2 --compute"),
+        ("glossary", "show programs/gems.sched -p ranks=2 -p microbatches=2 --compute"),
         (
-            "architecture",
+            "glossary",
             "show programs/seq1f1b.sched -p ranks=1 -p microbatches=2 -p slices=3 --compute",
         ),
-        ("architecture", "show programs/zb_h1.sched -p ranks=2 -p microbatches=3 --compute"),
-        ("architecture", "show programs/unet_1f1b.sched -p microbatches=1 --ranks"),
+        ("glossary", "show programs/zb_h1.sched -p ranks=2 -p microbatches=3 --compute"),
+        ("glossary", "show programs/unet_1f1b.sched -p microbatches=1 --ranks"),
         ("transports", "simulate programs/1f1b.sched --p2p-time 0.25 --transport nccl"),
         ("memory", "show programs/1f1b.sched -p ranks=2 -p microbatches=3 --frees"),
         (
@@ -73,7 +73,9 @@ def test_what_pages_show(
 LANGUAGE = (DOCS / "language.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("program", re.findall(r"^```\n(schedule .*?)^```", LANGUAGE, re.M | re.S))
+@pytest.mark.parametrize(
+    "program", re.findall(r"^```sched\n(schedule .*?)^```", LANGUAGE, re.M | re.S)
+)
 def test_programs_of_the_reference_compile(program: str) -> None:
     compile(Source("language.md", program))
 

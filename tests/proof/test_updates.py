@@ -80,7 +80,7 @@ def test_replicas_with_weights_that_nobody_updates() -> None:
             for m in 0 .. microbatches / 2 { F(up(ranks - 1 - r), m)  B(up(ranks - 1 - r), m) }
         }
     }"""
-    assert refused(text).message == "stage 2 never makes update 0, and has `weights delay 1`"
+    assert refused(text).message == "stage up(0) never makes update 0, and has `weights delay 1`"
 
 
 @pytest.mark.parametrize("weights", ["weights delay 1", "weights stash"])
@@ -142,8 +142,14 @@ REPLICAS = """schedule replicas {{
 @pytest.mark.parametrize(
     ("weights", "version"),
     [
-        ("weights delay 1 on 0 .. 2", "`2F1` reads version 1 of the weights, stage 0 version 0"),
-        ("weights delay 1 on 2 .. 4", "`2F1` reads version 0 of the weights, stage 0 version 1"),
+        (
+            "weights delay 1 on 0 .. 2",
+            "`up(0)F1` reads version 1 of the weights, stage down(0) version 0",
+        ),
+        (
+            "weights delay 1 on 2 .. 4",
+            "`up(0)F1` reads version 0 of the weights, stage down(0) version 1",
+        ),
     ],
 )
 def test_replicas_that_read_other_versions(weights: str, version: str, tmp_path: Path) -> None:

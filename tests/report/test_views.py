@@ -198,7 +198,7 @@ def test_trace(path: Path) -> None:
     """
     picture = drawn(path.stem, ODD)
     events: list[dict[str, Any]] = json.loads(trace(picture))["traceEvents"]
-    slices = {(each["pid"], each["name"]): each for each in events if each["ph"] == "X"}
+    slices = {(each["pid"], each["args"]["action"]): each for each in events if each["ph"] == "X"}
     assert len(slices) == len(picture.boxes)
     threads = {each["tid"]: each["pid"] for each in events if each["name"] == "thread_name"}
     assert all(threads[each["tid"]] == pid > 0 for (pid, _), each in slices.items())

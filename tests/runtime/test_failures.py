@@ -240,7 +240,7 @@ FAILURES = {
         no_past,
         2,
         0,
-        r"rank 0 failed at 0F0 \(seq1f1b.sched:\d+\): stage 0 returns a Tensor: where .* two .*",
+        r"rank 0 failed at 0F\(m0.k0\) \(seq1f1b.sched:\d+\): stage 0 returns a Tensor: where .* two .*",
     ),
     "stages": (
         stages_of_another_rank,

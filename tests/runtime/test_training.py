@@ -108,10 +108,16 @@ def check_trace(plan: Plan, events: list[dict]) -> None:
     """
     spans = [each for each in events if each["ph"] == "X"]
     for rank, actions in enumerate(plan.ranks):
-        words = set(map(actions.word, range(len(actions))))
-        assert words <= {each["name"] for each in spans if each["pid"] == rank}
-    sends = {each["name"]: each["ts"] for each in spans if each["name"] == "0SEND_F0"}
-    ends = {each["name"]: each["ts"] + each["dur"] for each in spans if each["name"] == "1RECV_F0"}
+        names = {plan.name_of(rank, index) for index in range(len(actions))}
+        assert names <= {each["name"] for each in spans if each["pid"] == rank}
+    sends = {
+        each["args"]["action"]: each["ts"] for each in spans if each["args"]["action"] == "0SEND_F0"
+    }
+    ends = {
+        each["args"]["action"]: each["ts"] + each["dur"]
+        for each in spans
+        if each["args"]["action"] == "1RECV_F0"
+    }
     assert ends["1RECV_F0"] > sends["0SEND_F0"]
 
 

@@ -53,7 +53,7 @@ def test_golden_plan(path: Path, golden: Callable[[str, Path], None]) -> None:
         [
             *(actions.text() for actions in plan.ranks),
             "",
-            draw(execution.timeline, 120),
+            draw(execution.timeline, plan.names, 120),
             "",
             f"makespan {execution.timeline.makespan:g}, bubble over ideal {execution.timeline.bubble_over_ideal:.4f}",
             f"peak activations {' '.join(map(str, execution.peak_activations))}",

@@ -148,15 +148,16 @@ def _causes_text(found: Explanation) -> list[str]:
             )
         shown = [each for each in subjects if each[0]][:_SHOWN]
         lines += [
-            f"  {time:>10.6g} {'':6}  {'':11} {_about(subject)}" for subject, time, _ in shown
+            f"  {time:>10.6g} {'':6}  {'':11} {_about(found.plan, subject)}"
+            for subject, time, _ in shown
         ]
     return lines
 
 
-def _about(subject: tuple[int, ...]) -> str:
+def _about(plan: Plan, subject: tuple[int, ...]) -> str:
     """The stage, or the ranks, that a cause is about."""
     if len(subject) == 1:
-        return f"stage {subject[0]}"
+        return f"stage {plan.names.stage(subject[0])}"
     return (
         f"rank {subject[0]} to rank {subject[1]}"
         if subject[0] != subject[1]
@@ -199,9 +200,7 @@ def _faster_text(found: Explanation) -> list[str]:
     lines = [f"makespan with one op {1 - _FACTOR:.0%} faster, simulated with the same order of ops"]
     for each in found.faster:
         change = _share(each.makespan - found.makespan, found.makespan)
-        op = (
-            f"{each.field} on stage {each.stage}: {each.duration:.6g} -> "
-            f"{each.duration * _FACTOR:.6g}"
-        )
+        stage = found.plan.names.stage(each.stage)
+        op = f"{each.field} on stage {stage}: {each.duration:.6g} -> {each.duration * _FACTOR:.6g}"
         lines.append(f"  {each.makespan:>10.6g} {change:>+6.1%}  {op}")
     return lines

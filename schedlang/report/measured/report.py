@@ -7,6 +7,7 @@ from attrs import asdict
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.report.measured.comparison import Comparison, Straggler
 from schedlang.report.views.terminal import draw_both
+from schedlang.schedule.naming import Names
 
 #: In microseconds, the unit of traces.
 _MILLISECOND = 1000.0
@@ -19,11 +20,12 @@ def comparison_text(comparison: Comparison) -> str:
     costs = _ops(comparison)
     if comparison.costs.p2p is not None:
         costs.append(f"a transfer takes {_milliseconds(comparison.costs.p2p)} ms")
-    blamed = [_straggler_text(straggler) for straggler in comparison.stragglers]
+    names = comparison.run.plan.names
+    blamed = [_straggler_text(names, straggler) for straggler in comparison.stragglers]
     if not blamed:
         blamed = ["no rank is slow, and none unsteady"]
     lines = [
-        draw_both(comparison.predicted, comparison.measured),
+        draw_both(comparison.predicted, comparison.measured, names),
         "",
         *_steps(comparison),
         "",
@@ -82,12 +84,13 @@ def _ranks(comparison: Comparison) -> list[str]:
 def _ops(comparison: Comparison) -> list[str]:
     """How long ops took, by kind and stage."""
     rows = [["op", "stage", "mean, ms", "to the other stages", "spread of the middle half"]]
+    names = comparison.run.plan.names
     # By kind, so that stages can be compared.
     for duration in comparison.durations:
         rows.append(
             [
                 duration.kind.name,
-                str(duration.stage),
+                names.stage(duration.stage),
                 _milliseconds(duration.mean),
                 f"{duration.ratio:.2f}x",
                 f"{duration.spread:.0%}",
@@ -108,11 +111,9 @@ def _aligned(rows: list[list[str]]) -> list[str]:
     return lines
 
 
-def _straggler_text(straggler: Straggler) -> str:
+def _straggler_text(names: Names, straggler: Straggler) -> str:
     are_several = len(straggler.stages) > 1
-    noun = "stages" if are_several else "stage"
-    numbers = ", ".join(map(str, straggler.stages))
-    where = f"{noun} {numbers} on rank {straggler.rank}"
+    where = f"{names.stages(straggler.stages)} on rank {straggler.rank}"
     if straggler.ratio is not None:
         ratio = f"{straggler.ratio:.2f}x"
         if are_several:

@@ -16,6 +16,7 @@ from typing import Any
 from schedlang.report.views import palette
 from schedlang.report.views.picture import Picture
 from schedlang.schedule.kinds import OPS, Kind
+from schedlang.schedule.naming import Names
 
 _HERE = Path(__file__).parent
 
@@ -41,11 +42,16 @@ def _data(picture: Picture) -> dict[str, Any]:
     """The data of a picture; timeline.js says what it reads."""
     timeline = picture.timeline
     layout = picture.layout
+    names = Names(layout)
+    units = range(max(map(layout.units, range(len(layout.placement)))))
     return {
         "title": picture.title,
         "figures": f"makespan {timeline.makespan:.10g}, {timeline.bubble_over_makespan:.1%} idle",
         "idle": [f"{idle:.0%} idle" for idle in timeline.idle],
         "slices": layout.slices,
+        "stages": [names.stage(stage) for stage in range(len(layout.placement))],
+        "microbatches": [names.microbatch(unit) for unit in units],
+        "labels": [names.label(unit) for unit in units],
         "pipelines": [
             [pipeline.name, pipeline.start, pipeline.stop] for pipeline in layout.pipelines
         ],

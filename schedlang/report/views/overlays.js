@@ -150,11 +150,11 @@ Object.assign(Timeline.prototype, {
 
   // What a box is, in lines of text; the last is the program's.
   describe(box) {
-    const { pipelines, slices, versions, lines, copies } = this.schedule;
+    const { pipelines, slices, stages, versions, lines, copies } = this.schedule;
     const pipeline = pipelines.find(([, start, stop]) => start <= this.stage[box] && this.stage[box] < stop);
     const [where, line] = lines[this.line[box]];
     const rank = this.rank[box], start = this.start[box], end = this.end[box];
-    const parts = [`stage ${this.stage[box]}, chunk ${this.chunk[box]} of rank ${rank}`];
+    const parts = [`stage ${stages[this.stage[box]]}, chunk ${this.chunk[box]} of rank ${rank}`];
     if (pipelines.length > 1) parts.push(`pipeline ${pipeline[0]}`);
     if (!this.look(box).step) parts.push(`microbatch ${this.flight[box].name}`);
     if (slices > 1 && !this.look(box).step) parts.push(`slice ${this.unit[box] % slices}`);

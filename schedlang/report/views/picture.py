@@ -170,21 +170,12 @@ class _BoxMaker:
         return Box(
             rank=rank,
             bar=bar,
-            label=self.label(bar),
+            label="U" if bar.kind == Kind.U else self.plan.names.label(bar.microbatch),
             chunk=self.chunks[bar.stage],
             version=self.versions.get((bar.stage, bar.microbatch), 0),
             overlap=actions.group[index],
             line=self.line_number(actions.source[index]),
         )
-
-    def label(self, bar: Bar) -> str:
-        if bar.kind == Kind.U:
-            return "U"
-        slices = self.plan.layout.slices
-        if slices == 1:
-            return str(bar.microbatch)
-        microbatch, slice = divmod(bar.microbatch, slices)
-        return f"{microbatch}.{slice}"
 
     def line_number(self, span: int) -> int:
         """The number of the line that a span starts in; many spans are in one line."""

@@ -10,27 +10,34 @@ from schedlang.report.views import palette
 from schedlang.report.views.picture import Picture
 from schedlang.schedule.actions import NO_MICROBATCH
 from schedlang.schedule.kinds import OPS, Kind
+from schedlang.schedule.naming import Names
 from schedlang.schedule.timeline import Bar, Timeline
 
 _IDLE = "·"
 #: A row: the text before it, its bars, and the text behind it.
 _Row = tuple[str, Sequence[Bar], str]
+#: A function that gives what is written on a bar.
+_Label = Callable[[Bar], str]
 #: A function that gives the columns of a bar, from its word and the number of columns.
 _Paint = Callable[[Bar, str, int], Sequence[str]]
 
 
-def draw(timeline: Timeline, width: int | None = None) -> str:
+def draw(timeline: Timeline, names: Names, width: int | None = None) -> str:
     """The picture, at most `width` columns wide, by default as wide as the terminal.
 
     An op is as wide as it is long. It shows its kind, stage and microbatch if there is room: `F3`
-    where each rank has one stage, `4F3` where a rank has several. If there is none, it shows the
-    letter of its kind.
+    where each rank has one stage, `4F3` where a rank has several, `up(1)F3` where there are several
+    pipelines and the terminal is wide enough. If there is no room, it shows the letter of its kind.
+    A line below says what other numbers than those of programs stand for.
     """
     rows = _rows(timeline)
-    return _text(rows, _fit(timeline, rows, width), _plain)
+    frame = _fit(timeline, rows, names, width)
+    return "\n".join([_text(rows, frame, _plain), *_notes(rows, frame, names)])
 
 
-def draw_both(predicted: Timeline, measured: Timeline, width: int | None = None) -> str:
+def draw_both(
+    predicted: Timeline, measured: Timeline, names: Names, width: int | None = None
+) -> str:
     """Two timelines of one schedule on one axis of time, the rows of each rank below each other.
 
     Both start at 0. The picture is as wide as that of `draw`.
@@ -40,7 +47,8 @@ def draw_both(predicted: Timeline, measured: Timeline, width: int | None = None)
         for name, (before, bars, after) in (("predicted", above), ("measured", below)):
             rows.append((f"{before}{name:9} ", bars, after))
     longer = max(predicted, measured, key=lambda timeline: timeline.makespan)
-    return _text(rows, _fit(longer, rows, width), _plain)
+    frame = _fit(longer, rows, names, width)
+    return "\n".join([_text(rows, frame, _plain), *_notes(rows, frame, names)])
 
 
 def view(picture: Picture, colour: bool) -> str:
@@ -53,7 +61,8 @@ def view(picture: Picture, colour: bool) -> str:
         rows = []
         for row, copies in zip(of_ranks, timeline.copies, strict=True):
             rows += [row, ("  host ", copies, "")]
-    frame = _fit(timeline, rows)
+    names = Names(picture.layout)
+    frame = _fit(timeline, rows, names)
     paint = _painter(picture) if colour else _plain
     parts = [
         f"{picture.title}: makespan {timeline.makespan:.10g}, "
@@ -62,6 +71,7 @@ def view(picture: Picture, colour: bool) -> str:
         _text(rows, frame, paint),
         "",
         "   ".join([*_legend(picture, rows, paint), f"{_IDLE} idle"]),
+        *_notes(rows, frame, names),
     ]
     if _is_tight(rows, frame):
         parts.append(
@@ -85,15 +95,22 @@ def _legend(picture: Picture, rows: Sequence[_Row], paint: _Paint) -> list[str]:
 
 @frozen
 class _Frame:
-    """Where time is on the columns: `scale` columns for a unit of time, from `origin` on."""
+    """Where time is on the columns: `scale` columns for a unit of time, from `origin` on; and what
+    is written on bars.
+    """
 
     origin: float
     scale: float
     columns: int
-    with_stage: bool
+    label: _Label
 
     def columns_of(self, bar: Bar) -> slice:
         return slice(self._column(bar.start), self._column(bar.end))
+
+    def is_tight(self, bar: Bar) -> bool:
+        """Whether an op has no room for its label."""
+        columns = range(self.columns)[self.columns_of(bar)]
+        return bar.end > bar.start and len(self.label(bar)) > len(columns)
 
     def _column(self, time: float) -> int:
         return round((time - self.origin) * self.scale)
@@ -107,36 +124,76 @@ def _rows(timeline: Timeline) -> list[_Row]:
     return rows
 
 
-def _fit(timeline: Timeline, rows: Sequence[_Row], width: int | None = None) -> _Frame:
-    """The frame in which every op has room for its word, or the whole width if that is wider."""
+def _fit(
+    timeline: Timeline, rows: Sequence[_Row], names: Names, width: int | None = None
+) -> _Frame:
+    """The frame in which every op has room for its label, or the whole width if that is wider."""
     width = width or shutil.get_terminal_size((110, 24)).columns
     before = max(len(row[0]) for row in rows)
     after = max(len(row[2]) for row in rows)
     # Two columns are for the lines at both ends of a row.
     room = max(width - before - after - 2, 10)
     origin = min((bars[0].start for bars in timeline.ranks if bars), default=0.0)
-    stages = [len({bar.stage for bar in bars}) for bars in timeline.ranks]
-    with_stage = max(stages, default=1) > 1
     bars = [bar for rank in timeline.ranks for bar in rank if bar.end > bar.start]
+    stages = [len({bar.stage for bar in bars}) for bars in timeline.ranks]
+    label = _label(str if max(stages, default=1) > 1 else None, names)
     if not bars:
-        return _Frame(origin, 1.0, 0, with_stage)
-    # The columns for a unit of time in which each word fits, and a blank behind it.
-    needed = max((len(_word(bar, with_stage)) + 1) / (bar.end - bar.start) for bar in bars)
-    scale = min(needed, room / timeline.makespan)
+        return _Frame(origin, 1.0, 0, label)
+
+    def needed(label: _Label) -> float:
+        """The columns for a unit of time in which each label fits, and a blank behind it."""
+        return max((len(label(bar)) + 1) / (bar.end - bar.start) for bar in bars)
+
+    if max(stages) > 1 and len(names.layout.pipelines) > 1:
+        named = _label(names.stage, names)
+        if needed(named) <= room / timeline.makespan:
+            label = named
+    scale = min(needed(label), room / timeline.makespan)
     if scale >= 1:
         # With a whole number of columns, ops of one length are all as wide.
         scale = floor(scale)
-    return _Frame(origin, scale, round(timeline.makespan * scale), with_stage)
+    return _Frame(origin, scale, round(timeline.makespan * scale), label)
+
+
+def _label(stage_name: Callable[[int], str] | None, names: Names) -> _Label:
+    """What is written on an op: `F3`, `F3.1` for a slice; with its stage `4F3`, `up(1)F3`."""
+
+    def label(bar: Bar) -> str:
+        stage = stage_name(bar.stage) if stage_name else ""
+        kind = Kind(bar.kind).name
+        if bar.microbatch == NO_MICROBATCH:
+            return f"{stage}{kind}"
+        unit = str(bar.microbatch) if kind == "U" else names.label(bar.microbatch)
+        return f"{stage}{kind}{unit}"
+
+    return label
+
+
+def _notes(rows: Sequence[_Row], frame: _Frame, names: Names) -> list[str]:
+    """What numbers on bars stand for that programs do not have."""
+    bars = [bar for _, bars, _ in rows for bar in bars if bar.end > bar.start]
+    labelled = next((bar for bar in bars if not frame.is_tight(bar)), None)
+    if labelled is None:
+        return []
+    notes = []
+    pipelines = names.layout.pipelines
+    # Does a label begin with the number of a stage, where a program has a name?
+    if len(pipelines) > 1 and frame.label(labelled).startswith(str(labelled.stage)):
+        for pipeline in pipelines:
+            first, last = pipeline.start, pipeline.stop - 1
+            if first == last:
+                notes.append(f"{first} is {names.stage(first)}")
+            else:
+                notes.append(f"{first}-{last} are {names.stage(first)} to {names.stage(last)}")
+        notes[0] = f"stages {notes[0]}"
+    if names.layout.slices > 1:
+        notes.append("0.1 is slice 1 of microbatch 0")
+    return ["; ".join(notes)] if notes else []
 
 
 def _is_tight(rows: Sequence[_Row], frame: _Frame) -> bool:
-    """Whether some op has no room for its word."""
-    for _, bars, _ in rows:
-        for bar in bars:
-            columns = range(frame.columns)[frame.columns_of(bar)]
-            if bar.end > bar.start and len(_word(bar, frame.with_stage)) > len(columns):
-                return True
-    return False
+    """Whether some op has no room for its label."""
+    return any(frame.is_tight(bar) for _, bars, _ in rows for bar in bars)
 
 
 def _text(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> str:
@@ -147,19 +204,9 @@ def _text(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> str:
         cells = [_IDLE] * frame.columns
         for bar in bars:
             columns = frame.columns_of(bar)
-            cells[columns] = paint(bar, _word(bar, frame.with_stage), columns.stop - columns.start)
+            cells[columns] = paint(bar, frame.label(bar), columns.stop - columns.start)
         lines.append(f"{before:<{left}}│{''.join(cells)}│{after}")
     return "\n".join(lines)
-
-
-def _word(bar: Bar, with_stage: bool) -> str:
-    """What is written on an op: `F3`, or with its stage `4F3`."""
-    word = Kind(bar.kind).name
-    if with_stage:
-        word = f"{bar.stage}{word}"
-    if bar.microbatch != NO_MICROBATCH:
-        word = f"{word}{bar.microbatch}"
-    return word
 
 
 def _plain(bar: Bar, word: str, width: int) -> str:
@@ -169,7 +216,7 @@ def _plain(bar: Bar, word: str, width: int) -> str:
         return word + "─" * (width - len(word) - 1) + " "
     if width == len(word):
         return word
-    letter = next(character for character in word if character.isalpha())
+    letter = Kind(bar.kind).name[0]
     return (letter + "─" * width)[:width]
 
 

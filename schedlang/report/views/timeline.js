@@ -90,12 +90,15 @@ class Timeline {
 
   look(box) { return this.schedule.kinds[this.kind[box]]; }
   fill(box) { return this.look(box).step ? this.colours.ink : this.look(box).fills[this.chunk[box]]; }
-  word(box) { return `${this.stage[box]}${this.look(box).letters}${this.unit[box] < 0 ? "" : this.unit[box]}`; }
-  label(box) {
-    const { slices } = this.schedule, unit = this.unit[box];
-    if (this.look(box).step) return "U";
-    return slices > 1 ? `${Math.floor(unit / slices)}.${unit % slices}` : String(unit);
+  // The name of an action, as in every other view (schedlang/schedule/naming.py).
+  word(box) {
+    const { stages, microbatches, slices } = this.schedule, unit = this.unit[box];
+    const op = stages[this.stage[box]] + this.look(box).letters;
+    if (unit < 0) return op;
+    if (this.look(box).step || slices === 1) return op + unit;
+    return `${op}(${microbatches[unit]})`;
   }
+  label(box) { return this.look(box).step ? "U" : this.schedule.labels[this.unit[box]]; }
 
   // Geometry: all in pixels of the page.
   measure() {

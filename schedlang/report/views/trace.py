@@ -15,6 +15,7 @@ from attrs import frozen
 from schedlang.report.views.picture import Box, Picture
 from schedlang.schedule.actions import is_copy
 from schedlang.schedule.kinds import OPS
+from schedlang.schedule.naming import Names
 
 #: A flow starts so many microseconds before the end of its slice. At the very end, viewers would
 #: not find the slice.
@@ -55,10 +56,9 @@ def trace(picture: Picture) -> str:
 
 def _names(picture: Picture) -> Iterator[_Event]:
     """What processes and threads are called, and in which order they stand."""
+    names = Names(picture.layout)
     for rank in range(len(picture.ops)):
-        stages = picture.layout.stages_of(rank)
-        noun = "stages" if len(stages) > 1 else "stage"
-        name = f"rank {rank} ({noun} {', '.join(map(str, stages))})"
+        name = f"rank {rank} ({names.stages(picture.layout.stages_of(rank))})"
         ops = _Thread(rank, copies=False)
         yield _about(ops, "process_name", name=name)
         yield _about(ops, "process_sort_index", sort_index=rank)
@@ -75,16 +75,18 @@ def _about(thread: _Thread, what: str, **args: Any) -> _Event:
 def _slices(picture: Picture) -> Iterator[_Event]:
     """A slice for each box, with what the page shows of it on hover."""
     scale = _microseconds(picture)
+    names = Names(picture.layout)
     for box, thread in _threads(picture):
         args = {
-            "stage": box.bar.stage,
+            "action": str(box.bar),
+            "stage": names.stage(box.bar.stage),
             "microbatch": box.label,
             "weights": box.version,
             "source": picture.lines[box.line].where,
         }
         yield {
             "ph": "X",
-            "name": str(box.bar),
+            "name": names.action(*box.bar[:3]),
             "cat": OPS[box.bar.kind].name,
             **thread.ids(),
             "ts": box.bar.start * scale,

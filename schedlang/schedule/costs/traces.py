@@ -13,16 +13,16 @@ Traced = tuple[int, Bar]
 
 
 def traced_actions(events: Any) -> list[Traced]:
-    """The complete events ("X") that are named as actions are in a plan, `2F0`, in order of their
-    starts.
+    """The complete events ("X") that are actions, in order of their starts.
 
+    An event is named as actions are in a plan, `2F0`, or has that name as its argument `action`.
     Their processes (`pid`) are the ranks. ValueError for a time that is none.
     """
     actions: list[Traced] = []
     for event in events if isinstance(events, list) else ():
         match event:
             case {"ph": "X", "name": str(name), "dur": int() | float() as duration} if (
-                word := WORD.fullmatch(name)
+                word := WORD.fullmatch(_action(event) or name)
             ):
                 start = event.get("ts", 0)
                 rank = event.get("pid", 0)
@@ -37,6 +37,14 @@ def traced_actions(events: Any) -> list[Traced]:
                 bar = Bar(Kind[kind], int(stage), microbatch, start, start + duration)
                 actions.append((rank, bar))
     return sorted(actions, key=lambda action: action[1].start)
+
+
+def _action(event: dict[str, Any]) -> str | None:
+    """The action that an event says it is, beside its name."""
+    match event:
+        case {"args": {"action": str(action)}}:
+            return action
+    return None
 
 
 def ops_with_sends(actions: Iterable[Traced]) -> list[Traced]:

@@ -1,0 +1,139 @@
+"""Stages, microbatches and actions are called alike wherever people read of them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from schedlang import Plan, compile, read_source, simulate
+from schedlang.cli.main import main
+from schedlang.diagnostics.source import Source
+from schedlang.report.views import lay_out
+from schedlang.report.views.html import page
+from schedlang.report.views.terminal import draw
+from schedlang.report.views.trace import trace
+from schedlang.schedule.costs.traces import traced_actions
+from tests.support.paths import GALLERY, PROGRAMS
+
+
+def program(name: str, **params: int) -> Plan:
+    return compile(read_source(PROGRAMS / f"{name}.sched"), params)
+
+
+def names(plan: Plan, rank: int) -> list[str]:
+    return plan.names.text(plan.ranks[rank].compute()).split()
+
+
+def test_stages_of_several_pipelines_are_called_as_programs_write_them() -> None:
+    plan = program("gems", ranks=2, microbatches=2)
+    assert names(plan, 0) == ["down(0)F0", "down(0)B0", "up(1)F0", "up(1)B0"]
+    assert plan.names.stages(plan.stages_of(1)) == "stages down(1), up(0)"
+    lanes = program("pipedream_replicated", ranks=3)
+    assert [lanes.names.stage(stage) for stage in range(4)] == [
+        "lane(0,0)",
+        "lane(0,1)",
+        "lane(1,0)",
+        "lane(1,1)",
+    ]
+    # An update has the number of its own, a transfer that of its stage.
+    assert "lane(0,0)U1" in names(lanes, 0)
+    assert lanes.name_of(0, 1) == "lane(0,0)SEND_F0"
+
+
+def test_slices_are_those_of_their_microbatch() -> None:
+    plan = program("seq1f1b", ranks=1, microbatches=2, slices=3)
+    assert plan.ranks[0].compute().text().split()[:4] == ["0F0", "0F1", "0F2", "0B2"]
+    assert names(plan, 0)[:5] == ["0F(m0.k0)", "0F(m0.k1)", "0F(m0.k2)", "0B(m0.k2)", "0F(m1.k0)"]
+    assert plan.names.microbatches(6) == "slices m0.k0 to m1.k2"
+
+
+def test_one_pipeline_of_whole_microbatches_has_the_plans_own_numbers() -> None:
+    plan = program("interleaved_1f1b", ranks=2, microbatches=4)
+    assert plan.names.are_numbers
+    assert [plan.names.text(actions) for actions in plan.ranks] == [
+        actions.text() for actions in plan.ranks
+    ]
+
+
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_no_two_actions_of_a_plan_have_one_name(path: Path) -> None:
+    plan = program(path.stem)
+    for rank, actions in enumerate(plan.ranks):
+        called = [plan.name_of(rank, index) for index in range(len(actions))]
+        assert len(set(called)) == len(called)
+        assert all(
+            re.fullmatch(r"[a-z\d(),]+[A-Z]+(_[FB])?(\d*|\(m\d+\.k\d+\))", name) for name in called
+        )
+
+
+@pytest.mark.parametrize("name", ["gems", "seq1f1b"])
+def test_every_view_has_these_names(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = program(name, ranks=2, microbatches=4)
+    execution = simulate(plan)
+    called = {word for rank in range(2) for word in names(plan, rank)}
+    events = json.loads(trace(lay_out(plan, execution)))["traceEvents"]
+    assert {event["name"] for event in events if event["ph"] == "X"} == called
+    arguments = [str(PROGRAMS / f"{name}.sched"), "-p", "ranks=2", "-p", "microbatches=4"]
+    assert main(["show", *arguments, "--compute", "--ranks"]) == 0
+    assert set(capsys.readouterr().out.split()) == called
+    # A page writes them of these parts, a box has the microbatch without its letters.
+    data = json.loads(re.findall(r'id="data">(.*?)</script>', page([lay_out(plan, execution)]))[0])[
+        0
+    ]
+    assert data["stages"] == [plan.names.stage(stage) for stage in range(len(plan.placement))]
+    assert data["microbatches"][-1] == plan.names.microbatch(len(data["microbatches"]) - 1)
+
+
+def test_a_narrow_picture_says_what_its_numbers_stand_for() -> None:
+    plan = program("gems", ranks=2, microbatches=4)
+    timeline = simulate(plan).timeline
+    assert "up(1)F0" in draw(timeline, plan.names, 250)
+    narrow = draw(timeline, plan.names, 120)
+    assert "3F0" in narrow
+    assert narrow.splitlines()[-1] == "stages 0-1 are down(0) to down(1); 2-3 are up(0) to up(1)"
+    # Where there is room for letters alone, there is nothing to explain.
+    assert "stages" not in draw(timeline, plan.names, 40)
+    slices = program("seq1f1b", ranks=2, microbatches=2)
+    drawn = draw(simulate(slices).timeline, slices.names, 120)
+    assert "F1.1" in drawn
+    assert "F3" not in drawn
+    assert drawn.splitlines()[-1] == "0.1 is slice 1 of microbatch 0"
+
+
+def test_messages_have_these_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "lacking.sched"
+    file.write_text(
+        "schedule lacking { param ranks = 2 param microbatches = 2\n"
+        "pipeline down runs 1 stage s in 0 .. 2 on s\n"
+        "pipeline up runs 1 stage s in 0 .. 2 on 1 - s\n"
+        "rank r { F(down(r), 0) F(up(1 - r), 0) B(down(r), 0) if r == 1 { B(up(0), 0) } } }"
+    )
+    assert main(["compile", str(file)]) == 1
+    message = "the backward of microbatch 0 never runs on stage up(1)"
+    assert message in capsys.readouterr().err
+    file.write_text(
+        "schedule lacking { param ranks = 1 param microbatches = 2 param slices = 2\n"
+        "rank r { for m in 0 .. 2 { F(m, 0) F(m, 1) } B(0, 1) B(0, 0) B(1, 1) } }"
+    )
+    assert main(["compile", str(file)]) == 1
+    assert "the backward of slice m1.k0 never runs on stage 0" in capsys.readouterr().err
+
+
+def test_the_trace_of_named_actions_still_says_what_they_cost(tmp_path: Path) -> None:
+    plan = program("gems", ranks=2, microbatches=2)
+    events = json.loads(trace(lay_out(plan, simulate(plan))))["traceEvents"]
+    read = {(bar.kind, bar.stage, bar.microbatch) for _, bar in traced_actions(events)}
+    ops = [actions.compute() for actions in plan.ranks]
+    assert read == {actions.row(index)[:3] for actions in ops for index in range(len(actions))}
+
+
+def test_a_program_of_one_pipeline_with_a_name() -> None:
+    plan = compile(
+        Source(
+            "one.sched",
+            "schedule one { param ranks = 2 param microbatches = 1\n"
+            "pipeline down runs 1 stage s in 0 .. 2 on s rank r { F(down(r), 0) B(down(r), 0) } }",
+        )
+    )
+    assert names(plan, 1) == ["1F0", "1B0"]
