@@ -67,9 +67,9 @@ def _row(name: str, source: Source) -> tuple[str, ...]:
     plan = compile(source)
     document = figures(plan, simulate(plan, ideal=True))
     sizes = [f"{document['ranks']} x {document['microbatches']}"]
-    for name, value in plan.params.items():
-        if name not in ("ranks", "microbatches"):
-            sizes.append(f"{name} {value}")
+    for parameter, value in plan.params.items():
+        if parameter not in ("ranks", "microbatches"):
+            sizes.append(f"{parameter} {value}")
     bubble = document["bubble"]
     return (
         f"[{name}]({name}.sched)",

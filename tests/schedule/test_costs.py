@@ -232,7 +232,7 @@ def test_a_file_is_json_or_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (tmp_path / "bad.yml").write_text(text)
         assert (
             main(["simulate", str(PROGRAMS / "1f1b.sched"), "--costs", str(tmp_path / "bad.yml")])
-            == 1
+            == 2
         )
         assert complaint in capsys.readouterr().err
 
