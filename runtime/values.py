@@ -59,6 +59,13 @@ def detached(tensors: list[Tensor], tree: TreeSpec | None) -> Value:
     )
 
 
+def of_its_own(value: Value) -> Value:
+    """The same tensors for another run of the module, without the hooks that the first one
+    registers.
+    """
+    return detached(*flatten(value, "a value"))
+
+
 def without_graph(value: Any) -> Any:
     """The same with its tensors detached, whatever else is in it."""
     values, tree = tree_flatten(value)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
-from schedlang.runtime.values import Value, flatten, has_gradient, leaves_of
+from schedlang.runtime.values import Value, flatten, has_gradient, leaves_of, of_its_own
 from schedlang.schedule.kinds import Kind
 
 
@@ -70,6 +70,8 @@ class Skips(Part):
                 skip.earlier: skip.values.pop(microbatch) for skip in self._before
             }
         given = self._given[microbatch]
+        if not run.has_graph:
+            given = {earlier: of_its_own(value) for earlier, value in given.items()}
         run.options = {**run.options, "skips": given}
         run.held = [*run.held, *given.values()]
         if run.has_graph:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
-from schedlang.runtime.values import Value, flatten, has_gradient, leaves_of
+from schedlang.runtime.values import Value, flatten, has_gradient, leaves_of, of_its_own
 
 
 class Past(Part):
@@ -36,6 +36,8 @@ class Past(Part):
         """Give the module what the slice before has left."""
         slice = run.microbatch
         past = self._past.get(slice)
+        if past is not None and not run.has_graph:
+            past = of_its_own(past)
         run.options = {**run.options, "past": past}
         if past is None:
             return

@@ -35,10 +35,10 @@ from schedlang.runtime.stage.split_backward import Split, has_reentrant_checkpoi
 from schedlang.runtime.torch_private import Substitution, TreeSpec, changes_of, run_backward
 from schedlang.runtime.values import (
     Value,
-    detached,
     flatten,
     has_gradient,
     leaves_of,
+    of_its_own,
     without_graph,
 )
 from schedlang.schedule.kinds import Kind
@@ -227,8 +227,8 @@ class Stage:
         if microbatch in self.plan.recomputed:
             self._again[microbatch] = input, random_state(self.device)
             # Tensors of its own, or R would call the hooks that this run registers as well.
-            given = detached(*flatten(input, f"the input of stage {self.number}"))
-            run = Forward(microbatch, given, self._options(microbatch), has_graph=False)
+            options = self._options(microbatch)
+            run = Forward(microbatch, of_its_own(input), options, has_graph=False)
             run.trains = any(weight.requires_grad for weight in self.module.parameters())
             with torch.no_grad():
                 output = self._run(run)

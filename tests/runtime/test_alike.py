@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from schedlang import Source, compile
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline
 from tests.support.models import program
@@ -774,3 +776,89 @@ def test_targets_without_tensors_are_refused(run_ranks: Run) -> None:
     assert outcome.codes == [1, 1]
     for log in outcome.logs:
         assert "`targets` have no tensors" in log
+
+
+RECOMPUTED_SKIP = """schedule recomputed_skip {
+    param ranks = 1
+    param microbatches = 2
+    stage s in 0 .. 3 on 0
+    skip s in 0 .. 1 from 0 to 2
+    recompute 0 .. 3
+    rank r {
+        for m in 0 .. microbatches { for s in 0 .. 3 { F(s, m) } }
+        for m in 0 .. microbatches { for s in 0 .. 3 { B(2 - s, m) } }
+    }
+}
+"""
+RECOMPUTED_SLICES = """schedule recomputed_slices {
+    param ranks = 1
+    param microbatches = 2
+    param slices = 2
+    recompute 0 .. 1
+    rank r {
+        for m in 0 .. microbatches { for k in 0 .. slices { F(m, k) } }
+        for m in 0 .. microbatches { for k in 0 .. slices { B(m, slices - 1 - k) } }
+    }
+}
+"""
+
+
+def doubled(tensor: Tensor) -> Tensor:
+    """The same, whose gradient is doubled by a hook of its own: once for each time it is run."""
+    if tensor.requires_grad:
+        tensor.register_hook(twice_as_much)
+    return tensor
+
+
+class GivesSkip(nn.Linear):
+    def forward(self, x: Tensor) -> tuple[Tensor, dict[int, Tensor]]:
+        y = super().forward(x)
+        return y.tanh(), {2: y}
+
+
+class TakesSkip(nn.Linear):
+    def forward(self, x: Tensor, *, skips: dict[int, Tensor]) -> Tensor:
+        return super().forward(x) + doubled(skips[0])
+
+
+class TakesPast(nn.Linear):
+    def forward(self, x: Tensor, past: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        y = super().forward(x)
+        total = y.sum(1, keepdim=True)
+        if past is not None:
+            y = y + doubled(past)
+        return y.tanh(), total
+
+
+def in_one_graph(model: list[nn.Module], x: Tensor) -> Tensor:
+    """The same as above, and nothing is run again."""
+    if len(model) == 1:
+        first, second = x.chunk(2, 1)
+        one, past = model[0](first)
+        return torch.cat([one, model[0](second, past)[0]], 1)
+    y, skips = model[0](x)
+    return model[2](model[1](y), skips={0: skips[2].clone()})
+
+
+def hooks_of_what_is_held(text: str) -> float:
+    plan = compile(Source("own.sched", text))
+    torch.manual_seed(0)
+    kinds = [GivesSkip, nn.Linear, TakesSkip] if "skip" in plan.name else [TakesPast]
+    model: list[nn.Module] = [kind(WIDTH, WIDTH, dtype=torch.float64) for kind in kinds]
+    reference = copy.deepcopy(model)
+    shape = [4, WIDTH] if len(model) > 1 else [4, 2, WIDTH]
+    inputs, targets = torch.randn(2, *shape, dtype=torch.float64)
+    for x, y in zip(inputs.chunk(2), targets.chunk(2), strict=True):
+        (F.mse_loss(in_one_graph(reference, x), y) / 2).backward()
+    Pipeline(plan, dict(enumerate(model)), F.mse_loss).step(inputs, targets)
+    pairs = zip(
+        chain.from_iterable(stage.parameters() for stage in model),
+        chain.from_iterable(stage.parameters() for stage in reference),
+        strict=True,
+    )
+    return max(float((one.grad - other.grad).abs().max()) for one, other in pairs)
+
+
+@pytest.mark.parametrize("text", [RECOMPUTED_SKIP, RECOMPUTED_SLICES], ids=["skip", "past"])
+def test_hooks_of_what_is_held_for_a_second_run_are_called_once(run_ranks: Run, text: str) -> None:
+    assert run_ranks(partial(hooks_of_what_is_held, text), 1).results()[0] < 1e-12
