@@ -23,6 +23,10 @@ def blocks(text: str) -> range:
     return range(int(first), int(end))
 
 
+#: So many random models are kept as one row, where `--rows` says so.
+MODELS_AT_ONCE = 500
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write golden files instead of comparing"
@@ -49,11 +53,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """A test with a `block` runs once for each block of plans; its number is the seed."""
+    """A test with a `block` runs once for each block of plans, and one with `random_models` for
+    each of so many models at most; the block's number is the seed.
+    """
     if "block" in metafunc.fixturenames:
         few = metafunc.definition.get_closest_marker("blocks")
         default = range(few.args[0] if few else 10)
         metafunc.parametrize("block", metafunc.config.getoption("--blocks") or default)
+    if "random_models" in metafunc.fixturenames:
+        count = metafunc.config.getoption("--random")
+        blocks = [
+            (number, min(MODELS_AT_ONCE, count - begin))
+            for number, begin in enumerate(range(0, count, MODELS_AT_ONCE))
+        ]
+        metafunc.parametrize("random_models", blocks, ids=[str(number) for number, _ in blocks])
 
 
 @pytest.fixture

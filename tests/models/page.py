@@ -12,9 +12,17 @@ import torch
 import transformers
 
 from tests.models.features import FEATURES
-from tests.models.rows import read_row
+from tests.models.rows import random_rows, read_row
 from tests.models.schedules import MAKERS, column
-from tests.models.verdicts import ASKED, EQUAL, NOT_FOR, REFUSED, ROUNDING, Verdict
+from tests.models.verdicts import (
+    ASKED,
+    EQUAL,
+    NOT_ALONE,
+    NOT_FOR,
+    REFUSED,
+    ROUNDING,
+    Verdict,
+)
 
 PAGE = """# Models under schedules
 
@@ -33,6 +41,8 @@ have seen. `make models` runs all of it and writes this page; `make test` runs a
 - `-` is where the schedule has no such stages: slices and skips ask for more than one tensor between stages can say.
 
 {totals}
+
+{random}
 
 Written with torch {torch} and transformers {transformers}.
 
@@ -92,6 +102,7 @@ def page(folder: Path) -> str:
         tables.append("\n".join(lines))
     return PAGE.format(
         totals=_totals(counts),
+        random=_random(folder),
         torch=torch.__version__,
         transformers=transformers.__version__,
         sizes=_sizes(),
@@ -107,6 +118,20 @@ def _totals(counts: Counter[str]) -> str:
         f"Of {cells:,} pairs, {counts[EQUAL]:,} are equal to the bit, {counts[ROUNDING]:,} to "
         f"rounding, {counts[REFUSED]:,} are refused, {counts[ASKED]:,} are asked about, and "
         f"{others:,} are none of these."
+    )
+
+
+def _random(folder: Path) -> str:
+    """What became of random models; those with what a schedule cannot have are left out."""
+    rows = random_rows(folder)
+    counts = Counter(verdict.kind for row in rows for verdict in row.values())
+    counts = Counter({kind: counts[kind] for kind in counts if kind not in (NOT_FOR, NOT_ALONE)})
+    others = counts.total() - sum(counts[kind] for kind in (EQUAL, ROUNDING, REFUSED, ASKED))
+    return (
+        f"Of {counts.total():,} models that hypothesis made of these features, under schedules that "
+        f"it picked, {counts[EQUAL]:,} are equal to the bit, {counts[ROUNDING]:,} to rounding, "
+        f"{counts[REFUSED]:,} are refused, {counts[ASKED]:,} are asked about, and {others:,} are "
+        "none of these."
     )
 
 

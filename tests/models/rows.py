@@ -22,6 +22,17 @@ def digest() -> str:
     return code.hexdigest()
 
 
+def random_row(number: int) -> str:
+    """The name of the row that has a block of random models."""
+    return f"random {number}"
+
+
+def random_rows(folder: Path) -> list[dict[str, Verdict]]:
+    """Those blocks of random models that are there and of this code."""
+    names = [path.stem.replace("_", " ") for path in sorted(folder.glob("random_[0-9]*.json"))]
+    return [row for name in names if (row := read_row(folder, name)) is not None]
+
+
 def path_of(folder: Path, feature: str) -> Path:
     return folder / f"{feature.replace(' ', '_')}.json"
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.support.ranks import Run
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 from tests.models.features import blocks, name_of, parts_of, ways
+from tests.models.rows import random_row, read_row, write_row
 from tests.models.schedules import MAKERS
 from tests.models.verdicts import NOT_ALONE, Cell, Verdict, outcomes
 
@@ -76,40 +77,56 @@ def models(draw: st.DrawFn) -> Cell:
     return name_of(stages, way), draw(st.sampled_from(list(MAKERS)))
 
 
-def test_random_models(run_ranks: Run, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    count = request.config.getoption("--random")
+def test_random_models(
+    run_ranks: Run,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
+    random_models: tuple[int, int],
+) -> None:
+    """Those of a block, whose number is the seed; a block that is kept is not tried again."""
+    number, count = random_models
+    rows = request.config.getoption("--rows")
+    kept = read_row(rows, random_row(number)) or {}
+    verdicts: dict[str, Verdict] = kept if len(kept) == count else {}
     wrong: dict[Cell, Verdict] = {}
 
     def judge(cells: Iterable[Cell]) -> dict[Cell, Verdict]:
-        """Those that are neither as alone nor refused."""
         with TemporaryDirectory(dir=tmp_path) as folder:
-            verdicts = outcomes(run_ranks, Path(folder), dict.fromkeys(cells))
+            return outcomes(run_ranks, Path(folder), dict.fromkeys(cells))
+
+    def wrong_of(found: dict[Cell, Verdict]) -> dict[Cell, Verdict]:
+        """Those that are neither as alone nor refused."""
         return {
             cell: verdict
-            for cell, verdict in verdicts.items()
+            for cell, verdict in found.items()
             if not verdict.is_right and verdict.kind != NOT_ALONE
         }
 
     # All are tried, and what is wrong is made smaller here: to hypothesis, a list would be one.
+    @seed(number)
     @settings(
         max_examples=ceil(count / AT_ONCE),
         phases=[Phase.generate],
         deadline=None,
         database=None,
-        derandomize=True,
         suppress_health_check=list(HealthCheck),
     )
-    @given(st.lists(models(), min_size=min(count, AT_ONCE), max_size=AT_ONCE))
+    @given(st.lists(models(), min_size=min(count, AT_ONCE), max_size=AT_ONCE, unique=True))
     def check(cells: list[Cell]) -> None:
-        wrong.update(judge(cells))
+        found = judge(cells[: count - len(verdicts)])
+        wrong.update(wrong_of(found))
+        for (name, column), verdict in found.items():
+            verdicts[f"{len(verdicts)} {name} under {column}"] = verdict
 
-    check()
+    if not verdicts:
+        check()
     smallest = {}
     for cell, verdict in wrong.items():
-        while still := judge(smaller(cell)):
+        while still := wrong_of(judge(smaller(cell))):
             cell, verdict = next(iter(still.items()))
         smallest[cell] = verdict
     assert smallest == {}
+    write_row(rows, random_row(number), verdicts)
 
 
 def smaller(cell: Cell) -> Iterator[Cell]:
