@@ -96,11 +96,12 @@ def _goes_on(before: Schedule, longer: Schedule, kernels: tuple[Kernel, ...], ti
     """
     start = np.array([kernel.start for kernel in kernels])
     length = np.array([kernel.stop for kernel in kernels]) - start
+    update, number = _updates(longer)
     for rules in transports(longer.transport, has_batches(longer.columns)):
-        first = _cut(longer, start + times * length, rules)
+        first = _Cut(longer, update, number, *_come_to(longer, start + times * length, rules))
         if (first.places < start).any():
             return False
-        second = _cut(longer, first.places + length, rules)
+        second = _Cut(longer, update, number, *_come_to(longer, first.places + length, rules))
         if (second.places != first.places + length).any() or not _is_later(second, first):
             return False
         if longer.has_updates and not _reads_later(before, longer, first):
@@ -108,66 +109,78 @@ def _goes_on(before: Schedule, longer: Schedule, kernels: tuple[Kernel, ...], ti
     return True
 
 
+def _updates(schedule: Schedule) -> tuple[Ints, Ints]:
+    """For each action of a schedule its update, and a number that it shares with the same action of
+    other updates.
+    """
+    columns = schedule.columns
+    step = steps_of(schedule.layout)
+    microbatches = step[columns.kind, columns.stage]
+    update, rest = np.divmod(np.maximum(columns.microbatch, 0), microbatches)
+    kinds, numbers = step.shape
+    return update, (rest * kinds + columns.kind) * numbers + columns.stage
+
+
 @frozen(eq=False)
 class _Cut:
     """Where all ranks of a schedule have come to: the first action that each has not done.
 
-    `pending` are the transfers that are issued and not over, by their rows in the whole schedule.
+    `update` and `number` are those of the schedule's actions, see `_updates`. `pending` are the
+    transfers that are issued and not over, by their rows in the whole schedule.
     """
 
     schedule: Schedule
+    update: Ints
+    number: Ints
     places: Ints
     pending: Ints
 
     @cached_property
     def is_before(self) -> Flags:
         """Which actions of the schedule have been done."""
-        columns = self.schedule.columns
-        index = np.arange(len(columns)) - columns.first[columns.rank]
-        is_done: Flags = index < self.places[columns.rank]
-        return is_done
+        return _is_before(self.schedule, self.places)
 
     @cached_property
-    def actions(self) -> tuple[Ints, Ints]:
-        """For each action of the schedule its update, and a number that it shares with the same
-        action of other updates.
+    def is_complete(self) -> Flags:
+        """Of each update, whether everything is done."""
+        is_complete = np.ones(int(self.update.max()) + 1, bool)
+        is_complete[self.update[~self.is_before]] = False
+        return is_complete
+
+    def begun(self, earlier: int) -> Ints:
+        """What is done of the other updates, if these were so many earlier: a number for each
+        action and update.
         """
+        rows = np.flatnonzero(self.is_before & ~self.is_complete[self.update])
+        updates = len(self.is_complete)
+        return np.unique(self.number[rows] * updates + self.update[rows] - earlier)
+
+    def waiting(self, earlier: int) -> Ints:
+        """The pending transfers, rank by rank in order, if their updates were so many earlier; and
+        with which of them batches begin.
+        """
+        rows = self.pending
         columns = self.schedule.columns
-        step = steps_of(self.schedule.layout)
-        microbatches = step[columns.kind, columns.stage]
-        update, rest = np.divmod(np.maximum(columns.microbatch, 0), microbatches)
-        kinds, numbers = step.shape
-        return update, (rest * kinds + columns.kind) * numbers + columns.stage
+        is_head = columns.batch[rows] == rows
+        update = self.update[rows] - earlier
+        return np.stack([columns.rank[rows], update, self.number[rows], is_head])
 
-    @cached_property
-    def complete(self) -> Ints:
-        """The updates of which everything is done."""
-        update, _ = self.actions
-        return np.setdiff1d(update, update[~self.is_before])
 
-    @cached_property
-    def begun(self) -> set[tuple[int, int]]:
-        """What is done of the other updates."""
-        update, number = self.actions
-        chosen = self.is_before & ~np.isin(update, self.complete)
-        return set(zip(update[chosen].tolist(), number[chosen].tolist(), strict=True))
-
-    @cached_property
-    def waiting(self) -> list[tuple[int, int, int, bool]]:
-        """The pending transfers, rank by rank in order, and with which of them batches begin."""
-        update, number = self.actions
-        columns = self.schedule.columns
-        is_head = columns.batch[self.pending] == self.pending
-        values = columns.rank[self.pending], update[self.pending], number[self.pending], is_head
-        return list(zip(*(value.tolist() for value in values), strict=True))
+def _is_before(schedule: Schedule, places: Ints) -> Flags:
+    """Which actions of a schedule are before the place of their rank."""
+    columns = schedule.columns
+    ends = columns.first[:-1] + places
+    is_before: Flags = np.arange(len(columns)) < ends[columns.rank]
+    return is_before
 
 
 def _is_later(second: _Cut, first: _Cut) -> bool:
     """Whether what is left at a cut is what is left at the first one, one update later."""
+    complete = np.append(second.is_complete, False)
     return (
-        second.complete.tolist() == [0, *(first.complete + 1).tolist()]
-        and second.begun == {(update + 1, number) for update, number in first.begun}
-        and second.waiting == [(rank, update + 1, *rest) for rank, update, *rest in first.waiting]
+        np.array_equal(complete, np.append(True, first.is_complete))
+        and np.array_equal(second.begun(1), first.begun(0))
+        and np.array_equal(second.waiting(1), first.waiting(0))
     )
 
 
@@ -180,28 +193,26 @@ def _reads_later(before: Schedule, longer: Schedule, first: _Cut) -> bool:
     updates none counts: what is there in time is so one update later.
     """
     step = steps_of(longer.layout)[Kind.F]
-    names = [before.weights_of(stage).name for stage in range(len(before.placement))]
+    stages = len(before.placement)
+    names = [before.weights_of(stage).name for stage in range(stages)]
     counts = np.array([[kind in _COUNTS[name] for name in names] for kind in range(ROWS)])
     columns = before.columns
-    is_beyond = ~evolve(first, schedule=before).is_before
-    rows = np.flatnonzero(is_beyond & ~columns.is_transfer)
+    rows = np.flatnonzero(~_is_before(before, first.places) & ~columns.is_transfer)
     rows = rows[counts[columns.kind[rows], columns.stage[rows]]]
-    stages = columns.stage[rows]
-    updates = columns.microbatch[rows] // step[stages]
-    to_come = set(zip(stages.tolist(), updates.tolist(), strict=True))
-    if not to_come:
-        return True
-    later = follow_weights(longer).read
-    return all(
-        later[stage, microbatch + step[stage]] == version + 1
-        for (stage, microbatch), version in follow_weights(before).read.items()
-        if (stage, microbatch // step[stage]) in to_come
-    )
+    stage = columns.stage[rows]
+    is_to_come = np.zeros((stages, before.layout.updates), bool)
+    is_to_come[stage, columns.microbatch[rows] // step[stage]] = True
+    later = np.zeros((stages, max(map(longer.layout.units, range(stages)))), np.int32)
+    stage, microbatch, version = follow_weights(longer).forwards
+    later[stage, microbatch] = version
+    stage, microbatch, version = follow_weights(before).forwards
+    is_as_before = later[stage, microbatch + step[stage]] == version + 1
+    return bool((is_as_before | ~is_to_come[stage, microbatch // step[stage]]).all())
 
 
-def _cut(schedule: Schedule, places: Ints, rules: Transport) -> _Cut:
-    """How far all ranks come on a transport if none goes beyond its place, nor issues a part of a
-    batch.
+def _come_to(schedule: Schedule, places: Ints, rules: Transport) -> tuple[Ints, Ints]:
+    """The places to which all ranks come on a transport if none goes beyond a place, nor issues a
+    part of a batch; and the pending transfers.
     """
     columns = schedule.columns
     rows = columns.first[:-1] + places
@@ -217,7 +228,7 @@ def _cut(schedule: Schedule, places: Ints, rules: Transport) -> _Cut:
         reached, pending = _reached(cut, rules)
         if (reached == places).all():
             shift = columns.first[:-1] - cut.columns.first[:-1]
-            return _Cut(schedule, places, pending + shift[cut.columns.rank[pending]])
+            return places, pending + shift[cut.columns.rank[pending]]
         places = reached
 
 

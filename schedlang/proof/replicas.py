@@ -3,6 +3,7 @@
 import numpy as np
 
 from schedlang.ranks.weights import Versions
+from schedlang.schedule.columns import repeats
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
@@ -15,15 +16,19 @@ def mixed_versions(schedule: Schedule, versions: Versions) -> list[Finding]:
     layout = schedule.layout
     if len(layout.pipelines) == 1:
         return []
-    #: By the first replica of a stage, and the update: a stage that reads a version, and that one.
-    first: dict[tuple[int, int], tuple[int, int]] = {}
-    mixed: dict[tuple[int, int], tuple[int, int, int]] = {}
-    for (stage, microbatch), version in sorted(versions.read.items()):
-        update = layout.replicas(stage)[0], layout.update_of(stage, microbatch)
-        known = first.setdefault(update, (stage, version))
-        if known[1] != version:
-            mixed.setdefault(update, (stage, microbatch, version))
-    return [_mixed(schedule, *mixed[update], *first[update]) for update in sorted(mixed)]
+    order = np.lexsort(versions.forwards[1::-1])
+    stage, microbatch, version = (column[order] for column in versions.forwards)
+    stages = range(len(layout.placement))
+    units = np.array([layout.units_of_update(each) for each in stages])
+    starts = np.array([pipeline.start for pipeline in layout.pipeline_of])
+    update = (stage - starts[stage]) * layout.updates + microbatch // units[stage]
+    later, first = repeats(update)
+    is_mixed = version[later] != version[first]
+    mixed, others = later[is_mixed], first[is_mixed]
+    _, firsts = np.unique(update[mixed], return_index=True)
+    columns = (stage[mixed], microbatch[mixed], version[mixed], stage[others], version[others])
+    rows = zip(*(column[firsts].tolist() for column in columns), strict=True)
+    return [_mixed(schedule, *row) for row in rows]
 
 
 def _mixed(

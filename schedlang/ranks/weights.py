@@ -51,7 +51,16 @@ class Versions:
         """The version that the forward of a stage and microbatch reads, and the backward again;
         empty without updates: there is one version.
         """
-        return self._reads.of_forwards() if self._reads else {}
+        rows = zip(*(column.tolist() for column in self.forwards), strict=True)
+        return {(stage, microbatch): version for stage, microbatch, version in rows}
+
+    @property
+    def forwards(self) -> tuple[Ints, Ints, Ints]:
+        """`read` as columns: the stage and the microbatch of each forward, and its version."""
+        if self._reads is None:
+            nothing = np.zeros(0, np.int32)
+            return nothing, nothing, nothing
+        return self._reads.of_forwards()
 
 
 def follow_weights(schedule: Schedule) -> Versions:
@@ -124,11 +133,10 @@ class _Reads:
         is_named = np.array([rule.name == name for rule in rules])
         return is_named[self.stage]
 
-    def of_forwards(self) -> dict[tuple[int, int], int]:
-        """The version that each forward reads, by its stage and microbatch."""
-        columns = self.stage, self.microbatch, self.version
-        rows = zip(*(column[self.is_forward].tolist() for column in columns), strict=True)
-        return {(stage, microbatch): version for stage, microbatch, version in rows}
+    def of_forwards(self) -> tuple[Ints, Ints, Ints]:
+        """The stage and the microbatch of each forward, and the version that it reads."""
+        rows = self.is_forward
+        return self.stage[rows], self.microbatch[rows], self.version[rows]
 
     def staleness(self) -> int:
         """The most updates by which a forward's weights are behind."""

@@ -6,14 +6,14 @@ microbatches counted from the update's first; a number beyond its microbatches b
 update. The drain follows: it is the same list without the microbatches of updates that do not come.
 """
 
+from itertools import product
 from typing import TypeVar
 
 import numpy as np
 from attrs import evolve
 
-from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Ints, actions_from, table_of
-from schedlang.schedule.kinds import ROWS, Kind
+from schedlang.schedule.kinds import ROWS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Kernel, Schedule
 
@@ -76,12 +76,12 @@ def steps_of(layout: Layout) -> Ints:
     """
     # An optimizer step has the number of its update, which grows by one.
     steps = np.ones((ROWS, len(layout.all_numbers)), np.int64)
-    for kind in set(Kind) - {Kind.U}:
-        # Only transfers have the numbers of skips.
-        numbers = layout.all_numbers if is_transfer(kind) else range(len(layout.placement))
-        for number in numbers:
-            stage = layout.stage_of(kind, number)
-            steps[kind, number] = layout.units_of_update(stage)
+    stages = range(len(layout.placement))
+    steps[:, : len(stages)] = [layout.units_of_update(stage) for stage in stages]
+    steps[Kind.U] = 1
+    # Only transfers have the numbers of skips.
+    for kind, number in product(TRANSFERS, layout.skip_stages):
+        steps[kind, number] = layout.units_of_update(layout.stage_of(kind, number))
     return steps
 
 
