@@ -8,6 +8,7 @@ from lark.tree import Meta
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label, Source, Span
+from schedlang.files.kinds import FileKind, kind_of
 from schedlang.language import expressions, syntax
 from schedlang.language.grammar import grammar
 from schedlang.language.recovery import syntax_errors
@@ -52,12 +53,25 @@ def _parse(source: Source, rule: str, start: int) -> Any:
     try:
         return _Builder(start).transform(grammar().parse(source.text[start:], start=rule))
     except UnexpectedInput:
-        raise CompileError(syntax_errors(source, rule, start)) from None
+        raise CompileError(_wrong(source, rule, start)) from None
     except RecursionError:
         label = Label(Span(start, start))
         raise CompileError(
             [Diagnostic("nesting", "the program is nested too deeply", (label,), source)]
         ) from None
+
+
+def _wrong(source: Source, rule: str, start: int) -> list[Diagnostic]:
+    """What is wrong with a text that is not what a rule says: that it is a file of another kind, or
+    its mistakes.
+    """
+    text = source.text[start:]
+    path = source.file(start)[0]
+    kind = kind_of(text)
+    if rule == "schedule" and kind not in (FileKind.PROGRAM, FileKind.EMPTY, FileKind.TEXT):
+        message = f"`{path}` is {kind.called}, not a program"
+        return [Diagnostic("syntax", message, help=kind.help(path), file=path)]
+    return syntax_errors(source, rule, start)
 
 
 class _Builder(Transformer[Token, Any]):

@@ -8,7 +8,6 @@ to the next statement. The change is also what the help offers. Nothing is made 
 import re
 from collections.abc import Hashable, Iterator, Sequence
 from copy import copy
-from difflib import get_close_matches
 from itertools import product
 from typing import Any
 
@@ -566,6 +565,8 @@ def _sample(name: str, place: int = 0) -> Token:
 
 def _near(token: Token, accepted: frozenset[str]) -> Iterator[str]:
     """The terminals that would be taken whose words are like a token."""
+    from difflib import get_close_matches
+
     known = {text: name for name, text in words().items() if name in accepted}
     for text, name in known.items():
         if text.lower() == token.lower():
