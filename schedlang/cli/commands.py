@@ -21,11 +21,12 @@ def compile_program(options: argparse.Namespace) -> int:
     """Prove a program and write its plan."""
     from schedlang import read_source
     from schedlang.advice.compiling import compile_with_advice
+    from schedlang.files.kinds import FileKind, kind_of
     from schedlang.language.forms import old_forms
     from schedlang.language.imports import load as load_program
 
     source = read_source(options.file)
-    if source.is_plan:
+    if source.is_plan and kind_of(source.text) is FileKind.PLAN:
         raise UsageError(f"`{options.file}` is a plan, which `schedc check` proves again")
     with progress(f"compiling {source.path}"):
         plan = compile_with_advice(

@@ -32,7 +32,11 @@ def read_source(path: str | Path) -> Source:
     except OSError as error:
         raise unreadable(path, error.strerror or str(error)) from None
     except UnicodeDecodeError as error:
-        raise unreadable(path, f"byte {error.start} is not UTF-8 text") from None
+        reason = f"byte {error.start} is not UTF-8 text"
+        raise unreadable(path, reason, _encoding_help(error.object)) from None
+    if "\0" in text:
+        reason = f"byte {text.encode().index(0)} is 0, as in no text"
+        raise unreadable(path, reason, _encoding_help(text.encode()))
     # A byte order mark and line ends of Windows are no part of the text.
     return Source(shown(path), text.removeprefix("\ufeff").replace("\r\n", "\n"))
 
@@ -42,7 +46,36 @@ def shown(path: str | Path) -> str:
     return _SHOWN if str(path) == STANDARD_INPUT else str(path)
 
 
-def unreadable(path: str | Path, reason: str) -> CompileError:
+#: How files begin that are no text in UTF-8, and what they are.
+_BEGINNINGS = {
+    b"\xff\xfe": "text in UTF-16: save it as UTF-8",
+    b"\xfe\xff": "text in UTF-16: save it as UTF-8",
+    b"PK\x03\x04": "a zip archive, or a checkpoint of torch",
+    b"\x1f\x8b": "packed by gzip: unpack it",
+    b"\x89PNG": "a picture",
+    b"\x80": "a pickle of Python",
+    b"%PDF": "a PDF document",
+}
+
+
+def _encoding_help(content: bytes) -> str:
+    """What a file is that is no text, or how it can become one."""
+    for beginning, kind in _BEGINNINGS.items():
+        if content.startswith(beginning):
+            return f"it is {kind}"
+    return "it is a binary file, or a text in another encoding: save that as UTF-8"
+
+
+def unreadable(path: str | Path, reason: str, help: str | None = None) -> CompileError:
     """The error for a file that cannot be read as text."""
+    if Path(path).is_dir():
+        help = f"it is a folder: name a file in it, such as `{_file_in(Path(path))}`"
     message = f"cannot read `{path}`: {reason}"
-    return CompileError([Diagnostic("unreadable", message, file=str(path))])
+    return CompileError([Diagnostic("unreadable", message, help=help, file=str(path))])
+
+
+def _file_in(folder: Path) -> Path:
+    """A file in a folder, preferably a program."""
+    files = sorted(path for path in folder.glob("*") if path.is_file())
+    programs = [path for path in files if path.suffix == ".sched"]
+    return next(iter([*programs, *files]), folder / "NAME.sched")

@@ -6,6 +6,7 @@ from attrs import define, evolve, field
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label, Source
+from schedlang.files.kinds import FileKind, kind_of
 from schedlang.files.package import GALLERY
 from schedlang.files.reading import read_source
 from schedlang.language import syntax
@@ -58,4 +59,16 @@ class _Loading:
         text = f"{self.source.text}\n{read_source(path).text}"
         imports = (*self.source.imports, (str(path), start))
         self.source = evolve(self.source, text=text, imports=imports)
-        return self.splice(items_of(self.source, start), path.parent)
+        try:
+            items = items_of(self.source, start)
+        except CompileError:
+            kind = kind_of(self.source.text[start:])
+            if kind in (FileKind.ITEMS, FileKind.TEXT):
+                raise
+            message = f"`{item.file}` is {kind.called}, not a list of items"
+            help = "a file to import has items alone, such as `let` and `fn`"
+            label = Label(item.span)
+            raise CompileError(
+                [Diagnostic("import", message, (label,), self.source, help=help)]
+            ) from None
+        return self.splice(items, path.parent)

@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 from attrs import frozen
 
 from schedlang.diagnostics.source import Source, Span
+from schedlang.files.kinds import FileKind, kind_of_document, kind_of_file
 from schedlang.files.reading import read_bytes, shown, unreadable
 from schedlang.plan.file import Line, Parts, decode, decode_head, line_of, plan_error
 from schedlang.plan.plan import FORMAT, Plan, sha256_of
@@ -54,6 +55,10 @@ def _decoded(path: str | Path, decode: Callable[[], T]) -> T:
     except UnicodeDecodeError:
         raise plan_error(path, "not a plan file: not UTF-8 text") from None
     except (ValueError, RecursionError) as error:
+        kind = kind_of_file(path)
+        if kind not in (FileKind.PLAN, FileKind.OBJECT, FileKind.DAMAGED, FileKind.TEXT):
+            message = f"it is {kind.called}, not a plan"
+            raise plan_error(path, message, help=kind.help(path)) from None
         message = f"not a whole plan file: {error}"
         help = "write it again with `schedc compile -o`"
         raise plan_error(path, message, help=help) from None
@@ -82,8 +87,13 @@ class _Reader:
         """The plan in the document, not yet proved; `read` gives the actions, for a number of
         ranks and a number of spans.
         """
-        if not isinstance(self.document, dict) or "format" not in self.document:
+        if not isinstance(self.document, dict):
             self.wrong("not a plan file: it has no `format`")
+        if "format" not in self.document:
+            kind = kind_of_document(self.document)
+            if kind is FileKind.OBJECT:
+                self.wrong("not a plan file: it has no `format`")
+            self.wrong(f"it is {kind.called}, not a plan", help=kind.help(self.path))
         if self.document["format"] != FORMAT:
             message = f"the format is `{self.document['format']}`, this is a reader of `{FORMAT}`"
             self.wrong(message, help="compile the program again with this version of schedc")

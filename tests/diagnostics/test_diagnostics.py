@@ -10,7 +10,9 @@ from schedlang import CompileError, Source, compile, read_source
 from schedlang.advice.advice import advise
 from schedlang.diagnostics.diagnostic import Diagnostic, to_github, to_json
 from schedlang.diagnostics.source import Label, Span
-from schedlang.language.parser import FORMS, parse
+from schedlang.language.grammar import FORMS, words
+from schedlang.language.parser import parse
+from schedlang.schedule.kinds import OPS
 from tests.support.paths import DIAGNOSTICS
 
 BAD = sorted(DIAGNOSTICS.glob("*.sched"))
@@ -27,14 +29,37 @@ def test_message(path: Path, golden: Callable[[str, Path], None]) -> None:
     golden(message(Source(path.name, read_source(path).text)) + "\n", path.with_suffix(".txt"))
 
 
+def in_a_program(form: str) -> str:
+    """A program with an item, a statement or an op in it, or what holds the last two."""
+    item = form.replace("…", "").replace("F(s, m) at s", "stage s in 0 .. 1 { F(s, m) at s }")
+    for body in (item, f"rank r {{ {item} }}", f"block m every 3 {{ {item} }}"):
+        text = item if item.startswith("schedule") else f"schedule s {{ {body} }}"
+        try:
+            parse(Source("s.sched", text))
+        except CompileError:
+            continue
+        return text
+    raise AssertionError(f"not a part of a program: {form}")
+
+
 @pytest.mark.parametrize(("keyword", "form"), FORMS.items())
-def test_the_form_that_a_syntax_error_shows_is_right(keyword: str, form: str) -> None:
-    item = form.replace("…", "")
-    body = f"rank r {{ {item} }}" if keyword == "FOR" else item
-    parse(Source("s.sched", f"schedule s {{ {body} }}"))
-    broken = item.replace(" ", " 5 ", 1)
-    with pytest.raises(CompileError, match=re.escape(f"write it as in `{form}`")):
-        parse(Source("s.sched", f"schedule s {{ {body.replace(item, broken)} }}"))
+def test_the_form_of_a_word_is_right(keyword: str, form: str) -> None:
+    assert words()[keyword] in re.findall(r"\w+", form)
+    in_a_program(form)
+
+
+@pytest.mark.parametrize("keyword", ["BLOCK", "COST", "FN", "LINK", "MEMORY", "PIPELINE", "SKIP"])
+def test_an_item_that_is_wrong_shows_its_form(keyword: str) -> None:
+    item = FORMS[keyword].replace("…", "")
+    broken = in_a_program(item).replace(item, item.replace(" ", " 5 ", 1))
+    with pytest.raises(CompileError, match=re.escape(f"write it as in `{FORMS[keyword]}`")):
+        parse(Source("s.sched", broken))
+
+
+def test_every_word_has_a_form_or_is_an_op() -> None:
+    """So a message can say what a word is for, to those who would use it as a name."""
+    ops = {op.word for op in OPS.values()} | {"BW"}
+    assert words().keys() - FORMS.keys() == {name for name, word in words().items() if word in ops}
 
 
 def test_parameters_from_the_command() -> None:

@@ -121,7 +121,7 @@ def test_one_message_about_two_files(tmp_path: Path) -> None:
 
 def test_a_whole_program_is_no_import(tmp_path: Path) -> None:
     assert refusal(write(tmp_path, common=PROGRAM)).startswith(
-        "error[syntax]: unexpected `schedule`"
+        "error[import]: `common.sched` is a program, not a list of items"
     )
 
 

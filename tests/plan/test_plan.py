@@ -304,7 +304,7 @@ def test_a_damaged_plan_is_refused_with_its_reason(
 )
 def test_what_is_not_json(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "plan.json").write_bytes(content)
-    with pytest.raises(CompileError, match=r"not a (whole )?plan file"):
+    with pytest.raises(CompileError, match=r"not a (whole )?plan"):
         read_plan(tmp_path / "plan.json")
 
 

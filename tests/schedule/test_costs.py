@@ -225,7 +225,7 @@ def test_a_file_is_json_or_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ("forward_times: [1", "while parsing a flow sequence"),
         ("- 1", "it must be an object"),
         ("1: 2", "there is no cost `1`"),
-        ("", "it must be an object"),
+        ("", "is an empty file, not costs"),
         ("forward_times: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
         ("forward_times: 1e400", "`forward_times` must be numbers from 0"),
     ]:

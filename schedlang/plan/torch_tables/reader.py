@@ -16,6 +16,7 @@ from attrs import asdict, define, evolve, field
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label, Source, Span
+from schedlang.files.kinds import FileKind, kind_of
 from schedlang.lowering import lower
 from schedlang.plan.plan import Plan
 from schedlang.plan.torch_tables.layout import find_layout
@@ -139,6 +140,12 @@ def read_table(source: Source) -> Table:
     if table.has_communication and table.blanks:
         table.mistake("a blank cell: only tables without communication have these", table.blanks[0])
     if table.wrong:
+        kind = kind_of(source.text)
+        is_table = any(map(len, table.ranks)) or kind in (FileKind.TABLE, FileKind.TEXT)
+        if not is_table:
+            message = f"`{source.path}` is {kind.called}, not an action table of torch"
+            help = _FORM if kind is FileKind.CSV else kind.help(source.path)
+            raise CompileError([Diagnostic("table", message, help=help, file=source.path)])
         raise CompileError(table.wrong)
     return table
 

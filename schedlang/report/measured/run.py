@@ -7,6 +7,7 @@ from pathlib import Path
 from attrs import field, frozen
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
+from schedlang.files.kinds import FileKind, kind_of_file
 from schedlang.files.reading import read_source
 from schedlang.plan.plan import Plan
 from schedlang.plan.reader import plan_in
@@ -60,6 +61,10 @@ def read_run(path: str | Path) -> Run:
         document = json.loads(read_source(path).text)
         actions = traced_actions(document.get("traceEvents"))
     except (ValueError, RecursionError) as error:
+        kind = kind_of_file(path)
+        if kind not in (FileKind.TRACE, FileKind.OBJECT, FileKind.DAMAGED, FileKind.TEXT):
+            message = f"it is {kind.called}, not a trace"
+            raise _wrong(path, message, kind.help(path)) from None
         raise _wrong(path, f"not a whole trace: {error}") from None
     other_data = document.get("otherData")
     if not isinstance(other_data, dict) or "plan" not in other_data:

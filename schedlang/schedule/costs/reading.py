@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
+from schedlang.files.kinds import FileKind, kind_of_file
 from schedlang.schedule.costs.measured import measured_costs
 from schedlang.schedule.costs.model import NAMES, SINGLE, Costs
 from schedlang.schedule.costs.traces import traced_actions
@@ -48,6 +49,16 @@ def _single(name: str, values: Sequence[float]) -> float | int:
     return int(value)
 
 
+#: The kinds of file of which it is told what is wrong with them as costs.
+_MAY_BE_COSTS = (
+    FileKind.COSTS,
+    FileKind.TRACE,
+    FileKind.OBJECT,
+    FileKind.DAMAGED,
+    FileKind.TEXT,
+)
+
+
 def costs_of(document: Any) -> Costs:
     """Costs from an object such as `{"forward_times": [1, 1.5], "p2p_time": 0.1}`; ValueError says
     what is wrong.
@@ -83,6 +94,10 @@ def read_costs(path: str | Path) -> Costs:
     try:
         return costs_of(read_document(path))
     except ValueError as error:
-        raise CompileError(
-            [Diagnostic("costs", f"costs in `{path}`: {error}", file=str(path))]
-        ) from None
+        kind = kind_of_file(path)
+        message = f"costs in `{path}`: {error}"
+        help = None
+        if kind not in _MAY_BE_COSTS:
+            message = f"`{path}` is {kind.called}, not costs"
+            help = kind.help(path)
+        raise CompileError([Diagnostic("costs", message, help=help, file=str(path))]) from None

@@ -1,0 +1,119 @@
+"""The grammar, ready to parse, and the words of the language, which it alone knows."""
+
+from functools import cache
+
+from lark import Lark, Token
+
+from schedlang.files.cache import folder
+from schedlang.files.package import GRAMMAR
+
+#: The terminal of the end of the text, as lark names it.
+END = "$END"
+#: How each word of the language stands in a program, but for ops; by the name of its terminal.
+FORMS = {
+    "AND": "if r > 0 and r < 3 { … }",
+    "ASSERT": 'assert bubble <= ranks, "why"',
+    "AT": "F(s, m) at s",
+    "BLOCK": "block m every 3 { … }",
+    "COST": "cost B(s) = 2 + s",
+    "DELAY": "weights delay 1 on 0 .. ranks",
+    "ELSE": "if r == 0 { … } else { … }",
+    "EVERY": "block m every 3 { … }",
+    "EXCHANGE": "exchange { … }",
+    "FILL": "fill W within 4",
+    "FN": "fn half(n) = n / 2",
+    "FOR": "for m in 0 .. microbatches { … }",
+    "FROM": "skip s in 0 .. 3 from s to 7 - s",
+    "IF": "if r == 0 { … } else { … }",
+    "IMPORT": 'import "lib/v.sched"',
+    "IN": "for m in 0 .. microbatches { … }",
+    "LATEST": "weights latest",
+    "LET": "let half = ranks / 2",
+    "LINK": "link r on r / 2",
+    "MEMORY": "memory F = 2",
+    "NEXT": "F(next)",
+    "NOT": "if not (r == 0) { … }",
+    "OBJECTIVE": "objective span",
+    "ON": "stage s in 0 .. ranks on s",
+    "OR": "if r == 0 or r == 3 { … }",
+    "OVERLAP": "overlap { F(next)  B(next) }",
+    "PARAM": "param chunks = 2",
+    "PIPELINE": "pipeline down runs microbatches stage s in 0 .. ranks on s",
+    "RANK": "rank r { … }",
+    "RECOMPUTE": "recompute 0 .. ranks",
+    "RECV": "recv F(next)",
+    "REORDER": "reorder",
+    "REPEAT": "repeat microbatches { … }",
+    "REQUIRE": 'require ranks > 1, "why"',
+    "RUNS": "pipeline down runs microbatches stage s in 0 .. ranks on s",
+    "SCHEDULE": "schedule name { … }",
+    "SEND": "send F(next)",
+    "SKIP": "skip s in 0 .. 3 from s to 7 - s",
+    "SQUEEZE": "squeeze",
+    "STAGE": "stage s in 0 .. ranks on s",
+    "STASH": "weights stash",
+    "STEADY": "steady { … }",
+    "THEN": "let half = if ranks > 1 then ranks / 2 else 1",
+    "TO": "skip s in 0 .. 3 from s to 7 - s",
+    "WARMUP": "warmup { … }",
+    "WEIGHTS": "weights delay 1 on 0 .. ranks",
+    "WITHIN": "fill W within 4",
+}
+
+
+@cache
+def grammar() -> Lark:
+    """The parser of the grammar's rules `schedule` and `items`."""
+    return Lark(
+        GRAMMAR.read_text(encoding="utf-8"),
+        parser="lalr",
+        lexer="basic",
+        # No text is parsed as `foreign`: the rule is here so that the lexer keeps its terminal.
+        start=["schedule", "items", "foreign"],
+        propagate_positions=True,
+        maybe_placeholders=True,
+        cache=_cache_file() or False,
+    )
+
+
+def tokens_of(text: str) -> list[Token]:
+    """The tokens of a text, whether it is a program or not."""
+    # `Lark.lex` would make its lexer anew each time.
+    parser = grammar().parse_interactive(text, start="items")
+    return list(parser.lexer_thread.lex(parser.parser_state))  # type: ignore[no-untyped-call]
+
+
+def _cache_file() -> str | None:
+    """Where the built grammar is kept: it takes longer to build than most programs take to
+    compile.
+    """
+    cache_folder = folder()
+    return None if cache_folder is None else str(cache_folder / "grammar")
+
+
+@cache
+def spellings() -> dict[str, str]:
+    """How each terminal that has one spelling is written."""
+    return {
+        terminal.name: terminal.pattern.value
+        for terminal in grammar().terminals
+        if terminal.pattern.type == "str"
+    }
+
+
+@cache
+def words() -> dict[str, str]:
+    """The words of the language, by the names of their terminals."""
+    return {name: text for name, text in spellings().items() if text.isalpha()}
+
+
+@cache
+def reserved() -> frozenset[str]:
+    """The terminals of words that cannot be names."""
+    may_be_names = {
+        symbol.name
+        for rule in grammar().rules
+        if rule.origin.name == "word"
+        for symbol in rule.expansion
+    }
+    return frozenset(words()) - may_be_names
