@@ -156,7 +156,7 @@ def test_long_work_shows_where_it_is(tmp_path: Path) -> None:
     code, stdout, shown = on_a_terminal(*slow, XDG_CACHE_HOME=str(tmp_path))
     assert code == 0
     assert stdout.startswith("zb_1p: 16 ranks")
-    assert "pass `" in shown
+    assert "zb_1p: pass 1 of " in shown
     assert shown.endswith("\x1b[K")
     assert "\n" not in shown
     # What is over at once says nothing.
