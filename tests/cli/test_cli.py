@@ -18,7 +18,7 @@ import schedlang
 from schedlang.cli.main import main
 from schedlang.cli.options import parser_of_all
 from schedlang.cli.outputs import INPUTS, OUTPUTS
-from tests.support.paths import CASES, PROGRAMS, ROOT
+from tests.support.paths import CASES, DOCS, PROGRAMS, ROOT
 
 ONE_F_ONE_B = str(PROGRAMS / "1f1b.sched")
 
@@ -626,6 +626,9 @@ def test_sizes_that_are_refused() -> None:
         "   ranks = 3  - - - - - -",
     ]
     assert done.stdout.count("\n-  refused: ") == 2
+    sizes = ["--for", "ranks=2..2", "--for", "microbatches=1..6"]
+    document = json.loads(schedc_process("check", dualpipe, *sizes, "--json").stdout)
+    assert [size["reason"] for size in document["sizes"]] == [0, 1, 0, None, 0, None]
     # A grid that is too large stands in tens, and equal rows are one.
     large = schedc_process("check", dualpipe, "--for", "ranks=2..3", "--for", "microbatches=1..60")
     assert large.stdout.splitlines()[2:7] == [
@@ -635,6 +638,14 @@ def test_sizes_that_are_refused() -> None:
         "ranks = 3, microbatches = 1..60",
         "  - 1..60",
     ]
+
+
+def test_the_grid_on_the_page_is_that_of_the_command() -> None:
+    page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    shown = re.search(r"^\$ schedc (check .*)\n([^`]*?)^```", page.replace("`require`", "R"), re.M)
+    assert shown
+    printed = schedc_process(*shown[1].split()).stdout
+    assert printed.replace("`require`", "R") == shown[2]
 
 
 def test_warnings_stand_beside_a_verdict() -> None:
