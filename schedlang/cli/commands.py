@@ -175,7 +175,8 @@ def check(options: argparse.Namespace) -> int:
         error = CompileError(verdicts[options.transport])
         if source.is_plan:
             raise error
-        raise advise(error, source, options.params, transport=options.transport)
+        with progress(f"looking for a repair of {source.path}"):
+            raise advise(error, source, options.params, transport=options.transport)
     if len(verdicts) > 1:
         print(verdicts_text(verdicts))
         if options.format == "github" and exit_code == WRONG:

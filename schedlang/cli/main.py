@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import io
 import os
 import signal
 import sys
@@ -150,6 +151,10 @@ def _prepare_process() -> None:
     again and again, and twice more at the end, would be a quarter of the time of a small command.
     Nor does any command do linear algebra, for which numpy would start a thread on each core.
     """
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal or a pipe that cannot show a character gets a question mark.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     gc.set_threshold(_FEW_OBJECTS)
     atexit.register(gc.freeze)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))
