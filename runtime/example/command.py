@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from schedlang.cli.parser import Named
 from schedlang.cli.values import OPTIMIZERS, count, param, rate
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.plan.plan import Plan
@@ -81,6 +82,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="torchrun --nproc-per-node N -m schedlang.runtime",
         description="Train a small GPT, on the source of Python's standard library, with N ranks.",
+        allow_abbrev=False,
     )
     help = "a program, compiled for N ranks; or a plan for N ranks, from `schedc compile -o`"
     parser.add_argument("file", type=Path, metavar="FILE", help=help)
@@ -88,8 +90,8 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "-p",
         dest="params",
-        action="append",
-        default=[],
+        action=Named,
+        default={},
         type=param,
         metavar="NAME=VALUE",
         help=help,
@@ -135,7 +137,7 @@ def _start(options: argparse.Namespace) -> tuple[Workload, CheckpointFolder | No
     end.
     """
     group = join(options.timeout)
-    plan = share_plan(options.file, dict(options.params), options.replicas, group)
+    plan = share_plan(options.file, options.params, options.replicas, group)
     corpus = together(read_corpus, group)
     checkpoints = (
         find_checkpoints(options.checkpoint, options.every, plan, group)

@@ -49,13 +49,14 @@ def import_table(options: argparse.Namespace) -> int:
     # The same checks as for a program: a table may come from anywhere.
     with progress(f"proving {options.file}"):
         plan = plan_of(table, options.transport)
+    warnings = []
     if table.has_communication and not table.reduces_gradients:
-        warning = (
-            f"warning: `{options.file}` has no REDUCE_GRAD: torch runs it without scaling "
-            "gradients; plans always scale them"
+        message = (
+            f"`{options.file}` has no REDUCE_GRAD: torch runs it without scaling gradients; plans "
+            "always scale them"
         )
-        print(warning, file=sys.stderr)
-    _report(plan, options)
+        warnings.append(Diagnostic("unscaled", message, file=options.file, severity="warning"))
+    _report(plan, options, warnings)
     return FINE
 
 
@@ -175,9 +176,15 @@ def check(options: argparse.Namespace) -> int:
         error = CompileError(verdicts[options.transport])
         if source.is_plan:
             raise error
-        raise advise(error, source, options.params, transport=options.transport)
+        with progress(f"looking for a repair of {source.path}"):
+            raise advise(error, source, options.params, transport=options.transport)
     if len(verdicts) > 1:
         print(verdicts_text(verdicts))
+        if options.format == "github" and exit_code == WRONG:
+            # People have them in the table.
+            print_diagnostics(
+                [wrong for verdict in verdicts.values() for wrong in errors(verdict)], options
+            )
     else:
         print(f"proved for {options.transport}")
     _warn(warnings(verdicts), options)

@@ -28,5 +28,10 @@ def has_colour(options: argparse.Namespace, stream: TextIO) -> bool:
     """Whether what goes to a stream is coloured."""
     if options.color != "auto":
         return bool(options.color == "always")
-    # https://no-color.org
-    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    # https://no-color.org; a stream that was closed before Python began is None.
+    return (
+        bool(stream)
+        and stream.isatty()
+        and not os.environ.get("NO_COLOR")
+        and os.environ.get("TERM") != "dumb"
+    )

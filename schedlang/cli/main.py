@@ -7,7 +7,9 @@ What takes time to import is imported within `main`, where Ctrl-C is already in 
 from __future__ import annotations
 
 import atexit
+import errno
 import gc
+import io
 import os
 import signal
 import sys
@@ -45,7 +47,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             os._exit(_interrupted())
         sys.__unraisablehook__(unraisable)
 
-    signal.signal(signal.SIGINT, interrupt)
+    # A shell that starts this in the background may have it ignore Ctrl-C.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
     sys.unraisablehook = end_if_interrupted
     _prepare_process()
     try:
@@ -55,8 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not signals:
             raise
         exit_code = _interrupted()
-    # What Python does at its end may be ended at once.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is interrupt:
+        # What Python does at its end may be ended at once.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     return exit_code
 
 
@@ -77,9 +82,11 @@ def _run(argv: Sequence[str]) -> int:
         _drop_output()
         return CLOSED_PIPE
     except OSError as error:
-        # Errors of files are told by those who read and write them; this one is of the output.
+        # Errors of files are told by those who read and write them.
+        is_output = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+        what = "the output cannot be written" if is_output else "the system refuses"
         _drop_output()
-        _say(f"error: the output cannot be written: {error.strerror}")
+        _say(f"error: {what}: {error.strerror or error}")
         return USAGE
 
 
@@ -150,6 +157,10 @@ def _prepare_process() -> None:
     again and again, and twice more at the end, would be a quarter of the time of a small command.
     Nor does any command do linear algebra, for which numpy would start a thread on each core.
     """
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal or a pipe that cannot show a character gets a question mark.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
     gc.set_threshold(_FEW_OBJECTS)
     atexit.register(gc.freeze)
     os.environ.setdefault("OPENBLAS_NUM_THREADS", os.environ.get("OMP_NUM_THREADS", "1"))

@@ -69,6 +69,7 @@ def _print_json(settings: Any, rate: float, picture: str | None) -> None:
         "num_batches": settings.microbatches,
         "bubble_rate": rate,
         "output": picture,
+        "warnings": settings.warnings,
     }
     print(json.dumps(document))
 
@@ -116,6 +117,7 @@ def _settings(options: argparse.Namespace) -> Any:
     except ValueError as error:
         message = f"`{options.config}`: {error}" if options.config else str(error)
         raise UsageError(message) from None
-    for warning in settings.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+    if options.format != "json":
+        for warning in settings.warnings:
+            print(f"warning: {warning}", file=sys.stderr)
     return settings

@@ -45,7 +45,7 @@ def progress(what: str) -> Iterator[None]:
 
 
 def _is_watched() -> bool:
-    return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+    return bool(sys.stderr) and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
 
 
 def _draw_until(end: "Event") -> None:

@@ -69,11 +69,17 @@ def completion(options: argparse.Namespace) -> int:
     # It is only loaded here: what it prints is made once, and costs no command anything.
     import shtab
 
+    from schedlang.files.programs import names
+    from schedlang.report.explain import codes
+    from schedlang.schedule.transports import NAMES
+
+    words = {"transport": NAMES, "codes": codes(), "programs": names()}
     parser = parser_of_all()
     for command in parser.commands.values():
         for action in command.arguments():
             if action.dest in (*INPUTS, *OUTPUTS):
                 action.complete = shtab.FILE  # type: ignore[attr-defined]
+            action.choices = words.get(action.dest, action.choices)
             if action.dest == "checkpoint":
                 action.complete = shtab.DIRECTORY  # type: ignore[attr-defined]
     print(shtab.complete(parser, options.shell))

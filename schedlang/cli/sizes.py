@@ -52,11 +52,16 @@ class Reason:
 
 @frozen
 class Verdicts:
-    """What became of every size, in the order of the ranges, as a mark; and the reasons."""
+    """For every size the index of the reason why it is not proved, or None; and the reasons."""
 
     ranges: Mapping[str, range]
-    marks: Mapping[tuple[int, ...], str]
+    sizes: Mapping[tuple[int, ...], int | None]
     reasons: tuple[Reason, ...]
+
+    def mark(self, size: tuple[int, ...]) -> str:
+        """What stands in the grid for a size."""
+        reason = self.sizes[size]
+        return _PROVED if reason is None else self.reasons[reason].mark
 
     def count(self, is_refusal: bool) -> int:
         """How many sizes are refused, or wrong."""
@@ -94,35 +99,37 @@ def judge(instances: Iterable[Instance], ranges: Mapping[str, range]) -> Verdict
     reason.
     """
     number = prod(map(len, ranges.values()))
-    reasons: dict[object, Reason] = {}
-    marks: dict[tuple[int, ...], str] = {}
+    reasons: list[Reason] = []
+    #: The index of each reason, by what makes it one.
+    known: dict[object, int] = {}
+    sizes: dict[tuple[int, ...], int | None] = {}
     letters = iter(ascii_lowercase)
     for done, instance in enumerate(instances, 1):
         size = {name: instance.params[name] for name in ranges}
-        mark = _PROVED
+        index = None
         if instance.diagnostics:
             first, *others = instance.diagnostics
             key = (first.code, first.labels[:1] and first.labels[0].span)
-            if key not in reasons:
+            if key not in known:
                 first = first.with_note(f"the smallest size where this is so: {_size(size)}")
                 # More kinds of mistakes than letters would be a mistake of their own.
                 new = _REFUSED if instance.refused else next(letters, "?")
-                reasons[key] = Reason(new, size, [first, *others])
-            reasons[key].sizes += 1
-            mark = reasons[key].mark
-        marks[tuple(size.values())] = mark
+                known[key] = len(reasons)
+                reasons.append(Reason(new, size, [first, *others]))
+            index = known[key]
+            reasons[index].sizes += 1
+        sizes[tuple(size.values())] = index
         doing("proving sizes", done, number)
-    return Verdicts(ranges, marks, tuple(reasons.values()))
+    return Verdicts(ranges, sizes, tuple(reasons))
 
 
 def verdicts_json(verdicts: Verdicts, file: str, transport: str) -> dict[str, Any]:
     """The verdicts for programs: `reason` is an index into `reasons`."""
-    by_mark = {reason.mark: index for index, reason in enumerate(verdicts.reasons)}
     sizes = []
     for values in product(*verdicts.ranges.values()):
-        mark = verdicts.marks[values]
         size = dict(zip(verdicts.ranges, values, strict=True))
-        sizes.append({"params": size, "mark": mark, "reason": by_mark.get(mark)})
+        reason = verdicts.sizes[values]
+        sizes.append({"params": size, "mark": verdicts.mark(values), "reason": reason})
     reasons = [
         {
             "mark": reason.mark,
@@ -136,7 +143,7 @@ def verdicts_json(verdicts: Verdicts, file: str, transport: str) -> dict[str, An
     return {
         "file": file,
         "transport": transport,
-        "proved": sum(mark == _PROVED for mark in verdicts.marks.values()),
+        "proved": sum(reason is None for reason in verdicts.sizes.values()),
         "refused": verdicts.count(is_refusal=True),
         "wrong": verdicts.count(is_refusal=False),
         "reasons": reasons,
@@ -148,7 +155,7 @@ def verdicts_text(verdicts: Verdicts) -> str:
     """How many sizes are proved; and if not all are, which, and why the others are not."""
     refused = verdicts.count(is_refusal=True)
     wrong = verdicts.count(is_refusal=False)
-    proved = counted(len(verdicts.marks) - refused - wrong, "size")
+    proved = counted(len(verdicts.sizes) - refused - wrong, "size")
     line = f"{proved} proved, {refused} refused by the program's own `require`"
     if wrong:
         line += f", {wrong} wrong"
@@ -169,7 +176,7 @@ def _grid(verdicts: Verdicts) -> Iterator[str]:
     columns = verdicts.ranges[last]
     rows: dict[tuple[int, ...], str] = {}
     for row in product(*(verdicts.ranges[name] for name in names)):
-        rows[row] = "".join(verdicts.marks[(*row, value)] for value in columns)
+        rows[row] = "".join(verdicts.mark((*row, value)) for value in columns)
     heads = [_size(dict(zip(names, row, strict=True))) for row in rows]
     margin = max(map(len, [last, *heads]))
     width = max(len(str(value)) for value in columns) + 1

@@ -20,6 +20,8 @@ def read_bytes(path: str | Path) -> bytes:
 @cache
 def _standard_input() -> bytes:
     """Standard input, which can be read once; a command looks at its file more than once."""
+    if sys.stdin is None:
+        raise OSError("it is closed")
     if sys.stdin.isatty():
         print("reading standard input, until Ctrl-D", file=sys.stderr)
     return sys.stdin.buffer.read()
@@ -30,13 +32,13 @@ def read_source(path: str | Path) -> Source:
     try:
         text = read_bytes(path).decode("utf-8")
     except OSError as error:
-        raise unreadable(path, error.strerror or str(error)) from None
+        raise unreadable(shown(path), error.strerror or str(error)) from None
     except UnicodeDecodeError as error:
         reason = f"byte {error.start} is not UTF-8 text"
-        raise unreadable(path, reason, _encoding_help(error.object)) from None
+        raise unreadable(shown(path), reason, _encoding_help(error.object)) from None
     if "\0" in text:
         reason = f"byte {text.encode().index(0)} is 0, as in no text"
-        raise unreadable(path, reason, _encoding_help(text.encode()))
+        raise unreadable(shown(path), reason, _encoding_help(text.encode()))
     # A byte order mark and line ends of Windows are no part of the text.
     return Source(shown(path), text.removeprefix("\ufeff").replace("\r\n", "\n"))
 

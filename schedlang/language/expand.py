@@ -5,7 +5,7 @@ into actions.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache, reduce
+from functools import lru_cache
 
 from attrs import define, field
 
@@ -145,7 +145,11 @@ class _Expansion:
             costs=self.costs.over(own_costs),
             objective=program_objective(declared.tree.items),
         )
-        return reduce(_changed, declared.changes, schedule)
+        for number, change in enumerate(declared.changes, 1):
+            of_all = f"pass {number} of {len(declared.changes)}, `{change.name}`"
+            doing(f"{schedule.name}: {of_all}, on {sum(map(len, schedule.ranks)):,} ops")
+            schedule = _changed(schedule, change)
+        return schedule
 
     def warnings(self, ranks: tuple[Actions, ...]) -> Iterator[Diagnostic]:
         """What in a program leaves ops out, maybe by mistake."""
@@ -246,7 +250,6 @@ def _changed(schedule: Schedule, change: Change) -> Schedule:
     # Most programs have none, and they are a lot to load.
     from schedlang.passes import fill_weights, fill_within, recompute, reorder, squeeze
 
-    doing(f"{schedule.name}: pass `{change.name}` on {sum(map(len, schedule.ranks)):,} ops")
     if schedule.stream:
         message = "a pass changes the order of one update: `steady` has none"
         raise Fault("pass", message, change.location)

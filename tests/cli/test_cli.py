@@ -16,7 +16,9 @@ import pytest
 
 import schedlang
 from schedlang.cli.main import main
-from tests.support.paths import PROGRAMS, ROOT
+from schedlang.cli.options import parser_of_all
+from schedlang.cli.outputs import INPUTS, OUTPUTS
+from tests.support.paths import CASES, DOCS, PROGRAMS, ROOT
 
 ONE_F_ONE_B = str(PROGRAMS / "1f1b.sched")
 
@@ -325,6 +327,96 @@ def test_every_command_has_an_example_that_works(
         capsys.readouterr()
 
 
+@pytest.mark.parametrize(
+    ("command", "keys"),
+    [
+        (["compile", "1f1b", "-v"], {"schedule", "idle", "output", "lowering", "trials"}),
+        (["check", "1f1b"], {"file", "verdicts"}),
+        (["show", "1f1b", "--frees"], {"schedule", "params", "ranks"}),
+        (["simulate", "1f1b"], {"makespan", "bubble"}),
+        (["view", "1f1b"], {"traceEvents"}),
+        (["compare", "1f1b", "zb_h1"], {"file", "figures"}),
+        (["explain-bubble", "1f1b"], {"makespan"}),
+        (["export", "1f1b", "--to", "torch-csv"], {"table"}),
+        (["import", "table.csv", "-o", "plan.json"], {"schedule", "output"}),
+        (["pipeline", "-f", "1", "2", "--no-visualization"], {"bubble_rate", "warnings"}),
+        (["explain"], {"code", "summary"}),
+        (["explain", "order"], {"code", "summary", "text"}),
+        (["gallery"], {"program", "summary"}),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_every_command_has_a_document_for_programs(
+    command: list[str], keys: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("table.csv").write_text("0F0,0B0")
+    done = schedc(*command, "--json")
+    document = json.loads(done.stdout)
+    assert keys <= (document[0] if isinstance(document, list) else document).keys()
+    assert schedc(*command, "--format", "json") == done
+    assert not done.stderr or json.loads(done.stderr)
+    # Annotations are of diagnostics only.
+    assert schedc(*command, "--format", "github").stdout == schedc(*command).stdout
+
+
+def test_annotations_of_every_transport() -> None:
+    explicit = str(PROGRAMS / "1f1b_explicit.sched")
+    arguments = ["-p", "microbatches=2", "--transport", "all", "--format", "github"]
+    done = schedc("check", explicit, *arguments)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[0].startswith(f"::error file={explicit},line=15,")
+    assert "title=first-use" in done.stderr
+
+
+def test_each_output_names_its_option() -> None:
+    """A file to read or to write has one of the names by which it is known not to be lost."""
+    files = {"FILE", "PLAN", "VIEW", "TABLE", "COSTS"}
+    for name, parser in parser_of_all().commands.items():
+        for action in parser.arguments():
+            if action.metavar in files and action.dest != "to":
+                assert action.dest in (*INPUTS, *OUTPUTS), f"{name}: {action.dest}"
+            if action.dest in OUTPUTS:
+                assert parser.get_default("force") is False
+
+
+def test_options_may_stand_anywhere(tmp_path: Path) -> None:
+    costs = ["--forward-times", "1", "1", "2", "1"]
+    figures = simulated("1f1b", *costs)
+    assert simulated(*costs, "1f1b") == simulated("--forward-times", "1,1,2,1", "1f1b") == figures
+    assert figures["makespan"] != simulated("1f1b")["makespan"]
+    settings = ["strategy=zb1p", "--no-visualization", "num_devices=2", "num_stages=2"]
+    assert schedc("pipeline", *settings).returncode == 0
+    assert schedc("compare", "1f1b", "--sort", "makespan", "zb_h1").returncode == 0
+
+
+def test_compare_on_a_transport(tmp_path: Path) -> None:
+    """Of programs, and of a plan that was compiled for another one."""
+    plan = str(tmp_path / "plan.json")
+    assert schedc("compile", "1f1b", "-o", plan).returncode == 0
+    options = ["--p2p-time", "0.25", "--transport", "nccl", "--json"]
+    rows = json.loads(schedc("compare", "1f1b", plan, *options).stdout)
+    makespans = [row["figures"]["makespan"] for row in rows]
+    slow = ["--p2p-time", "0.25", "--transport", "nccl"]
+    assert makespans == [simulated(file, *slow)["makespan"] for file in ("1f1b", plan)]
+    assert {row["figures"]["transport"] for row in rows} == {"nccl"}
+
+
+def test_what_is_no_regular_file_is_not_replaced(tmp_path: Path) -> None:
+    """Nor is a link: what it leads to is written."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert schedc("export", "1f1b", "--to", "torch-csv", "-o", str(pipe)).returncode == 0
+    assert os.read(reader, 100_000).startswith(b"0UNSHARD,")
+    os.close(reader)
+    assert pipe.is_fifo()
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    assert schedc("compile", "1f1b", "-o", str(tmp_path / "link.json")).returncode == 0
+    assert (tmp_path / "link.json").is_symlink()
+    assert schedc("show", str(tmp_path / "real.json")).returncode == 0
+
+
 def test_the_compiler_never_imports_torch(tmp_path: Path) -> None:
     """Every command but `run`, with a torch that fails when it is imported."""
     (tmp_path / "torch.py").write_text("raise SystemExit('torch was imported')")
@@ -531,6 +623,9 @@ def test_sizes_that_are_refused() -> None:
         "   ranks = 3  - - - - - -",
     ]
     assert done.stdout.count("\n-  refused: ") == 2
+    sizes = ["--for", "ranks=2..2", "--for", "microbatches=1..6"]
+    document = json.loads(schedc_process("check", dualpipe, *sizes, "--json").stdout)
+    assert [size["reason"] for size in document["sizes"]] == [0, 1, 0, None, 0, None]
     # A grid that is too large stands in tens, and equal rows are one.
     large = schedc_process("check", dualpipe, "--for", "ranks=2..3", "--for", "microbatches=1..60")
     assert large.stdout.splitlines()[2:7] == [
@@ -540,6 +635,14 @@ def test_sizes_that_are_refused() -> None:
         "ranks = 3, microbatches = 1..60",
         "  - 1..60",
     ]
+
+
+def test_the_grid_on_the_page_is_that_of_the_command() -> None:
+    page = (DOCS / "commands.md").read_text(encoding="utf-8")
+    shown = re.search(r"^\$ schedc (check .*)\n([^`]*?)^```", page.replace("`require`", "R"), re.M)
+    assert shown
+    printed = schedc_process(*shown[1].split()).stdout
+    assert printed.replace("`require`", "R") == shown[2]
 
 
 def test_warnings_stand_beside_a_verdict() -> None:

@@ -64,6 +64,16 @@ def test_a_full_disk_is_one_line(command: str) -> None:
     assert done.stderr == "error: the output cannot be written: No space left on device\n"
 
 
+def test_streams_that_are_closed_or_know_few_characters() -> None:
+    ascii_only = shell("schedc view 1f1b", PYTHONIOENCODING="ascii", COLUMNS="60")
+    assert (ascii_only.returncode, ascii_only.stderr) == (0, "")
+    assert "rank 0 ?FFFF?" in ascii_only.stdout
+    assert shell("schedc view 1f1b >&-").stderr == ""
+    closed = shell("schedc compile - <&-")
+    assert closed.returncode == 2
+    assert closed.stderr.startswith("error[unreadable]: cannot read `<stdin>`: it is closed\n")
+
+
 def test_a_closed_pipe_is_silent_and_no_success() -> None:
     done = shell("set -o pipefail; schedc show 1f1b -p microbatches=4000 | head -c 1")
     assert (done.returncode, done.stderr) == (141, "")
@@ -156,7 +166,7 @@ def test_long_work_shows_where_it_is(tmp_path: Path) -> None:
     code, stdout, shown = on_a_terminal(*slow, XDG_CACHE_HOME=str(tmp_path))
     assert code == 0
     assert stdout.startswith("zb_1p: 16 ranks")
-    assert "pass `" in shown
+    assert "zb_1p: pass 1 of " in shown
     assert shown.endswith("\x1b[K")
     assert "\n" not in shown
     # What is over at once says nothing.
@@ -179,6 +189,9 @@ def test_completion_in_bash(tmp_path: Path) -> None:
         ("schedc com", {"compile", "compare", "completion"}),
         ("schedc check --tr", {"--transport"}),
         ("schedc export x.json --to torch-csv-", {"torch-csv-compute"}),
+        ("schedc check x.sched --transport nc", {"nccl", "nccl-eager"}),
+        ("schedc explain deadl", {"deadlock"}),
+        ("schedc gallery zb_v", {"zb_v"}),
     ]:
         count = len(words.split()) - 1
         line = (

@@ -329,7 +329,7 @@ def test_commands(
     assert main(["import", "old.csv"]) == 0
     captured = capsys.readouterr()
     assert captured.out == summary.replace("table", "old")
-    assert captured.err.startswith("warning: `old.csv` has no REDUCE_GRAD")
+    assert captured.err.startswith("warning[unscaled]: `old.csv` has no REDUCE_GRAD")
 
     Path("bad.csv").write_text("0F0,0B0,x\n" * 30)
     assert main(["import", "bad.csv"]) == 1

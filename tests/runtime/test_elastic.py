@@ -121,6 +121,8 @@ def test_a_killed_run_goes_on_with_other_numbers_of_ranks_and_another_schedule(
     second = run(torchrun(2), PROGRAMS / "1f1b.sched", *options, reached + 3, "--check")
     schedc = [sys.executable, "-m", "schedlang", "run"]
     third = run(schedc, PROGRAMS / "zb_v.sched", *options, reached + 6, "--check")
+    # The third checkpoint is one too many; it is said once, and before the first is gone.
+    assert third.stderr.count("keeps the newest 2 checkpoints, older ones are deleted\n") == 1
     found = losses(out)
     for done, begin in ((second, reached), (third, reached + 3)):
         assert figures(done)["loss_error"] <= 1e-5
