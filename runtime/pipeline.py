@@ -23,6 +23,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.arguments import check_pipeline
 from schedlang.runtime.batches import (
     Batch,
     BatchDims,
@@ -142,13 +143,12 @@ class Pipeline:
         optimizers: Mapping[int, Optimizer] | None = None,
         timeout: float = 60.0,
     ) -> None:
-        check_mesh(mesh)
         if tied is None:
             tied = stages.tied if isinstance(stages, Stages) else ()
         setup = Setup(
             modules=stages,
             loss_fn=loss_fn,
-            optimizers=optimizers or {},
+            optimizers={} if optimizers is None else optimizers,
             tied=tied,
             loss_scale=loss_scale,
             transfer_dtype=transfer_dtype,
@@ -159,6 +159,8 @@ class Pipeline:
             batch_dim=batch_dim,
             stop_on_nan=stop_on_nan,
         )
+        check_pipeline(plan, setup, mesh, timeout)
+        check_mesh(mesh)
         self.record = False
         self._has_warned = False
         self._stops_on_nan = stop_on_nan
@@ -176,6 +178,10 @@ class Pipeline:
         finalizer.atexit = False
         with self._watchdog.guard():
             self._build(setup, number, timeout)
+
+    def __repr__(self) -> str:
+        stages = ", ".join(map(str, self._stages))
+        return f"<Pipeline {self._plan.title}: rank {self._rank}, stages {stages}>"
 
     def _build(self, setup: Setup, number: int, timeout: float) -> None:
         """Check what was given, and bind the calls of a step. All ranks do so together: they

@@ -7,6 +7,7 @@ from attrs import field, frozen
 from schedlang.proof.memory import levels, peaks
 from schedlang.ranks.weights import bytes_of_weights
 from schedlang.schedule.costs import UNIT, Costs
+from schedlang.schedule.notebook import drawn
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Timeline
 
@@ -23,6 +24,13 @@ class Execution:
     schedule: Schedule = field(repr=False)
     costs: Costs
     timeline: Timeline = field(repr=False)
+
+    def __repr__(self) -> str:
+        name = f"{self.schedule.title} on {self.transport}"
+        return f"<Execution {name}: makespan {self.timeline.makespan:.10g}>"
+
+    def _repr_html_(self) -> str | None:
+        return drawn(self)
 
     @cached_property
     def peak_activations(self) -> tuple[int, ...]:
