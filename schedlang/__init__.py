@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from schedlang.plan.reader import read_plan as read_plan
     from schedlang.proof.execution import Execution as Execution
     from schedlang.proof.prove import prove as prove
+    from schedlang.python.builder import Builder as Builder
     from schedlang.python.simulation import simulate as simulate
     from schedlang.report.views import write_view as write_view
     from schedlang.schedule.actions import Actions as Actions
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "Actions": "schedule.actions",
     "Bar": "schedule.timeline",
+    "Builder": "python.builder",
     "CompileError": "diagnostics.diagnostic",
     "Costs": "schedule.costs",
     "Diagnostic": "diagnostics.diagnostic",
