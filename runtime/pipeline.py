@@ -241,11 +241,11 @@ class Pipeline:
         `inputs` are needed on the rank of the first stage, `targets` on that of the last; all their
         tensors are cut into microbatches along `batch_dim`, and these into slices along the first
         dimension but that one. `options` are keyword arguments for the modules of this rank, one
-        dictionary per microbatch. Gives the losses by microbatch, unscaled, on the rank of the last
-        stage, and None elsewhere; that of a microbatch is the mean of its slices'. Of several
-        pipelines the first has the first microbatches, of each update; a rank gives the losses that
-        it has. With `return_outputs` it gives two: the losses, and what the last stage has
-        returned, by microbatch and without its graph.
+        dictionary per microbatch. Gives the losses by microbatch, unscaled, as a tensor of shape
+        (microbatches,) on the rank of the last stage, and None elsewhere; that of a microbatch is
+        the mean of its slices'. Of several pipelines the first has the first microbatches, of each
+        update; a rank gives the losses that it has. With `return_outputs` it gives two: the losses,
+        and what the last stage has returned, by microbatch and without its graph.
 
         What `loss_fn` has given beside the losses is in `extras` on the rank of the last stage: a
         dictionary for each microbatch, or slice of one.

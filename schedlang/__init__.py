@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from schedlang.compiler import compile as compile
     from schedlang.diagnostics.diagnostic import CompileError as CompileError
     from schedlang.diagnostics.diagnostic import Diagnostic as Diagnostic
+    from schedlang.diagnostics.diagnostic import ParameterError as ParameterError
     from schedlang.diagnostics.source import Source as Source
     from schedlang.files.reading import read_source as read_source
     from schedlang.plan.plan import Plan as Plan
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from schedlang.report.views import write_view as write_view
     from schedlang.schedule.actions import Actions as Actions
     from schedlang.schedule.costs import Costs as Costs
+    from schedlang.schedule.costs import read_costs as read_costs
     from schedlang.schedule.kinds import Kind as Kind
     from schedlang.schedule.layout import Layout as Layout
     from schedlang.schedule.layout import Pipeline as Pipeline
@@ -49,6 +51,7 @@ _MODULES = {
     "Execution": "proof.execution",
     "Kind": "schedule.kinds",
     "Layout": "schedule.layout",
+    "ParameterError": "diagnostics.diagnostic",
     "Pipeline": "schedule.layout",
     "Plan": "plan.plan",
     "Schedule": "schedule.schedule",
@@ -57,6 +60,7 @@ _MODULES = {
     "compile": "compiler",
     "open_plan": "plan.reader",
     "prove": "proof.prove",
+    "read_costs": "schedule.costs",
     "read_plan": "plan.reader",
     "read_source": "files.reading",
     "simulate": "python.simulation",

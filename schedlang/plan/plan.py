@@ -62,8 +62,8 @@ class Plan(Schedule):
         return drawn(self)
 
     def for_updates(self, updates: int) -> "Plan":
-        """The plan of a schedule without a flush, for more updates than it shows; ValueError for
-        fewer, or for too many.
+        """The plan of a schedule without a flush, for more updates than it shows. It needs no new
+        proof (docs/transports.md). ValueError for fewer, or for too many, TypeError for no number.
         """
         check_whole("updates", updates)
         more = updates - self.layout.updates

@@ -17,7 +17,7 @@ class Execution:
     """When all ops of a schedule ran, and what the ranks held by then.
 
     `transport` is the one that its times are of, or `ideal`; or `measured`, if a run has recorded
-    them. `costs` are all that are given.
+    them. `costs` are all that are given. Times are in their unit.
     """
 
     transport: str
@@ -55,8 +55,8 @@ class Execution:
 
     @cached_property
     def peak_bytes(self) -> tuple[float, ...] | None:
-        """For each rank, the most bytes that it holds, with the weights in all versions, if costs
-        give bytes.
+        """For each rank, the most bytes that it holds: activations, and weights in all versions;
+        None if the costs give no bytes.
         """
         amounts = self.costs.bytes(self._stages)
         if amounts is None:

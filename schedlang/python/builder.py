@@ -99,8 +99,7 @@ class Builder:
         self._group = 0
         self._groups = 0
         self._together = ""
-        #: The plan, from the end of the `with` block on.
-        self.plan: Plan | None = None
+        self._plan: Plan | None = None
 
     def __repr__(self) -> str:
         head = self._head
@@ -197,7 +196,7 @@ class Builder:
 
         `U` is of a stage, and of no microbatch.
         """
-        if self.plan is not None:
+        if self._plan is not None:
             raise ValueError("the schedule is compiled, it takes no more ops: make another Builder")
         if not isinstance(kind, Kind):
             check_choice("kind", kind, Kind.__members__)
@@ -248,6 +247,13 @@ class Builder:
 
     # The result
 
+    @property
+    def plan(self) -> Plan:
+        """The plan, from the end of the `with` block on."""
+        if self._plan is None:
+            raise ValueError("`plan` is there at the end of the `with` block; else call `compile`")
+        return self._plan
+
     def text(self) -> str:
         """The program in the language: `compile(b.text())` gives the plan of `b.compile()`."""
         return self._program().text
@@ -279,7 +285,7 @@ class Builder:
         __: TracebackType | None,
     ) -> None:
         if error is None:
-            self.plan = self.compile()
+            self._plan = self.compile()
 
     # Checks
 

@@ -127,8 +127,14 @@ def _new_name(name: str) -> str:
 @_with_old_names
 @frozen(repr=False)
 class Costs:
-    """Durations and memory, each in a unit of its own: one value for all stages, or one per stage;
-    None is not given. What stands in for it is said beside the fields.
+    """How long ops and transfers take, and what they hold: a sequence with one number for all
+    stages, or with one per stage; None is not given, and what stands in for it is said beside the
+    fields.
+
+    Times are in any unit, all in the same, and so is the time of simulations; memory is in a unit
+    of its own; bytes are bytes, a bandwidth is bytes per unit of time. The names are those of files
+    and options (docs/costs.md). TypeError for what is no number; ValueError for a time below 0, for
+    NaN and infinity, and for costs that do not go together.
     """
 
     # How long ops take. Without, they have the unit costs of the pipeline papers: a forward is 1,

@@ -66,7 +66,9 @@ def _traced_costs(events: Any) -> Costs:
 
 
 def read_costs(path: str | Path) -> Costs:
-    """Costs from a JSON or YAML file; CompileError says what is wrong with it."""
+    """Costs from a JSON or YAML file, or from the trace of a run (docs/costs.md); CompileError says
+    what is wrong with it.
+    """
     from schedlang.files.documents import read_document
 
     try:
