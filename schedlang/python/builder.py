@@ -19,7 +19,7 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, counted
 from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.diagnostics.waits import Stand, Wait
 from schedlang.plan.plan import Plan
-from schedlang.python.places import Place, Script, caller
+from schedlang.python.places import Script, caller
 from schedlang.python.text import Call, Head, Text, program_text
 from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.kinds import TRANSFERS, Kind
@@ -93,7 +93,6 @@ class Builder:
         rules = _weights(weights, len(layout.placement))
         self._head = Head(name, ranks, microbatches, layout, rules, costs)
         self._calls: list[list[Call]] = [[] for _ in range(ranks)]
-        self._places: list[list[Place]] = [[] for _ in range(ranks)]
         self._begin = caller()
         self._part = ""
         self._group = 0
@@ -209,6 +208,7 @@ class Builder:
             self._slice(kind, slice),
             self._group,
             self._part,
+            caller(),
         )
         if self._together == "overlap" and kind in TRANSFERS:
             raise ValueError(
@@ -217,7 +217,6 @@ class Builder:
         if self._together == "exchange" and kind not in TRANSFERS:
             raise ValueError("`exchange` is for sends and receives: ops take `overlap`")
         self._calls[rank].append(call)
-        self._places[rank].append(caller())
 
     @contextmanager
     def overlap(self) -> Iterator[None]:
@@ -273,7 +272,12 @@ class Builder:
             plan = compile(source, {}, costs, forward_only, transport)
         except CompileError as error:
             raise type(error)(self._in_python(error.diagnostics, program)) from None
-        return evolve(plan, written_at=self._lines(plan, program))
+        lines = {
+            index: str(program.places[span.start])
+            for index, span in enumerate(plan.spans)
+            if span.start in program.places
+        }
+        return evolve(plan, written_at=lines)
 
     def __enter__(self) -> "Builder":
         return self
@@ -355,28 +359,11 @@ class Builder:
     def _program(self) -> Text:
         return program_text(self._head, self._calls)
 
-    def _place_of(self, program: Text) -> dict[int, Place]:
-        """The places of all ops, by where they begin in the text."""
-        return {
-            span.start: place
-            for spans, places in zip(program.spans, self._places, strict=True)
-            for span, place in zip(spans, places, strict=True)
-        }
-
-    def _lines(self, plan: Plan, program: Text) -> dict[int, str]:
-        """The lines of Python that ops come from, by the index of their span."""
-        places = self._place_of(program)
-        return {
-            index: str(places[span.start])
-            for index, span in enumerate(plan.spans)
-            if span.start in places
-        }
-
     def _in_python(self, diagnostics: list[Diagnostic], program: Text) -> list[Diagnostic]:
         """Diagnostics of the text as those of the script. What is not about an op is about the
         Builder; what is said several times of one place is said once.
         """
-        places = self._place_of(program)
+        places = program.places
         script = Script.of([self._begin, *places.values()])
 
         def span_of(span: Span) -> Span:
@@ -391,7 +378,9 @@ class Builder:
         for same in told.values():
             more = len(same) - 1
             first_one = same[0]
-            merged.append(first_one.with_note(f"and {more} more here") if more else first_one)
+            merged.append(
+                first_one.with_note(f"and {more} more at this line") if more else first_one
+            )
         return merged
 
 
@@ -399,15 +388,16 @@ def _moved(diagnostic: Diagnostic, source: Source, span_of: Callable[[Span], Spa
     """A diagnostic at other places."""
 
     def stand(at: Stand) -> Stand:
-        return evolve(at, span=span_of(at.span) if at.span else None)
+        # The loop variables are those of the text.
+        return evolve(at, span=span_of(at.span) if at.span else None, variables=())
 
     def wait(moved: Wait) -> Wait:
         until = stand(moved.until) if moved.until else None
         return evolve(moved, at=stand(moved.at), until=until)
 
     labels = tuple(Label(span_of(label.span), label.text) for label in diagnostic.labels)
-    waits = tuple(map(wait, diagnostic.waits))
-    return evolve(diagnostic, labels=labels, source=source, file=source.path, waits=waits)
+    moved = evolve(diagnostic, labels=labels, source=source, file=source.path)
+    return moved.with_waits(tuple(map(wait, diagnostic.waits))) if diagnostic.waits else moved
 
 
 def _placement(ranks: int, chunks: int, placement: Style | Sequence[int]) -> tuple[int, ...]:

@@ -1,16 +1,23 @@
-"""The ops of ranks as the text of a program, which says the same in the language."""
+"""The ops of ranks as the text of a program, which says the same in the language.
 
-from collections.abc import Iterator, Sequence
+Where a script calls the same ops for one microbatch after the other, in a loop, so does the text:
+it is as long as the script, whatever the size.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
 
 from attrs import define, field, frozen
 
-from schedlang.diagnostics.source import Span
+from schedlang.python.places import Place
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout
 
 #: The most characters of a line.
 _WIDTH = 100
+#: A loop has so many items at most, and goes over so many microbatches at least.
+_MOST_IN_LOOP = 8
+_LEAST_TIMES = 3
 #: The word of each kind of action in a program.
 WORDS = {kind: op.word for kind, op in OPS.items()}
 WORDS |= {kind: transfer.word for kind, transfer in TRANSFERS.items()}
@@ -21,15 +28,32 @@ class Call:
     """An op of a rank, as a script calls it.
 
     Neighbours with the same `group` above 0 are issued as one. `part` is the `warmup` or `steady`
-    of a schedule without a flush that it is in.
+    of a schedule without a flush that it is in. `place` is where the script calls it.
     """
 
     kind: Kind
     stage: int
     microbatch: int | None
-    slice: int | None = None
-    group: int = 0
-    part: str = ""
+    slice: int | None
+    group: int
+    part: str
+    place: Place
+
+    def follows(self, other: "Call") -> bool:
+        """Whether it is the same op of the next microbatch, called at the same place."""
+        same = (
+            self.kind == other.kind
+            and self.stage == other.stage
+            and self.slice == other.slice
+            and self.place == other.place
+        )
+        if self.microbatch is None or other.microbatch is None:
+            return same and self.microbatch is other.microbatch
+        return same and self.microbatch == other.microbatch + 1
+
+
+#: Calls that are issued as one, or one alone.
+Item = tuple[Call, ...]
 
 
 @frozen
@@ -54,10 +78,10 @@ class Head:
 
 @frozen
 class Text:
-    """The text of a program, and where in it the calls of each rank are."""
+    """The text of a program; and where the script calls the ops that begin at its characters."""
 
     text: str
-    spans: tuple[tuple[Span, ...], ...]
+    places: dict[int, Place]
 
 
 def program_text(head: Head, ranks: Sequence[Sequence[Call]]) -> Text:
@@ -67,7 +91,7 @@ def program_text(head: Head, ranks: Sequence[Sequence[Call]]) -> Text:
     if Kind.W in kinds and Kind.I not in kinds:
         # There `B` would be the input half.
         words[Kind.B] = "BW"
-    writer = _Writer(head, words, [[] for _ in ranks])
+    writer = _Writer(head, words)
     writer.line(0, f"schedule {head.name} {{")
     for item in _items(head, words):
         writer.line(1, item)
@@ -79,12 +103,52 @@ def program_text(head: Head, ranks: Sequence[Sequence[Call]]) -> Text:
             writer.line(depth, f"{part} {{")
             depth += 1
         for rank, calls in enumerate(ranks):
-            writer.rank(depth, rank, [call for call in calls if call.part == part])
+            writer.rank(depth, rank, _items_of(call for call in calls if call.part == part))
         if part:
             writer.line(2, "}")
     writer.line(1, "}")
     writer.line(0, "}")
-    return Text("".join(writer.pieces), tuple(map(tuple, writer.spans)))
+    return Text("".join(writer.pieces), writer.places)
+
+
+def _items_of(calls: Iterable[Call]) -> list[Item]:
+    """The calls of a rank, those that are issued as one together."""
+    items: list[Item] = []
+    for call in calls:
+        if call.group and items and items[-1][0].group == call.group:
+            items[-1] += (call,)
+        else:
+            items.append((call,))
+    return items
+
+
+def _runs(items: Sequence[Item]) -> Iterator[tuple[Sequence[Item], int]]:
+    """The items in order: some of them, and for how many microbatches in turn they come."""
+    start = 0
+    while start < len(items):
+        period, times = max(
+            ((period, _times(items, start, period)) for period in range(1, _MOST_IN_LOOP + 1)),
+            # Those that leave the least; of these the shortest.
+            key=lambda run: (run[0] * run[1] if run[1] >= _LEAST_TIMES else 0, -run[0]),
+        )
+        if times < _LEAST_TIMES:
+            period = times = 1
+        yield items[start : start + period], times
+        start += period * times
+
+
+def _times(items: Sequence[Item], start: int, period: int) -> int:
+    """For how many microbatches in turn some items come, one or more."""
+    if all(call.microbatch is None for item in items[start : start + period] for call in item):
+        return 1
+    stop = start + period
+    while stop < len(items) and _follows(items[stop - period], items[stop]):
+        stop += 1
+    return max((stop - start) // period, 1)
+
+
+def _follows(before: Item, item: Item) -> bool:
+    return len(before) == len(item) and all(map(Call.follows, item, before))
 
 
 @define
@@ -93,7 +157,7 @@ class _Writer:
 
     head: Head
     words: dict[int, str]
-    spans: list[list[Span]]
+    places: dict[int, Place] = field(factory=dict)
     pieces: list[str] = field(factory=list)
     _length: int = 0
     _column: int = 0
@@ -109,39 +173,65 @@ class _Writer:
         self.add(f"{'    ' * depth}{text}\n")
         self._column = 0
 
-    def rank(self, depth: int, rank: int, calls: Sequence[Call]) -> None:
+    def rank(self, depth: int, rank: int, items: Sequence[Item]) -> None:
         """Append what one rank does, with as many ops on a line as there is room for."""
-        if not calls:
+        if not items:
             return
         self.line(depth, f"if r == {rank} {{")
-        for index, call in enumerate(calls):
-            group = call.group
-            if group and (index == 0 or calls[index - 1].group != group):
-                self.word(depth + 1, "exchange {" if call.kind in TRANSFERS else "overlap {")
-            start = self.word(depth + 1, self.call(call))
-            self.spans[rank].append(Span(start, self._length))
-            if group and (index + 1 == len(calls) or calls[index + 1].group != group):
+        for run, times in _runs(items):
+            first = 0
+            if times > 1:
+                numbers = [call.microbatch for item in run for call in item]
+                first = next(number for number in numbers if number is not None)
+                self.word(depth + 1, f"for m in {first} .. {first + times} {{")
+            for item in run:
+                self.item(depth + 1, item, first if times > 1 else None)
+            if times > 1:
                 self.word(depth + 1, "}")
         self.line(0, "")
         self.line(depth, "}")
+
+    def item(self, depth: int, item: Item, first: int | None) -> None:
+        """Append calls that are issued as one, or one; in a loop from microbatch `first` on."""
+        if len(item) > 1:
+            self.word(depth, "exchange {" if item[0].kind in TRANSFERS else "overlap {")
+        for call in item:
+            start = self.word(depth, self.call(call, first))
+            self.places[start] = call.place
+        if len(item) > 1:
+            self.word(depth, "}")
 
     def word(self, depth: int, text: str) -> int:
         """Append an op to the line, or to a new one; gives where it begins."""
         if self._column and self._column + len(text) + 2 > _WIDTH:
             self.line(0, "")
-        self.add("  " if self._column else "    " * depth)
+        if not self._column:
+            self.add("    " * depth)
+        elif text == "}" or self.pieces[-1].endswith("{"):
+            self.add(" ")
+        else:
+            self.add("  ")
         start = self._length
         self.add(text)
         return start
 
-    def call(self, call: Call) -> str:
+    def call(self, call: Call, first: int | None) -> str:
         """An op as a program writes it."""
         arguments = []
         if not self.head.one_stage_each:
             arguments.append(_stage(self.head.layout, call.stage))
-        arguments += [str(number) for number in (call.microbatch, call.slice) if number is not None]
+        if call.microbatch is not None:
+            number = call.microbatch
+            arguments.append(str(number) if first is None else _shifted("m", number - first))
+        if call.slice is not None:
+            arguments.append(str(call.slice))
         word = self.words[call.kind]
         return f"{word}({', '.join(arguments)})" if arguments else word
+
+
+def _shifted(name: str, shift: int) -> str:
+    """A name plus a number."""
+    return name if shift == 0 else f"{name} {'+' if shift > 0 else '-'} {abs(shift)}"
 
 
 def _stage(layout: Layout, stage: int) -> str:
@@ -227,8 +317,7 @@ def _by_number(name: str, values: Sequence[int]) -> str:
             return str(value)
         if step < 0:
             return f"{value + first} - {name}"
-        shift = value - first
-        return name if shift == 0 else f"{name} {'+' if shift > 0 else '-'} {abs(shift)}"
+        return _shifted(name, value - first)
 
     # Halved again and again, since a program must not be nested deeply.
     def between(low: int, high: int) -> str:

@@ -301,7 +301,9 @@ def test_a_mistake_in_a_loop_is_said_once() -> None:
     with pytest.raises(CompileError) as wrong:
         b.compile()
     assert [diagnostic.code for diagnostic in wrong.value.diagnostics] == ["repeated-op"]
-    assert "and 7 more here" in wrong.value.diagnostics[0].notes
+    # Three more of this rank, and those of the other one.
+    notes = wrong.value.diagnostics[0].notes
+    assert notes == ("and 3 more, on rank 0", "and 1 more at this line")
 
 
 def test_a_mistake_of_the_whole_is_said_of_the_builder() -> None:

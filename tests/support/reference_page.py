@@ -118,8 +118,12 @@ def comment_above(thing: griffe.Object) -> list[str]:
 
 
 def code(text: str) -> str:
-    """A block of Python."""
-    return f"```python\n{text}\n```\n"
+    """A block of Python, as ruff formats it."""
+    lines = [
+        line if line.strip().startswith("#") else re.sub(r"'([^'\"]*)'", r'"\1"', line)
+        for line in text.split("\n")
+    ]
+    return "\n".join(["```python", *lines, "```\n"])
 
 
 def signature(name: str, function: griffe.Function, of: str = "") -> str:
