@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo example test test-browser explore models trainings faults nodes fuzz mutation gallery pictures
+.PHONY: demo example test test-browser explore models trainings faults nodes fuzz mutation gallery reference pictures
 .PHONY: bench bench-start bench-runtime bench-walk bench-prediction
 
 demo: .venv/installed
@@ -103,6 +103,10 @@ bench-prediction: .venv/installed
 # The table of the programs and their figures; a test holds it current.
 gallery: .venv/installed
 	$(BIN)/python -m schedlang.report.gallery > programs/README.md
+
+# The reference of Python, from the docstrings; a test holds it current.
+reference: .venv/installed
+	$(BIN)/python -m tests.support.reference_page > docs/python.md
 
 # The pictures in the README; a test holds them current.
 pictures: .venv/installed

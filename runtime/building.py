@@ -33,6 +33,10 @@ def build_stages(
     plan: Plan, processes: Processes, setup: Setup, device: torch.device
 ) -> dict[int, Stage]:
     """The stages of a rank; those that follow one another share what passes between them."""
+    if not plan.is_forward_only:
+        # Torch imports this in the first backward, which takes a second: here all ranks do so at
+        # once, and not one by one as the gradient comes down the pipeline.
+        import torch.fx.experimental.symbolic_shapes  # noqa: F401
     layout = plan.layout
     scale = setup.loss_scale
     if scale is None:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from typing import get_args
 
 import torch
 import torch.distributed as dist
@@ -15,7 +14,6 @@ from schedlang.proof.norms import why_not
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.processes import PIPELINE, Processes
 from schedlang.runtime.setup import Setup
-from schedlang.runtime.stage.repeats import Verify
 from schedlang.runtime.stage.shards import is_sharded
 from schedlang.runtime.watch.watchdog import Watchdog
 from schedlang.schedule.kinds import Kind
@@ -86,9 +84,6 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         raise PipelineError(
             "the plan updates its stages itself (`U`), so none of their weights can be tied"
         )
-    if setup.verify not in get_args(Verify):
-        choices = ", ".join(map(repr, get_args(Verify)))
-        raise PipelineError(f"`verify` is {setup.verify!r}, it must be one of {choices}")
     if setup.max_gathered is not None and setup.max_gathered < 1:
         raise PipelineError(f"`max_gathered` is {setup.max_gathered}, it must be 1 or more")
     if setup.max_norm is not None:

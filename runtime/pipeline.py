@@ -23,6 +23,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.arguments import check_pipeline
 from schedlang.runtime.batches import (
     Batch,
     BatchDims,
@@ -142,13 +143,12 @@ class Pipeline:
         optimizers: Mapping[int, Optimizer] | None = None,
         timeout: float = 60.0,
     ) -> None:
-        check_mesh(mesh)
         if tied is None:
             tied = stages.tied if isinstance(stages, Stages) else ()
         setup = Setup(
             modules=stages,
             loss_fn=loss_fn,
-            optimizers=optimizers or {},
+            optimizers={} if optimizers is None else optimizers,
             tied=tied,
             loss_scale=loss_scale,
             transfer_dtype=transfer_dtype,
@@ -159,6 +159,8 @@ class Pipeline:
             batch_dim=batch_dim,
             stop_on_nan=stop_on_nan,
         )
+        check_pipeline(plan, setup, mesh, timeout)
+        check_mesh(mesh)
         self.record = False
         self._has_warned = False
         self._stops_on_nan = stop_on_nan
@@ -176,6 +178,10 @@ class Pipeline:
         finalizer.atexit = False
         with self._watchdog.guard():
             self._build(setup, number, timeout)
+
+    def __repr__(self) -> str:
+        stages = ", ".join(map(str, self._stages))
+        return f"<Pipeline {self._plan.title}: rank {self._rank}, stages {stages}>"
 
     def _build(self, setup: Setup, number: int, timeout: float) -> None:
         """Check what was given, and bind the calls of a step. All ranks do so together: they
@@ -235,11 +241,11 @@ class Pipeline:
         `inputs` are needed on the rank of the first stage, `targets` on that of the last; all their
         tensors are cut into microbatches along `batch_dim`, and these into slices along the first
         dimension but that one. `options` are keyword arguments for the modules of this rank, one
-        dictionary per microbatch. Gives the losses by microbatch, unscaled, on the rank of the last
-        stage, and None elsewhere; that of a microbatch is the mean of its slices'. Of several
-        pipelines the first has the first microbatches, of each update; a rank gives the losses that
-        it has. With `return_outputs` it gives two: the losses, and what the last stage has
-        returned, by microbatch and without its graph.
+        dictionary per microbatch. Gives the losses by microbatch, unscaled, as a tensor of shape
+        (microbatches,) on the rank of the last stage, and None elsewhere; that of a microbatch is
+        the mean of its slices'. Of several pipelines the first has the first microbatches, of each
+        update; a rank gives the losses that it has. With `return_outputs` it gives two: the losses,
+        and what the last stage has returned, by microbatch and without its graph.
 
         What `loss_fn` has given beside the losses is in `extras` on the rank of the last stage: a
         dictionary for each microbatch, or slice of one.

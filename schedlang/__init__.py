@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from schedlang.compiler import compile as compile
     from schedlang.diagnostics.diagnostic import CompileError as CompileError
     from schedlang.diagnostics.diagnostic import Diagnostic as Diagnostic
+    from schedlang.diagnostics.diagnostic import ParameterError as ParameterError
     from schedlang.diagnostics.source import Source as Source
     from schedlang.files.reading import read_source as read_source
     from schedlang.plan.plan import Plan as Plan
@@ -27,10 +28,12 @@ if TYPE_CHECKING:
     from schedlang.plan.reader import read_plan as read_plan
     from schedlang.proof.execution import Execution as Execution
     from schedlang.proof.prove import prove as prove
-    from schedlang.proof.prove import simulate as simulate
+    from schedlang.python.builder import Builder as Builder
+    from schedlang.python.simulation import simulate as simulate
     from schedlang.report.views import write_view as write_view
     from schedlang.schedule.actions import Actions as Actions
     from schedlang.schedule.costs import Costs as Costs
+    from schedlang.schedule.costs import read_costs as read_costs
     from schedlang.schedule.kinds import Kind as Kind
     from schedlang.schedule.layout import Layout as Layout
     from schedlang.schedule.layout import Pipeline as Pipeline
@@ -41,12 +44,14 @@ if TYPE_CHECKING:
 _MODULES = {
     "Actions": "schedule.actions",
     "Bar": "schedule.timeline",
+    "Builder": "python.builder",
     "CompileError": "diagnostics.diagnostic",
     "Costs": "schedule.costs",
     "Diagnostic": "diagnostics.diagnostic",
     "Execution": "proof.execution",
     "Kind": "schedule.kinds",
     "Layout": "schedule.layout",
+    "ParameterError": "diagnostics.diagnostic",
     "Pipeline": "schedule.layout",
     "Plan": "plan.plan",
     "Schedule": "schedule.schedule",
@@ -55,9 +60,10 @@ _MODULES = {
     "compile": "compiler",
     "open_plan": "plan.reader",
     "prove": "proof.prove",
+    "read_costs": "schedule.costs",
     "read_plan": "plan.reader",
     "read_source": "files.reading",
-    "simulate": "proof.prove",
+    "simulate": "python.simulation",
     "write_plan": "plan.plan",
     "write_view": "report.views",
 }
@@ -76,5 +82,14 @@ def __getattr__(name: str) -> Any:
         # Reading it takes as long as all else that `schedc --help` does.
         return import_module("importlib.metadata").version("schedlang")
     if name not in _MODULES:
-        raise AttributeError(f"module `schedlang` has no `{name}`")
+        close = import_module("difflib").get_close_matches(name, __all__, n=1)
+        there_is = f", there is `{close[0]}`" if close else ""
+        raise AttributeError(f"module `schedlang` has no `{name}`{there_is}", name=name)
+    # Whoever has a plan has it by one of these names: so a notebook can draw it.
+    import_module("schedlang.schedule.notebook").draw_with(_html)
     return getattr(import_module(f"schedlang.{_MODULES[name]}"), name)
+
+
+def _html(shown: Any) -> Any:
+    """What a notebook shows of a plan or an execution; what draws is imported when it draws."""
+    return import_module("schedlang.python.notebook").html(shown)

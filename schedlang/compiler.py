@@ -4,14 +4,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from itertools import product
 from math import prod
+from pathlib import Path
 from signal import SIG_IGN, SIGINT, signal
 from types import MappingProxyType
 
 from attrs import asdict, evolve, frozen
 
 from schedlang.diagnostics.activity import doing
+from schedlang.diagnostics.arguments import check_flag, check_params
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
+from schedlang.files.reading import source_of
 from schedlang.language import syntax
 from schedlang.language.claims import check_claims
 from schedlang.language.expand import expand
@@ -23,7 +26,7 @@ from schedlang.plan.plan import Plan
 from schedlang.proof.lints import lint
 from schedlang.proof.repetition import prove_for_all_updates
 from schedlang.proof.structure import check_structure
-from schedlang.schedule.costs import UNIT, Costs
+from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.forward_only import forward_only as without_backwards
 from schedlang.schedule.schedule import Kernel, Schedule
 from schedlang.schedule.stream import unroll
@@ -33,14 +36,16 @@ NO_PARAMS: Mapping[str, int] = MappingProxyType({})
 
 
 def compile(
-    source: Source,
+    source: Source | str | Path,
     params: Mapping[str, int] = NO_PARAMS,
     costs: Costs = UNIT,
     forward_only: bool = False,
     transport: str = PORTABLE,
 ) -> Plan:
-    """The plan of a program for some parameters, proved; CompileError with everything that is wrong
-    with it.
+    """The plan of a program for some parameters, proved.
+
+    `source` is the path of the program's file, its text, or a `Source`: a `str` with a `{` in it is
+    text. `params` are whole numbers by name, as `{"ranks": 4}`; others have the program's defaults.
 
     It is proved for a transport (`schedlang.schedule.transports`), by default for all. Passes and
     the lowering choose what is best for `costs`, or where these leave something open, for the
@@ -48,9 +53,15 @@ def compile(
     `forward_only` makes the inference plan of a training program; claims are then left out, since
     they are about training.
 
-    ValueError for an unknown transport, and for costs of another number of stages.
+    CompileError has everything that is wrong with the program, or with its file. TypeError or
+    ValueError names a wrong argument: an unknown transport, costs of another number of stages, and
+    as a ParameterError, which is also a CompileError, parameters that the program does not have.
     """
-    whole, tree = load(source)
+    check_params("params", params)
+    check_costs(costs)
+    check_flag("forward_only", forward_only)
+    transports(transport)
+    whole, tree = load(source_of(source))
     return compile_tree(whole, tree, params, costs, forward_only, transport)
 
 
@@ -77,7 +88,7 @@ def compile_tree(
         execution = prove_for_all_updates(choice.schedule, choice.kernels)
     except CompileError as error:
         # Only now somebody wants to know the loop variables.
-        raise CompileError(with_variables(error.diagnostics, tree, params)) from None
+        raise type(error)(with_variables(error.diagnostics, tree, params)) from None
     check_claims(choice.schedule, execution, costs)
     # Claims are functions of the program; a plan is data.
     fields = asdict(evolve(choice.schedule, claims=()), recurse=False)

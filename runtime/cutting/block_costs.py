@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from schedlang.runtime.arguments import check_blocks, check_input, check_model
 from schedlang.runtime.cutting.model import blocks_of, with_only
 from schedlang.runtime.torch_private import run_backward
 from schedlang.runtime.values import Value, detached, flatten, leaves_of
@@ -28,6 +29,9 @@ def measure(model: nn.Module, input: Value, blocks: Sequence[str] = ("",)) -> li
     once. The model is left as it is; blocks on the meta device get weights for the time of their
     run. Where there is a process group, its rank 0 measures, and tells the others.
     """
+    check_model(model)
+    check_blocks(blocks)
+    check_input(input)
     costs: list[list[float]] = [[]]
     if not dist.is_initialized() or dist.get_rank() == 0:
         with torch.random.fork_rng():

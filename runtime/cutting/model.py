@@ -18,7 +18,15 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
+from schedlang.runtime.arguments import (
+    check_block_costs,
+    check_blocks,
+    check_model,
+    check_plan,
+    check_rank,
+)
 from schedlang.runtime.cutting.partition import Partition, partition
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.gradients.shared_weights import Tied
@@ -49,6 +57,10 @@ class Stages(dict[int, nn.Module]):
         self.names = tuple(names)
         self.tied = tied
 
+    def __repr__(self) -> str:
+        # Not that of the modules, which may have many lines.
+        return f"<Stages {', '.join(map(str, self))} of {self.partition.layout.pieces}>"
+
     def __str__(self) -> str:
         return self.partition.report(self.names)
 
@@ -76,8 +88,17 @@ def split(
     `costs` are those of the blocks, in any unit, the same on all ranks: measured by `measure`, or
     else the numbers of weights that are multiplied with, all but those of embeddings.
     `schedlang.runtime.cutting.partition` says what is minimised. Replicas, in plans with two
-    pipelines, are the same piece of the model. PipelineError where it cannot be cut.
+    pipelines, are the same piece of the model. PipelineError where it cannot be cut; TypeError or
+    ValueError names a wrong argument.
     """
+    check_model(model)
+    check_plan(plan)
+    check_blocks(blocks)
+    if costs is not None:
+        check_block_costs(costs)
+    if rank is None:
+        rank = _own_rank(plan)
+    check_rank(rank, plan)
     if plan.layout.slices > 1:
         raise PipelineError(
             "the plan has slices, whose stages take and return more than blocks: build them "
@@ -90,10 +111,7 @@ def split(
     named = blocks_of(model, blocks)
     parts = _partition(named, plan.layout, costs)
     tied = _find_tied(model, named, parts)
-    pieces = {
-        stage: parts.piece_of(stage)
-        for stage in plan.stages_of(dist.get_rank() if rank is None else rank)
-    }
+    pieces = {stage: parts.piece_of(stage) for stage in plan.stages_of(rank)}
     copied = {name for names in tied for name in [*names.values()][1:]}
     # Two replicas of a piece on one rank are one module.
     modules = {
@@ -103,6 +121,17 @@ def split(
     return Stages(
         {stage: modules[piece] for stage, piece in pieces.items()}, parts, list(named), tied
     )
+
+
+def _own_rank(plan: Plan) -> int:
+    """The rank of this process, if there are as many as the plan has ranks."""
+    way_out = "give `rank`, that of the plan"
+    if not dist.is_initialized():
+        raise PipelineError(f"there is no process group, so this process has no rank: {way_out}")
+    if dist.get_rank() >= len(plan.ranks):
+        ranks = counted(len(plan.ranks), "rank")
+        raise PipelineError(f"this is rank {dist.get_rank()}, the plan has {ranks}: {way_out}")
+    return dist.get_rank()
 
 
 def blocks_of(model: nn.Module, names: Sequence[str]) -> Blocks:

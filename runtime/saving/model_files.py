@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.arguments import check_folder, check_optimizers, check_stages
 from schedlang.runtime.cutting.model import Stages
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.saving.checkpoint import reason
@@ -113,6 +114,8 @@ def load_model(folder: str | Path, stages: Mapping[int, nn.Module], device: _Dev
     meta device are made on `device`, which a module's optimizer must not have seen before.
     PipelineError where a weight is not there, or has another shape.
     """
+    check_folder(folder)
+    check_stages(stages)
     source = _Source.of(Path(folder), _MODEL)
     for module in stages.values():
         state = _state(module)
@@ -153,6 +156,9 @@ def load_optimizers(
 
     PipelineError where the folder has none, or an optimizer has a weight that is in no stage.
     """
+    check_folder(folder)
+    check_stages(stages)
+    check_optimizers(optimizers)
     source = _Source.of(Path(folder), _OPTIMIZER)
     names = {
         id(weight): name for module in stages.values() for name, weight in module.named_parameters()

@@ -18,10 +18,6 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
-
-# Torch imports this in the first backward, which takes a second: here all ranks do so at once, and
-# not one by one as the gradient comes down the pipeline.
-import torch.fx.experimental.symbolic_shapes
 from attrs import frozen
 from torch import Tensor, nn
 from torch.optim import Optimizer

@@ -193,7 +193,7 @@ def check(options: argparse.Namespace) -> int:
 
 def simulate(options: argparse.Namespace) -> int:
     """Print the figures of an execution."""
-    from schedlang import simulate as execute
+    from schedlang.proof.prove import simulate as execute
     from schedlang.report.figures import figures, figures_text
 
     plan, costs = load_with_costs(options)
@@ -249,7 +249,7 @@ def view(options: argparse.Namespace) -> int:
 def _picture(options: argparse.Namespace, file: str) -> Any:
     """The picture of an execution: simulated, or recorded by a run."""
     from schedlang import read_source
-    from schedlang import simulate as execute
+    from schedlang.proof.prove import simulate as execute
     from schedlang.report.measured import is_trace, read_run
     from schedlang.report.views import lay_out
     from schedlang.schedule.costs import Costs

@@ -36,6 +36,7 @@ def load_with_costs(options: argparse.Namespace, file: str | None = None) -> tup
     """The plan in a file, or of the program in it, for the transport and the number of updates in
     the options; and the costs in the options.
     """
+    from schedlang import CompileError
     from schedlang.schedule.costs import Costs
 
     choices: dict[str, Any] = {}
@@ -51,6 +52,8 @@ def load_with_costs(options: argparse.Namespace, file: str | None = None) -> tup
         costs.check(len(plan.placement))
         if options.updates is not None:
             plan = plan.for_updates(options.updates)
+    except CompileError:
+        raise
     except ValueError as error:
         raise UsageError(str(error)) from None
     return plan, costs

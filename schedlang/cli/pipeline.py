@@ -24,7 +24,7 @@ _KEYS = {
 
 def pipeline(options: argparse.Namespace) -> int:
     """Draw a strategy's timeline, and print its bubble rate."""
-    from schedlang import simulate
+    from schedlang.proof.prove import simulate
     from schedlang.report.pipeline_tool import quirky_bubble_rate, quirky_timeline
     from schedlang.report.views.table import table
 

@@ -62,6 +62,15 @@ class CompileError(Exception):
     def __str__(self) -> str:
         return "\n\n".join(map(to_text, self.diagnostics))
 
+    def __repr__(self) -> str:
+        told = [f"{diagnostic.code}: {diagnostic.message}" for diagnostic in self.diagnostics[:1]]
+        more = len(self.diagnostics) - 1
+        return f"<{type(self).__name__} {'; '.join(told)}{f'; {more} more' if more > 0 else ''}>"
+
+
+class ParameterError(CompileError, ValueError):
+    """Parameters that a program does not have, or has no value for: the mistake of the caller."""
+
 
 def render(diagnostics: list[Diagnostic], format: str, has_colour: bool = False) -> str:
     """Diagnostics in a format: `text`, which ends with the way to their pages, and may have colours

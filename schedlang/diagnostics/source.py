@@ -5,6 +5,8 @@ from functools import cached_property
 
 from attrs import field, frozen
 
+from schedlang.diagnostics.arguments import check_type
+
 
 @frozen
 class Span:
@@ -33,6 +35,12 @@ class Source:
     path: str
     text: str = field(repr=False)
     imports: tuple[tuple[str, int], ...] = ()
+
+    def __attrs_post_init__(self) -> None:
+        check_type("path", self.path, str, "text: the path that messages give")
+        check_type(
+            "text", self.text, str, "the text of a program; `read_source` reads it from a file"
+        )
 
     @property
     def is_plan(self) -> bool:

@@ -2,14 +2,19 @@
 
 import sys
 from functools import cache
+from os import PathLike
 from pathlib import Path
+from typing import Any
 
+from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
 
 #: The path that means standard input, and what messages call it.
 STANDARD_INPUT = "-"
 _SHOWN = "<stdin>"
+#: The path that messages give for a program that is in no file.
+NO_FILE = "<text>"
 
 
 def read_bytes(path: str | Path) -> bytes:
@@ -28,7 +33,10 @@ def _standard_input() -> bytes:
 
 
 def read_source(path: str | Path) -> Source:
-    """The program in a file, or on standard input; CompileError when it cannot be read as text."""
+    """The program in a file, or on standard input; CompileError when it cannot be read as text,
+    TypeError for what is no path.
+    """
+    check_is_path(path)
     try:
         text = read_bytes(path).decode("utf-8")
     except OSError as error:
@@ -46,6 +54,26 @@ def read_source(path: str | Path) -> Source:
 def shown(path: str | Path) -> str:
     """What messages call a file."""
     return _SHOWN if str(path) == STANDARD_INPUT else str(path)
+
+
+def source_of(program: Source | str | Path, name: str = "source") -> Source:
+    """A program, given as itself, by the path of its file, or as its text.
+
+    Text that has a `{` is that of a program, since every program has one; other text is a path.
+    CompileError for a file that cannot be read; TypeError names the argument `name`, if it is
+    anything else.
+    """
+    if isinstance(program, Source):
+        return program
+    if isinstance(program, str) and "{" in program:
+        return Source(NO_FILE, program)
+    check_type(name, program, (str, PathLike), "a path, the text of a program, or a Source")
+    return read_source(Path(program))
+
+
+def check_is_path(path: Any, name: str = "path") -> None:
+    """TypeError unless an argument is the path of a file."""
+    check_type(name, path, (str, PathLike), "the path of a file")
 
 
 #: How files begin that are no text in UTF-8, and what they are.

@@ -10,7 +10,7 @@ from functools import lru_cache
 from attrs import define, field
 
 from schedlang.diagnostics.activity import doing
-from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
+from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, ParameterError
 from schedlang.diagnostics.source import Label, Source
 from schedlang.language import syntax
 from schedlang.language.declarations import (
@@ -46,9 +46,12 @@ def expand(
     Where `costs` leave something open, it is as the program gives it; ValueError if they are for
     other stages.
     """
-    wrong = _check_names(source, Itself(tree)) + _check_params(source, tree, params)
+    wrong_params = _check_params(source, tree, params)
+    wrong = _check_names(source, Itself(tree))
     if wrong:
-        raise CompileError(wrong)
+        raise CompileError(wrong + wrong_params)
+    if wrong_params:
+        raise ParameterError(wrong_params)
     try:
         return _expand(source, tree, params, costs)
     except (RecursionError, MemoryError, SyntaxError):

@@ -11,10 +11,10 @@ from schedlang.language.sites import Sites
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import OPS
 
-#: The field of `Costs` that an op's word means; in a program that splits backwards and does not
-#: write `I`, `B` is the input half.
-_FIELDS = {op.word: op.cost for op in OPS.values()}
-_FIELDS |= {"BW": "backward", "send": "p2p", "overlap": "overlap"}
+#: What `Costs` call an op by its word: `forward` has a duration, `forward_times`, and may have a
+#: `forward_memory`. Where a program splits backwards and writes no `I`, `B` is the input half.
+_COSTS = {op.word: op.cost for op in OPS.values()}
+_COSTS |= {"BW": "backward", "overlap": "overlap"}
 
 
 def program_costs(prices: Iterable[Price], stages: int, sites: Sites) -> Costs:
@@ -24,8 +24,7 @@ def program_costs(prices: Iterable[Price], stages: int, sites: Sites) -> Costs:
     costs: dict[str, Any] = {}
     is_half = sites.splits_backward and not sites.writes_halves
     for price in prices:
-        name = "input" if is_half and price.word == "B" else _FIELDS[price.word]
-        name += "_memory" if price.is_memory else ""
+        name = _name(price, is_half)
         if price.is_per_stage:
             values = [price.of(stage) for stage in range(stages)]
         else:
@@ -38,8 +37,16 @@ def program_costs(prices: Iterable[Price], stages: int, sites: Sites) -> Costs:
         if min(values) < 0 and not price.is_memory:
             message = f"a duration of {min(values)}, it must be 0 or more"
             raise Fault("negative-cost", message, price.value_location)
-        costs[name] = float(values[0]) if name == "p2p" else tuple(map(float, values))
+        costs[name] = float(values[0]) if name == "p2p_time" else tuple(map(float, values))
     return Costs(**costs)
+
+
+def _name(price: Price, is_half: bool) -> str:
+    """The field of `Costs` that a price is; `is_half`: `B` is the input half of a backward."""
+    if price.word == "send":
+        return "p2p_time"
+    name = "input" if is_half and price.word == "B" else _COSTS[price.word]
+    return f"{name}_memory" if price.is_memory else f"{name}_times"
 
 
 def program_objective(items: Iterable[syntax.Node]) -> str:

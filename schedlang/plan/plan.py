@@ -9,16 +9,20 @@ of each, and where its text starts. How the document lies in the file is in `sch
 
 import hashlib
 import json
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from attrs import asdict, field, frozen
 
+from schedlang.diagnostics.arguments import check_type, check_whole
 from schedlang.diagnostics.diagnostic import counted
+from schedlang.files.reading import check_is_path
 from schedlang.files.writing import write_bytes
 from schedlang.plan.file import Parts, encode, line_of
 from schedlang.plan.text import numbers_text, texts
+from schedlang.schedule.notebook import drawn
 from schedlang.schedule.schedule import MOST_STEPS, Kernel, Schedule, Trial
 from schedlang.schedule.stream import repeat
 
@@ -40,11 +44,28 @@ class Plan(Schedule):
     #: The name of the lowering, and all that were tried.
     lowering: str = field(default="", eq=False, repr=False)
     trials: tuple[Trial, ...] = field(default=(), eq=False, repr=False)
+    #: The lines of the script that built it (`schedlang.Builder`), by the index of their span.
+    written_at: Mapping[int, str] = field(factory=dict, eq=False, repr=False)
+
+    def where(self, rank: int, index: int) -> str:
+        """The line that action `index` of a rank came from, as `file:line`: of the program, or of
+        the script that built it.
+        """
+        line = self.written_at.get(self.ranks[rank].source[index])
+        return line or super().where(rank, index)
+
+    def __repr__(self) -> str:
+        # Not the ops: of a plan that was opened for one rank, they would be read.
+        return f"<Plan {self.title}, from {self.source.path}, proved for {self.transport}>"
+
+    def _repr_html_(self) -> str | None:
+        return drawn(self)
 
     def for_updates(self, updates: int) -> "Plan":
-        """The plan of a schedule without a flush, for more updates than it shows; ValueError for
-        fewer, or for too many.
+        """The plan of a schedule without a flush, for more updates than it shows. It needs no new
+        proof (docs/transports.md). ValueError for fewer, or for too many, TypeError for no number.
         """
+        check_whole("updates", updates)
         more = updates - self.layout.updates
         if not more:
             return self
@@ -116,5 +137,9 @@ def sha256_of(text: str) -> str:
 
 
 def write_plan(plan: Plan, path: str | Path) -> None:
-    """Write a plan file; CompileError when it cannot be written."""
+    """Write a plan file; CompileError when it cannot be written, TypeError for what is no plan or
+    no path.
+    """
+    check_type("plan", plan, Plan, "a Plan, of `compile` or `read_plan`")
+    check_is_path(path)
     write_bytes(plan.encode(), path)

@@ -13,7 +13,7 @@ from attrs import frozen
 
 from schedlang.diagnostics.source import Source, Span
 from schedlang.files.kinds import FileKind, kind_of_document, kind_of_file
-from schedlang.files.reading import read_bytes, shown, unreadable
+from schedlang.files.reading import check_is_path, read_bytes, shown, unreadable
 from schedlang.plan.file import Line, Parts, decode, decode_head, line_of, plan_error
 from schedlang.plan.plan import FORMAT, Plan, sha256_of
 from schedlang.proof.repetition import prove_for_all_updates
@@ -29,7 +29,10 @@ _KINDS: dict[str, int] = {kind.name: kind for kind in Kind}
 
 
 def read_plan(path: str | Path) -> Plan:
-    """The plan in a file, proved again; CompileError says what is wrong with it."""
+    """The plan in a file, proved again; CompileError says what is wrong with it, TypeError names
+    what is no path.
+    """
+    check_is_path(path)
     document = _decoded(path, lambda: decode(read_bytes(path)))
     return plan_in(shown(path), document)
 
@@ -40,6 +43,7 @@ def open_plan(path: str | Path) -> Plan:
     The actions of a rank are read when somebody asks for them. CompileError, now or then, for a
     file that is not as `write_plan` wrote it.
     """
+    check_is_path(path)
     # Not proved again: that would take every rank the time of all ranks.
     head, begin = _decoded(path, lambda: decode_head(Path(path)))
     reader = _Reader(path, head)

@@ -7,6 +7,7 @@ from attrs import field, frozen
 from schedlang.proof.memory import levels, peaks
 from schedlang.ranks.weights import bytes_of_weights
 from schedlang.schedule.costs import UNIT, Costs
+from schedlang.schedule.notebook import drawn
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Timeline
 
@@ -16,13 +17,20 @@ class Execution:
     """When all ops of a schedule ran, and what the ranks held by then.
 
     `transport` is the one that its times are of, or `ideal`; or `measured`, if a run has recorded
-    them. `costs` are all that are given.
+    them. `costs` are all that are given. Times are in their unit.
     """
 
     transport: str
     schedule: Schedule = field(repr=False)
     costs: Costs
     timeline: Timeline = field(repr=False)
+
+    def __repr__(self) -> str:
+        name = f"{self.schedule.title} on {self.transport}"
+        return f"<Execution {name}: makespan {self.timeline.makespan:.10g}>"
+
+    def _repr_html_(self) -> str | None:
+        return drawn(self)
 
     @cached_property
     def peak_activations(self) -> tuple[int, ...]:
@@ -47,8 +55,8 @@ class Execution:
 
     @cached_property
     def peak_bytes(self) -> tuple[float, ...] | None:
-        """For each rank, the most bytes that it holds, with the weights in all versions, if costs
-        give bytes.
+        """For each rank, the most bytes that it holds: activations, and weights in all versions;
+        None if the costs give no bytes.
         """
         amounts = self.costs.bytes(self._stages)
         if amounts is None:

@@ -150,14 +150,14 @@ def _without_ways(schedule: Schedule) -> Costs:
     no_time = (0.0,) if schedule.columns.is_copy.any() else None
     return evolve(
         schedule.costs,
-        p2p=None,
+        p2p_time=None,
         boundary_bytes=None,
         latency_in_node=None,
         bandwidth_in_node=None,
         latency_between_nodes=None,
         bandwidth_between_nodes=None,
-        offload=no_time or schedule.costs.offload,
-        reload=no_time or schedule.costs.reload,
+        offload_times=no_time or schedule.costs.offload_times,
+        reload_times=no_time or schedule.costs.reload_times,
     )
 
 

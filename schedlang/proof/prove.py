@@ -1,5 +1,6 @@
 """A schedule on a transport: does it run, is it right, and how long does it take?"""
 
+from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.proof.edges import Events, ideal_events, transport_events
 from schedlang.proof.execution import Execution
@@ -21,8 +22,9 @@ def prove(schedule: Schedule) -> Execution:
     """Check a schedule with communication in every way; CompileError with all that is wrong with
     it.
 
-    The execution is the ideal one, see `simulate`.
+    The execution is the ideal one, see `simulate`. TypeError for what is no schedule.
     """
+    check_type("schedule", schedule, Schedule, "a Schedule or a Plan")
     check_structure(schedule)
     ideal = ideal_events(schedule, schedule.costs)
     rules = transports(schedule.transport, has_batches(schedule.columns))

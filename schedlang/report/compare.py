@@ -82,13 +82,13 @@ def _entry(
         plan = _plan(file, source, params, costs, transport)
         costs.check(len(plan.placement))
         return Entry(file, figures(plan, simulate(plan, costs), costs))
-    except ValueError as error:
-        raise ValueError(f"`{file}`: {error}") from None
     except CompileError as error:
         # Not every program is for every size: the table goes on without it.
         if any(diagnostic.code != "require" for diagnostic in error.diagnostics):
             raise
         return Entry(file, None, error.diagnostics[0].message)
+    except ValueError as error:
+        raise ValueError(f"`{file}`: {error}") from None
 
 
 def _plan(

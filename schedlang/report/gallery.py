@@ -3,9 +3,14 @@
 `python -m schedlang.report.gallery` prints programs/README.md.
 """
 
-from schedlang import Costs, Kind, Source, compile, read_source, simulate
+from schedlang.compiler import compile
+from schedlang.diagnostics.source import Source
 from schedlang.files.programs import names, path_of, title
+from schedlang.files.reading import read_source
+from schedlang.proof.prove import simulate
 from schedlang.report.figures import figures
+from schedlang.schedule.costs import Costs
+from schedlang.schedule.kinds import Kind
 
 # How long ops take on a model of one stage, where nobody says anything.
 _UNIT = {kind: durations[0] for kind, durations in Costs().durations(1).by_kind.items()}

@@ -49,6 +49,16 @@ def word(kind: int, stage: int, microbatch: int) -> str:
     return f"{stage}{_NAMES[kind]}{'' if microbatch == NO_MICROBATCH else microbatch}"
 
 
+#: How many actions a `repr` shows.
+SHOWN = 8
+
+
+def first_words(first: Iterable[str], number: int) -> str:
+    """The first `SHOWN` of a number of actions, in a `repr`."""
+    more = f" … {number} in all" if number > SHOWN else ""
+    return " ".join(first) + more
+
+
 @define
 class Actions:
     """What one rank does, in order, as columns of integers; row i of all columns is action i.
@@ -90,6 +100,10 @@ class Actions:
 
     def __len__(self) -> int:
         return len(self.kind)
+
+    def __repr__(self) -> str:
+        first = map(self.word, range(min(len(self), SHOWN)))
+        return f"<Actions {first_words(first, len(self))}>"
 
     def row(self, index: int) -> tuple[int, int, int, int, int]:
         """Action `index` as `add` takes it."""

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import count
 
-from attrs import frozen
+from attrs import field, frozen
 
+from schedlang.diagnostics.arguments import shown
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.actions import counterpart
 from schedlang.schedule.kinds import TRANSFERS, Kind
@@ -71,12 +72,12 @@ class Layout:
     #     stage 0 ─────── stage 1 ─────── stage 2 ─────── stage 3
     #        │  0SEND_F 1RECV_F  1SEND_F 2RECV_F  2SEND_F 3RECV_F  │
     #        └── 4SEND_F ──────────────────────────────── 4RECV_F ─┘
-    placement: tuple[int, ...]
-    pipelines: tuple[Pipeline, ...]
+    placement: tuple[int, ...] = field(repr=shown)
+    pipelines: tuple[Pipeline, ...] = field(repr=shown)
     slices: int = 1
     updates: int = 1
-    links: tuple[int, ...] = ()
-    skips: tuple[tuple[int, int], ...] = ()
+    links: tuple[int, ...] = field(default=(), repr=shown)
+    skips: tuple[tuple[int, int], ...] = field(default=(), repr=shown)
 
     @property
     def microbatches(self) -> int:

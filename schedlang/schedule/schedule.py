@@ -115,6 +115,15 @@ class Schedule:
     transport: str = PORTABLE
     objective: str = "makespan"
 
+    def __repr__(self) -> str:
+        return f"<Schedule {self.title}, from {self.source.path}>"
+
+    @property
+    def title(self) -> str:
+        """Its name and its parameters."""
+        params = ", ".join(f"{name} = {value}" for name, value in self.params.items())
+        return f"{self.name} ({params})"
+
     @cached_property
     def columns(self) -> Columns:
         """All actions as numpy columns."""

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, overload
 from attrs import define, field, frozen
 from numpy.typing import NDArray
 
-from schedlang.schedule.actions import word
+from schedlang.diagnostics.diagnostic import counted
+from schedlang.schedule.actions import SHOWN, first_words, word
 
 
 class Bar(NamedTuple):
@@ -59,6 +60,9 @@ class Bars(Sequence[Bar]):
         self.start.append(start)
         self.end.append(end)
 
+    def __repr__(self) -> str:
+        return f"<Bars {first_words(map(str, self[:SHOWN]), len(self))}>"
+
     @property
     def columns(self) -> "tuple[array[Any], ...]":
         """Its columns, in the order of the fields of a bar."""
@@ -101,6 +105,9 @@ class Timeline:
     #                                     bubble_of_span          3 idle of rank 0's 9
     ranks: tuple[Bars, ...]
     copies: tuple[Bars, ...] = ()
+
+    def __repr__(self) -> str:
+        return f"<Timeline of {counted(len(self.ranks), 'rank')}: makespan {self.makespan:.10g}>"
 
     @cached_property
     def makespan(self) -> float:

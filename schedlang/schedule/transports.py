@@ -7,6 +7,8 @@ from math import inf
 
 from attrs import frozen
 
+from schedlang.diagnostics.arguments import check_type
+
 
 @frozen
 class Transport:
@@ -63,6 +65,7 @@ def transports(name: str, batches: bool = True) -> tuple[Transport, ...]:
     block; and for a plan with batches, that these are atomic, and go over communicators of their
     own as on `nccl`.
     """
+    check_type("transport", name, str, "the name of a transport, such as 'portable'")
     if name == PORTABLE:
         return (ATOMIC, WARM_NCCL) if batches else (BLOCKING,)
     if name == "buffered":

@@ -18,7 +18,7 @@ import schedlang
 from schedlang.cli.main import main
 from schedlang.cli.options import parser_of_all
 from schedlang.cli.outputs import INPUTS, OUTPUTS
-from tests.support.paths import CASES, DOCS, PROGRAMS, ROOT
+from tests.support.paths import DOCS, PROGRAMS, ROOT
 
 ONE_F_ONE_B = str(PROGRAMS / "1f1b.sched")
 
@@ -204,8 +204,14 @@ def test_costs(tmp_path: Path) -> None:
             ["simulate", ONE_F_ONE_B, "--forward-times", "1", "2"],
             "2 durations of `F` are given, there are 4 stages",
         ),
-        (["simulate", ONE_F_ONE_B, "--p2p-time", "-1"], "`p2p_time` must be numbers from 0"),
-        (["simulate", ONE_F_ONE_B, "--p2p-time", "nan"], "`p2p_time` must be numbers from 0"),
+        (
+            ["simulate", ONE_F_ONE_B, "--p2p-time", "-1"],
+            "`p2p_time` is -1: it must be a number from 0",
+        ),
+        (
+            ["simulate", ONE_F_ONE_B, "--p2p-time", "nan"],
+            "`p2p_time` is nan: it must be a finite number",
+        ),
         (
             ["simulate", ONE_F_ONE_B, "--p2p-time", "1", "--costs", "x"],
             "as options or as a file, not both",
@@ -299,7 +305,7 @@ def test_costs_files_that_are_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
             '{"traceEvents": [{"ph": "X", "name": "0F0", "dur": NaN}]}',
             "`0F0` lasts nan, it must be a number from 0",
         ),
-        ('{"p2p_time": Infinity}', "`p2p_time` must be numbers"),
+        ('{"p2p_time": Infinity}', "`p2p_time` is inf: it must be a finite number"),
     ]:
         path.write_text(content)
         assert main(["simulate", ONE_F_ONE_B, "--costs", str(path)]) == 2

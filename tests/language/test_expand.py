@@ -104,7 +104,7 @@ def test_i_is_the_half_and_b_the_whole_backward_where_a_program_writes_i() -> No
 def test_costs_of_halves_and_of_whole_backwards() -> None:
     head = "cost I = 3 cost B = 5 cost W = 1 memory I = -1"
     costs = schedule("F(0) I(0) W F(1) B(1)", head).costs
-    assert (costs.input, costs.backward, costs.weight) == ((3.0,), (5.0,), (1.0,))
+    assert (costs.input_times, costs.backward_times, costs.weight_times) == ((3.0,), (5.0,), (1.0,))
     assert costs.input_memory == (-1.0,)
 
 

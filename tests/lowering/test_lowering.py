@@ -81,12 +81,12 @@ def program(
     name: str, transport: str = "portable", p2p: float | None = None, **params: int
 ) -> Plan:
     return compile(
-        read_source(PROGRAMS / f"{name}.sched"), params, Costs(p2p=p2p), transport=transport
+        read_source(PROGRAMS / f"{name}.sched"), params, Costs(p2p_time=p2p), transport=transport
     )
 
 
 def makespan(schedule: Schedule, transport: str, p2p: float) -> float:
-    return simulate(evolve(schedule, transport=transport), Costs(p2p=p2p)).timeline.makespan
+    return simulate(evolve(schedule, transport=transport), Costs(p2p_time=p2p)).timeline.makespan
 
 
 def recorded_plan(name: str) -> Plan:
@@ -138,7 +138,9 @@ def test_recorded_makespans(case: str) -> None:
     p2p = float(latency.removeprefix("lat"))
     plan = recorded_plan(name)
     lowered = LOWERINGS[lowering](plan)
-    assert simulate(plan, Costs(p2p=p2p), ideal=True).timeline.makespan == RECORDED[case]["ideal"]
+    assert (
+        simulate(plan, Costs(p2p_time=p2p), ideal=True).timeline.makespan == RECORDED[case]["ideal"]
+    )
     for model, transport in MODELS.items():
         try:
             found: float | str = makespan(lowered, transport, p2p)
@@ -160,7 +162,7 @@ def test_times_are_those_of_an_independent_replay(name: str) -> None:
     stages = len(plan.placement)
     costs = Costs(
         *(tuple(rng.uniform(1, 2) for _ in range(stages)) for _ in range(4)),
-        p2p=rng.uniform(0.1, 1),
+        p2p_time=rng.uniform(0.1, 1),
     )
     for transport in TRANSPORTS[1:]:
         changes = [
@@ -186,7 +188,7 @@ def test_times_of_moved_transfers_are_those_of_an_independent_replay(name: str) 
     for mutant in damaged_plans(one_of(plans), 80, random.Random(name)):
         for transport in TRANSPORTS[1:]:
             if verdict(mutant, transport):
-                expected = Replay(mutant, transport, Costs(p2p=0.3)).makespan()
+                expected = Replay(mutant, transport, Costs(p2p_time=0.3)).makespan()
                 assert makespan(mutant, transport, 0.3) == pytest.approx(expected, rel=1e-12), (
                     transport
                 )
@@ -197,7 +199,7 @@ def test_times_of_moved_transfers_are_those_of_an_independent_replay(name: str) 
 @pytest.mark.parametrize("transport", [each for each in TRANSPORTS if each != "portable"])
 def test_the_first_message_goes_as_soon_as_there_is_one(transport: str) -> None:
     plan = evolve(program("gpipe", ranks=2, microbatches=2), transport=transport)
-    timeline = simulate(plan, Costs(forward=(0.25,), p2p=0.25)).timeline
+    timeline = simulate(plan, Costs(forward_times=(0.25,), p2p_time=0.25)).timeline
     assert timeline.ranks[1][0].start == 0.5
 
 
@@ -216,7 +218,7 @@ def test_a_send_waits_for_room_until_a_message_is_received(
     behind its send.
     """
     plan = program("gpipe", ranks=3, microbatches=5)
-    timeline = simulate(evolve(plan, transport=transport), Costs(forward=(1, 1, 10))).timeline
+    timeline = simulate(evolve(plan, transport=transport), Costs(forward_times=(1, 1, 10))).timeline
     assert [bar.start for bar in timeline.ranks[1] if bar.kind == Kind.F] == starts
 
 
@@ -301,7 +303,7 @@ def test_lowerings_of_random_schedules(schedule: Schedule, transport: str, p2p: 
     own time only.
     """
     schedule = evolve(schedule, transport=transport)
-    costs = Costs(p2p=p2p)
+    costs = Costs(p2p_time=p2p)
     choice = choose_lowering(schedule, costs)
     prove(choice.schedule)
     assert [each.compute().text() for each in choice.schedule.ranks] == [
@@ -364,14 +366,14 @@ def test_a_program_that_cannot_run_is_refused_for_its_own_sake() -> None:
     from schedlang import Source
 
     with pytest.raises(CompileError) as error:
-        compile(Source("s.sched", text), transport="nccl", costs=Costs(p2p=1.0))
+        compile(Source("s.sched", text), transport="nccl", costs=Costs(p2p_time=1.0))
     assert error.value.diagnostics[0].code == "deadlock"
 
 
 def test_own_communication_stays_as_it_is() -> None:
     own = expand(*load(read_source(PROGRAMS / "1f1b_explicit.sched")), {}, Costs())
     for transport in TRANSPORTS:
-        choice = choose_lowering(evolve(own, transport=transport), Costs(p2p=1.0))
+        choice = choose_lowering(evolve(own, transport=transport), Costs(p2p_time=1.0))
         assert (choice.name, choice.trials) == (OWN, ())
         transfers = [
             [kind for kind in actions.kind if kind >= Kind.SEND_F]

@@ -136,11 +136,11 @@ def test_reorder_keeps_the_ops_and_never_raises_memory_or_time(schedule: Schedul
 
 COSTS = st.builds(
     Costs,
-    forward=st.tuples(st.integers(1, 9)),
-    backward=st.tuples(st.integers(2, 18)),
-    input=st.tuples(st.integers(1, 9)),
-    weight=st.tuples(st.integers(1, 9)),
-    p2p=st.integers(0, 3),
+    forward_times=st.tuples(st.integers(1, 9)),
+    backward_times=st.tuples(st.integers(2, 18)),
+    input_times=st.tuples(st.integers(1, 9)),
+    weight_times=st.tuples(st.integers(1, 9)),
+    p2p_time=st.integers(0, 3),
     forward_memory=st.just((3,)),
     input_memory=st.tuples(st.integers(-2, 0)),
 )

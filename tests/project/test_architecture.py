@@ -26,6 +26,7 @@ LATE_IMPORTS = {
     "schedlang.files.documents": "loads yaml; only costs in a file need it",
     "schedlang.language.parser": "loads lark and its tables; only a text that is new needs it",
     "schedlang.passes": "many modules; most programs have no pass",
+    "torch.fx.experimental.symbolic_shapes": "takes a second; only who builds a pipeline needs it",
     "tempfile": "loads packers of archives; only a command that writes needs it",
 }
 

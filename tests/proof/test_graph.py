@@ -118,7 +118,13 @@ def test_what_follows_its_moments_runs_on_every_transport(draw: object) -> None:
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_ideal_times_do_not_depend_on_the_transport(path: Path) -> None:
-    costs = Costs(forward=(0.1,), input=(0.7,), weight=(0.3,), overlap=(1.1,), p2p=0.05)
+    costs = Costs(
+        forward_times=(0.1,),
+        input_times=(0.7,),
+        weight_times=(0.3,),
+        overlap_times=(1.1,),
+        p2p_time=0.05,
+    )
     plan = compile(read_source(path))
     ideal = [
         simulate(evolve(plan, transport=name), costs, ideal=True).timeline for name in TRANSPORTS

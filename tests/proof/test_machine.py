@@ -83,7 +83,7 @@ def test_a_lower_bound_of_the_makespan(schedule: Schedule) -> None:
     """No rank works faster than its work, and no microbatch passes faster than through all stages
     and back.
     """
-    execution = simulate(lower(schedule), Costs(p2p=0.5))
+    execution = simulate(lower(schedule), Costs(p2p_time=0.5))
     crossings = sum(
         a != b for a, b in zip(schedule.placement, schedule.placement[1:], strict=False)
     )

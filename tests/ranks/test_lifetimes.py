@@ -83,7 +83,7 @@ def test_nothing_is_used_after_it_is_let_go(schedule: Schedule) -> None:
 def test_the_peak_of_activations_is_the_machines(schedule: Schedule) -> None:
     lowered = lower(schedule)
     assert activations(lowered) == prove(lowered).peak_activations
-    copied = lower(evolve(offloaded(schedule), costs=Costs(offload=(0,), reload=(0,))))
+    copied = lower(evolve(offloaded(schedule), costs=Costs(offload_times=(0,), reload_times=(0,))))
     assert activations(copied) == prove(copied).peak_activations
 
 

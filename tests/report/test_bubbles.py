@@ -98,14 +98,14 @@ def is_true(schedule: Schedule, execution: Execution, steps: list[Step], idle: I
 
 COSTS = [
     Costs(),
-    Costs(p2p=0.3),
-    Costs(forward=(1,), backward=(2.3,), p2p=0.05),
+    Costs(p2p_time=0.3),
+    Costs(forward_times=(1,), backward_times=(2.3,), p2p_time=0.05),
     Costs(
         ranks_per_node=2,
         latency_in_node=0.1,
         latency_between_nodes=0.7,
-        overlap=(2.5,),
-        update=(0.5,),
+        overlap_times=(2.5,),
+        update_times=(0.5,),
     ),
 ]
 
@@ -115,7 +115,7 @@ def test_programs(path: Path) -> None:
     plan = compile(read_source(path))
     for costs in COSTS:
         check(plan, costs)
-    check(plan, Costs(forward=tuple(1 + stage % 3 for stage in range(len(plan.placement)))))
+    check(plan, Costs(forward_times=tuple(1 + stage % 3 for stage in range(len(plan.placement)))))
 
 
 @pytest.mark.parametrize("transport", ["blocking", "nccl", "nccl-eager", "buffered:1"])
@@ -130,7 +130,7 @@ def costs(draw: st.DrawFn, stages: int) -> Costs:
     times = st.lists(st.sampled_from([0.0, 0.1, 1.0, 2.7]), min_size=stages, max_size=stages)
     p2p = draw(st.sampled_from([0.0, 0.1, 3.0]))
     return Costs(
-        tuple(draw(times)), tuple(draw(times)), tuple(draw(times)), tuple(draw(times)), p2p=p2p
+        tuple(draw(times)), tuple(draw(times)), tuple(draw(times)), tuple(draw(times)), p2p_time=p2p
     )
 
 
@@ -207,12 +207,12 @@ def test_each_cause() -> None:
     later = "param ranks = 2  param microbatches = 3  rank r { F(0) B(0) F(1) F(2) B(1) B(2) }"
     assert idle_by_cause(later)["order", ()] == 3
     # The first transfer of each direction is waited for, the second one comes in time.
-    sent = idle_by_cause(gpipe, Costs(p2p=0.25))
+    sent = idle_by_cause(gpipe, Costs(p2p_time=0.25))
     assert sent["transfer", (0, 1)] == 0.25
     assert sent["transfer", (1, 0)] == 0.25
     # Rank 0 waits for a forward of 5 on stage 1, on average it is 3: 2 of them are beyond.
     uneven = idle_by_cause(
-        "param ranks = 2 param microbatches = 1 rank r { F(0) B(0) }", Costs(forward=(1, 5))
+        "param ranks = 2 param microbatches = 1 rank r { F(0) B(0) }", Costs(forward_times=(1, 5))
     )
     assert uneven == {("fill", ()): 1, ("drain", ()): 3 + 2 + 2, ("imbalance", (1,)): 2}
     copied = "param ranks = 1 param microbatches = 1 cost reload = 9 rank r { F(0) offload(0) reload(0) B(0) }"
@@ -232,14 +232,17 @@ def test_one_f_one_b_waits_for_memory_in_its_warm_up() -> None:
 
 def test_a_faster_op_is_simulated() -> None:
     plan = compile(read_source(PROGRAMS / "1f1b.sched"))
-    slow = Costs(forward=(1, 1, 1, 2), backward=(2, 2, 2, 4))
+    slow = Costs(forward_times=(1, 1, 1, 2), backward_times=(2, 2, 2, 4))
     found = explain_bubble(plan, slow)
     first = found.faster[0]
     assert (first.field, first.stage, first.duration) == ("backward", 3, 4)
-    assert first.makespan == simulate(plan, evolve(slow, backward=(2, 2, 2, 3.6))).timeline.makespan
+    assert (
+        first.makespan
+        == simulate(plan, evolve(slow, backward_times=(2, 2, 2, 3.6))).timeline.makespan
+    )
     assert first.makespan == pytest.approx(57 - 8 * 0.4)
     overlapping = explain_bubble(
-        compile(read_source(PROGRAMS / "dualpipe.sched")), Costs(overlap=(2.5,))
+        compile(read_source(PROGRAMS / "dualpipe.sched")), Costs(overlap_times=(2.5,))
     )
     assert "overlap" in {each.field for each in overlapping.faster}
 
@@ -296,7 +299,7 @@ def test_what_is_exposed_takes_linear_time(name: str, monkeypatch: pytest.Monkey
         plan = compile(
             read_source(PROGRAMS / f"{name}.sched"), {"ranks": ranks, "microbatches": 16}
         )
-        costs = Costs(p2p=0.1)
+        costs = Costs(p2p_time=0.1)
         found = waits(plan, simulate(plan, costs).timeline, costs)
         counts.append(0)
         assert exposed(found) > 0

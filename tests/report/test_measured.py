@@ -63,11 +63,11 @@ def test_the_recorded_run() -> None:
     assert run.median.makespan == median(step.makespan for step in run.steps)
     # The last stage sends no activations: its forwards take what their events do.
     forwards = [each["dur"] for each in events if re.fullmatch(r"1F\d", each["name"])]
-    assert run.costs.forward is not None
-    assert run.costs.forward[1] == pytest.approx(fmean(forwards))
+    assert run.costs.forward_times is not None
+    assert run.costs.forward_times[1] == pytest.approx(fmean(forwards))
     # What `--costs` reads from the trace is the same.
     assert read_costs(RECORDED) == run.costs
-    assert run.costs.p2p
+    assert run.costs.p2p_time
 
 
 def in_order(*actions: tuple[int, Bar]) -> list[tuple[int, Bar]]:
@@ -79,9 +79,9 @@ def test_an_op_lasts_until_its_sends_have_begun() -> None:
     sends = (0, Bar(Kind.SEND_F, 0, 0, 6, 8)), (0, Bar(Kind.SEND_F, 0, 1, 18, 19))
     receive = 0, Bar(Kind.RECV_B, 0, 0, 15, 17)
     # The second send is behind a wait.
-    assert measured_costs(in_order(*ops, *sends, receive)).forward == (fmean([8, 5]), 12)
-    assert measured_costs(in_order(*ops, *sends)).forward == (fmean([8, 10]), 12)
-    assert measured_costs(in_order(*ops)).forward == (5, 12)
+    assert measured_costs(in_order(*ops, *sends, receive)).forward_times == (fmean([8, 5]), 12)
+    assert measured_costs(in_order(*ops, *sends)).forward_times == (fmean([8, 10]), 12)
+    assert measured_costs(in_order(*ops)).forward_times == (5, 12)
 
 
 def test_a_transfer_is_timed_where_its_receiver_waits() -> None:
@@ -89,14 +89,14 @@ def test_a_transfer_is_timed_where_its_receiver_waits() -> None:
     first = (0, Bar(Kind.SEND_F, 0, 0, 10, 11)), (1, Bar(Kind.RECV_F, 1, 0, 4, 14))
     late = (0, Bar(Kind.SEND_F, 0, 1, 20, 21)), (1, Bar(Kind.RECV_F, 1, 1, 28, 29))
     back = (1, Bar(Kind.SEND_B, 1, 0, 30, 31)), (0, Bar(Kind.RECV_B, 0, 0, 29, 36))
-    assert measured_costs(in_order(*ops, *first, *late, *back)).p2p == fmean([3, 5])
-    assert measured_costs(in_order(*ops, *late)).p2p is None
+    assert measured_costs(in_order(*ops, *first, *late, *back)).p2p_time == fmean([3, 5])
+    assert measured_costs(in_order(*ops, *late)).p2p_time is None
     # The same transfer in two steps, the second time there before the send is through.
     again = (0, Bar(Kind.SEND_F, 0, 0, 52, 59)), (1, Bar(Kind.RECV_F, 1, 0, 50, 58))
-    assert measured_costs(in_order(*ops, *first, *again)).p2p == fmean([3, 0])
+    assert measured_costs(in_order(*ops, *first, *again)).p2p_time == fmean([3, 0])
     # A skip has one number at both ends.
     skip = (0, Bar(Kind.SEND_F, 2, 0, 30, 31)), (1, Bar(Kind.RECV_F, 2, 0, 29, 37))
-    assert measured_costs(in_order(*ops, *first, *skip)).p2p == fmean([3, 6])
+    assert measured_costs(in_order(*ops, *first, *skip)).p2p_time == fmean([3, 6])
 
 
 def compared(tmp_path: Path, plan: Plan, *steps: Costs, given: Costs | None = None) -> Comparison:
@@ -110,7 +110,11 @@ def compared(tmp_path: Path, plan: Plan, *steps: Costs, given: Costs | None = No
 def test_a_run_that_goes_as_simulated_is_predicted(tmp_path: Path, name: str) -> None:
     plan = plan_of(name)
     costs = Costs(
-        forward=(1100,), backward=(2000,), input=(1300,), weight=(900,), recompute=(1000,)
+        forward_times=(1100,),
+        backward_times=(2000,),
+        input_times=(1300,),
+        weight_times=(900,),
+        recompute_times=(1000,),
     )
     found = compared(tmp_path, plan, costs, costs)
     assert found.error == pytest.approx(0)
@@ -129,15 +133,18 @@ def test_a_program_in_a_unit_of_its_own_is_predicted_by_what_was_measured(tmp_pa
     )
     program.write_text(re.sub(r".*assert .*", "", text))
     plan = compile(read_source(program))
-    costs = Costs(forward=(1100,), backward=(2000,), p2p=0)
-    assert plan.costs.p2p == 5
+    costs = Costs(forward_times=(1100,), backward_times=(2000,), p2p_time=0)
+    assert plan.costs.p2p_time == 5
     assert compared(tmp_path, plan, costs).error == pytest.approx(0)
 
 
 def test_given_costs_predict_in_place_of_those_of_the_run(tmp_path: Path) -> None:
     plan = plan_of("gpipe", ranks=2, microbatches=2)
     found = compared(
-        tmp_path, plan, Costs(forward=(100,), backward=(200,)), given=Costs(forward=(50,))
+        tmp_path,
+        plan,
+        Costs(forward_times=(100,), backward_times=(200,)),
+        given=Costs(forward_times=(50,)),
     )
     assert found.measured.makespan == pytest.approx(900)
     assert (found.predicted.makespan, found.error) == (pytest.approx(750), pytest.approx(-1 / 6))
@@ -145,7 +152,9 @@ def test_given_costs_predict_in_place_of_those_of_the_run(tmp_path: Path) -> Non
 
 def test_the_median_step(tmp_path: Path) -> None:
     plan = plan_of("1f1b", ranks=2, microbatches=2)
-    steps = [Costs(forward=(each,), backward=(2 * each,)) for each in (5.0, 1.0, 2.0, 4.0)]
+    steps = [
+        Costs(forward_times=(each,), backward_times=(2 * each,)) for each in (5.0, 1.0, 2.0, 4.0)
+    ]
     found = compared(tmp_path, plan, *steps)
     assert [step.makespan for step in found.run.steps] == pytest.approx([45, 9, 18, 36])
     assert (found.step, found.measured.makespan) == (pytest.approx(27), pytest.approx(18))
@@ -155,10 +164,12 @@ def test_stragglers_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     plan = plan_of("interleaved_1f1b", ranks=4, chunks=2)
     slow = [1.0] * 8
     slow[2] = slow[6] = 1.5
-    costs = Costs(forward=tuple(slow), backward=tuple(2 * each for each in slow))
+    costs = Costs(forward_times=tuple(slow), backward_times=tuple(2 * each for each in slow))
     # Rank 1 is now and then slower.
     late = [2.0 if stage == 1 else each for stage, each in enumerate(slow)]
-    found = compared(tmp_path, plan, costs, Costs(forward=tuple(late), backward=costs.backward))
+    found = compared(
+        tmp_path, plan, costs, Costs(forward_times=tuple(late), backward_times=costs.backward_times)
+    )
     worst, other = found.stragglers
     assert (worst.rank, worst.stages, worst.ratio) == (2, (2, 6), pytest.approx(1.5))
     assert (other.rank, other.stages, other.spread) == (1, (1,), pytest.approx(2 / 3))

@@ -197,7 +197,7 @@ def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (["strategy=interleave", "num_devices=3"], "`interleave` has as many on each device"),
         (["op_times.forward={0: 1}"], "there is no forward time for stage 1"),
         (["op_times.forward=fast"], "`forward times` must be numbers, it has 'fast'"),
-        (["--p2p-time", "-1"], "`p2p_time` must be numbers from 0"),
+        (["--p2p-time", "-1"], "`p2p_time` is -1: it must be a number from 0"),
         (["p2p_latency=slow"], "`p2p_latency` must be numbers, it has 'slow'"),
         (["op_times=[1"], "while parsing a flow sequence"),
         (["four"], "`four` is not KEY=VALUE"),
@@ -253,7 +253,7 @@ def test_the_table_of_any_schedule_has_every_op(strategy: str) -> None:
     size = {"num_devices": 4, "num_stages": stages, "num_batches": 8}
     found = settings_of([{"strategy": strategy, "p2p_time": 0.3, **size}])
     plan = found.plan()
-    timeline = simulate(plan, Costs(forward=(0.0,))).timeline
+    timeline = simulate(plan, Costs(forward_times=(0.0,))).timeline
     for given in (timeline, simulate(plan, found.costs).timeline):
         lines = [line.split("\t")[1:] for line in table(plan, given).splitlines()[3:]]
         for stage in range(len(plan.placement)):

@@ -32,7 +32,14 @@ from tests.support.strategies import schedules
 GOLDEN = ROOT / "tests" / "golden" / "views"
 SVG = "{http://www.w3.org/2000/svg}"
 #: Costs at which no op lies on round numbers, and transfers take time.
-ODD = Costs(forward=(1.25,), input=(1.1,), weight=(0.7,), recompute=(1.3,), p2p=0.3, offload=(0.9,))
+ODD = Costs(
+    forward_times=(1.25,),
+    input_times=(1.1,),
+    weight_times=(0.7,),
+    recompute_times=(1.3,),
+    p2p_time=0.3,
+    offload_times=(0.9,),
+)
 
 
 def run(name: str, costs: Costs = UNIT, **params: int) -> tuple[Plan, Execution]:
@@ -187,7 +194,7 @@ def test_png_without_its_library(
 
 
 def test_golden_trace(golden: Callable[[str, Path], None]) -> None:
-    text = trace(drawn("1f1b", Costs(p2p=0.5), ranks=2, microbatches=2))
+    text = trace(drawn("1f1b", Costs(p2p_time=0.5), ranks=2, microbatches=2))
     golden(text.replace(str(ROOT), "ROOT"), GOLDEN / "1f1b.json")
 
 

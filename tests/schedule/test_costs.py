@@ -56,18 +56,23 @@ def test_a_split_backward_and_a_whole_one_have_their_own_costs() -> None:
 
 def test_a_whole_backward_is_its_halves_and_a_half_is_half_of_it() -> None:
     stages = 2
-    assert Costs(input=(3,), weight=(1, 2)).durations(stages)[2] == [4, 5]
-    assert Costs(backward=(3,)).durations(stages)[3] == [1.5, 1.5]
-    assert Costs(forward=(3,)).durations(stages)[5] == [3, 3]
+    assert Costs(input_times=(3,), weight_times=(1, 2)).durations(stages)[2] == [4, 5]
+    assert Costs(backward_times=(3,)).durations(stages)[3] == [1.5, 1.5]
+    assert Costs(forward_times=(3,)).durations(stages)[5] == [3, 3]
 
 
 def test_what_the_user_gives_goes_first_and_the_rest_stays_the_programs() -> None:
     plan = program("cost F = 3  cost B = 4  cost W = 4  cost send = 1  memory F = 2", split=True)
-    assert plan.costs.over(Costs(forward=(9,), recompute=(7,))) == Costs(
-        forward=(3,), input=(4,), weight=(4,), p2p=1, recompute=(7,), forward_memory=(2,)
+    assert plan.costs.over(Costs(forward_times=(9,), recompute_times=(7,))) == Costs(
+        forward_times=(3,),
+        input_times=(4,),
+        weight_times=(4,),
+        p2p_time=1,
+        recompute_times=(7,),
+        forward_memory=(2,),
     )
-    assert simulate(plan, Costs(backward=(2,))).timeline.busy == [2 * (3 + 1 + 1)] * 2
-    assert simulate(plan, Costs(backward=(2,))).peak_memory == (2, 2)
+    assert simulate(plan, Costs(backward_times=(2,))).timeline.busy == [2 * (3 + 1 + 1)] * 2
+    assert simulate(plan, Costs(backward_times=(2,))).peak_memory == (2, 2)
 
 
 def test_memory() -> None:
@@ -90,7 +95,7 @@ def test_the_plan_keeps_the_costs(tmp_path: Path, capsys: pytest.CaptureFixture[
         "forward_times": [3.0, 3.0],
         "forward_memory": [2.0],
     }
-    assert read_plan(path).costs == Costs(forward=(3, 3), forward_memory=(2,))
+    assert read_plan(path).costs == Costs(forward_times=(3, 3), forward_memory=(2,))
     for arguments, makespan in (
         ([], 20),
         (["--forward-times", "1"], 12),
@@ -113,7 +118,9 @@ def test_a_step_and_an_overlap_have_costs() -> None:
     text = f"schedule s {{ {one} cost overlap = 2 rank r {{ F(0) overlap {{ F(1) B(0) }} B(1) }} }}"
     timeline = simulate(compile(Source("s.sched", text))).timeline
     assert [bar.end for bar in timeline.ranks[0]] == pytest.approx([1, 1 + 2 / 3, 3, 5])
-    assert simulate(compile(Source("s.sched", text)), Costs(overlap=(3,))).timeline.makespan == 6
+    assert (
+        simulate(compile(Source("s.sched", text)), Costs(overlap_times=(3,))).timeline.makespan == 6
+    )
 
 
 # Two nodes of two ranks; the link between them is slower in both ways.
@@ -142,7 +149,7 @@ def test_a_transfer_takes_the_latency_and_the_bytes_over_the_bandwidth_of_its_li
         == 4 * 3 + 6 * 2
     )
     assert costs_of(one_node).over(costs_of(LINKS)) == costs_of(one_node)
-    assert costs_of({"p2p_time": 1}).over(costs_of(LINKS)) == Costs(p2p=1)
+    assert costs_of({"p2p_time": 1}).over(costs_of(LINKS)) == Costs(p2p_time=1)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +161,8 @@ def test_a_transfer_takes_the_latency_and_the_bytes_over_the_bandwidth_of_its_li
         ({"boundary_bytes": 1}, "`boundary_bytes` and a bandwidth go together"),
         ({"boundary_bytes": 1, "bandwidth_in_node": 0}, "`bandwidth_in_node` is 0"),
         ({"latency_between_nodes": 1}, "`ranks_per_node` says which ranks are on one node"),
-        ({"ranks_per_node": 1.5}, "`ranks_per_node` is 1.5, it must be a whole number from 1"),
-        ({"ranks_per_node": 0}, "`ranks_per_node` is 0, it must be a whole number from 1"),
+        ({"ranks_per_node": 1.5}, "`ranks_per_node` is 1.5: it must be a whole number from 1"),
+        ({"ranks_per_node": 0}, "`ranks_per_node` is 0: it must be a whole number from 1"),
         ({"kept_bytes": 1}, "`kept_bytes` is the part of `activation_bytes`"),
         ({"activation_bytes": -1}, "`activation_bytes` must be numbers from 0"),
         ({"traceEvents": [{"ph": "X", "name": "step", "dur": 1}]}, "the trace has no actions"),
@@ -219,7 +226,7 @@ def test_a_file_is_json_or_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert (
         read_costs(tmp_path / "costs.yaml")
         == read_costs(tmp_path / "costs.json")
-        == Costs((1, 2), p2p=0.25)
+        == Costs((1, 2), p2p_time=0.25)
     )
     for text, complaint in [
         ("forward_times: [1", "while parsing a flow sequence"),
@@ -240,7 +247,7 @@ def test_a_file_is_json_or_yaml(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_costs_of_a_measured_run(tmp_path: Path) -> None:
     """The means of a trace bring back the durations that it was made with."""
     plan = program("cost B = 3  cost W = 2", split=True)
-    costs = Costs(forward=(1, 4), input=(2, 3), weight=(5, 6))
+    costs = Costs(forward_times=(1, 4), input_times=(2, 3), weight_times=(5, 6))
     bars = [bar for rank in simulate(plan, costs).timeline.ranks for bar in rank]
     events: list[dict[str, object]] = [
         {"ph": "X", "name": str(bar), "dur": bar.end - bar.start} for bar in bars
@@ -286,3 +293,13 @@ schedule overlapped {
     ]
     makespans = [simulate(plan, ideal=True).timeline.makespan for plan in plans]
     assert makespans == [2353, 2377, 2401, 2425, 2425 + 99 * 24]
+
+
+def test_old_names_of_costs_are_taken_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="`forward` of `Costs` is `forward_times` now"):
+        costs = Costs(forward=(2.0,), p2p_time=1.0)  # type: ignore[call-arg]
+    assert costs == Costs(forward_times=(2.0,), p2p_time=1.0)
+    with pytest.warns(DeprecationWarning, match="`p2p` of `Costs` is `p2p_time` now") as warned:
+        assert costs.p2p == 1.0  # type: ignore[attr-defined]
+    # The warning is about the line that has the old name.
+    assert warned[0].filename == __file__

@@ -91,7 +91,7 @@ def test_recorded_case(name: str) -> None:
 
     order = [" ".join(recorded(op, plan) for op in rank) for rank in case["order"]]
     assert [actions.compute().text() for actions in plan.ranks] == order
-    execution = simulate(plan, Costs(p2p=latency))
+    execution = simulate(plan, Costs(p2p_time=latency))
     assert execution.timeline.makespan == pytest.approx(case["makespan"])
     assert execution.timeline.busy == pytest.approx(case["busy"])
     assert execution.timeline.bubble_over_ideal == pytest.approx(case["bubble_rate"])
@@ -177,7 +177,7 @@ def test_closed_forms(ranks: int, microbatches: int) -> None:
     """(M + P - 1)(F + B) for GPipe and 1F1B; M(F + B + W) + (P - 1)(F + B - W) for ZB-H1 where M >=
     P.
     """
-    costs = Costs(forward=(3,), backward=(5,), input=(3,), weight=(2,))
+    costs = Costs(forward_times=(3,), backward_times=(5,), input_times=(3,), weight_times=(2,))
     for name in ("gpipe", "1f1b", "1f1b_explicit", "eager_1f1b"):
         execution = simulate(program(name, ranks=ranks, microbatches=microbatches), costs)
         assert execution.timeline.makespan == (microbatches + ranks - 1) * 8

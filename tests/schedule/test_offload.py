@@ -41,7 +41,7 @@ def test_copies_run_one_after_the_other_beside_the_ops() -> None:
     at 12.
     """
     source = program("F(0) offload(0) F(1) offload(1) reload(1) reload(0) B(1) B(0)")
-    costs = Costs(offload=(3,), reload=(5,))
+    costs = Costs(offload_times=(3,), reload_times=(5,))
     assert copies(source, costs) == [
         ["0OFFLOAD0 1-4", "0OFFLOAD1 4-7", "0RELOAD1 7-12", "0RELOAD0 12-17"]
     ]
@@ -56,14 +56,16 @@ def test_copies_run_one_after_the_other_beside_the_ops() -> None:
 
 def test_a_copy_begins_where_it_stands() -> None:
     source = program("F(0) F(1) offload(0) B(1) reload(0) B(0)")
-    assert copies(source, Costs(offload=(1,), reload=(1,))) == [["0OFFLOAD0 2-3", "0RELOAD0 4-5"]]
-    short = Costs(forward=(0.25,), offload=(0.25,), reload=(1,))
+    assert copies(source, Costs(offload_times=(1,), reload_times=(1,))) == [
+        ["0OFFLOAD0 2-3", "0RELOAD0 4-5"]
+    ]
+    short = Costs(forward_times=(0.25,), offload_times=(0.25,), reload_times=(1,))
     assert copies(source, short) == [["0OFFLOAD0 0.5-0.75", "0RELOAD0 2.5-3.5"]]
 
 
 def test_ranks_share_a_link_in_order_of_time() -> None:
     ops = "F(0) offload(0) F(1) reload(0) B(0) B(1)"
-    costs = Costs(offload=(4,), reload=(1,), p2p=0)
+    costs = Costs(offload_times=(4,), reload_times=(1,), p2p_time=0)
     own = [["0OFFLOAD0 1-5", "0RELOAD0 5-6"], ["1OFFLOAD0 2-6", "1RELOAD0 6-7"]]
     assert copies(program(ops, ranks=2), costs) == own
     # Both ranks ask for the link at 2; of one time, the lower rank comes first.
@@ -72,7 +74,7 @@ def test_ranks_share_a_link_in_order_of_time() -> None:
     # Rank 1 asks for it between the two copies of rank 0.
     ops = "F(0) offload(0) F(1) F(2) offload(1) reload(1) reload(0) B(0) B(1) B(2)"
     first, second = copies(
-        program(ops, "link r on 0", ranks=2, microbatches=3), evolve(costs, forward=(0.25,))
+        program(ops, "link r on 0", ranks=2, microbatches=3), evolve(costs, forward_times=(0.25,))
     )
     assert (first[:2], second[0]) == (
         ["0OFFLOAD0 0.25-4.25", "0OFFLOAD1 8.25-12.25"],
@@ -93,7 +95,7 @@ def test_memory_is_held_until_the_copy_ends_and_from_when_the_next_begins(
 ) -> None:
     microbatches = "F(0) offload(0) F(1) offload(1) F(2) offload(2)"
     source = program(f"{microbatches} reload(2) B(2) reload(1) B(1) reload(0) B(0)", microbatches=3)
-    execution = simulate(compile(source, {}, Costs(offload=(offload,), reload=(0.25,))))
+    execution = simulate(compile(source, {}, Costs(offload_times=(offload,), reload_times=(0.25,))))
     assert execution.peak_activations == (peak,)
 
 
@@ -182,7 +184,7 @@ def offloaded(schedule: Schedule) -> Schedule:
 @settings(max_examples=100)
 @given(schedules())
 def test_copies_that_take_no_time_change_nothing_but_memory(schedule: Schedule) -> None:
-    free = evolve(offloaded(schedule), costs=Costs(offload=(0,), reload=(0,)))
+    free = evolve(offloaded(schedule), costs=Costs(offload_times=(0,), reload_times=(0,)))
     before = prove(lower(schedule))
     after = prove(lower(free))
     assert after.timeline.ranks == before.timeline.ranks
@@ -215,7 +217,7 @@ def test_pipe_offload_against_the_same_order_without_it(ranks: int, chunks: int)
     the peak.
     """
     params = {"ranks": ranks, "microbatches": 2 * ranks, "chunks": chunks}
-    costs = Costs(offload=(0.5,), reload=(0.5,))
+    costs = Costs(offload_times=(0.5,), reload_times=(0.5,))
     plain = simulate(compile(read_source(PROGRAMS / "interleaved_low_memory.sched"), params))
     source = read_source(PROGRAMS / "pipe_offload.sched")
     half, whole = (

@@ -129,7 +129,10 @@ def test_no_message_within_a_rank() -> None:
 def test_a_unet_runs_on_every_transport(transport: str) -> None:
     for ranks in range(2, 9):
         plan = compile(
-            UNET, {"ranks": ranks, "microbatches": 2 * ranks}, Costs(p2p=0.5), transport=transport
+            UNET,
+            {"ranks": ranks, "microbatches": 2 * ranks},
+            Costs(p2p_time=0.5),
+            transport=transport,
         )
         sends = [
             text
@@ -149,7 +152,10 @@ def test_skips_take_the_time_of_what_they_carry() -> None:
     # likewise.
     assert [bars.start[0] for bars in timeline.ranks] == [0, 4, 5.5]
     costs = Costs(
-        boundary_bytes=(6, 1, 0), bandwidth_in_node=2.0, forward=(1, 0, 1), backward=(2, 0, 2)
+        boundary_bytes=(6, 1, 0),
+        bandwidth_in_node=2.0,
+        forward_times=(1, 0, 1),
+        backward_times=(2, 0, 2),
     )
     starts = [bars.start[0] for bars in simulate(compile(source), costs, ideal=True).timeline.ranks]
     assert starts == [0, 4, 4.5]

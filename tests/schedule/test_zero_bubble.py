@@ -27,10 +27,10 @@ def name(case: dict[str, Any]) -> str:
 
 def costs_of(case: dict[str, Any]) -> Costs:
     return Costs(
-        forward=(case["cost_f"],),
-        input=(case["cost_b"],),
-        weight=(case["cost_w"],),
-        p2p=case["comm"],
+        forward_times=(case["cost_f"],),
+        input_times=(case["cost_b"],),
+        weight_times=(case["cost_w"],),
+        p2p_time=case["comm"],
     )
 
 
@@ -41,7 +41,9 @@ def measured(
     cut.
     """
     forward, input, weight = (row[each] / parts for each in ("forward", "input", "weight"))
-    costs = Costs(forward=(forward,), input=(input,), weight=(weight,), p2p=row["p2p"])
+    costs = Costs(
+        forward_times=(forward,), input_times=(input,), weight_times=(weight,), p2p_time=row["p2p"]
+    )
     execution = executed(
         program, costs, ranks=row["ranks"], microbatches=row["microbatches"], **params
     )
@@ -221,9 +223,9 @@ def test_claims_are_held_against_the_programs_own_costs() -> None:
     """ZB-V claims no bubble, which is so at unit costs only; its peak is its own claim at any
     durations.
     """
-    assert executed("zb_v", Costs(forward=(3,))).timeline.span > 0
+    assert executed("zb_v", Costs(forward_times=(3,))).timeline.span > 0
     program = (PROGRAMS / "zb_h1.sched").read_text().replace("peak(r) <=", "peak(r) <")
-    for given in (Costs(), Costs(forward=(3,)), Costs(p2p=1)):
+    for given in (Costs(), Costs(forward_times=(3,)), Costs(p2p_time=1)):
         with pytest.raises(CompileError, match=r"error\[assert\]"):
             compile(Source("zb_h1.sched", program), {}, given)
     compile(Source("zb_h1.sched", program), {}, Costs(forward_memory=(0.5,)))

@@ -21,7 +21,7 @@ class Replay:
         self.schedule = schedule
         self.transport = transport
         self.durations = costs.over(schedule.costs).durations(len(schedule.placement))
-        self.p2p = costs.over(schedule.costs).p2p or 0.0
+        self.p2p = costs.over(schedule.costs).p2p_time or 0.0
         self.capacity = (
             float(transport.partition(":")[2] or "inf") if transport.startswith("buffered") else 0
         )

@@ -13,7 +13,7 @@ from schedlang.report.bubbles.attribution import CAUSES, IdleTime, bubbles
 from schedlang.report.bubbles.critical_path import Segment, critical_path
 from schedlang.report.bubbles.waits import Step, waits
 from schedlang.schedule.costs import Costs
-from schedlang.schedule.costs.model import DURATIONS
+from schedlang.schedule.costs.model import COST_OF
 from schedlang.schedule.kinds import Kind
 
 #: How much faster an op is made, and of how many ops on the critical path this is tried.
@@ -67,7 +67,7 @@ def _faster(plan: Plan, costs: Costs, path: list[Segment]) -> list[Faster]:
     for segment in path:
         if segment.kind in ("op", "copy"):
             rows = [plan.ranks[segment.step.rank].row(row) for row in segment.step.rows]
-            ops = [(DURATIONS[Kind(kind)], stage) for kind, stage, *_ in rows]
+            ops = [(COST_OF[Kind(kind)], stage) for kind, stage, *_ in rows]
             if len(ops) > 1 and "overlap" in durations:
                 ops = [("overlap", ops[0][1])]
             for field, stage in ops:

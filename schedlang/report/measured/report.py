@@ -18,8 +18,8 @@ def comparison_text(comparison: Comparison) -> str:
     ranks hold up the others; in milliseconds.
     """
     costs = _ops(comparison)
-    if comparison.costs.p2p is not None:
-        costs.append(f"a transfer takes {_milliseconds(comparison.costs.p2p)} ms")
+    if comparison.costs.p2p_time is not None:
+        costs.append(f"a transfer takes {_milliseconds(comparison.costs.p2p_time)} ms")
     names = comparison.run.plan.names
     blamed = [_straggler_text(names, straggler) for straggler in comparison.stragglers]
     if not blamed:

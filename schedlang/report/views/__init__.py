@@ -7,6 +7,8 @@ own way.
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from schedlang.diagnostics.arguments import check_type
+from schedlang.files.reading import check_is_path
 from schedlang.files.writing import write_bytes
 from schedlang.plan.plan import Plan
 from schedlang.proof.execution import Execution
@@ -34,12 +36,15 @@ def write_view(plan: Plan, execution: Execution, path: str | Path) -> None:
     Perfetto and Chrome. ValueError for another ending; ImportError for a PNG if the package that
     draws it is missing; CompileError when the file cannot be written.
     """
+    check_type("plan", plan, Plan, "a Plan, of `compile` or `read_plan`")
+    check_type("execution", execution, Execution, "an Execution, of `simulate`")
     check_path(path, 1)
     write_pictures([lay_out(plan, execution)], path)
 
 
 def check_path(path: str | Path, pictures: int) -> None:
-    """ValueError if so many pictures cannot be written to such a file."""
+    """ValueError if so many pictures cannot be written to such a file, TypeError for no path."""
+    check_is_path(path)
     *endings, last = _FORMATS
     if Path(path).suffix not in _FORMATS:
         raise ValueError(f"`{path}` must end in {', '.join(endings)} or {last}")

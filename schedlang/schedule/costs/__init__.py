@@ -4,7 +4,7 @@ Given by a program, by options of a command, in a file, or measured: all become 
 """
 
 from schedlang.schedule.costs.measured import measured_costs
-from schedlang.schedule.costs.model import NAMES, UNIT, Costs, Durations
+from schedlang.schedule.costs.model import NAMES, UNIT, Costs, Durations, check_costs
 from schedlang.schedule.costs.reading import costs_of, make_costs, read_costs
 from schedlang.schedule.costs.transfers import Transfers
 
@@ -14,6 +14,7 @@ __all__ = [
     "Costs",
     "Durations",
     "Transfers",
+    "check_costs",
     "costs_of",
     "make_costs",
     "measured_costs",

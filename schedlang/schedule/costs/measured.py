@@ -5,7 +5,7 @@ from math import fsum
 from typing import Any
 
 from schedlang.schedule.actions import counterpart, is_send, is_transfer
-from schedlang.schedule.costs.model import DURATIONS, Costs
+from schedlang.schedule.costs.model import COST_OF, Costs
 from schedlang.schedule.costs.traces import Traced, ops_with_sends
 from schedlang.schedule.timeline import Bar
 
@@ -24,12 +24,12 @@ def measured_costs(actions: Sequence[Traced]) -> Costs:
     stages = range(1 + max((stage for _, stage in durations), default=-1))
     ran = {kind for kind, _ in durations}
     means: dict[str, Any] = {
-        field: tuple(_mean(durations.get((kind, stage), [0.0])) for stage in stages)
-        for kind, field in DURATIONS.items()
+        f"{name}_times": tuple(_mean(durations.get((kind, stage), [0.0])) for stage in stages)
+        for kind, name in COST_OF.items()
         if kind in ran
     }
     times = latencies(actions)
-    return Costs(**means, p2p=_mean(times) if times else None)
+    return Costs(**means, p2p_time=_mean(times) if times else None)
 
 
 def _mean(times: list[float]) -> float:

@@ -1,19 +1,25 @@
 """What actions cost: how long they take, and what they add to the memory of their rank."""
 
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterable, Sequence
+from functools import wraps
 from itertools import accumulate
 from math import inf
 from operator import add, neg, sub
-from typing import Any
+from typing import Any, TypeVar
 
-from attrs import evolve, frozen
+import numpy as np
+from attrs import evolve, field, fields, frozen
 
+from schedlang.diagnostics.arguments import check_number, check_type, check_whole, shown
 from schedlang.schedule.costs.transfers import Transfers
 from schedlang.schedule.kinds import OPS, Kind
 
-#: The fields that say how long ops of a kind take.
-DURATIONS = {kind: op.cost for kind, op in OPS.items()}
-_TIMES = (*DURATIONS.values(), "overlap")
+T = TypeVar("T")
+
+#: What `Costs` call each kind of op: the duration of a `forward` is in `forward_times`.
+COST_OF = {kind: op.cost for kind, op in OPS.items()}
+_TIMES = tuple(f"{name}_times" for name in (*COST_OF.values(), "overlap"))
 _LINKS = (
     "boundary_bytes",
     "ranks_per_node",
@@ -25,30 +31,39 @@ _LINKS = (
 _MEMORY = ("forward_memory", "backward_memory", "input_memory", "weight_memory")
 _BYTES = ("activation_bytes", "kept_bytes", "weights_bytes")
 
-#: The names of what can be given in a file, and their fields of `Costs`; durations can also be
-#: given at a command.
-NAMES = {f"{name}_times": name for name in _TIMES} | {"p2p_time": "p2p"}
-NAMES |= {name: name for name in (*_LINKS, *_MEMORY, *_BYTES)}
-
 #: Of these there is one number; the others have one for all stages, or one per stage.
-SINGLE = frozenset(["p2p", *_LINKS]) - {"boundary_bytes"}
+SINGLE = frozenset(["p2p_time", *_LINKS]) - {"boundary_bytes"}
 
 #: What depends on each other: costs that give one of these leave none of them to others.
 _TOGETHER = (
-    ("forward",),
-    ("backward", "input", "weight"),
-    ("recompute",),
-    ("update",),
-    ("overlap",),
-    ("offload",),
-    ("reload",),
-    ("p2p", *_LINKS),
+    ("forward_times",),
+    ("backward_times", "input_times", "weight_times"),
+    ("recompute_times",),
+    ("update_times",),
+    ("overlap_times",),
+    ("offload_times",),
+    ("reload_times",),
+    ("p2p_time", *_LINKS),
     _MEMORY,
     ("activation_bytes", "kept_bytes"),
     ("weights_bytes",),
 )
 
+#: The largest number that is taken: sums and products of such ones are still numbers.
+_MOST = 1e100
+
 _Values = tuple[float, ...] | None
+
+#: What arguments and attributes of `Costs` were called before they were called as in files.
+_OLD_NAMES = {name.removesuffix("_times"): name for name in _TIMES} | {"p2p": "p2p_time"}
+
+
+def _tuple(values: Sequence[float] | None) -> _Values:
+    """A list of numbers as a tuple; what is no such list is left for the checks of `Costs`."""
+    if values is None or isinstance(values, str) or not isinstance(values, Iterable):
+        return values
+    # Those of numpy count as what they are.
+    return tuple(float(value) if isinstance(value, np.number) else value for value in values)
 
 
 @frozen
@@ -79,30 +94,67 @@ class Durations:
         return [together * end / ends[-1] if ends[-1] else together for end in ends]
 
 
-@frozen
+def _with_old_names(cls: type[T]) -> type[T]:
+    """A class that also takes its arguments, and gives its attributes, by their `_OLD_NAMES`."""
+    init = cls.__init__
+
+    @wraps(init)
+    def with_old_names(self: T, *values: Any, **named: Any) -> None:
+        renamed = {}
+        for name, value in named.items():
+            renamed[_new_name(name)] = value
+        init(self, *values, **renamed)
+
+    def attribute(self: T, name: str) -> Any:
+        if name not in _OLD_NAMES:
+            raise AttributeError(f"`{cls.__name__}` has no `{name}`", name=name, obj=self)
+        return getattr(self, _new_name(name))
+
+    cls.__init__ = with_old_names  # type: ignore[method-assign, assignment]
+    cls.__getattr__ = attribute  # type: ignore[attr-defined]
+    return cls
+
+
+def _new_name(name: str) -> str:
+    """The name that something has now, with a warning if it had another one."""
+    if name not in _OLD_NAMES:
+        return name
+    message = f"`{name}` of `Costs` is `{_OLD_NAMES[name]}` now, as in files and options"
+    warnings.warn(message, DeprecationWarning, stacklevel=3)
+    return _OLD_NAMES[name]
+
+
+@_with_old_names
+@frozen(repr=False)
 class Costs:
-    """Durations and memory, each in a unit of its own: one value for all stages, or one per stage;
-    None is not given. What stands in for it is said beside the fields.
+    """How long ops and transfers take, and what they hold: a sequence with one number for all
+    stages, or with one per stage; None is not given, and what stands in for it is said beside the
+    fields.
+
+    Times are in any unit, all in the same, and so is the time of simulations; memory is in a unit
+    of its own; bytes are bytes, a bandwidth is bytes per unit of time. The names are those of files
+    and options (docs/costs.md). TypeError for what is no number; ValueError for a time below 0, for
+    NaN and infinity, and for costs that do not go together.
     """
 
     # How long ops take. Without, they have the unit costs of the pipeline papers: a forward is 1,
     # a whole backward 2 or its halves together, a half of it half of that; a recomputation is a
     # forward, and so is a copy to the host, or back; an optimizer step is 0.
-    forward: _Values = None
-    backward: _Values = None
-    input: _Values = None
-    weight: _Values = None
-    recompute: _Values = None
-    update: _Values = None
-    offload: _Values = None
-    reload: _Values = None
+    forward_times: _Values = field(default=None, converter=_tuple)
+    backward_times: _Values = field(default=None, converter=_tuple)
+    input_times: _Values = field(default=None, converter=_tuple)
+    weight_times: _Values = field(default=None, converter=_tuple)
+    recompute_times: _Values = field(default=None, converter=_tuple)
+    update_times: _Values = field(default=None, converter=_tuple)
+    offload_times: _Values = field(default=None, converter=_tuple)
+    reload_times: _Values = field(default=None, converter=_tuple)
     #: Ops that `overlap`, together; without, as long as one after the other.
-    overlap: _Values = None
+    overlap_times: _Values = field(default=None, converter=_tuple)
 
-    # How long a transfer between ranks takes: `p2p`, or what its link makes of its size, see
+    # How long a transfer between ranks takes: `p2p_time`, or what its link makes of its size, see
     # `Transfers`; without either, 0.
-    p2p: float | None = None
-    boundary_bytes: _Values = None
+    p2p_time: float | None = None
+    boundary_bytes: _Values = field(default=None, converter=_tuple)
     ranks_per_node: int | None = None
     latency_in_node: float | None = None
     bandwidth_in_node: float | None = None
@@ -111,24 +163,28 @@ class Costs:
 
     # What an op adds to what its rank holds. Without, 1 for a forward, nothing for an input half;
     # the last use, a weight half or a whole backward, gives back what there is.
-    forward_memory: _Values = None
-    backward_memory: _Values = None
-    input_memory: _Values = None
-    weight_memory: _Values = None
+    forward_memory: _Values = field(default=None, converter=_tuple)
+    backward_memory: _Values = field(default=None, converter=_tuple)
+    input_memory: _Values = field(default=None, converter=_tuple)
+    weight_memory: _Values = field(default=None, converter=_tuple)
 
     # Bytes are counted where they are given: those of an activation from the forward to the last
     # use, of which some are kept from an input half to its weight half; and those of each version
     # of a stage's weights.
-    activation_bytes: _Values = None
-    kept_bytes: _Values = None
-    weights_bytes: _Values = None
+    activation_bytes: _Values = field(default=None, converter=_tuple)
+    kept_bytes: _Values = field(default=None, converter=_tuple)
+    weights_bytes: _Values = field(default=None, converter=_tuple)
 
     def __attrs_post_init__(self) -> None:
-        """ValueError for costs that do not go together."""
+        """TypeError for what is no number, ValueError for one that cannot be a cost, and for costs
+        that do not go together.
+        """
+        for name in self._given(NAMES):
+            (_check_single if name in SINGLE else _check_values)(name, getattr(self, name))
         links = self._given(_LINKS)
         bandwidths = self._given(("bandwidth_in_node", "bandwidth_between_nodes"))
         between_nodes = self._given(("latency_between_nodes", "bandwidth_between_nodes"))
-        if self.p2p is not None and links:
+        if self.p2p_time is not None and links:
             raise ValueError(
                 f"`p2p_time` is the time of every transfer, `{links[0]}` says that they differ"
             )
@@ -159,7 +215,7 @@ class Costs:
     @property
     def gives_times(self) -> bool:
         """Whether any duration is given."""
-        return bool(self._given((*_TIMES, "p2p", *_LINKS)))
+        return bool(self._given((*_TIMES, "p2p_time", *_LINKS)))
 
     @property
     def gives_memory(self) -> bool:
@@ -176,46 +232,46 @@ class Costs:
 
     def durations(self, stages: int) -> Durations:
         """How long compute actions take on each stage; ValueError for a wrong number of values."""
-        forward = _spread("durations of `F`", self.forward, [1.0] * stages)
+        forward = _spread("durations of `F`", self.forward_times, [1.0] * stages)
         # A half takes half of a whole backward, and a whole one as long as its halves.
-        whole = _spread("durations of `B`", self.backward, [2.0] * stages)
+        whole = _spread("durations of `B`", self.backward_times, [2.0] * stages)
         half = [duration / 2 for duration in whole]
-        input = _spread("durations of `I`", self.input, half)
-        weight = _spread("durations of `W`", self.weight, half)
-        offload = _spread("durations of `offload`", self.offload, forward)
+        input = _spread("durations of `I`", self.input_times, half)
+        weight = _spread("durations of `W`", self.weight_times, half)
+        offload = _spread("durations of `offload`", self.offload_times, forward)
         by_kind: dict[int, list[float]] = {
             Kind.F: forward,
-            Kind.B: _spread("durations of `B`", self.backward, list(map(add, input, weight))),
+            Kind.B: _spread("durations of `B`", self.backward_times, list(map(add, input, weight))),
             Kind.I: input,
             Kind.W: weight,
-            Kind.R: _spread("durations of `R`", self.recompute, forward),
-            Kind.U: _spread("durations of `U`", self.update, [0.0] * stages),
+            Kind.R: _spread("durations of `R`", self.recompute_times, forward),
+            Kind.U: _spread("durations of `U`", self.update_times, [0.0] * stages),
             Kind.OFFLOAD: offload,
-            Kind.RELOAD: _spread("durations of `reload`", self.reload, offload),
+            Kind.RELOAD: _spread("durations of `reload`", self.reload_times, offload),
         }
-        overlap = _spread("durations of overlaps", self.overlap, [0.0] * stages)
-        return Durations(by_kind, None if self.overlap is None else overlap)
+        overlap = _spread("durations of overlaps", self.overlap_times, [0.0] * stages)
+        return Durations(by_kind, None if self.overlap_times is None else overlap)
 
     def every_duration(self, stages: int) -> dict[str, list[float]]:
-        """The duration on each stage of every field, given or not; of `overlap` only if it is
-        given.
+        """How long everything takes on each stage, given or not, by what costs call it, such as
+        `forward`; `overlap` only if it is given.
         """
         durations = self.durations(stages)
-        by_field = {field: durations[kind] for kind, field in DURATIONS.items()}
+        by_name = {name: durations[kind] for kind, name in COST_OF.items()}
         if durations.overlap is not None:
-            by_field["overlap"] = durations.overlap
-        return by_field
+            by_name["overlap"] = durations.overlap
+        return by_name
 
-    def faster(self, field: str, stage: int, stages: int, factor: float) -> "Costs":
-        """The costs if what a field is about took `factor` times as long on a stage."""
+    def faster(self, name: str, stage: int, stages: int, factor: float) -> "Costs":
+        """The costs if something, such as `forward`, took `factor` times as long on a stage."""
         lists = {name: list(values) for name, values in self.every_duration(stages).items()}
-        lists[field][stage] *= factor
-        changed: dict[str, Any] = {name: tuple(values) for name, values in lists.items()}
+        lists[name][stage] *= factor
+        changed: dict[str, Any] = {f"{name}_times": tuple(values) for name, values in lists.items()}
         return evolve(self, **changed)
 
     def transfers(self, stages: int) -> Transfers:
         """How long transfers take; ValueError for a wrong number of sizes."""
-        latency = self.latency_in_node or self.p2p or 0.0
+        latency = self.latency_in_node or self.p2p_time or 0.0
         bandwidth = self.bandwidth_in_node or inf
         # What is not said of links between nodes is as inside one.
         latency_between = self.latency_between_nodes
@@ -266,16 +322,52 @@ class Costs:
 
     def to_json(self) -> dict[str, Any]:
         """What is given, as a file has it."""
-        given = ((name, getattr(self, field)) for name, field in NAMES.items())
+        given = {name: getattr(self, name) for name in self._given(NAMES)}
         return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in given
-            if value is not None
+            name: list(map(float, value)) if isinstance(value, tuple) else value
+            for name, value in given.items()
         }
 
+    def __repr__(self) -> str:
+        given = (f"{name}={shown(getattr(self, name))}" for name in self._given(NAMES))
+        return f"Costs({', '.join(given)})"
 
+
+#: The names of what can be given, here and in a file; times can also be given at a command.
+NAMES = tuple(attribute.name for attribute in fields(Costs))
 #: The costs that leave everything open: unit costs.
 UNIT = Costs()
+
+
+def check_costs(costs: Any) -> None:
+    """TypeError unless an argument is costs."""
+    check_type("costs", costs, Costs, "Costs, such as Costs(p2p_time=0.1)")
+
+
+def _check_values(name: str, values: Any) -> None:
+    """Whether the values of a cost, one for all stages or one per stage, are numbers that can be
+    costs.
+    """
+    if not isinstance(values, tuple) or not set(map(type, values)) <= {int, float}:
+        wanted = "numbers, one for all stages or one for each, such as (1.0,)"
+        raise TypeError(f"`{name}` is {shown(values)}: it must be {wanted}")
+    # An op may give memory back; nothing takes less than no time.
+    least = -_MOST if name in _MEMORY else 0
+    if not values or not all(least <= value <= _MOST for value in values):
+        raise ValueError(
+            f"`{name}` must be numbers from {least:g} to {_MOST:g}, not {shown(values)}"
+        )
+
+
+def _check_single(name: str, value: Any) -> None:
+    """Whether the one number of a cost can be one."""
+    if name == "ranks_per_node":
+        check_whole(name, value, least=1)
+        return
+    check_number(name, value)
+    least = 1 / _MOST if name.startswith("bandwidth") else 0
+    if not least <= value <= _MOST:
+        raise ValueError(f"`{name}` is {value:g}: it must be a number from {least:g} to {_MOST:g}")
 
 
 def _changes(

@@ -12,9 +12,6 @@ from schedlang.schedule.costs.measured import measured_costs
 from schedlang.schedule.costs.model import NAMES, SINGLE, Costs
 from schedlang.schedule.costs.traces import traced_actions
 
-#: The largest number that is taken: sums and products of such ones are still numbers.
-_MOST = 1e100
-
 
 def make_costs(lists: Mapping[str, Sequence[float]]) -> Costs:
     """Costs from the user's lists, by their `NAMES`; ValueError for what cannot be one."""
@@ -26,27 +23,19 @@ def make_costs(lists: Mapping[str, Sequence[float]]) -> Costs:
             close = get_close_matches(str(name), NAMES, n=1)
             there_is = f", there is `{close[0]}`" if close else ""
             raise ValueError(f"there is no cost `{name}`{there_is}")
-        # An op may give memory back; nothing takes less than no time.
-        least = -_MOST if "memory" in name else 0
-        if not values or not all(least <= value <= _MOST for value in values):
-            raise ValueError(f"`{name}` must be numbers from {least:g} to {_MOST:g}")
-        field = NAMES[name]
-        given[field] = _single(name, values) if field in SINGLE else tuple(map(float, values))
-    return Costs(**given)
+        if name in SINGLE and len(values) != 1:
+            raise ValueError(f"`{name}` is one number")
+        given[name] = _single(name, values[0]) if name in SINGLE else tuple(values)
+    try:
+        return Costs(**given)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
 
 
-def _single(name: str, values: Sequence[float]) -> float | int:
-    """The one number of a cost that is no list."""
-    value = values[0]
-    if len(values) > 1:
-        raise ValueError(f"`{name}` is one number")
-    if name.startswith("bandwidth") and value < 1 / _MOST:
-        raise ValueError(f"`{name}` is {value:g}, it must be more")
-    if name != "ranks_per_node":
-        return float(value)
-    if value < 1 or value != int(value):
-        raise ValueError(f"`{name}` is {value}, it must be a whole number from 1")
-    return int(value)
+def _single(name: str, value: float) -> float | int:
+    """The one number of a cost that is no list; a file may write a whole one as 2.0."""
+    is_whole = name == "ranks_per_node" and value == value // 1
+    return int(value) if is_whole else value
 
 
 #: The kinds of file of which it is told what is wrong with them as costs.
@@ -88,7 +77,9 @@ def _traced_costs(events: Any) -> Costs:
 
 
 def read_costs(path: str | Path) -> Costs:
-    """Costs from a JSON or YAML file; CompileError says what is wrong with it."""
+    """Costs from a JSON or YAML file, or from the trace of a run (docs/costs.md); CompileError says
+    what is wrong with it.
+    """
     from schedlang.files.documents import read_document
 
     try:

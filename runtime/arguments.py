@@ -1,0 +1,149 @@
+"""Arguments of the public functions that are of a wrong type, or that no plan could take: a
+TypeError or ValueError that names them, before anything is done.
+
+What is wrong for a plan, or differs between ranks, is found together with the other ranks, see
+`schedlang.runtime.checks`.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from os import PathLike
+from typing import Any, get_args
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
+
+from schedlang.diagnostics.arguments import (
+    check_choice,
+    check_flag,
+    check_number,
+    check_type,
+    check_whole,
+    shown,
+)
+from schedlang.plan.plan import Plan
+from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.setup import Setup
+from schedlang.runtime.stage.repeats import Verify
+from schedlang.runtime.values import flatten
+
+
+def check_pipeline(plan: Any, setup: Setup, mesh: Any, timeout: Any) -> None:
+    """The arguments of `Pipeline`."""
+    check_plan(plan)
+    check_stages(setup.modules)
+    _check_callable("loss_fn", setup.loss_fn)
+    _check_optional("mesh", mesh, DeviceMesh, 'a DeviceMesh, such as mesh["pp"]')
+    what = 'a list of the names by stage of each tied weight, such as [{0: "a", 3: "b"}]'
+    _check_list("tied", setup.tied, Mapping, what)
+    _check_optional("transfer_dtype", setup.transfer_dtype, torch.dtype, "a dtype of torch")
+    if setup.loss_scale is not None:
+        check_number("loss_scale", setup.loss_scale)
+    if setup.max_gathered is not None:
+        check_whole("max_gathered", setup.max_gathered)
+    if setup.max_norm is not None:
+        check_number("max_norm", setup.max_norm)
+    check_choice("verify", setup.verify, get_args(Verify))
+    check_flag("audit", setup.audit)
+    check_flag("stop_on_nan", setup.stop_on_nan)
+    _check_batch_dim(setup.batch_dim)
+    what = "a mapping of stages to optimizers, such as {0: optimizer}"
+    _check_by_stage("optimizers", setup.optimizers, Optimizer, what, "an optimizer of torch")
+    check_number("timeout", timeout, above=0)
+
+
+def check_plan(plan: Any) -> None:
+    """A plan, and not its path."""
+    what = "a Plan: `read_plan(path)` reads one, `compile(program)` makes one"
+    check_type("plan", plan, Plan, what)
+
+
+def check_model(model: Any) -> None:
+    """A model, and not its class."""
+    check_type("model", model, nn.Module, "a module of torch")
+
+
+def check_stages(stages: Any) -> None:
+    """Modules by the numbers of their stages."""
+    what = "a mapping of stages to modules, such as {0: module}, or what `split` returns"
+    _check_by_stage("stages", stages, nn.Module, what, "a module of torch")
+
+
+def check_blocks(blocks: Any) -> None:
+    """Names of submodules."""
+    what = "names of submodules, such as ('embedding', 'layers', 'head')"
+    if not isinstance(blocks, str):
+        _check_list("blocks", blocks, str, what)
+
+
+def check_input(value: Any) -> None:
+    """A microbatch of a model."""
+    try:
+        tensors, _ = flatten(value, "`input`")
+    except PipelineError as error:
+        raise TypeError(str(error)) from None
+    if not tensors:
+        raise ValueError("`input` has no tensors: it must be a microbatch of the model")
+
+
+def check_folder(folder: Any) -> None:
+    """The path of a folder."""
+    check_type("folder", folder, (str, PathLike), "the path of a folder")
+
+
+def check_optimizers(optimizers: Any) -> None:
+    """Several optimizers."""
+    _check_list("optimizers", optimizers, Optimizer, "optimizers of torch, such as [optimizer]")
+
+
+def check_rank(rank: Any, plan: Plan) -> None:
+    """A rank of a plan."""
+    check_whole("rank", rank, 0, len(plan.ranks) - 1)
+
+
+def check_block_costs(costs: Any) -> None:
+    """Numbers, one for each block."""
+    what = "numbers, one for each block, as `measure` returns them"
+    _check_list("costs", costs, (int, float), what)
+    for index, cost in enumerate(costs):
+        check_number(f"costs[{index}]", cost)
+
+
+def _check_callable(name: str, value: Any) -> None:
+    if value is not None and not callable(value):
+        raise TypeError(f"`{name}` is {shown(value)}: it must be a function of output and targets")
+    if isinstance(value, type):
+        # `nn.CrossEntropyLoss`, where its instance is meant: called, it would make a module.
+        example = f"an instance, such as {value.__name__}()"
+        raise TypeError(f"`{name}` is {shown(value)}: it must be {example}")
+
+
+def _check_optional(name: str, value: Any, wanted: type, what: str) -> None:
+    if value is not None:
+        check_type(name, value, wanted, what)
+
+
+def _check_list(name: str, values: Any, wanted: type | tuple[type, ...], what: str) -> None:
+    """Several things of a type; not a text, which would be taken for its letters."""
+    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+        raise TypeError(f"`{name}` is {shown(values)}: it must be {what}")
+    # What can be gone through once only is left as it is.
+    for index, value in enumerate(() if isinstance(values, Iterator) else values):
+        check_type(f"{name}[{index}]", value, wanted, f"one of {what}")
+
+
+def _check_by_stage(name: str, values: Any, wanted: type, what: str, one: str) -> None:
+    check_type(name, values, Mapping, what)
+    for stage, value in values.items():
+        check_whole(f"a stage in {name}", stage, 0)
+        check_type(f"{name}[{stage}]", value, wanted, one)
+
+
+def _check_batch_dim(dims: Any) -> None:
+    pair = dims if isinstance(dims, tuple) else (dims, dims)
+    if len(pair) != 2:
+        what = "a dimension, or a pair of those of inputs and targets"
+        raise ValueError(f"`batch_dim` is {shown(dims)}: it must be {what}")
+    for dim in pair:
+        check_whole("batch_dim", dim)

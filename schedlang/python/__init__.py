@@ -1,0 +1,1 @@
+"""What scripts and notebooks have beside the commands."""

@@ -1,0 +1,509 @@
+"""Schedules built in Python.
+
+A `Builder` only writes: the ops of each rank become the text of a program, by
+`schedlang.python.text`, which is compiled and proved as any other. What is wrong is said of the
+lines of Python that the ops come from, by `schedlang.python.places`.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Literal
+
+from attrs import evolve
+
+from schedlang.compiler import compile
+from schedlang.diagnostics.arguments import check_choice, check_type, check_whole, shown
+from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, counted
+from schedlang.diagnostics.source import Label, Source, Span
+from schedlang.diagnostics.waits import Stand, Wait
+from schedlang.plan.plan import Plan
+from schedlang.python.places import Script, caller
+from schedlang.python.text import Call, Head, Text, program_text
+from schedlang.schedule.costs import UNIT, Costs, check_costs
+from schedlang.schedule.kinds import TRANSFERS, Kind
+from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_skip
+from schedlang.schedule.transports import PORTABLE
+
+#: How stages may be placed by a word, as torch names it: rank by rank again and again, or to the
+#: last rank and back.
+Style = Literal["loop", "v"]
+
+
+class Builder:
+    """Builds a schedule op by op, each rank's in order; it is proved as a program is.
+
+        with Builder("gpipe", ranks=4, microbatches=8) as b:
+            for rank in range(4):
+                for m in range(8):
+                    b.forward(rank, m)
+                for m in range(8):
+                    b.backward(rank, m)
+        plan = b.plan
+
+    At the end of the `with` block the schedule is compiled, to `plan`; without one, `compile` does
+    so, with its options. CompileError names the lines of Python that what is wrong comes from.
+    `text()` is the program: its plan is the same, whoever compiles it.
+
+    `microbatches` are those of the batch, of all pipelines. There are `chunks` stages on each rank.
+    `placement` says where stage s is: "loop", on rank `s % ranks`, as in interleaved schedules;
+    "v", down the ranks and up again; or a list, in which item s is the rank of stage s. Schedules
+    with several `pipelines` over the same ranks have in place of it such a list for each, by name:
+    `{"down": [0, 1], "up": [1, 0]}`; their microbatches are shared out evenly, and their stages
+    numbered on, as in plans. `slices` is into how many parts of its sequence a microbatch is cut;
+    `skips` are pairs of an earlier and a later stage; `links[r]` is the link to the host of rank r,
+    by default each has its own. `weights` is "latest", "stash" or "delay 1", or a list of these
+    with one for each stage. `costs` are those of the program, in whole numbers; others are for
+    `compile`.
+
+    Ops take a rank and a microbatch, both counted from 0; a `stage` where the rank holds several;
+    and a `slice` where there are slices. TypeError or ValueError names a wrong argument, at once.
+    """
+
+    def __init__(
+        self,
+        name: str = "schedule_in_python",
+        *,
+        ranks: int,
+        microbatches: int,
+        chunks: int = 1,
+        placement: Style | Sequence[int] = "loop",
+        pipelines: Mapping[str, Sequence[int]] | None = None,
+        slices: int = 1,
+        skips: Sequence[tuple[int, int]] = (),
+        links: Sequence[int] = (),
+        weights: str | Sequence[str] = "latest",
+        costs: Costs = UNIT,
+    ) -> None:
+        check_type("name", name, str, "text")
+        if not name.isidentifier():
+            raise ValueError(f"`name` is {name!r}: it must be letters, digits and `_`")
+        check_whole("ranks", ranks, 1)
+        check_whole("microbatches", microbatches, 1)
+        check_whole("chunks", chunks, 1)
+        check_whole("slices", slices, 1)
+        if pipelines is None:
+            lines = {"": _placement(ranks, chunks, placement)}
+        else:
+            lines = _pipelines(ranks, microbatches, pipelines)
+        layout = _layout(lines, microbatches // len(lines), slices, skips, links, ranks)
+        check_costs(costs)
+        _check_program_costs(costs)
+        rules = _weights(weights, len(layout.placement))
+        self._head = Head(name, ranks, microbatches, layout, rules, costs)
+        self._calls: list[list[Call]] = [[] for _ in range(ranks)]
+        self._begin = caller()
+        self._part = ""
+        self._group = 0
+        self._groups = 0
+        self._together = ""
+        self._plan: Plan | None = None
+
+    def __repr__(self) -> str:
+        head = self._head
+        size = f"ranks = {head.ranks}, microbatches = {head.microbatches}"
+        return f"<Builder {head.name} ({size}): {sum(map(len, self._calls))} ops>"
+
+    # The ops
+
+    def forward(
+        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+    ) -> None:
+        """`F`: the forward of a microbatch."""
+        self.op(rank, Kind.F, microbatch, stage=stage, slice=slice)
+
+    def backward(
+        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+    ) -> None:
+        """`B`: the whole backward of a microbatch."""
+        self.op(rank, Kind.B, microbatch, stage=stage, slice=slice)
+
+    def backward_input(
+        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+    ) -> None:
+        """`I`: the half of a backward that gives the gradients of the inputs."""
+        self.op(rank, Kind.I, microbatch, stage=stage, slice=slice)
+
+    def backward_weight(
+        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+    ) -> None:
+        """`W`: the half of a backward that gives the gradients of the weights, after its `I`."""
+        self.op(rank, Kind.W, microbatch, stage=stage, slice=slice)
+
+    def recompute(
+        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+    ) -> None:
+        """`R`: the forward once more, since its activations were dropped."""
+        self.op(rank, Kind.R, microbatch, stage=stage, slice=slice)
+
+    def update(self, rank: int, *, stage: int | None = None) -> None:
+        """`U`: the optimizer's step of a stage, by default of all stages of the rank."""
+        stages = self._stages_of(rank) if stage is None else [stage]
+        for number in stages:
+            self.op(rank, Kind.U, stage=number)
+
+    def offload(
+        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+    ) -> None:
+        """`offload`: begin to copy a microbatch's activations to the host."""
+        self.op(rank, Kind.OFFLOAD, microbatch, stage=stage, slice=slice)
+
+    def reload(
+        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+    ) -> None:
+        """`reload`: begin to copy them back."""
+        self.op(rank, Kind.RELOAD, microbatch, stage=stage, slice=slice)
+
+    def send_forward(
+        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+    ) -> None:
+        """`send F`: send what a forward made to the next stage.
+
+        Who writes one transfer writes all of them; else the compiler does.
+        """
+        self.op(rank, Kind.SEND_F, microbatch, stage=stage, slice=slice)
+
+    def recv_forward(
+        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+    ) -> None:
+        """`recv F`: receive what a forward takes from the stage before."""
+        self.op(rank, Kind.RECV_F, microbatch, stage=stage, slice=slice)
+
+    def send_backward(
+        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+    ) -> None:
+        """`send B`: send the gradients of a stage's inputs to the stage before."""
+        self.op(rank, Kind.SEND_B, microbatch, stage=stage, slice=slice)
+
+    def recv_backward(
+        self, rank: int, microbatch: int, *, stage: int | None = None, slice: int | None = None
+    ) -> None:
+        """`recv B`: receive the gradients of a stage's outputs from the next stage."""
+        self.op(rank, Kind.RECV_B, microbatch, stage=stage, slice=slice)
+
+    def op(
+        self,
+        rank: int,
+        kind: Kind | str,
+        microbatch: int | None = None,
+        *,
+        stage: int | None = None,
+        slice: int | None = None,
+    ) -> None:
+        """Any op, by its `Kind` or the name of that: `op(0, "F", 3)` is `forward(0, 3)`.
+
+        `U` is of a stage, and of no microbatch.
+        """
+        if self._plan is not None:
+            raise ValueError("the schedule is compiled, it takes no more ops: make another Builder")
+        if not isinstance(kind, Kind):
+            check_choice("kind", kind, Kind.__members__)
+            kind = Kind[kind]
+        own = self._own_stage(rank, stage)
+        call = Call(
+            kind,
+            own,
+            self._microbatch(kind, own, microbatch),
+            self._slice(kind, slice),
+            self._group,
+            self._part,
+            caller(),
+        )
+        if self._together == "overlap" and kind in TRANSFERS:
+            raise ValueError(
+                "`overlap` is for ops that compute: sends and receives take `exchange`"
+            )
+        if self._together == "exchange" and kind not in TRANSFERS:
+            raise ValueError("`exchange` is for sends and receives: ops take `overlap`")
+        self._calls[rank].append(call)
+
+    @contextmanager
+    def overlap(self) -> Iterator[None]:
+        """The ops that a rank is given within run as one: `with b.overlap(): …`."""
+        with self._issued_as_one("overlap"):
+            yield
+
+    @contextmanager
+    def exchange(self) -> Iterator[None]:
+        """The sends and receives that a rank is given within are issued as one batch."""
+        with self._issued_as_one("exchange"):
+            yield
+
+    @contextmanager
+    def warmup(self) -> Iterator[None]:
+        """In a schedule without a flush: ops before the first update."""
+        with self._in_part("warmup"):
+            yield
+
+    @contextmanager
+    def steady(self) -> Iterator[None]:
+        """In a schedule without a flush: the ops of one update, which repeat. Microbatches count
+        from the update's first.
+        """
+        with self._in_part("steady"):
+            yield
+
+    # The result
+
+    @property
+    def plan(self) -> Plan:
+        """The plan, from the end of the `with` block on."""
+        if self._plan is None:
+            raise ValueError("`plan` is there at the end of the `with` block; else call `compile`")
+        return self._plan
+
+    def text(self) -> str:
+        """The program in the language: `compile(b.text())` gives the plan of `b.compile()`."""
+        return self._program().text
+
+    def compile(
+        self, costs: Costs = UNIT, forward_only: bool = False, transport: str = PORTABLE
+    ) -> Plan:
+        """The plan of the schedule, proved; arguments are those of `schedlang.compile`.
+
+        The plan's program is `text()`, by the name of the schedule, and plans that are the same
+        are equal, wherever they were built. `Plan.where` names lines of Python, as long as the plan
+        is not read from a file. CompileError has all that is wrong, at the lines of Python.
+        """
+        program = self._program()
+        source = Source(f"{self._head.name}.sched", program.text)
+        try:
+            plan = compile(source, {}, costs, forward_only, transport)
+        except CompileError as error:
+            raise type(error)(self._in_python(error.diagnostics, program)) from None
+        lines = {
+            index: str(program.places[span.start])
+            for index, span in enumerate(plan.spans)
+            if span.start in program.places
+        }
+        return evolve(plan, written_at=lines)
+
+    def __enter__(self) -> "Builder":
+        return self
+
+    def __exit__(
+        self,
+        error: type[BaseException] | None,
+        _: BaseException | None,
+        __: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._plan = self.compile()
+
+    # Checks
+
+    def _stages_of(self, rank: int) -> list[int]:
+        check_whole("rank", rank, 0, self._head.ranks - 1)
+        return self._head.layout.stages_of(rank)
+
+    def _own_stage(self, rank: int, stage: int | None) -> int:
+        """The stage of an op, which must be one of its rank."""
+        held = self._stages_of(rank)
+        listed = ", ".join(map(str, held))
+        if stage is None:
+            if len(held) > 1:
+                raise ValueError(f"`stage` is not given: rank {rank} holds the stages {listed}")
+            return held[0]
+        placement = self._head.layout.placement
+        check_whole("stage", stage, 0, len(placement) - 1)
+        if placement[stage] != rank:
+            where = f"that is on rank {placement[stage]}"
+            raise ValueError(f"`stage` is {stage}: {where}, rank {rank} holds {listed}")
+        return stage
+
+    def _microbatch(self, kind: Kind, stage: int, microbatch: int | None) -> int | None:
+        if kind == Kind.U:
+            if microbatch is not None:
+                raise ValueError(f"`microbatch` is {shown(microbatch)}: an update is of none")
+            return None
+        # In a schedule without a flush they run on into the next update.
+        most = None if self._part else self._head.layout.pipeline_of[stage].microbatches - 1
+        check_whole("microbatch", microbatch, 0, most)
+        return microbatch
+
+    def _slice(self, kind: Kind, slice: int | None) -> int | None:
+        slices = self._head.layout.slices
+        if slices == 1 or kind == Kind.U:
+            if slice is not None:
+                raise ValueError(f"`slice` is {shown(slice)}: there are no slices here")
+            return None
+        check_whole("slice", slice, 0, slices - 1)
+        return slice
+
+    @contextmanager
+    def _issued_as_one(self, together: str) -> Iterator[None]:
+        if self._together:
+            raise ValueError(f"`{together}` stands in `{self._together}`: they do not nest")
+        self._groups += 1
+        self._group = self._groups
+        self._together = together
+        try:
+            yield
+        finally:
+            self._group = 0
+            self._together = ""
+
+    @contextmanager
+    def _in_part(self, part: str) -> Iterator[None]:
+        if self._part:
+            raise ValueError(f"`{part}` stands in `{self._part}`: they do not nest")
+        self._part = part
+        try:
+            yield
+        finally:
+            self._part = ""
+
+    # From the text back to Python
+
+    def _program(self) -> Text:
+        return program_text(self._head, self._calls)
+
+    def _in_python(self, diagnostics: list[Diagnostic], program: Text) -> list[Diagnostic]:
+        """Diagnostics of the text as those of the script. What is not about an op is about the
+        Builder; what is said several times of one place is said once.
+        """
+        places = program.places
+        script = Script.of([self._begin, *places.values()])
+
+        def span_of(span: Span) -> Span:
+            return script.span(places.get(span.start, self._begin))
+
+        told: dict[tuple[str, Span | None], list[Diagnostic]] = {}
+        for diagnostic in diagnostics:
+            changed = _moved(diagnostic, script.source, span_of)
+            first = changed.labels[0].span if changed.labels else None
+            told.setdefault((changed.code, first), []).append(changed)
+        merged = []
+        for same in told.values():
+            more = len(same) - 1
+            first_one = same[0]
+            merged.append(
+                first_one.with_note(f"and {more} more at this line") if more else first_one
+            )
+        return merged
+
+
+def _moved(diagnostic: Diagnostic, source: Source, span_of: Callable[[Span], Span]) -> Diagnostic:
+    """A diagnostic at other places."""
+
+    def stand(at: Stand) -> Stand:
+        # The loop variables are those of the text.
+        return evolve(at, span=span_of(at.span) if at.span else None, variables=())
+
+    def wait(moved: Wait) -> Wait:
+        until = stand(moved.until) if moved.until else None
+        return evolve(moved, at=stand(moved.at), until=until)
+
+    labels = tuple(Label(span_of(label.span), label.text) for label in diagnostic.labels)
+    moved = evolve(diagnostic, labels=labels, source=source, file=source.path)
+    return moved.with_waits(tuple(map(wait, diagnostic.waits))) if diagnostic.waits else moved
+
+
+def _placement(ranks: int, chunks: int, placement: Style | Sequence[int]) -> tuple[int, ...]:
+    """The rank of each stage."""
+    if placement == "loop":
+        return tuple(range(ranks)) * chunks
+    if placement == "v":
+        down = tuple(range(ranks))
+        return tuple(rank for chunk in range(chunks) for rank in down[:: -1 if chunk % 2 else 1])
+    if chunks > 1:
+        raise ValueError("`chunks` is given, and a list for `placement`: the list says how many")
+    return _ranks_of("placement", placement, ranks, "'loop', 'v', or the rank of each stage")
+
+
+def _ranks_of(name: str, placement: object, ranks: int, what: str) -> tuple[int, ...]:
+    """The rank of each stage, in a list."""
+    if isinstance(placement, str) or not isinstance(placement, Sequence):
+        raise TypeError(f"`{name}` is {shown(placement)}: it must be {what}")
+    if not placement:
+        raise ValueError(f"`{name}` is {shown(placement)}: it must have a stage")
+    for stage, rank in enumerate(placement):
+        check_whole(f"{name}[{stage}]", rank, 0, ranks - 1)
+    return tuple(placement)
+
+
+def _pipelines(
+    ranks: int, microbatches: int, pipelines: Mapping[str, Sequence[int]]
+) -> dict[str, tuple[int, ...]]:
+    """The ranks of the stages of each pipeline."""
+    what = "the ranks of each pipeline's stages, such as {'down': [0, 1], 'up': [1, 0]}"
+    check_type("pipelines", pipelines, Mapping, what)
+    lines: dict[str, tuple[int, ...]] = {}
+    for name, placement in pipelines.items():
+        check_type("a name in pipelines", name, str, "text")
+        if not name.isidentifier():
+            raise ValueError(f"`pipelines` has {name!r}: a name is letters, digits and `_`")
+        lines[name] = _ranks_of(f"pipelines[{name!r}]", placement, ranks, "the rank of each stage")
+    if not lines:
+        raise ValueError(f"`pipelines` is {shown(pipelines)}: it must be {what}")
+    if len(set(map(len, lines.values()))) > 1:
+        raise ValueError("`pipelines` have different numbers of stages: each has the whole model")
+    if microbatches % len(lines):
+        parts = counted(len(lines), "pipeline")
+        raise ValueError(f"`microbatches` is {microbatches}: {parts} cannot share them evenly")
+    return lines
+
+
+def _layout(
+    lines: Mapping[str, tuple[int, ...]],
+    microbatches: int,
+    slices: int,
+    skips: Sequence[tuple[int, int]],
+    links: Sequence[int],
+    ranks: int,
+) -> Layout:
+    """What runs where; `microbatches` are those of one pipeline."""
+    placement: tuple[int, ...] = ()
+    pipelines: list[Pipeline] = []
+    for name, ranks_of_stages in lines.items():
+        start = len(placement)
+        placement += ranks_of_stages
+        pipelines.append(Pipeline(name, start, len(placement), microbatches))
+    idle = without_stage(placement, ranks)
+    if idle:
+        raise ValueError(f"`{'pipelines' if '' not in lines else 'placement'}`: {idle}")
+    pairs: list[tuple[int, int]] = []
+    check_type("skips", skips, Sequence, "pairs of stages, such as [(0, 3)]")
+    for index, skip in enumerate(skips):
+        name = f"skips[{index}]"
+        if not isinstance(skip, Sequence) or len(skip) != 2:
+            raise TypeError(f"`{name}` is {shown(skip)}: it must be a pair of stages")
+        for stage in skip:
+            check_whole(name, stage)
+        wrong = wrong_skip(skip[0], skip[1], pipelines[0].stop)
+        if wrong:
+            raise ValueError(f"`{name}` is {shown(skip)}: it {wrong}")
+        pairs.append((skip[0], skip[1]))
+    check_type("links", links, Sequence, "the number of each rank's link")
+    if links and len(links) != ranks:
+        raise ValueError(f"`links` has {len(links)}: there are {counted(ranks, 'rank')}")
+    for rank, link in enumerate(links):
+        check_whole(f"links[{rank}]", link, 0)
+    return Layout(placement, tuple(pipelines), slices, 1, tuple(links), tuple(pairs))
+
+
+def _weights(weights: str | Sequence[str], stages: int) -> list[str]:
+    """The rule of each stage."""
+    rules = [weights] * stages if isinstance(weights, str) else weights
+    check_type("weights", rules, Sequence, "a rule, or one for each stage")
+    if len(rules) != stages:
+        raise ValueError(f"`weights` has {len(rules)} rules: there are {counted(stages, 'stage')}")
+    for rule in rules:
+        check_type("weights", rule, str, "'latest', 'stash' or 'delay 1'")
+        if not re.fullmatch(r"latest|stash|delay \d{1,9}", rule):
+            raise ValueError(f"`weights` is {rule!r}: it must be 'latest', 'stash' or 'delay 1'")
+    return list(rules)
+
+
+def _check_program_costs(costs: Costs) -> None:
+    """Whether a program can say these costs."""
+    for name, given in costs.to_json().items():
+        way_out = "give it to `compile`"
+        if not name.endswith(("_times", "_time", "_memory")):
+            raise ValueError(f"`costs` have `{name}`, which a program cannot say: {way_out}")
+        values = given if isinstance(given, list) else [given]
+        if any(value != int(value) for value in values):
+            raise ValueError(
+                f"`costs` have `{name}` {shown(given)}, a program has whole numbers: {way_out}"
+            )

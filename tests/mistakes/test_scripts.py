@@ -1,0 +1,574 @@
+"""Wrong scripts: every wrong argument is a TypeError or ValueError that says which argument it is,
+what was given, and what is wanted; and it comes at once, before any work is done.
+"""
+
+from collections.abc import Callable
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import schedlang
+from schedlang import (
+    CompileError,
+    Costs,
+    Plan,
+    Source,
+    compile,
+    open_plan,
+    prove,
+    read_plan,
+    read_source,
+    simulate,
+    write_plan,
+    write_view,
+)
+from tests.support.paths import PROGRAMS
+
+FILE = PROGRAMS / "1f1b.sched"
+TEXT = FILE.read_text()
+WHOLE = "it must be a whole number"
+FINITE = "it must be a finite number"
+A_PLAN = "it must be a Plan"
+A_PATH = "it must be the path of a file"
+A_PROGRAM = "it must be a path, the text of a program, or a Source"
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return compile(FILE, {"ranks": 2, "microbatches": 2})
+
+
+# The call, given a plan on two ranks; the error, and the parts that its message must have.
+Mistake = tuple[Callable[[Plan], Any], type[Exception], str, str]
+
+COMPILER: dict[str, Mistake] = {
+    "compile: a number": (lambda _: compile(5), TypeError, "`source` is 5", A_PROGRAM),  # type: ignore[arg-type]
+    "compile: nothing": (lambda _: compile(None), TypeError, "`source` is None", A_PROGRAM),  # type: ignore[arg-type]
+    "compile: a plan": (lambda plan: compile(plan), TypeError, "`source` is a Plan", A_PROGRAM),  # type: ignore[arg-type]
+    "compile: an open file": (
+        lambda _: compile(StringIO(TEXT)),  # type: ignore[arg-type]
+        TypeError,
+        "`source` is a StringIO",
+        A_PROGRAM,
+    ),
+    "compile: no such file": (
+        lambda _: compile("x.sched"),
+        CompileError,
+        "cannot read `x.sched`",
+        "No such file",
+    ),
+    "compile: a number for the parameters": (
+        lambda _: compile(FILE, 4),  # type: ignore[arg-type]
+        TypeError,
+        "`params` is 4",
+        "a mapping of names to whole numbers",
+    ),
+    "compile: a list of parameters": (
+        lambda _: compile(FILE, ["ranks=4"]),  # type: ignore[arg-type]
+        TypeError,
+        "`params` is ['ranks=4']",
+        "such as {'ranks': 4}",
+    ),
+    "compile: a parameter as text": (
+        lambda _: compile(FILE, {"ranks": "4"}),  # type: ignore[dict-item]
+        TypeError,
+        "`params['ranks']` is '4'",
+        WHOLE,
+    ),
+    "compile: half a rank": (
+        lambda _: compile(FILE, {"ranks": 2.5}),  # type: ignore[dict-item]
+        TypeError,
+        "`params['ranks']` is 2.5",
+        WHOLE,
+    ),
+    "compile: a truth value": (
+        lambda _: compile(FILE, {"ranks": True}),
+        TypeError,
+        "`params['ranks']` is True",
+        WHOLE,
+    ),
+    "compile: parameters by number": (
+        lambda _: compile(FILE, {0: 4}),  # type: ignore[dict-item]
+        TypeError,
+        "`a name in params` is 0",
+        "it must be text",
+    ),
+    "compile: a parameter that is misspelt": (
+        lambda _: compile(FILE, {"rnks": 4}),
+        ValueError,
+        "the schedule `one_f_one_b` has no parameter `rnks`",
+        "there is `ranks`",
+    ),
+    "compile: a parameter without a value": (
+        lambda _: compile("schedule s { param ranks param microbatches = 1 rank r { F(0) B(0) } }"),
+        ValueError,
+        "the parameter `ranks` has no value",
+        "give one",
+    ),
+    "compile: a number for the costs": (
+        lambda _: compile(FILE, costs=1.0),  # type: ignore[arg-type]
+        TypeError,
+        "`costs` is 1.0",
+        "it must be Costs",
+    ),
+    "compile: a dictionary for the costs": (
+        lambda _: compile(FILE, {}, {"forward_times": [1]}),  # type: ignore[arg-type]
+        TypeError,
+        "`costs` is {'forward_times': [1]}",
+        "it must be Costs",
+    ),
+    "compile: costs of other stages": (
+        lambda _: compile(FILE, {"ranks": 2}, Costs(forward_times=(1, 2, 3))),
+        ValueError,
+        "3 durations of `F` are given",
+        "there are 2 stages",
+    ),
+    "compile: a transport that is not known": (
+        lambda _: compile(FILE, transport="mpi"),
+        ValueError,
+        "there is no transport `mpi`",
+        "portable, blocking, gloo, nccl",
+    ),
+    "compile: a transport that is no text": (
+        lambda _: compile(FILE, transport=None),  # type: ignore[arg-type]
+        TypeError,
+        "`transport` is None",
+        "it must be the name of a transport",
+    ),
+    "compile: a word for a flag": (
+        lambda _: compile(FILE, forward_only="yes"),  # type: ignore[arg-type]
+        TypeError,
+        "`forward_only` is 'yes'",
+        "it must be True or False",
+    ),
+    "compile: an argument that is misspelt": (
+        lambda _: compile(FILE, parameters={}),  # type: ignore[call-arg]
+        TypeError,
+        "parameters",
+        "unexpected keyword argument",
+    ),
+    "simulate: a number": (lambda _: simulate(5), TypeError, "`schedule` is 5", A_PROGRAM),  # type: ignore[arg-type]
+    "simulate: parameters of a plan": (
+        lambda plan: simulate(plan, params={"ranks": 4}),
+        ValueError,
+        "`params` are those of a program",
+        "`schedule` is one that was compiled",
+    ),
+    "simulate: costs in another order": (
+        lambda plan: simulate(plan, True),  # type: ignore[arg-type]
+        TypeError,
+        "`costs` is True",
+        "it must be Costs",
+    ),
+    "simulate: a word for a flag": (
+        lambda plan: simulate(plan, ideal="no"),  # type: ignore[arg-type]
+        TypeError,
+        "`ideal` is 'no'",
+        "it must be True or False",
+    ),
+    "simulate: costs of other stages": (
+        lambda plan: simulate(plan, Costs(backward_times=(1, 2, 3))),
+        ValueError,
+        "3 durations of `B` are given",
+        "there are 2 stages",
+    ),
+    "simulate: a transport that is not known": (
+        lambda plan: simulate(plan, transport="buffered:0"),
+        ValueError,
+        "there is no transport `buffered:0`",
+        "buffered:k",
+    ),
+    "prove: a path": (
+        lambda _: prove("1f1b.sched"),  # type: ignore[arg-type]
+        TypeError,
+        "`schedule` is '1f1b.sched'",
+        "it must be a Schedule or a Plan",
+    ),
+    "Costs: a number without stages": (
+        lambda _: Costs(forward_times=1),  # type: ignore[arg-type]
+        TypeError,
+        "`forward_times` is 1",
+        "one for all stages or one for each",
+    ),
+    "Costs: less than no time": (
+        lambda _: Costs(forward_times=(-1.0,)),
+        ValueError,
+        "`forward_times` must be numbers from 0",
+        "not (-1.0,)",
+    ),
+    "Costs: not a number": (
+        lambda _: Costs(input_times=(1.0, float("nan"))),
+        ValueError,
+        "`input_times` must be numbers",
+        "not (1.0, nan)",
+    ),
+    "Costs: without end": (
+        lambda _: Costs(weights_bytes=(float("inf"),)),
+        ValueError,
+        "`weights_bytes` must be numbers",
+        "not (inf,)",
+    ),
+    "Costs: numbers as text": (
+        lambda _: Costs(weight_times=("1", "2")),  # type: ignore[arg-type]
+        TypeError,
+        "`weight_times` is ('1', '2')",
+        "it must be numbers",
+    ),
+    "Costs: text": (
+        lambda _: Costs(forward_times="12"),  # type: ignore[arg-type]
+        TypeError,
+        "`forward_times` is '12'",
+        "it must be numbers",
+    ),
+    "Costs: no numbers": (
+        lambda _: Costs(update_times=()),
+        ValueError,
+        "`update_times` must be numbers",
+        "not ()",
+    ),
+    "Costs: several times of one transfer": (
+        lambda _: Costs(p2p_time=(1.0, 2.0)),  # type: ignore[arg-type]
+        TypeError,
+        "`p2p_time` is (1.0, 2.0)",
+        FINITE,
+    ),
+    "Costs: a transfer that is not a number": (
+        lambda _: Costs(p2p_time=float("nan")),
+        ValueError,
+        "`p2p_time` is nan",
+        FINITE,
+    ),
+    "Costs: half a rank on a node": (
+        lambda _: Costs(ranks_per_node=1.5),  # type: ignore[arg-type]
+        TypeError,
+        "`ranks_per_node` is 1.5",
+        "it must be a whole number from 1",
+    ),
+    "Costs: two times of transfers": (
+        lambda _: Costs(p2p_time=1.0, latency_in_node=2.0),
+        ValueError,
+        "`p2p_time` is the time of every transfer",
+        "`latency_in_node` says that they differ",
+    ),
+    "Costs: a name that is misspelt": (
+        lambda _: Costs(forward_time=(1.0,)),  # type: ignore[call-arg]
+        TypeError,
+        "forward_time",
+        "unexpected keyword argument",
+    ),
+    "Source: the path alone": (
+        lambda _: Source("1f1b.sched"),  # type: ignore[call-arg]
+        TypeError,
+        "text",
+        "missing 1 required positional argument",
+    ),
+    "Source: a file that is not read": (
+        lambda _: Source("1f1b.sched", FILE),  # type: ignore[arg-type]
+        TypeError,
+        "`text` is a PosixPath",
+        "`read_source` reads it",
+    ),
+    "read_source: text of a program": (
+        lambda _: read_source(5),  # type: ignore[arg-type]
+        TypeError,
+        "`path` is 5",
+        A_PATH,
+    ),
+    "read_plan: a plan": (lambda plan: read_plan(plan), TypeError, "`path` is a Plan", A_PATH),  # type: ignore[arg-type]
+    "read_plan: a program": (
+        lambda _: read_plan(FILE),
+        CompileError,
+        "1f1b.sched",
+        "not a whole plan file",
+    ),
+    "open_plan: nothing": (lambda _: open_plan(None), TypeError, "`path` is None", A_PATH),  # type: ignore[arg-type]
+    "write_plan: arguments the other way round": (
+        lambda plan: write_plan("plan.json", plan),  # type: ignore[arg-type]
+        TypeError,
+        "`plan` is 'plan.json'",
+        A_PLAN,
+    ),
+    "write_plan: no path": (
+        lambda plan: write_plan(plan, None),  # type: ignore[arg-type]
+        TypeError,
+        "`path` is None",
+        A_PATH,
+    ),
+    "write_view: no execution": (
+        lambda plan: write_view(plan, "plan.svg", "plan.svg"),  # type: ignore[arg-type]
+        TypeError,
+        "`execution` is 'plan.svg'",
+        "it must be an Execution, of `simulate`",
+    ),
+    "write_view: an ending that is none": (
+        lambda plan: write_view(plan, simulate(plan), "plan.pdf"),
+        ValueError,
+        "`plan.pdf` must end in",
+        ".svg",
+    ),
+    "for_updates: text": (
+        lambda plan: plan.for_updates("3"),  # type: ignore[arg-type]
+        TypeError,
+        "`updates` is '3'",
+        WHOLE,
+    ),
+    "for_updates: of a schedule with a flush": (
+        lambda plan: plan.for_updates(3),
+        ValueError,
+        "the plan has 1 update",
+        "no part of it repeats",
+    ),
+    "schedlang: a name that it does not have": (
+        lambda _: schedlang.complie,  # type: ignore[attr-defined]
+        AttributeError,
+        "`schedlang` has no `complie`",
+        "there is `compile`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", COMPILER)
+def test_of_the_compiler(name: str, plan: Plan) -> None:
+    refuses(plan, *COMPILER[name])
+
+
+def refuses(plan: Plan, call: Callable[[Plan], Any], error: type[Exception], *parts: str) -> None:
+    with pytest.raises(error) as refused:
+        call(plan)
+    assert [part for part in parts if part not in str(refused.value)] == [], refused.value
+
+
+def model() -> Any:
+    from torch import nn
+
+    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+
+
+def runtime() -> Any:
+    pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+    import schedlang.runtime
+
+    return schedlang.runtime
+
+
+def pipeline(plan: Any, stages: Any = None, loss_fn: Any = None, **options: Any) -> Any:
+    return runtime().Pipeline(plan, {0: model()} if stages is None else stages, loss_fn, **options)
+
+
+def split(*given: Any, **options: Any) -> Any:
+    return runtime().split(model(), *given, **options)
+
+
+RUNTIME: dict[str, Mistake] = {
+    "Pipeline: a path for the plan": (
+        lambda _: pipeline("plan.json"),
+        TypeError,
+        "`plan` is 'plan.json'",
+        "`read_plan(path)` reads one",
+    ),
+    "Pipeline: a program for the plan": (
+        lambda _: pipeline(read_source(FILE)),
+        TypeError,
+        "`plan` is a Source",
+        "`compile(program)` makes one",
+    ),
+    "Pipeline: a list of stages": (
+        lambda plan: pipeline(plan, [model()]),
+        TypeError,
+        "`stages` is [",
+        "a mapping of stages to modules, such as {0: module}",
+    ),
+    "Pipeline: a module for the stages": (
+        lambda plan: pipeline(plan, model()),
+        TypeError,
+        "`stages` is a Sequential",
+        "a mapping of stages to modules",
+    ),
+    "Pipeline: a stage that is no module": (
+        lambda plan: pipeline(plan, {0: lambda x: x}),
+        TypeError,
+        "`stages[0]` is a function",
+        "it must be a module of torch",
+    ),
+    "Pipeline: the class of a stage": (
+        lambda plan: pipeline(plan, {0: type(model())}),
+        TypeError,
+        "`stages[0]` is the class Sequential",
+        "it must be a module of torch",
+    ),
+    "Pipeline: stages by name": (
+        lambda plan: pipeline(plan, {"0": model()}),
+        TypeError,
+        "`a stage in stages` is '0'",
+        "it must be a whole number from 0",
+    ),
+    "Pipeline: a loss that is no function": (
+        lambda plan: pipeline(plan, loss_fn="mse"),
+        TypeError,
+        "`loss_fn` is 'mse'",
+        "it must be a function of output and targets",
+    ),
+    "Pipeline: the class of a loss": (
+        lambda plan: pipeline(plan, loss_fn=type(model())),
+        TypeError,
+        "`loss_fn` is the class Sequential",
+        "an instance, such as Sequential()",
+    ),
+    "Pipeline: a name for the mesh": (
+        lambda plan: pipeline(plan, mesh="pp"),
+        TypeError,
+        "`mesh` is 'pp'",
+        "it must be a DeviceMesh",
+    ),
+    "Pipeline: a type as text": (
+        lambda plan: pipeline(plan, transfer_dtype="bfloat16"),
+        TypeError,
+        "`transfer_dtype` is 'bfloat16'",
+        "it must be a dtype of torch",
+    ),
+    "Pipeline: one optimizer": (
+        lambda plan: pipeline(plan, optimizers=[1]),
+        TypeError,
+        "`optimizers` is [1]",
+        "a mapping of stages to optimizers",
+    ),
+    "Pipeline: tied weights by name": (
+        lambda plan: pipeline(plan, tied="weight"),
+        TypeError,
+        "`tied` is 'weight'",
+        "a list of the names by stage",
+    ),
+    "Pipeline: no time": (
+        lambda plan: pipeline(plan, timeout=0),
+        ValueError,
+        "`timeout` is 0",
+        "it must be a finite number above 0",
+    ),
+    "Pipeline: a time as text": (
+        lambda plan: pipeline(plan, timeout="60"),
+        TypeError,
+        "`timeout` is '60'",
+        FINITE,
+    ),
+    "Pipeline: a scale that is no number": (
+        lambda plan: pipeline(plan, loss_scale=float("nan")),
+        ValueError,
+        "`loss_scale` is nan",
+        FINITE,
+    ),
+    "Pipeline: a word that is not known": (
+        lambda plan: pipeline(plan, verify="sometimes"),
+        ValueError,
+        "`verify` is 'sometimes'",
+        "it must be one of 'first', 'always', 'never'",
+    ),
+    "Pipeline: three dimensions": (
+        lambda plan: pipeline(plan, batch_dim=(0, 1, 2)),
+        ValueError,
+        "`batch_dim` is (0, 1, 2)",
+        "a pair of those of inputs and targets",
+    ),
+    "Pipeline: an argument that is misspelt": (
+        lambda plan: pipeline(plan, loss_function=print),
+        TypeError,
+        "loss_function",
+        "unexpected keyword argument",
+    ),
+    "split: a path for the plan": (
+        lambda _: split("plan.json", rank=0),
+        TypeError,
+        "`plan` is 'plan.json'",
+        A_PLAN,
+    ),
+    "split: plan and model the other way round": (
+        lambda plan: runtime().split(plan, model(), rank=0),
+        TypeError,
+        "`model` is a Plan",
+        "it must be a module of torch",
+    ),
+    "split: a rank that the plan does not have": (
+        lambda plan: split(plan, rank=5),
+        ValueError,
+        "`rank` is 5",
+        "it must be a whole number from 0 to 1",
+    ),
+    "split: a rank as text": (
+        lambda plan: split(plan, rank="0"),
+        TypeError,
+        "`rank` is '0'",
+        WHOLE,
+    ),
+    "split: blocks by number": (
+        lambda plan: split(plan, [0, 1], rank=0),
+        TypeError,
+        "`blocks[0]` is 0",
+        "names of submodules",
+    ),
+    "split: modules for blocks": (
+        lambda plan: split(plan, model(), rank=0),
+        TypeError,
+        "`blocks[0]` is a Linear",
+        "names of submodules",
+    ),
+    "split: costs as text": (
+        lambda plan: split(plan, costs=["1", "2"], rank=0),
+        TypeError,
+        "`costs[0]` is '1'",
+        "numbers, one for each block",
+    ),
+    "split: costs that are no number": (
+        lambda plan: split(plan, costs=[1.0, float("nan")], rank=0),
+        ValueError,
+        "`costs[1]` is nan",
+        FINITE,
+    ),
+    "measure: a shape for the input": (
+        lambda _: runtime().measure(model(), (4, 2)),
+        TypeError,
+        "`input` is a tuple that holds a int",
+        "it must be a tensor",
+    ),
+    "measure: no input": (
+        lambda _: runtime().measure(model(), ()),
+        ValueError,
+        "`input` has no tensors",
+        "it must be a microbatch",
+    ),
+    "load_model: a module for the stages": (
+        lambda _: runtime().load_model("model", model()),
+        TypeError,
+        "`stages` is a Sequential",
+        "such as {0: module}",
+    ),
+    "load_model: no folder": (
+        lambda _: runtime().load_model(None, {0: model()}),
+        TypeError,
+        "`folder` is None",
+        "it must be the path of a folder",
+    ),
+    "load_optimizers: one optimizer": (
+        lambda _: runtime().load_optimizers("model", {0: model()}, 5),
+        TypeError,
+        "`optimizers` is 5",
+        "such as [optimizer]",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RUNTIME)
+def test_of_the_runtime(name: str, plan: Plan) -> None:
+    refuses(plan, *RUNTIME[name])
+
+
+def test_a_program_is_a_path_a_text_or_a_source(tmp_path: Path) -> None:
+    """`compile` and `simulate` take all three, and `simulate` plans and their files."""
+    params = {"ranks": 2, "microbatches": 3}
+    expected = compile(read_source(FILE), params)
+    for program in (str(FILE), FILE, TEXT, Source(str(FILE), TEXT)):
+        assert compile(program, params).ranks == expected.ranks
+        assert simulate(program, params=params).timeline == simulate(expected).timeline
+    write_plan(expected, tmp_path / "plan.json")
+    assert simulate(tmp_path / "plan.json").timeline == simulate(expected).timeline
+    assert simulate(expected, transport="blocking").transport == "blocking"
