@@ -2,7 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo example test test-browser explore models trainings faults nodes fuzz mutation gallery reference pictures
+.PHONY: demo example test test-browser explore models trainings faults pages nodes fuzz mutation architecture
+.PHONY: gallery reference pictures
 .PHONY: bench bench-start bench-runtime bench-walk bench-prediction
 
 demo: .venv/installed
@@ -58,6 +59,10 @@ faults: .venv/installed
 trainings: .venv/installed
 	$(BIN)/pytest -n 2 -m trainings tests/runtime/test_loss_falls.py
 
+# All commands of the documentation, also those that train the example.
+pages: .venv/installed
+	$(BIN)/pytest -m 'pages or not pages' tests/project/test_pages.py
+
 # Two nodes in network namespaces of this machine, and a link that is cut; as root.
 nodes: .venv/installed
 	$(BIN)/pytest -m processes -rs tests/runtime/test_nodes.py
@@ -99,6 +104,10 @@ bench-walk: .venv/installed
 # Predicted against measured step time, for a machine without other work.
 bench-prediction: .venv/installed
 	$(BIN)/python benchmarks/prediction.py
+
+# The drawing of the packages in docs/architecture.md, from the imports; a test holds it current.
+architecture: .venv/installed
+	$(BIN)/python tests/support/architecture_page.py
 
 # The table of the programs and their figures; a test holds it current.
 gallery: .venv/installed

@@ -18,6 +18,7 @@ from schedlang.language.sites import Sites
 from schedlang.schedule.actions import NO_MICROBATCH, Actions, word
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.layout import Layout
+from schedlang.schedule.naming import Names
 from schedlang.schedule.schedule import Stream
 
 # How columns are completed, one after the other; `.` is None:
@@ -171,8 +172,9 @@ class Order:
             number = self.microbatches[index]
             stage = self.stages[index]
             if location in self.sites.takes_next and number >= self.layout.units(stage):
+                name = Names(self.layout).stage(stage)
                 message = (
-                    f"`{self.word(index)}` of the next microbatch of stage {stage}, "
+                    f"`{self.word(index)}` of the next microbatch of stage {name}, "
                     f"all {number} are done"
                 )
                 self.end_before(index, Fault("nothing-next", message, location))
@@ -205,7 +207,8 @@ class Order:
             named = self.held if self.sites.ops[location].is_bare else (stage,)
             oldest = [(next(iter(owed[stage].values())), stage) for stage in named if owed[stage]]
             if not oldest:
-                of = "" if self.sites.ops[location].is_bare else f" of stage {stage}"
+                is_bare = self.sites.ops[location].is_bare
+                of = "" if is_bare else f" of stage {Names(self.layout).stage(stage)}"
                 message = f"`W`, but no weight gradient{of} is owed here"
                 self.end_before(index, Fault("nothing-next", message, location))
                 return
@@ -301,7 +304,8 @@ def wrong_stage(layout: Layout, rank: int, op: str, stage: int, location: int) -
         message = f"`{op}` of stage {stage}, there are stages 0 to {last}"
         return Fault("no-such-stage", message, location)
     holder = layout.placement[stage]
-    message = f"`{op}` of stage {stage} on rank {rank}, it is on rank {holder}"
+    name = Names(layout).stage(stage)
+    message = f"`{op}` of stage {name} on rank {rank}, it is on rank {holder}"
     return Fault("not-on-this-rank", message, location)
 
 

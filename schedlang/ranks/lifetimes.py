@@ -142,6 +142,7 @@ def waits(schedule: Schedule, rank: int) -> dict[int, int]:
 
 def _activations(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
     actions = schedule.ranks[rank]
+    names = schedule.names
     made = dict[tuple[int, int], int]()
     for index in range(len(actions)):
         kind, stage, microbatch, *_ = actions.row(index)
@@ -150,17 +151,18 @@ def _activations(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
             made[stage, microbatch] = index
         if holds < 0 or not schedule.keeps(kind, stage, microbatch):
             start = made.pop((stage, microbatch))
-            yield Lifetime(Holds.ACTIVATION, schedule.name_of(rank, start), start, index)
+            yield Lifetime(Holds.ACTIVATION, names.of(actions, start), start, index)
 
 
 def _messages(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
     actions = schedule.ranks[rank]
+    names = schedule.names
     layout = schedule.layout
     places = {actions.row(index)[:3]: index for index in range(len(actions))}
     used = _last_uses(layout, places)
     for receive, start in begins(schedule, rank, timed(schedule.transport).tags).items():
         stop = used[actions.row(receive)[:3]]
-        yield Lifetime(Holds.RECEIVED, schedule.name_of(rank, receive), start, stop)
+        yield Lifetime(Holds.RECEIVED, names.of(actions, receive), start, stop)
     waited = waits(schedule, rank)
     for (kind, stage, microbatch), start in places.items():
         if kind not in HANDS_ON:
@@ -168,12 +170,12 @@ def _messages(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
         for number in layout.numbers(HANDS_ON[kind], stage):
             send = places.get((HANDS_ON[kind], number, microbatch))
             if send is not None:
-                yield Lifetime(Holds.SENT, schedule.name_of(rank, send), start, waited[send])
+                yield Lifetime(Holds.SENT, names.of(actions, send), start, waited[send])
                 continue
             # No send: the stage that takes it is on this rank, or there is none.
             following = used.get((*layout.counterpart(HANDS_ON[kind], number), microbatch))
             if following is not None:
-                name = f"{schedule.name_of(rank, start)}>{schedule.name_of(rank, following)}"
+                name = f"{names.of(actions, start)}>{names.of(actions, following)}"
                 yield Lifetime(Holds.INSIDE, name, start, following)
 
 

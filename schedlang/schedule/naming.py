@@ -80,8 +80,7 @@ class Names:
 
     def of(self, actions: Actions, index: int) -> str:
         """Action `index` of a rank."""
-        kind, number, microbatch, *_ = actions.row(index)
-        return self.action(kind, number, microbatch)
+        return self.action(actions.kind[index], actions.stage[index], actions.microbatch[index])
 
     def batch(self, actions: Actions, batch: Sequence[int]) -> str:
         """Actions that are issued as one: `(0SEND_F4;0RECV_B1)`, `(0F4;7B1)OVERLAP_F_B`."""

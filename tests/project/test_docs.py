@@ -3,10 +3,7 @@
 import re
 from pathlib import Path
 
-import pytest
-
 from schedlang import compile, read_source, simulate
-from schedlang.cli.main import main
 from schedlang.report.bubbles.attribution import CAUSES
 from schedlang.schedule.costs import NAMES, read_costs
 from tests.support.paths import DOCS, PROGRAMS
@@ -30,14 +27,3 @@ def test_every_cost_is_explained_and_the_example_is_one(tmp_path: Path) -> None:
 def test_every_cause_is_explained() -> None:
     text = page("bubbles")
     assert sorted(re.findall(r"^\| (\w+) \| ", text, re.M)) == sorted([*CAUSES, "cause"])
-
-
-def test_the_commands_of_the_page_on_the_visualizer_work(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)  # they write pictures
-    (tmp_path / "config.yaml").write_text("num_stages: 2\nnum_batches: 2\n")
-    commands = re.findall(r"^schedc (.*?)(?: +#.*)?$", page("pipeline"), re.M)
-    assert len(commands) == 3
-    for command in commands:
-        assert main(command.split()) == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schedlang import Plan, compile, read_source, simulate
+from schedlang import CompileError, Plan, compile, read_source, simulate
 from schedlang.cli.main import main
 from schedlang.diagnostics.source import Source
 from schedlang.report.views import lay_out
@@ -137,3 +137,21 @@ def test_a_program_of_one_pipeline_with_a_name() -> None:
         )
     )
     assert names(plan, 1) == ["1F0", "1B0"]
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        ("F(up(r), 0)", "`F` of stage up(0) on rank 0, it is on rank 1"),
+        ("F(up(1 - r), next) F(up(1 - r), next)", "of stage up(1), all 1 are done"),
+    ],
+)
+def test_messages_of_the_language_have_these_names(rank: str, message: str) -> None:
+    text = (
+        "schedule wrong { param ranks = 2 param microbatches = 2\n"
+        "pipeline down runs 1 stage s in 0 .. 2 on s\n"
+        f"pipeline up runs 1 stage s in 0 .. 2 on 1 - s rank r {{ {rank} }} }}"
+    )
+    with pytest.raises(CompileError) as caught:
+        compile(Source("wrong.sched", text))
+    assert message in caught.value.diagnostics[0].message

@@ -1,0 +1,197 @@
+"""Every block of code on every page of the documentation is run, in order, as it is printed.
+
+`tests/support/pages.py` says how a page marks its blocks. What trains the example takes long, and is
+run by `make pages`. `pytest --update-golden` writes into the pages what their commands print.
+"""
+
+import builtins
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from schedlang import CompileError, compile
+from schedlang.cli.main import main
+from schedlang.diagnostics.source import Source
+from tests.support.pages import Block, Shell, blocks, commands, matches
+from tests.support.paths import DOCS, ROOT
+from tests.support.ranks import Run
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+BLOCKS = {page.stem: list(blocks(page)) for page in PAGES}
+TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in PAGES}
+ALL_BLOCKS = [block for of_page in BLOCKS.values() for block in of_page]
+LANGUAGES = {"sched", "sh", "console", "python", "yaml", "json", "text", "mermaid"}
+#: All that cannot be run here, and why.
+ELSEWHERE = {
+    "README.md": ["they build an environment, and run all of this"],
+    "CONTRIBUTING.md": ["they build an environment, and run all of this"],
+    "docs/training.md": ["two machines"],
+    "docs/parallel.md": ["machines that come and go"],
+}
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Shell:
+    """A folder for a page, with the repository's programs."""
+    folder = tmp_path / "page"
+    folder.mkdir()
+    shutil.copytree(ROOT / "programs", folder / "programs")
+    return Shell(folder)
+
+
+def page_parameters() -> Iterator[object]:
+    """All pages; those are marked on which a script of the reader's own is started."""
+    for name, of_page in BLOCKS.items():
+        starts = any(block.starts_processes and not block.trains_the_example for block in of_page)
+        yield pytest.param(name, marks=[pytest.mark.processes] if starts else [])
+
+
+@pytest.mark.parametrize("name", list(page_parameters()))
+def test_the_blocks_of_a_page(name: str, shell: Shell, request: pytest.FixtureRequest) -> None:
+    updates = request.config.getoption("--update-golden")
+    follow(name, shell, lambda block: not block.trains_the_example, updates)
+
+
+@pytest.mark.processes
+@pytest.mark.pages
+@pytest.mark.parametrize(
+    "name",
+    [name for name, of_page in BLOCKS.items() if any(each.trains_the_example for each in of_page)],
+)
+def test_the_blocks_that_train_the_example(name: str, shell: Shell) -> None:
+    follow(name, shell, lambda block: True)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(block, id=block.where, marks=[pytest.mark.pages] if block.is_slow else [])
+        for block in ALL_BLOCKS
+        if block.ranks
+    ],
+)
+def test_the_parts_of_scripts(part: Block, run_ranks: Run, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+    assert part.ranks
+    outcome = run_ranks(run_part, part.ranks, part.text, part.where, part.given, tmp_path)
+    assert outcome.results() == [None] * part.ranks
+
+
+def run_part(text: str, where: str, given: str, folder: Path) -> None:
+    """Run a part of a script on this rank, between what stands before and behind it."""
+    from tests.support.page_scripts import SCRIPTS
+
+    os.chdir(folder)
+    for names in SCRIPTS[given]():
+        exec(builtins.compile(text, where, "exec"), names)
+
+
+def follow(name: str, shell: Shell, runs: Callable[[Block], bool], updates: bool = False) -> None:
+    """Do what a page says, block by block."""
+    for block in BLOCKS[name]:
+        if block.elsewhere or block.ranks or not runs(block):
+            continue
+        if block.starts_processes:
+            pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+        if block.file:
+            (shell.folder / block.file).write_text(block.text)
+        if block.language == "sched":
+            check_program(block)
+        elif block.language == "python" and not block.file:
+            (shell.folder / "block.py").write_text(block.text)
+            check_commands(block, shell, "python block.py")
+        elif block.language == "sh":
+            check_commands(block, shell, block.text)
+        elif block.language == "console":
+            check_console(block, shell, updates)
+
+
+def check_program(block: Block) -> None:
+    """A program compiles, unless the page says that it is wrong."""
+    error = None
+    try:
+        compile(Source(block.file or "page.sched", block.text))
+    except CompileError as caught:
+        error = caught
+    assert (error is not None) == ("wrong" in block.words), f"{block.where}: {error}"
+
+
+def check_commands(block: Block, shell: Shell, text: str) -> None:
+    """Commands succeed."""
+    code, output = shell.run(text)
+    assert code == 0, f"{block.where}: {output}"
+
+
+def check_console(block: Block, shell: Shell, updates: bool) -> None:
+    """Commands print what the page shows; where that is an error, they fail."""
+    for command, shown in commands(block):
+        code, output = shell.run(command)
+        assert code == ("error[" in output), f"{block.where}: `{command}` gives {code}: {output}"
+        if updates and not matches(output, shown):
+            text = block.page.read_text(encoding="utf-8")
+            before = f"$ {command}\n{shown}"
+            assert text.count(before) == 1
+            block.page.write_text(text.replace(before, f"$ {command}\n{output}"), encoding="utf-8")
+        else:
+            assert matches(output, shown), f"{block.where}: `{command}` prints\n{output}"
+
+
+def test_every_block_says_what_it_is() -> None:
+    assert [block.where for block in ALL_BLOCKS if block.language not in LANGUAGES] == []
+    elsewhere: dict[str, list[str]] = {}
+    for block in ALL_BLOCKS:
+        if block.elsewhere:
+            page = block.page.relative_to(ROOT).as_posix()
+            elsewhere.setdefault(page, []).append(block.elsewhere)
+    assert elsewhere == ELSEWHERE
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_commands_within_the_text_have_these_options(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`schedc show --frees`, and the targets of `make`."""
+    text = re.sub(r"^ *```.*?^ *```$", "", TEXTS[name], flags=re.M | re.S)
+    helps: dict[str, str] = {}
+    for span in re.findall(r"`([^`]+)`", text):
+        command = re.match(r"schedc ([a-z-]+)", span.replace("\n", " "))
+        if command:
+            if command[1] not in helps:
+                with pytest.raises(SystemExit) as ended:
+                    main([command[1], "--help"])
+                assert ended.value.code == 0, f"{name}: `{span}`"
+                helps[command[1]] = capsys.readouterr().out
+            for option in re.findall(r"(?<!\S)\[?(--?[a-z][a-z0-9-]*)", span):
+                assert re.search(rf"{option}\b", helps[command[1]]), f"{name}: `{span}`"
+        target = re.match(r"make ([a-z-]+)", span)
+        if target:
+            assert f"\n{target[1]}:" in (ROOT / "Makefile").read_text(), f"{name}: `{span}`"
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_links_lead_somewhere(name: str) -> None:
+    page = next(page for page in PAGES if page.stem == name)
+    text = re.sub(r"^ *```.*?^ *```$", "", TEXTS[name], flags=re.M | re.S)
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), f"{name}: {link}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.M)
+            anchors = {re.sub(r"[^\w -]", "", each).lower().replace(" ", "-") for each in headings}
+            assert anchor in anchors, f"{name}: {link}"
+
+
+def test_what_a_page_shows_must_be_what_is_printed() -> None:
+    assert matches("a 1\nb\n", "a 1\nb\n")
+    assert matches("a 1\nb\n", "a …\nb\n")
+    assert matches("noise\nmore\na\n", "…\na\n")
+    assert matches("a\n", "…\na\n")
+    assert not matches("a 1\nb\n", "a 2\nb\n")
+    assert not matches("a 1\nb\n", "a …\n")
+    assert not matches("ab\n", "a.\n")

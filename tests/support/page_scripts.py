@@ -1,0 +1,246 @@
+"""The rest of the scripts that the documentation shows parts of: the names that a part is given, and
+what is done with those that it makes.
+
+Each function is a script that stops where the part stands, on every rank, and then goes on with the
+names of both.
+"""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.optim import AdamW
+
+from schedlang import compile, read_source
+from schedlang.plan.plan import Plan
+from schedlang.runtime import Pipeline, load_model, load_optimizers, split
+from tests.support.models import program
+from tests.support.paths import PROGRAMS
+
+Names = dict[str, Any]
+WIDTH = 8
+ROWS = 32
+
+
+def build(stage: int) -> nn.Module:
+    """A stage, the same on all ranks."""
+    torch.manual_seed(stage)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH))
+
+
+def batch_of(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs and targets."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs, targets = torch.rand((2, ROWS, WIDTH), generator=generator)
+    return inputs, targets
+
+
+def common(plan: Plan) -> Names:
+    """What all scripts have."""
+    inputs, targets = batch_of(0)
+    imported = (init_device_mesh, parallelize_module, ColwiseParallel, RowwiseParallel)
+    imported += (Pipeline, AdamW, compile, read_source, split, load_model, load_optimizers)
+    return {
+        **{each.__name__: each for each in imported},
+        "torch": torch,
+        "nn": nn,
+        "F": F,
+        "dist": dist,
+        "plan": plan,
+        "build": build,
+        "batch_of": batch_of,
+        "inputs": inputs,
+        "targets": targets,
+        "loss_fn": nn.functional.mse_loss,
+    }
+
+
+def script() -> Iterator[Names]:
+    """A pipeline of two ranks."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    names = common(plan)
+    stages = {stage: build(stage) for stage in plan.stages_of(dist.get_rank())}
+    names["optimizers"] = [AdamW(stage.parameters()) for stage in stages.values()]
+    names["pipeline"] = Pipeline(plan, stages, names["loss_fn"])
+    yield names
+
+
+def classes() -> Iterator[Names]:
+    """A loss that gives more than the loss."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    names = common(plan)
+    yield names
+    stages = {stage: build(stage) for stage in plan.stages_of(dist.get_rank())}
+    pipeline = Pipeline(plan, stages, names["loss_fn"])
+    losses = pipeline.step(names["inputs"], torch.arange(ROWS) % WIDTH)
+    assert losses is None or sum(extras["right"] for extras in pipeline.extras) <= ROWS
+
+
+def meshes() -> Iterator[Names]:
+    """Pipelines of two ranks beside each other, which train."""
+    names = common(program("1f1b", ranks=2, microbatches=4))
+    yield names
+    names["pipeline"].step(names["inputs"], names["targets"])
+
+
+def sharded() -> Iterator[Names]:
+    """The same, with stages that FSDP shards."""
+    from torch.distributed.fsdp import fully_shard
+
+    names = common(program("1f1b", ranks=2, microbatches=4)) | {"fully_shard": fully_shard}
+    yield names
+    names["pipeline"].step(names["inputs"], names["targets"])
+
+
+def late() -> Iterator[Names]:
+    """A plan that updates its stages itself."""
+    plan = program("pipedream_2bw", ranks=2)
+    names = common(plan)
+    stages = {stage: build(stage) for stage in plan.stages_of(dist.get_rank())}
+    optimizers = {stage: AdamW(module.parameters()) for stage, module in stages.items()}
+    rows = plan.microbatches
+    names |= {"inputs": torch.rand(rows, WIDTH), "targets": torch.rand(rows, WIDTH)}
+    names |= {"stages": stages, "optimizers": optimizers}
+    yield names
+    pipeline = Pipeline(plan, stages, names["loss_fn"], optimizers=optimizers)
+    pipeline.step(names["inputs"], names["targets"])
+
+
+class Byte(nn.Module):
+    """The first stage: bytes become vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.byte = nn.Embedding(256, WIDTH)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.byte(given)
+        return found
+
+
+class Scores(nn.Module):
+    """The last stage: vectors become scores of bytes, by the same weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scores = nn.Linear(WIDTH, 256, bias=False)
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.scores(given)
+        return found
+
+
+def tied() -> Iterator[Names]:
+    """Four stages, of which the first and the last have a weight in common."""
+    plan = program("interleaved_1f1b", ranks=2, microbatches=4)
+    modules = [Byte(), build(1), build(2), Scores()]
+    torch.manual_seed(0)
+    weight = torch.rand(256, WIDTH)
+    nn.init.zeros_(modules[0].byte.weight).data.add_(weight)
+    nn.init.zeros_(modules[3].scores.weight).data.add_(weight)
+    stages = {stage: modules[stage] for stage in plan.stages_of(dist.get_rank())}
+    names = common(plan) | {"stages": stages, "loss_fn": nn.functional.cross_entropy}
+    yield names
+    given = torch.arange(ROWS)
+    names["pipeline"].step(given, given)
+
+
+def elastic() -> Iterator[Names]:
+    """A model that was saved at step 100."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    stages = split(nn.Sequential(build(0), build(1)), plan)
+    optimizers = [AdamW(stage.parameters()) for stage in stages.values()]
+    pipeline = Pipeline(plan, stages, nn.functional.mse_loss)
+    pipeline.step(*batch_of(0))
+    for optimizer in optimizers:
+        optimizer.step()
+    pipeline.save_model("kept", 100, optimizers)
+    if dist.get_rank() == 0:
+        Path("programs").symlink_to(PROGRAMS)
+    dist.barrier()
+    names = common(plan) | {"model": nn.Sequential(build(2), build(3))}
+    yield names
+    assert names["step"] == 100
+    assert all(optimizer.state for optimizer in names["optimizers"])
+
+
+def skips() -> Iterator[Names]:
+    """A U-Net on three ranks."""
+    plan = program("unet_1f1b", ranks=3, microbatches=4)
+    names = common(plan)
+    yield names
+    stages = [
+        names["Down"](nn.Conv1d(1, 2, 3, padding=1), later=2),
+        nn.Conv1d(2, 2, 3, padding=1),
+        names["Up"](nn.Conv1d(4, 1, 3, padding=1), earlier=0),
+    ]
+    rank = dist.get_rank()
+    inputs = torch.rand(ROWS, 1, WIDTH)
+    Pipeline(plan, {rank: stages[rank]}, nn.functional.mse_loss).step(inputs, inputs)
+
+
+class Encode(nn.Module):
+    """What the encoder made goes along with what the decoder begins with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(16, 16)
+
+    def forward(self, passed: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"memory": self.layer(passed), "x": passed}
+
+
+def decoder() -> Iterator[Names]:
+    """An encoder, to which a decoder listens."""
+    plan = program("gpipe", ranks=2, microbatches=4)
+    names = common(plan) | {"encoder": [Encode()]}
+    yield names
+    given = torch.rand(4, 3, 16)
+    pipeline = Pipeline(plan, names["stages"], lambda made, to: F.mse_loss(made["x"], to))
+    pipeline.step(given, given)
+
+
+def llama() -> Iterator[Names]:
+    """A small Llama in a folder of `save_pretrained`."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    plan = program("1f1b", ranks=2, microbatches=2)
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=8,
+    )
+    if dist.get_rank() == 0:
+        LlamaForCausalLM(config).save_pretrained("llama")
+    dist.barrier()
+    tokens = torch.randint(32, (4, 8), generator=torch.Generator().manual_seed(0))
+    yield common(plan) | {
+        "LlamaForCausalLM": LlamaForCausalLM,
+        "LlamaRotaryEmbedding": LlamaRotaryEmbedding,
+        "config": config,
+        "rows": 2,
+        "inputs": tokens,
+        "targets": tokens,
+        "loss_fn": lambda scores, to: F.cross_entropy(scores.flatten(0, 1), to.flatten()),
+    }
+
+
+SCRIPTS: dict[str, Callable[[], Iterator[Names]]] = {
+    each.__name__: each
+    for each in (script, classes, meshes, sharded, late, tied, elastic, skips, decoder, llama)
+}
