@@ -31,7 +31,7 @@ from tests.support.paths import ROOT
 from tests.support.processes import ENVIRONMENT
 
 #: Seconds that the commands of a block may take.
-LIMIT = 200
+LIMIT = 300
 #: What a fence begins with, what it says, and its lines.
 _BLOCK = re.compile(r"^( *)```([^\n`]*)\n(.*?)^\1```$", re.M | re.S)
 _SHOWN = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.M)
