@@ -141,6 +141,7 @@ class Shell:
             tool.chmod(0o755)
         self.environment = ENVIRONMENT | {
             "PATH": f"{tools}:{os.environ['PATH']}",
+            "HOME": str(tools),
             "COLUMNS": "120",
             "NO_COLOR": "1",
             "XDG_CACHE_HOME": str(tools / "cache"),
