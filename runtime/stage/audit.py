@@ -30,7 +30,6 @@ from schedlang.runtime.torch_private import (
     tree_unflatten,
 )
 from schedlang.runtime.values import has_gradient, leaves_of, tolerance
-from schedlang.schedule.actions import word
 from schedlang.schedule.kinds import MAKERS, Kind
 
 
@@ -203,14 +202,17 @@ class Audit(Part):
         self._worst = max(self._worst, off)
         if isinstance(ours, Tensor) and off <= tolerance(ours):
             return
-        op = word(kind, self._stage, microbatch) if microbatch is not None else "its backwards"
+        names = self._plan.names
+        op = "its backwards"
+        if microbatch is not None:
+            op = names.action(kind, self._stage, microbatch)
         differs = "is missing" if ours is None else "is there and alone is none"
         if ours is not None and alone is not None:
             differs = f"differs from it alone by {off:.1e} of the largest number"
         reasons = "; ".join(self._reasons()) or "the stage keeps something from call to call"
         raise PipelineError(
-            f"audit of stage {self._stage}, {op}: {what} {differs}. What may be the reason: "
-            f"{reasons}"
+            f"audit of stage {names.stage(self._stage)}, {op}: {what} {differs}. What may be the "
+            f"reason: {reasons}"
         )
 
     def _reasons(self) -> Iterator[str]:
@@ -233,8 +235,8 @@ class Audit(Part):
     def verdict(self) -> str:
         """What was compared, in words."""
         return (
-            f"stage {self._stage} computes what it computes alone: {self._compared} tensors "
-            f"compared, the largest difference {self._worst:.1e}"
+            f"stage {self._plan.names.stage(self._stage)} computes what it computes alone: "
+            f"{self._compared} tensors compared, the largest difference {self._worst:.1e}"
         )
 
 

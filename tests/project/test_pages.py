@@ -4,8 +4,6 @@
 run by `make pages`. `pytest --update-golden` writes into the pages what their commands print.
 """
 
-import builtins
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -80,18 +78,12 @@ def test_the_blocks_that_train_the_example(name: str, shell: Shell) -> None:
 )
 def test_the_parts_of_scripts(part: Block, run_ranks: Run, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+    # Here, so that the pages are tested without torch, too; and ranks are forked with all imported.
+    from tests.support.page_scripts import run_part
+
     assert part.ranks
     outcome = run_ranks(run_part, part.ranks, part.text, part.where, part.given, tmp_path)
     assert outcome.results() == [None] * part.ranks
-
-
-def run_part(text: str, where: str, given: str, folder: Path) -> None:
-    """Run a part of a script on this rank, between what stands before and behind it."""
-    from tests.support.page_scripts import SCRIPTS
-
-    os.chdir(folder)
-    for names in SCRIPTS[given]():
-        exec(builtins.compile(text, where, "exec"), names)
 
 
 def follow(name: str, shell: Shell, runs: Callable[[Block], bool], updates: bool = False) -> None:

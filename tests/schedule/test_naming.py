@@ -155,3 +155,13 @@ def test_messages_of_the_language_have_these_names(rank: str, message: str) -> N
     with pytest.raises(CompileError) as caught:
         compile(Source("wrong.sched", text))
     assert message in caught.value.diagnostics[0].message
+
+
+def test_what_is_said_of_stages_has_these_names(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = [str(PROGRAMS / "gems.sched"), "-p", "ranks=2", "-p", "microbatches=2"]
+    assert main(["explain-bubble", *arguments]) == 0
+    assert "backward on stage up(1): 2 -> 1.8" in capsys.readouterr().out
+    assert main(["show", *arguments, "--frees"]) == 0
+    assert "rank 0, stages down(0), up(1)\n" in capsys.readouterr().out
+    assert main(["show", *arguments, "--shards", "1"]) == 0
+    assert "down(0)UNSHARD down(0)F0" in capsys.readouterr().out

@@ -5,6 +5,8 @@ Each function is a script that stops where the part stands, on every rank, and t
 names of both.
 """
 
+import builtins
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -244,3 +246,10 @@ SCRIPTS: dict[str, Callable[[], Iterator[Names]]] = {
     each.__name__: each
     for each in (script, classes, meshes, sharded, late, tied, elastic, skips, decoder, llama)
 }
+
+
+def run_part(text: str, where: str, given: str, folder: Path) -> None:
+    """Run a part of a script on this rank, between what stands before and behind it."""
+    os.chdir(folder)
+    for names in SCRIPTS[given]():
+        exec(builtins.compile(text, where, "exec"), names)
