@@ -38,8 +38,9 @@ _SHOWN = re.compile(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", re.M)
 #: Commands that start processes; and those of them that train the example.
 _STARTS = re.compile(r"schedc run|torchrun")
 _TRAINS = re.compile(r"schedc run|schedlang\.runtime")
-#: The scripts that import for many seconds; what they show has tests of its own.
-_SLOW = ("sharded", "llama")
+#: The scripts that import for many seconds, or need four processes; what they show has tests of its
+#: own.
+_SLOW = ("sharded", "llama", "meshes")
 _TOOLS = {
     "python": "",
     "schedc": "-m schedlang",
@@ -81,7 +82,7 @@ class Block:
 
     @property
     def is_slow(self) -> bool:
-        """Whether that script imports for long."""
+        """Whether that script takes long."""
         return self.given in _SLOW
 
     @property
