@@ -8,7 +8,7 @@ from schedlang.diagnostics.diagnostic import Diagnostic, counted
 from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.language import expressions, syntax
 from schedlang.language.expressions import calls, children
-from schedlang.language.habits import FUNCTIONS, NAMES
+from schedlang.language.foreign_names import FUNCTIONS, NAMES
 
 #: The most arguments of a function that takes any number of them.
 _ANY = 255
