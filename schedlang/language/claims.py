@@ -1,6 +1,7 @@
 """What a program claims of its schedule with `assert`, held against the figures of an execution."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property, lru_cache, partial
 from types import CodeType
 from typing import Any
@@ -95,8 +96,8 @@ class _Judge:
         exec(_compiled(Itself(self.site), Itself(node)), names)
         return names["value"]()
 
-    def comparisons(self) -> Iterator[str]:
-        """The comparisons that make the claim fail, with the values of their two sides."""
+    def comparisons(self) -> Iterator[expressions.Binary]:
+        """The comparisons that make the claim fail."""
         waiting: list[syntax.Node] = [self.site.condition]
         while waiting:
             node = waiting.pop(0)
@@ -106,11 +107,29 @@ class _Judge:
                 case expressions.Binary("and", left, right):
                     # What stands behind one that fails was never asked.
                     waiting[:0] = [right if self.value(left) else left]
-                case expressions.Binary(operator, left, right) if operator in _COMPARISONS:
-                    text = self.source.text[node.span.start : node.span.end]
-                    sides = f"{self.value(left):.10g} {operator} {self.value(right):.10g}"
-                    text = " ".join(text.split())
-                    yield f"`{text}`" if text == sides else f"`{text}` is {sides}"
+                case expressions.Unary("not", operand):
+                    waiting[:0] = [operand]
+                case expressions.Binary(operator) if operator in _COMPARISONS:
+                    yield node
+
+    def sides(self, node: expressions.Binary) -> str:
+        """A comparison with the values of its two sides."""
+        text = self.text(node)
+        values = f"{self.value(node.left):.10g} {node.operator} {self.value(node.right):.10g}"
+        return f"`{text}`" if text == values else f"`{text}` is {values}"
+
+    def terms(self, node: syntax.Node) -> Iterator[str]:
+        """The values of the names and calls within an expression."""
+        for child in expressions.children(node):
+            yield from self.terms(child)
+        if isinstance(node, expressions.Reference | expressions.Call | expressions.OwnStage):
+            # Where it stands in a branch that was not taken, it need not have a value.
+            with suppress(Fault):
+                yield f"{self.text(node)} = {self.value(node):.10g}"
+
+    def text(self, node: syntax.Node) -> str:
+        """An expression as the program has it, on one line."""
+        return " ".join(self.source.text[node.span.start : node.span.end].split())
 
 
 @lru_cache(64)
@@ -131,10 +150,14 @@ def _check(schedule: Schedule, claim: Claim, figures: "_Figures") -> Finding | N
         if judge.holds():
             return None
         said = f"the schedule claims: {site.reason}" if site.reason else "a claim does not hold"
-        sides = "; ".join(judge.comparisons())
+        failing = list(judge.comparisons())
+        sides = "; ".join(map(judge.sides, failing))
         message = f"{said}: {sides}" if sides else said
         message += "" if claim.rank is None else f", on rank {claim.rank}"
-        return Finding("assert", message, rank, claim.location, help=figures.text)
+        # A dictionary, since it keeps the order and has each term once.
+        terms = dict.fromkeys(term for node in failing for term in judge.terms(node))
+        label = f"where {', '.join(terms)}" if terms else ""
+        return Finding("assert", message, rank, claim.location, label, help=figures.text)
     except Fault as fault:
         return Finding(fault.code, fault.message, rank, claim.location, help=fault.help)
     except (RecursionError, MemoryError, SyntaxError):

@@ -125,6 +125,8 @@ class Declarations:
     #: The locations where the last pipeline says how many microbatches it runs, and on which ranks.
     _share: int = 0
     _placed: int = 0
+    #: How many forwards the stages laid out so far have.
+    _forwards: int = 0
 
     def __attrs_post_init__(self) -> None:
         self.names |= {
@@ -223,6 +225,7 @@ class Declarations:
         self._check_pipeline(name, line, microbatches)
         self._placed = line.rank_location
         ranks = self.size("ranks", line.location)
+        self.expect(line.stop, microbatches, line.location)
         first = len(self.placement)
         for stage in self.count(line.start, line.stop, 1, line.location):
             rank = int(line.rank_of(stage))
@@ -232,6 +235,19 @@ class Declarations:
             self.placement.append(rank)
         self.pipelines.append(Pipeline(name, first, first + line.stop, microbatches))
         return Stages(first, line.stop)
+
+    def expect(self, stages: int, microbatches: int, location: int) -> None:
+        """A fault for stages and microbatches whose forwards alone are more than a program can
+        have: before any is made.
+        """
+        self._forwards += stages * microbatches * self.params.get("slices", 1)
+        if self._forwards > MOST_STEPS:
+            message = (
+                f"the forward of every microbatch on every stage makes {self._forwards:,} ops, "
+                f"there can be {MOST_STEPS:,}"
+            )
+            help = "take smaller sizes: a schedule is the ops of one update"
+            raise Fault("too-many-ops", message, location, help)
 
     def _check_pipeline(self, name: str, line: StageLine, microbatches: int) -> None:
         """A fault for stages that do not count from 0, or are not those of the other pipelines."""
@@ -288,6 +304,7 @@ class Declarations:
         ranks = self.params["ranks"]
         microbatches = self.params["microbatches"]
         if not self.pipelines:
+            self.expect(ranks, microbatches, 0)
             self.placement = list(self.count(0, ranks, 1, 0))
             self.pipelines = [Pipeline("", 0, ranks, microbatches)]
         layout = Layout(

@@ -22,7 +22,7 @@ from schedlang.language.declarations import (
 from schedlang.language.faults import Fault, Met, values_text
 from schedlang.language.names import check_names
 from schedlang.language.pricing import program_costs, program_objective
-from schedlang.language.record import Calls, Drawing, draw, make_stream, record
+from schedlang.language.record import Calls, Drawing, draw, least_interval, make_stream, record
 from schedlang.language.scopes import nearest
 from schedlang.language.stages import stage_range
 from schedlang.language.trees import Itself
@@ -225,8 +225,25 @@ class _Expansion:
                 raise end
         for drawing in drawings:
             drawing.sort()
-        ranks = tuple(drawing.actions() for drawing in drawings)
+        try:
+            ranks = tuple(drawing.actions() for drawing in drawings)
+        except Fault as collision:
+            collision.help = self.apart(layout)
+            raise
         return ranks, tuple(tuple(row[0] for row in drawing.rows) for drawing in drawings)
+
+    def apart(self, layout: Layout) -> str:
+        """With which interval no ops of a building block collide, as it is drawn."""
+        repeats: list[list[Drawing]] = []
+        for repeat in self.declared.repeats(layout):
+            calls: list[int] = []
+            self.declared.names["program"](*repeat.microbatches, calls.extend)
+            repeats.append([Drawing(rank) for rank in range(self.declared.params["ranks"])])
+            draw(repeats[-1], layout, self.declared.sites, calls, 0)
+        interval = least_interval(repeats)
+        if interval is None:
+            return "both are in one repeat of the block, at any interval: move one to another slot"
+        return f"`every {interval}` is the least interval without a collision, with these slots"
 
     def diagnostics(self) -> list[Diagnostic]:
         """The faults of all ranks; one mistake met on several ranks is one diagnostic."""

@@ -1,6 +1,5 @@
-"""What people write who come from other languages, and how it is written here.
-
-Two tables: of texts at which a program stops being one, and of names that no program has.
+"""What people write who come from other languages, and how it is written here: texts at which a
+program stops being one.
 """
 
 from attrs import frozen

@@ -256,5 +256,11 @@ class _Checker(Scopes):
             )
         for number, arg in enumerate(args):
             allowed = number == len(args) - 1 and word != "U" and not self.has_slices
-            if not (isinstance(arg, expressions.Next) and allowed):
-                self.expression(arg, scope)
+            match arg:
+                case expressions.Next() if allowed:
+                    continue
+                case expressions.Reference(name) if allowed and name not in scope:
+                    # It may be the one word that is no name.
+                    self.reference(arg, name, scope | {"next": Declared(arg.span)})
+                    continue
+            self.expression(arg, scope)

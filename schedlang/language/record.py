@@ -9,6 +9,7 @@ call, whatever is wrong with it.
 from array import array
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate, count
 
 from attrs import define, field
@@ -375,12 +376,48 @@ class Drawing:
                 earlier = actions.word(len(actions) - 1)
                 later = word(kind, stage, microbatch)
                 message = f"`{earlier}` and `{later}` collide on rank {self.rank} in slot {slot}"
-                labels = {actions.source[-1]: f"`{earlier}`, until slot {free - 1}"}
-                labels[location] = f"`{later}`, from slot {slot}"
+                before = f"`{earlier}`, until slot {free - 1}"
+                after = f"`{later}`, from slot {slot}"
+                labels = {location: after}
+                if actions.source[-1] == location:
+                    # Two repeats of the block want the slot for the same op.
+                    labels[location] = f"{before}; {after}"
+                else:
+                    labels[actions.source[-1]] = before
                 raise Fault("collision", message, location, labels=labels)
             free = slot + OPS[kind].slots
             actions.add(kind, stage, microbatch, location)
         return actions
+
+
+def least_interval(repeats: Sequence[Sequence[Drawing]]) -> int | None:
+    """The fewest slots from one repeat of a building block to the next with which no two ops of a
+    rank want the same slot; None if two of one repeat do. Each repeat is drawn from slot 0 on.
+    """
+    #: For each rank the slots that its ops take, each with the number of its repeat.
+    taken: list[list[tuple[int, int]]] = [[] for _ in repeats[0]]
+    for number, drawings in enumerate(repeats):
+        for rank, drawing in enumerate(drawings):
+            for slot, kind, *_ in drawing.rows:
+                taken[rank] += [(number, slot + more) for more in range(OPS[kind].slots)]
+    if any(len(set(slots)) < len(slots) for slots in taken):
+        return None
+    longest = 1 + max(slot for slots in taken for _, slot in slots)
+    for interval in range(1, longest):
+        if all(map(partial(_are_apart, interval), taken)):
+            return interval
+    return longest
+
+
+def _are_apart(interval: int, slots: Sequence[tuple[int, int]]) -> bool:
+    """Whether slots of repeats that follow each other at an interval are all different."""
+    seen: set[int] = set()
+    for number, slot in slots:
+        moved = number * interval + slot
+        if moved in seen:
+            return False
+        seen.add(moved)
+    return True
 
 
 def draw(

@@ -8,6 +8,7 @@ from schedlang.diagnostics.diagnostic import Diagnostic, counted
 from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.language import expressions, syntax
 from schedlang.language.expressions import calls, children
+from schedlang.language.foreign_names import FUNCTIONS, NAMES
 
 #: The most arguments of a function that takes any number of them.
 _ANY = 255
@@ -120,7 +121,7 @@ class Scopes:
                 "unknown-name",
                 f"no name `{name}` in scope",
                 Label(node.span),
-                help=nearest(name, values),
+                help=NAMES.get(name) or nearest(name, values),
             )
         elif scope[name].arity is not None:
             self.report(
@@ -141,7 +142,7 @@ class Scopes:
                 help: str | None = "it is declared below: move it above this line"
             else:
                 functions = [known for known in scope if scope[known].arity is not None]
-                help = nearest(name.text, [*BUILTINS, *functions])
+                help = FUNCTIONS.get(name.text) or nearest(name.text, [*BUILTINS, *functions])
             self.report(
                 "unknown-name", f"no function `{name.text}` in scope", Label(name.span), help=help
             )
