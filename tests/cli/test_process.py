@@ -32,13 +32,20 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def on_a_terminal(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    """Run a command whose stderr is a terminal: its exit code, its stdout, and what the terminal
+    """Run `schedc` with a terminal as its stderr: its exit code, its stdout, and what the terminal
     has got.
     """
+    return shown_by([*SCHEDC, *arguments], environment)
+
+
+def shown_by(command: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
+    """The same of any command."""
     ours, theirs = pty.openpty()
-    environment = dict(os.environ, TERM="xterm", **environment)
     process = subprocess.Popen(
-        [*SCHEDC, *arguments], stdout=subprocess.PIPE, stderr=theirs, env=environment
+        command,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=dict(os.environ, TERM="xterm", **environment),
     )
     os.close(theirs)
     shown = b""
@@ -170,7 +177,8 @@ def test_long_work_shows_where_it_is(tmp_path: Path) -> None:
     assert shown.endswith("\x1b[K")
     assert "\n" not in shown
     # What is over at once says nothing.
-    assert on_a_terminal("compile", "1f1b")[2] == ""
+    lines = "from schedlang.cli.progress import progress\nwith progress('working'): pass"
+    assert shown_by([sys.executable, "-c", lines], {}) == (0, "", "")
 
 
 def test_a_bar_says_what_is_left() -> None:
@@ -179,6 +187,22 @@ def test_a_bar_says_what_is_left() -> None:
     assert (code, stdout) == (0, "380 sizes proved, 0 refused by the program's own `require`\n")
     assert "of 380, " in shown
     assert " s left" in shown
+    assert shown.endswith("\x1b[K")
+
+
+def test_the_start_of_a_run_is_shown_until_its_first_step(tmp_path: Path) -> None:
+    """With processes that take two seconds to load, and two more after that."""
+    started = tmp_path / "started"
+    lines = f"""
+from pathlib import Path
+from schedlang.cli.run import run_until_end
+command = ["sh", "-c", "sleep 2; touch {started}; sleep 2; exit 3"]
+raise SystemExit(run_until_end(command, {{}}, Path("{started}"), "starting 4 ranks"))
+"""
+    code, _, shown = shown_by([sys.executable, "-c", lines], {})
+    assert code == 3
+    assert ", 1 s\r" in shown
+    assert ", 3 s\r" not in shown
     assert shown.endswith("\x1b[K")
 
 
