@@ -213,6 +213,17 @@ raise SystemExit(run_until_end(command, {{}}, Path("{started}"), "starting 4 ran
     assert shown.endswith("\x1b[K")
 
 
+def test_a_trace_replaces_no_program_under_torchrun_either(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+    program = tmp_path / "my.sched"
+    program.write_text(ONE_F_ONE_B.read_text())
+    command = [sys.executable, "-m", "schedlang.runtime", str(program), "--trace", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "is read, and would be replaced" in done.stderr
+    assert program.read_text() == ONE_F_ONE_B.read_text()
+
+
 def test_completion_in_bash(tmp_path: Path) -> None:
     script = tmp_path / "schedc.bash"
     script.write_text(shell("schedc completion bash").stdout)
