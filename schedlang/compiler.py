@@ -5,7 +5,7 @@ from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
-from signal import SIG_IGN, SIGINT, signal
+from signal import SIG_BLOCK, SIG_IGN, SIG_SETMASK, SIGINT, pthread_sigmask, signal
 from types import MappingProxyType
 
 from attrs import asdict, evolve, frozen
@@ -188,7 +188,13 @@ def check_range(
     # Ctrl-C is for this process only, which then ends the others.
     with ProcessPoolExecutor(initializer=signal, initargs=(SIGINT, SIG_IGN)) as pool:
         try:
-            yield from pool.map(partial(_instance, source, transport), sizes, chunksize=4)
+            # Nor may it come while they are made, or one of them would be forgotten.
+            before = pthread_sigmask(SIG_BLOCK, {SIGINT})
+            try:
+                instances = pool.map(partial(_instance, source, transport), sizes, chunksize=4)
+            finally:
+                pthread_sigmask(SIG_SETMASK, before)
+            yield from instances
         finally:
             pool.shutdown(cancel_futures=True)
 

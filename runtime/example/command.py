@@ -13,7 +13,10 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from schedlang.cli.outputs import check_output
 from schedlang.cli.parser import Named
+from schedlang.cli.run import STARTED
+from schedlang.cli.usage import UsageError
 from schedlang.cli.values import OPTIMIZERS, count, param, rate
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.plan.plan import Plan
@@ -129,7 +132,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--timeout", type=float, default=60, help="seconds that a rank waits at most (default: 60)"
     )
-    return parser.parse_args()
+    options = parser.parse_args()
+    # `schedc run` has looked itself, and knows what it was given.
+    if options.trace and STARTED not in os.environ:
+        try:
+            check_output(str(options.trace), [str(options.file)], force=False)
+        except (UsageError, CompileError) as error:
+            parser.error(str(error))
+    return options
 
 
 def _start(options: argparse.Namespace) -> tuple[Workload, CheckpointFolder | None]:

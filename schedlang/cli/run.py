@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         # The ranks are the parallel part: threads of each would only be in each other's way.
         environment = {"OMP_NUM_THREADS": "1"} | dict(os.environ) | {STARTED: str(started)}
         what = f"starting {counted(processes, 'rank')}, each of which loads torch"
-        return _run_until_end(command, environment, started, what)
+        return run_until_end(command, environment, started, what)
 
 
 def _check_run(options: argparse.Namespace, plan: Any) -> None:
@@ -71,9 +71,7 @@ def _check_run(options: argparse.Namespace, plan: Any) -> None:
             raise UsageError(str(error)) from None
 
 
-def _run_until_end(
-    command: list[str], environment: dict[str, str], started: Path, what: str
-) -> int:
+def run_until_end(command: list[str], environment: dict[str, str], started: Path, what: str) -> int:
     """Run a command; its exit code. Until it makes the file `started`, say `what` it does.
 
     A signal that would end this process goes to the command alone, once: it ends its own processes,

@@ -3,16 +3,17 @@
 import json
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.support.paths import PROGRAMS, ROOT
+from tests.support.processes import children, until
 
 SCHEDC = [sys.executable, "-m", "schedlang"]
 ONE_F_ONE_B = PROGRAMS / "1f1b.sched"
@@ -32,13 +33,20 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 def on_a_terminal(*arguments: str, **environment: str) -> tuple[int, str, str]:
-    """Run a command whose stderr is a terminal: its exit code, its stdout, and what the terminal
+    """Run `schedc` with a terminal as its stderr: its exit code, its stdout, and what the terminal
     has got.
     """
+    return shown_by([*SCHEDC, *arguments], environment)
+
+
+def shown_by(command: list[str], environment: dict[str, str]) -> tuple[int, str, str]:
+    """The same of any command."""
     ours, theirs = pty.openpty()
-    environment = dict(os.environ, TERM="xterm", **environment)
     process = subprocess.Popen(
-        [*SCHEDC, *arguments], stdout=subprocess.PIPE, stderr=theirs, env=environment
+        command,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        env=dict(os.environ, TERM="xterm", **environment),
     )
     os.close(theirs)
     shown = b""
@@ -55,6 +63,11 @@ def on_a_terminal(*arguments: str, **environment: str) -> tuple[int, str, str]:
     stdout = process.communicate(timeout=60)[0]
     os.close(ours)
     return process.returncode, stdout.decode(), shown.decode()
+
+
+def without_progress(shown: str) -> str:
+    """What a terminal shows in the end: a machine that is busy shows progress of anything."""
+    return re.sub(r"\x1b\[K([^\r\n]*\r)?", "", shown)
 
 
 @pytest.mark.parametrize("command", ["show 1f1b", "compile --help", "gallery", "--version"])
@@ -90,8 +103,7 @@ def test_ctrl_c_during_imports_is_one_line(turned: str, tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
-def test_ctrl_c_leaves_no_half_file(tmp_path: Path) -> None:
-    """Nor anything else, while many processes work."""
+def test_ctrl_c_ends_all_processes_without_a_word_more(tmp_path: Path) -> None:
     sizes = ["--for", "ranks=2..40", "--for", "microbatches=1..400"]
     process = subprocess.Popen(
         [*SCHEDC, "check", str(ONE_F_ONE_B), *sizes],
@@ -101,11 +113,12 @@ def test_ctrl_c_leaves_no_half_file(tmp_path: Path) -> None:
         cwd=tmp_path,
         env=dict(os.environ, PYTHONPATH=str(ROOT)),
     )
-    time.sleep(2)
+    until(lambda: children(process.pid))
+    workers = children(process.pid)
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=30)
     assert (process.returncode, stdout, stderr) == (130, "", "interrupted\n")
-    assert list(tmp_path.iterdir()) == []
+    assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
 
 def test_standard_input(tmp_path: Path) -> None:
@@ -146,7 +159,8 @@ def test_colours_are_for_terminals(tmp_path: Path) -> None:
     arguments = ["compile", str(bad)]
     plain = shell(f"schedc compile {bad}").stderr
     assert "\x1b[" not in plain
-    code, _, coloured = on_a_terminal(*arguments)
+    code, _, shown = on_a_terminal(*arguments)
+    coloured = without_progress(shown)
     assert code == 1
     assert coloured.startswith("\x1b[1;31merror[")
     # Without its colours, it is the same.
@@ -156,7 +170,7 @@ def test_colours_are_for_terminals(tmp_path: Path) -> None:
         (arguments, {"NO_COLOR": "1"}),
         ([*arguments, "--color", "never"], {}),
     ]:
-        shown = on_a_terminal(*arguments_without, **environment)[2]
+        shown = without_progress(on_a_terminal(*arguments_without, **environment)[2])
         assert shown.replace("\r\n", "\n") == plain
 
 
@@ -170,7 +184,8 @@ def test_long_work_shows_where_it_is(tmp_path: Path) -> None:
     assert shown.endswith("\x1b[K")
     assert "\n" not in shown
     # What is over at once says nothing.
-    assert on_a_terminal("compile", "1f1b")[2] == ""
+    lines = "from schedlang.cli.progress import progress\nwith progress('working'): pass"
+    assert shown_by([sys.executable, "-c", lines], {}) == (0, "", "")
 
 
 def test_a_bar_says_what_is_left() -> None:
@@ -180,6 +195,33 @@ def test_a_bar_says_what_is_left() -> None:
     assert "of 380, " in shown
     assert " s left" in shown
     assert shown.endswith("\x1b[K")
+
+
+def test_the_start_of_a_run_is_shown_until_its_first_step(tmp_path: Path) -> None:
+    """With processes that take two seconds to load, and two more after that."""
+    started = tmp_path / "started"
+    lines = f"""
+from pathlib import Path
+from schedlang.cli.run import run_until_end
+command = ["sh", "-c", "sleep 2; touch {started}; sleep 2; exit 3"]
+raise SystemExit(run_until_end(command, {{}}, Path("{started}"), "starting 4 ranks"))
+"""
+    code, _, shown = shown_by([sys.executable, "-c", lines], {})
+    assert code == 3
+    assert ", 1 s\r" in shown
+    assert ", 3 s\r" not in shown
+    assert shown.endswith("\x1b[K")
+
+
+def test_a_trace_replaces_no_program_under_torchrun_either(tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+    program = tmp_path / "my.sched"
+    program.write_text(ONE_F_ONE_B.read_text())
+    command = [sys.executable, "-m", "schedlang.runtime", str(program), "--trace", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "is read, and would be replaced" in done.stderr
+    assert program.read_text() == ONE_F_ONE_B.read_text()
 
 
 def test_completion_in_bash(tmp_path: Path) -> None:
