@@ -9,6 +9,7 @@ from typing import Any
 from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
+from schedlang.files.programs import may_name, names, path_of
 
 #: The path that means standard input, and what messages call it.
 STANDARD_INPUT = "-"
@@ -57,7 +58,8 @@ def shown(path: str | Path) -> str:
 
 
 def source_of(program: Source | str | Path, name: str = "source") -> Source:
-    """A program, given as itself, by the path of its file, or as its text.
+    """A program, given as itself, by the path of its file, as its text, or by its name in the
+    gallery, where no file has this name.
 
     Text that has a `{` is that of a program, since every program has one; other text is a path.
     CompileError for a file that cannot be read; TypeError names the argument `name`, if it is
@@ -68,6 +70,8 @@ def source_of(program: Source | str | Path, name: str = "source") -> Source:
     if isinstance(program, str) and "{" in program:
         return Source(NO_FILE, program)
     check_type(name, program, (str, PathLike), "a path, the text of a program, or a Source")
+    if isinstance(program, str) and may_name(program) and program in names():
+        return read_source(path_of(program))
     return read_source(Path(program))
 
 

@@ -282,7 +282,7 @@ COMPILER: dict[str, Mistake] = {
         lambda _: read_plan(FILE),
         CompileError,
         "1f1b.sched",
-        "not a whole plan file",
+        "it is a program, not a plan",
     ),
     "open_plan: nothing": (lambda _: open_plan(None), TypeError, "`path` is None", A_PATH),  # type: ignore[arg-type]
     "write_plan: arguments the other way round": (
@@ -308,6 +308,12 @@ COMPILER: dict[str, Mistake] = {
         ValueError,
         "`plan.pdf` must end in",
         ".svg",
+    ),
+    "stages_of: a rank that there is not": (
+        lambda plan: plan.stages_of(5),
+        ValueError,
+        "`rank` is 5",
+        "it must be a whole number from 0 to 1",
     ),
     "for_updates: text": (
         lambda plan: plan.for_updates("3"),  # type: ignore[arg-type]
@@ -812,7 +818,7 @@ def test_a_program_is_a_path_a_text_or_a_source(tmp_path: Path) -> None:
     """`compile` and `simulate` take all three, and `simulate` plans and their files."""
     params = {"ranks": 2, "microbatches": 3}
     expected = compile(read_source(FILE), params)
-    for program in (str(FILE), FILE, TEXT, Source(str(FILE), TEXT)):
+    for program in (str(FILE), FILE, TEXT, Source(str(FILE), TEXT), "1f1b"):
         assert compile(program, params).ranks == expected.ranks
         assert simulate(program, params=params).timeline == simulate(expected).timeline
     write_plan(expected, tmp_path / "plan.json")
