@@ -70,9 +70,23 @@ def source_of(program: Source | str | Path, name: str = "source") -> Source:
     if isinstance(program, str) and "{" in program:
         return Source(NO_FILE, program)
     check_type(name, program, (str, PathLike), "a path, the text of a program, or a Source")
-    if isinstance(program, str) and may_name(program) and program in names():
-        return read_source(path_of(program))
+    if program == "":
+        raise ValueError(f"`{name}` is '': it must be a path, the text of a program, or a Source")
+    if isinstance(program, str) and may_name(program):
+        return read_source(_in_gallery(program))
     return read_source(Path(program))
+
+
+def _in_gallery(name: str) -> Path:
+    """The file of a program of the gallery; CompileError for a name that it does not have."""
+    known = names()
+    if name in known:
+        return path_of(name)
+    from difflib import get_close_matches
+
+    close = get_close_matches(name, known, n=1)
+    reason = "there is no such file, and no program of the gallery has this name"
+    raise unreadable(name, reason, f"there is `{close[0]}`" if close else None)
 
 
 def check_is_path(path: Any, name: str = "path") -> None:

@@ -60,6 +60,13 @@ COMPILER: dict[str, Mistake] = {
         "cannot read `x.sched`",
         "No such file",
     ),
+    "compile: no text": (lambda _: compile(""), ValueError, "`source` is ''", A_PROGRAM),
+    "compile: a name that the gallery does not have": (
+        lambda _: compile("1f1bb"),
+        CompileError,
+        "no program of the gallery has this name",
+        "there is `1f1b`",
+    ),
     "compile: a number for the parameters": (
         lambda _: compile(FILE, 4),  # type: ignore[arg-type]
         TypeError,
