@@ -45,7 +45,8 @@ def compile(
     """The plan of a program for some parameters, proved.
 
     `source` is the path of the program's file, its text, or a `Source`: a `str` with a `{` in it is
-    text. `params` are whole numbers by name, as `{"ranks": 4}`; others have the program's defaults.
+    text. Where there is no such file, it may be a program of the gallery, as "1f1b". `params` are
+    whole numbers by name, as `{"ranks": 4}`; others have the program's defaults.
 
     It is proved for a transport (`schedlang.schedule.transports`), by default for all. Passes and
     the lowering choose what is best for `costs`, or where these leave something open, for the

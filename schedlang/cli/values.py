@@ -1,6 +1,5 @@
 """The values of options, from their texts; what is wrong with a text is said by argparse."""
 
-import os
 from argparse import ArgumentTypeError
 from collections.abc import Callable
 
@@ -116,13 +115,10 @@ def program(text: str) -> str:
     """The path of a program or another file to read: `-` is standard input, and a name that no file
     has may be that of a program of the gallery.
     """
-    if text == "-" or os.path.lexists(text):
-        return text
-    # A name of the gallery is neither a path nor has it an ending.
-    if "/" in text or "." in text:
-        return text
-    from schedlang.files.programs import names, path_of
+    from schedlang.files.programs import may_name, names, path_of
 
+    if text == "-" or not may_name(text):
+        return text
     known = names()
     if text not in known:
         message = f"there is no file `{text}`, and no program of the gallery has this name"

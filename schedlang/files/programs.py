@@ -1,5 +1,6 @@
 """The programs of the gallery, by their names."""
 
+import os
 from itertools import takewhile
 from pathlib import Path
 
@@ -14,6 +15,11 @@ def names() -> list[str]:
 def path_of(name: str) -> Path:
     """The file of a program, which may not be there."""
     return GALLERY / f"{name}.sched"
+
+
+def may_name(text: str) -> bool:
+    """Whether a text may be the name of a program: it is no file, no path, and has no ending."""
+    return "/" not in text and "." not in text and not os.path.lexists(text)
 
 
 def text_of(name: str) -> str:

@@ -56,7 +56,8 @@ class Plan(Schedule):
 
     def __repr__(self) -> str:
         # Not the ops: of a plan that was opened for one rank, they would be read.
-        return f"<Plan {self.title}, from {self.source.path}, proved for {self.transport}>"
+        proved = f"proved for transport {self.transport}"
+        return f"<Plan {self.title}, from {self.source.path}, {proved}>"
 
     def _repr_html_(self) -> str | None:
         return drawn(self)

@@ -20,7 +20,7 @@ from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.diagnostics.waits import Stand, Wait
 from schedlang.plan.plan import Plan
 from schedlang.python.places import Script, caller
-from schedlang.python.text import Call, Head, Text, program_text
+from schedlang.python.text import NAMES, Call, Head, Text, program_text
 from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.kinds import TRANSFERS, Kind
 from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_skip
@@ -77,7 +77,7 @@ class Builder:
         costs: Costs = UNIT,
     ) -> None:
         check_type("name", name, str, "text")
-        if not name.isidentifier():
+        if not _is_name(name):
             raise ValueError(f"`name` is {name!r}: it must be letters, digits and `_`")
         check_whole("ranks", ranks, 1)
         check_whole("microbatches", microbatches, 1)
@@ -86,10 +86,16 @@ class Builder:
         if pipelines is None:
             lines = {"": _placement(ranks, chunks, placement)}
         else:
+            if chunks > 1 or placement != "loop":
+                given = "chunks" if chunks > 1 else "placement"
+                raise ValueError(
+                    f"`{given}` is given, and `pipelines`: each says where its stages are"
+                )
             lines = _pipelines(ranks, microbatches, pipelines)
         layout = _layout(lines, microbatches // len(lines), slices, skips, links, ranks)
         check_costs(costs)
         _check_program_costs(costs)
+        costs.check(len(layout.placement))
         rules = _weights(weights, len(layout.placement))
         self._head = Head(name, ranks, microbatches, layout, rules, costs)
         self._calls: list[list[Call]] = [[] for _ in range(ranks)]
@@ -400,6 +406,11 @@ def _moved(diagnostic: Diagnostic, source: Source, span_of: Callable[[Span], Spa
     return moved.with_waits(tuple(map(wait, diagnostic.waits))) if diagnostic.waits else moved
 
 
+def _is_name(text: str) -> bool:
+    """Whether a program can have this name."""
+    return re.fullmatch(r"[A-Za-z_]\w*", text, re.ASCII) is not None
+
+
 def _placement(ranks: int, chunks: int, placement: Style | Sequence[int]) -> tuple[int, ...]:
     """The rank of each stage."""
     if placement == "loop":
@@ -432,8 +443,12 @@ def _pipelines(
     lines: dict[str, tuple[int, ...]] = {}
     for name, placement in pipelines.items():
         check_type("a name in pipelines", name, str, "text")
-        if not name.isidentifier():
+        if not _is_name(name):
             raise ValueError(f"`pipelines` has {name!r}: a name is letters, digits and `_`")
+        if name in NAMES:
+            raise ValueError(
+                f"`pipelines` has {name!r}: the program has this name for something else"
+            )
         lines[name] = _ranks_of(f"pipelines[{name!r}]", placement, ranks, "the rank of each stage")
     if not lines:
         raise ValueError(f"`pipelines` is {shown(pipelines)}: it must be {what}")
@@ -488,7 +503,9 @@ def _weights(weights: str | Sequence[str], stages: int) -> list[str]:
     rules = [weights] * stages if isinstance(weights, str) else weights
     check_type("weights", rules, Sequence, "a rule, or one for each stage")
     if len(rules) != stages:
-        raise ValueError(f"`weights` has {len(rules)} rules: there are {counted(stages, 'stage')}")
+        raise ValueError(
+            f"`weights` has {counted(len(rules), 'rule')}: there are {counted(stages, 'stage')}"
+        )
     for rule in rules:
         check_type("weights", rule, str, "'latest', 'stash' or 'delay 1'")
         if not re.fullmatch(r"latest|stash|delay \d{1,9}", rule):

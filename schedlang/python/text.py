@@ -18,6 +18,8 @@ _WIDTH = 100
 #: A loop has so many items at most, and goes over so many microbatches at least.
 _MOST_IN_LOOP = 8
 _LEAST_TIMES = 3
+#: The names that a program has besides those of its pipelines.
+NAMES = ("r", "s", "m", "ranks", "microbatches", "slices")
 #: The word of each kind of action in a program.
 WORDS = {kind: op.word for kind, op in OPS.items()}
 WORDS |= {kind: transfer.word for kind, transfer in TRANSFERS.items()}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from attrs import field, frozen
 
+from schedlang.diagnostics.arguments import check_whole
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.source import Source, Span
 from schedlang.schedule.actions import Actions
@@ -247,7 +248,8 @@ class Schedule:
         return *self.layout.counterpart(kind, number), microbatch
 
     def stages_of(self, rank: int) -> list[int]:
-        """The stages that a rank holds, in order."""
+        """The stages that a rank holds, in order; ValueError for a rank that there is not."""
+        check_whole("rank", rank, 0, len(self.ranks) - 1)
         return self.layout.stages_of(rank)
 
     def where(self, rank: int, index: int) -> str:

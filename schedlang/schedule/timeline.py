@@ -14,7 +14,11 @@ from schedlang.schedule.actions import SHOWN, first_words, word
 
 
 class Bar(NamedTuple):
-    """One compute action, or one copy to or from the host, in time."""
+    """One compute action, or one copy to or from the host, in time.
+
+    `start` and `end` are in the unit of the costs, or in seconds; `kind` is a `Kind`, and stages
+    and microbatches are numbered as in the plan.
+    """
 
     kind: int
     stage: int

@@ -11,6 +11,7 @@ import pytest
 
 import schedlang
 from schedlang import (
+    Builder,
     CompileError,
     Costs,
     Plan,
@@ -58,6 +59,13 @@ COMPILER: dict[str, Mistake] = {
         CompileError,
         "cannot read `x.sched`",
         "No such file",
+    ),
+    "compile: no text": (lambda _: compile(""), ValueError, "`source` is ''", A_PROGRAM),
+    "compile: a name that the gallery does not have": (
+        lambda _: compile("1f1bb"),
+        CompileError,
+        "no program of the gallery has this name",
+        "there is `1f1b`",
     ),
     "compile: a number for the parameters": (
         lambda _: compile(FILE, 4),  # type: ignore[arg-type]
@@ -281,7 +289,7 @@ COMPILER: dict[str, Mistake] = {
         lambda _: read_plan(FILE),
         CompileError,
         "1f1b.sched",
-        "not a whole plan file",
+        "it is a program, not a plan",
     ),
     "open_plan: nothing": (lambda _: open_plan(None), TypeError, "`path` is None", A_PATH),  # type: ignore[arg-type]
     "write_plan: arguments the other way round": (
@@ -307,6 +315,12 @@ COMPILER: dict[str, Mistake] = {
         ValueError,
         "`plan.pdf` must end in",
         ".svg",
+    ),
+    "stages_of: a rank that there is not": (
+        lambda plan: plan.stages_of(5),
+        ValueError,
+        "`rank` is 5",
+        "it must be a whole number from 0 to 1",
     ),
     "for_updates: text": (
         lambda plan: plan.for_updates("3"),  # type: ignore[arg-type]
@@ -338,6 +352,251 @@ def refuses(plan: Plan, call: Callable[[Plan], Any], error: type[Exception], *pa
     with pytest.raises(error) as refused:
         call(plan)
     assert [part for part in parts if part not in str(refused.value)] == [], refused.value
+
+
+def built(call: Callable[[Builder], Any], **options: Any) -> Callable[[Plan], Any]:
+    """A call of a Builder on two ranks."""
+    given = {"ranks": 2, "microbatches": 4} | options
+    return lambda _: call(Builder(**given))
+
+
+def nested(outer: str, inner: str) -> Callable[[Builder], Any]:
+    """One `with` within another."""
+
+    def call(b: Builder) -> None:
+        with getattr(b, outer)(), getattr(b, inner)():
+            pass
+
+    return call
+
+
+def within(group: str, method: str) -> Callable[[Builder], Any]:
+    """An op within a group."""
+
+    def call(b: Builder) -> None:
+        with getattr(b, group)():
+            getattr(b, method)(0, 0)
+
+    return call
+
+
+BUILDER: dict[str, Mistake] = {
+    "no sizes": (
+        lambda _: Builder(),  # type: ignore[call-arg]
+        TypeError,
+        "'ranks' and 'microbatches'",
+        "missing 2 required keyword-only arguments",
+    ),
+    "no ranks": (
+        built(repr, ranks=0),
+        ValueError,
+        "`ranks` is 0",
+        "it must be a whole number from 1",
+    ),
+    "microbatches as text": (
+        built(repr, microbatches="8"),
+        TypeError,
+        "`microbatches` is '8'",
+        "it must be a whole number from 1",
+    ),
+    "a name that is no word": (
+        built(repr, name="my schedule"),
+        ValueError,
+        "`name` is 'my schedule'",
+        "it must be letters, digits and `_`",
+    ),
+    "a placement that is not known": (
+        built(repr, placement="zigzag"),
+        TypeError,
+        "`placement` is 'zigzag'",
+        "it must be 'loop', 'v', or the rank of each stage",
+    ),
+    "a placement on a rank that there is not": (
+        built(repr, placement=[0, 2]),
+        ValueError,
+        "`placement[1]` is 2",
+        "it must be a whole number from 0 to 1",
+    ),
+    "a placement that leaves a rank without a stage": (
+        built(repr, placement=[0, 0]),
+        ValueError,
+        "`placement`",
+        "rank 1 holds no stage",
+    ),
+    "chunks and a list": (
+        built(repr, placement=[0, 1], chunks=2),
+        ValueError,
+        "`chunks` is given, and a list for `placement`",
+        "the list says how many",
+    ),
+    "a placement and pipelines": (
+        built(repr, placement="v", pipelines={"down": [0, 1], "up": [1, 0]}),
+        ValueError,
+        "`placement` is given, and `pipelines`",
+        "each says where its stages are",
+    ),
+    "pipelines that cannot share": (
+        built(repr, microbatches=3, pipelines={"down": [0, 1], "up": [1, 0]}),
+        ValueError,
+        "`microbatches` is 3",
+        "2 pipelines cannot share them evenly",
+    ),
+    "pipelines of different lengths": (
+        built(repr, pipelines={"down": [0, 1], "up": [1]}),
+        ValueError,
+        "`pipelines` have different numbers of stages",
+        "each has the whole model",
+    ),
+    "a pipeline that is called as a parameter": (
+        built(repr, pipelines={"ranks": [0, 1], "up": [1, 0]}),
+        ValueError,
+        "`pipelines` has 'ranks'",
+        "the program has this name for something else",
+    ),
+    "pipelines without names": (
+        built(repr, pipelines=[[0, 1], [1, 0]]),
+        TypeError,
+        "`pipelines` is [[0, 1], [1, 0]]",
+        "such as {'down': [0, 1], 'up': [1, 0]}",
+    ),
+    "a skip that leads back": (
+        built(repr, placement=[0, 1, 0, 1], skips=[(3, 0)]),
+        ValueError,
+        "`skips[0]` is (3, 0)",
+        "does not lead forward",
+    ),
+    "a skip that is no pair": (
+        built(repr, skips=[3]),
+        TypeError,
+        "`skips[0]` is 3",
+        "it must be a pair of stages",
+    ),
+    "links of other ranks": (
+        built(repr, links=[0]),
+        ValueError,
+        "`links` has 1",
+        "there are 2 ranks",
+    ),
+    "weights that are not known": (
+        built(repr, weights="newest"),
+        ValueError,
+        "`weights` is 'newest'",
+        "it must be 'latest', 'stash' or 'delay 1'",
+    ),
+    "weights of other stages": (
+        built(repr, weights=["stash"]),
+        ValueError,
+        "`weights` has 1 rule",
+        "there are 2 stages",
+    ),
+    "costs that a program cannot say": (
+        built(repr, costs=Costs(forward_times=(1.5,))),
+        ValueError,
+        "`costs` have `forward_times` [1.5]",
+        "give it to `compile`",
+    ),
+    "costs of other stages": (
+        built(repr, costs=Costs(forward_times=(1, 2, 3))),
+        ValueError,
+        "3 durations of `F` are given",
+        "there are 2 stages",
+    ),
+    "a rank that there is not": (
+        built(lambda b: b.forward(2, 0)),
+        ValueError,
+        "`rank` is 2",
+        "it must be a whole number from 0 to 1",
+    ),
+    "a microbatch that there is not": (
+        built(lambda b: b.forward(0, 4)),
+        ValueError,
+        "`microbatch` is 4",
+        "it must be a whole number from 0 to 3",
+    ),
+    "no microbatch": (
+        built(lambda b: b.op(0, "F")),
+        TypeError,
+        "`microbatch` is None",
+        "it must be a whole number from 0 to 3",
+    ),
+    "a kind that is not known": (
+        built(lambda b: b.op(0, "X", 0)),
+        ValueError,
+        "`kind` is 'X'",
+        "it must be one of 'F', 'B', 'I', 'W', 'R', 'U'",
+    ),
+    "no stage where there are two": (
+        built(lambda b: b.forward(0, 0), chunks=2),
+        ValueError,
+        "`stage` is not given",
+        "rank 0 holds the stages 0, 2",
+    ),
+    "a stage of another rank": (
+        built(lambda b: b.forward(0, 0, stage=1), chunks=2),
+        ValueError,
+        "`stage` is 1: that is on rank 1",
+        "rank 0 holds 0, 2",
+    ),
+    "a slice where there are none": (
+        built(lambda b: b.forward(0, 0, slice=0)),
+        ValueError,
+        "`slice` is 0",
+        "there are no slices here",
+    ),
+    "no slice where there are some": (
+        built(lambda b: b.forward(0, 0), slices=2),
+        TypeError,
+        "`slice` is None",
+        "it must be a whole number from 0 to 1",
+    ),
+    "an update of a microbatch": (
+        built(lambda b: b.op(0, "U", 0)),
+        ValueError,
+        "`microbatch` is 0",
+        "an update is of none",
+    ),
+    "a transfer in an overlap": (
+        built(within("overlap", "send_forward")),
+        ValueError,
+        "`overlap` is for ops that compute",
+        "sends and receives take `exchange`",
+    ),
+    "an op in an exchange": (
+        built(within("exchange", "forward")),
+        ValueError,
+        "`exchange` is for sends and receives",
+        "ops take `overlap`",
+    ),
+    "an overlap in an exchange": (
+        built(nested("exchange", "overlap")),
+        ValueError,
+        "`overlap` stands in `exchange`",
+        "they do not nest",
+    ),
+    "a warm-up in the steady part": (
+        built(nested("steady", "warmup")),
+        ValueError,
+        "`warmup` stands in `steady`",
+        "they do not nest",
+    ),
+    "compile: a transport that is not known": (
+        built(lambda b: b.compile(transport="mpi")),
+        ValueError,
+        "there is no transport `mpi`",
+        "portable, blocking",
+    ),
+    "plan: before it is compiled": (
+        built(lambda b: b.plan),
+        ValueError,
+        "`plan` is there at the end of the `with` block",
+        "call `compile`",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUILDER)
+def test_of_the_builder(name: str, plan: Plan) -> None:
+    refuses(plan, *BUILDER[name])
 
 
 def model() -> Any:
@@ -566,7 +825,7 @@ def test_a_program_is_a_path_a_text_or_a_source(tmp_path: Path) -> None:
     """`compile` and `simulate` take all three, and `simulate` plans and their files."""
     params = {"ranks": 2, "microbatches": 3}
     expected = compile(read_source(FILE), params)
-    for program in (str(FILE), FILE, TEXT, Source(str(FILE), TEXT)):
+    for program in (str(FILE), FILE, TEXT, Source(str(FILE), TEXT), "1f1b"):
         assert compile(program, params).ranks == expected.ranks
         assert simulate(program, params=params).timeline == simulate(expected).timeline
     write_plan(expected, tmp_path / "plan.json")

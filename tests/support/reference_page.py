@@ -118,12 +118,8 @@ def comment_above(thing: griffe.Object) -> list[str]:
 
 
 def code(text: str) -> str:
-    """A block of Python, as ruff formats it."""
-    lines = [
-        line if line.strip().startswith("#") else re.sub(r"'([^'\"]*)'", r'"\1"', line)
-        for line in text.split("\n")
-    ]
-    return "\n".join(["```python", *lines, "```\n"])
+    """A block that is no script: signatures are not for running."""
+    return f"```text\n{text}\n```\n"
 
 
 def signature(name: str, function: griffe.Function, of: str = "") -> str:
