@@ -60,7 +60,7 @@ class Graph:
         # A schedule that is lowered, proved and simulated asks for one graph again.
         content = hashlib.sha256()
         for column in (self.first, self.waits, self.delay, self.takes):
-            content.update(np.ascontiguousarray(column))
+            content.update(np.ascontiguousarray(column).data)
         digest = content.digest()
         times = _LAST_WALKS.pop(digest, None)
         if times is None:
