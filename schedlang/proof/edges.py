@@ -301,9 +301,11 @@ class _Build:
     def wait_for_copies(self) -> None:
         """Ops wait for what is brought back from the host."""
         needs = self.schedule.needs
-        is_op = ~self.columns.is_transfer[needs.user]
-        is_before = (needs.maker >= 0) & (needs.maker < self.columns.batch[needs.user])
-        wanted = np.flatnonzero((needs.made == Kind.RELOAD) & is_op & is_before)
+        wanted = np.flatnonzero(needs.made == Kind.RELOAD)
+        users = needs.user[wanted]
+        makers = needs.maker[wanted]
+        is_before = (makers >= 0) & (makers < self.columns.batch[users])
+        wanted = wanted[is_before & ~self.columns.is_transfer[users]]
         users = needs.user[wanted]
         self.wait(self.item[users], self.item[needs.maker[wanted]], users)
 

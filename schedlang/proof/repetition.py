@@ -42,7 +42,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from schedlang.diagnostics.diagnostic import CompileError
-from schedlang.proof.channels import NO_PARTNER
+from schedlang.proof.channels import NO_PARTNER, channels_of
 from schedlang.proof.edges import transport_events
 from schedlang.proof.execution import Execution
 from schedlang.proof.graph import NOTHING
@@ -218,9 +218,10 @@ def _come_to(schedule: Schedule, places: Ints, rules: Transport) -> tuple[Ints, 
     rows = columns.first[:-1] + places
     heads = np.append(columns.batch, len(columns))[rows]
     places = places - np.where(rows < columns.first[1:], rows - heads, 0)
+    partner = channels_of(schedule, rules).partner
     # Ranks that take turns on a link to the host keep nobody from going on.
     alone = evolve(schedule, layout=evolve(schedule.layout, links=()))
-    while True:
+    while not _is_closed(schedule, _is_before(schedule, places), partner):
         ranks = zip(alone.ranks, places.tolist(), strict=True)
         cut = evolve(
             alone, ranks=tuple(actions_from(table_of(rank)[:, :place]) for rank, place in ranks)
@@ -230,6 +231,17 @@ def _come_to(schedule: Schedule, places: Ints, rules: Transport) -> tuple[Ints, 
             shift = columns.first[:-1] - cut.columns.first[:-1]
             return places, pending + shift[cut.columns.rank[pending]]
         places = reached
+    return places, np.zeros(0, np.int64)
+
+
+def _is_closed(schedule: Schedule, is_before: Flags, partner: Ints) -> bool:
+    """Whether what is before some places waits for nothing beyond them: as the whole schedule comes
+    to its end, so does this part of it, and leaves nothing behind.
+    """
+    needs = schedule.needs
+    makers = needs.maker[is_before[needs.user]]
+    partners = partner[is_before & schedule.columns.is_transfer]
+    return bool(is_before[makers].all() and is_before[partners].all())
 
 
 def _reached(cut: Schedule, rules: Transport) -> tuple[Ints, Ints]:
