@@ -98,10 +98,13 @@ def _goes_on(before: Schedule, longer: Schedule, kernels: tuple[Kernel, ...], ti
     length = np.array([kernel.stop for kernel in kernels]) - start
     update, number = _updates(longer)
     for rules in transports(longer.transport, has_batches(longer.columns)):
-        first = _Cut(longer, update, number, *_come_to(longer, start + times * length, rules))
+        partner = channels_of(longer, rules).partner
+        places, pending = _come_to(longer, partner, start + times * length, rules)
+        first = _Cut(longer, update, number, places, pending)
         if (first.places < start).any():
             return False
-        second = _Cut(longer, update, number, *_come_to(longer, first.places + length, rules))
+        places, pending = _come_to(longer, partner, first.places + length, rules)
+        second = _Cut(longer, update, number, places, pending)
         if (second.places != first.places + length).any() or not _is_later(second, first):
             return False
         if longer.has_updates and not _reads_later(before, longer, first):
@@ -210,15 +213,16 @@ def _reads_later(before: Schedule, longer: Schedule, first: _Cut) -> bool:
     return bool((is_as_before | ~is_to_come[stage, microbatch // step[stage]]).all())
 
 
-def _come_to(schedule: Schedule, places: Ints, rules: Transport) -> tuple[Ints, Ints]:
+def _come_to(
+    schedule: Schedule, partner: Ints, places: Ints, rules: Transport
+) -> tuple[Ints, Ints]:
     """The places to which all ranks come on a transport if none goes beyond a place, nor issues a
-    part of a batch; and the pending transfers.
+    part of a batch; and the pending transfers. `partner` is the other side of each transfer.
     """
     columns = schedule.columns
     rows = columns.first[:-1] + places
     heads = np.append(columns.batch, len(columns))[rows]
     places = places - np.where(rows < columns.first[1:], rows - heads, 0)
-    partner = channels_of(schedule, rules).partner
     # Ranks that take turns on a link to the host keep nobody from going on.
     alone = evolve(schedule, layout=evolve(schedule.layout, links=()))
     while not _is_closed(schedule, _is_before(schedule, places), partner):
