@@ -50,7 +50,8 @@ class Moments:
         columns = schedule.columns
         rows = np.arange(len(columns))
         #: The heads of ops, one for all that overlap.
-        heads = rows[(columns.batch == rows) & ~columns.is_copy & ~columns.is_transfer]
+        is_op = (columns.batch == rows) & ~columns.is_copy & ~columns.is_transfer
+        heads = np.flatnonzero(is_op)
         items = events.item[heads]
         starts = events.graph.starts[items]
         ends = events.graph.ends[items]
@@ -76,7 +77,7 @@ class Moments:
         hand_over = np.where(is_stuck, stuck + 2, 2 * turn + 2)
 
         # Of each action those of its op, or of the op before it, or 0 where there is none.
-        at = np.searchsorted(heads, columns.batch, "right") - 1
+        at = (np.cumsum(is_op) - 1)[columns.batch]
         is_there = (at >= 0) & (columns.rank[heads[at]] == columns.rank)
         self.is_stuck: Flags = is_stuck[at] & is_there
         self.hand_over: Ints = np.where(is_there, hand_over[at], 0).astype(np.int32)
