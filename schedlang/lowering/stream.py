@@ -84,7 +84,7 @@ def _fewer(longest: Schedule, kernels: tuple[Kernel, ...], most: int) -> int:
 
     @cache
     def held(by: int) -> tuple[int, ...]:
-        return follow_weights(repeat(longest, kernels, -by)).held
+        return follow_weights(repeat(longest, kernels, -by) if by else longest).held
 
     return _last(lambda by: held(by) == held(by - 1), most)
 

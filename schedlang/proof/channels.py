@@ -75,21 +75,9 @@ class Channels:
         """For each transfer, a number of the batches that exchange messages, directly or through
         others; -1 where two single transfers meet, or one is alone.
         """
-        # Each batch begins with its own first row as its number, and takes the lowest one among
-        # those that it exchanges messages with, until no number changes any more.
         columns = self.columns
-        label = columns.batch.astype(np.int64)
         rows = np.flatnonzero(self.partner >= 0)
-        heads = columns.batch[rows]
-        others = columns.batch[self.partner[rows]]
-        while True:
-            before = label.copy()
-            np.minimum.at(label, heads, label[others])
-            # A number's own batch may have got a lower one by now: this halves the way there.
-            label = label[label]
-            if (label == before).all():
-                break
-        label = label[columns.batch]
+        label = joined(columns, rows, self.partner[rows])[columns.batch]
         largest = np.zeros(len(columns), np.int64)
         np.maximum.at(largest, label, columns.sizes)
         return np.where(largest[label] > 1, label, -1)
@@ -169,6 +157,24 @@ class Channels:
                 numbers=(int(columns.stage[receive]), int(columns.stage[send])),
             )
             yield send, finding
+
+
+def joined(columns: Columns, rows: Ints, partners: Ints) -> Ints:
+    """For each batch, by its first row, a number that it shares with those with which it exchanges
+    messages, directly or through others: what the rows are one side of, and the partners the other.
+    """
+    # Each batch begins with its own first row as its number, and takes the lowest one among those
+    # that it exchanges messages with, until no number changes any more.
+    label = columns.batch.astype(np.int64)
+    heads = columns.batch[rows]
+    others = columns.batch[partners]
+    while True:
+        before = label.copy()
+        np.minimum.at(label, heads, label[others])
+        # A number's own batch may have got a lower one by now: this halves the way there.
+        label = label[label]
+        if (label == before).all():
+            return label
 
 
 def channels_of(schedule: Schedule, transport: Transport) -> Channels:

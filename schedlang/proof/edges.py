@@ -301,9 +301,11 @@ class _Build:
     def wait_for_copies(self) -> None:
         """Ops wait for what is brought back from the host."""
         needs = self.schedule.needs
-        is_op = ~self.columns.is_transfer[needs.user]
-        is_before = (needs.maker >= 0) & (needs.maker < self.columns.batch[needs.user])
-        wanted = np.flatnonzero((needs.made == Kind.RELOAD) & is_op & is_before)
+        wanted = np.flatnonzero(needs.made == Kind.RELOAD)
+        users = needs.user[wanted]
+        makers = needs.maker[wanted]
+        is_before = (makers >= 0) & (makers < self.columns.batch[users])
+        wanted = wanted[is_before & ~self.columns.is_transfer[users]]
         users = needs.user[wanted]
         self.wait(self.item[users], self.item[needs.maker[wanted]], users)
 
@@ -315,13 +317,16 @@ class _Build:
             return
         makers = needs.maker[wanted]
         # One edge for each step and other rank: where its last gradient is, the others are.
-        ranks = np.int64(len(self.schedule.ranks))
-        key = needs.user[wanted] * ranks + self.columns.rank[makers]
-        order = np.lexsort((makers, key))
-        is_last = np.diff(key[order], append=-1) != 0
-        chosen = wanted[order[is_last]]
-        users = needs.user[chosen]
-        self.wait(self.item[users], self.item[needs.maker[chosen]], users)
+        ranks = len(self.schedule.ranks)
+        steps = self.columns.where(Kind.U)
+        number = np.zeros(len(self.columns), np.int64)
+        number[steps] = np.arange(len(steps))
+        last = np.full(len(steps) * ranks, NOTHING, np.int64)
+        pairs = number[needs.user[wanted]] * ranks + self.columns.rank[makers]
+        np.maximum.at(last, pairs, makers)
+        pairs = np.flatnonzero(last != NOTHING)
+        users = steps[pairs // ranks]
+        self.wait(self.item[users], self.item[last[pairs]], users)
 
     def wait_for_messages(self, channels: Channels) -> None:
         """Each transfer is on its own: ops wait for the sends of what they need, and the way."""

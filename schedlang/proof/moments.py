@@ -12,15 +12,17 @@ have done less; then all ops start that can:
 Where each rank's actions are in the order of their moments, the schedule runs on every transport:
 of all that is not done yet, what comes first in that order waits for nothing but what is done. So
 it is the order in which the compiler places transfers, and the quickest proof of a schedule.
+
+Batches that exchange messages have one moment, that of the last of these.
 """
 
 import numpy as np
 from attrs import evolve
 
-from schedlang.proof.channels import other_numbers
+from schedlang.proof.channels import joined, other_numbers
 from schedlang.proof.edges import Events, ideal_events
 from schedlang.proof.graph import NOTHING
-from schedlang.schedule.columns import Flags, Floats, Ints, repeats
+from schedlang.schedule.columns import Columns, Flags, Floats, Ints, repeats
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import HANDS_ON, RECEIVES, Kind
 from schedlang.schedule.needs import Needs
@@ -48,7 +50,8 @@ class Moments:
         columns = schedule.columns
         rows = np.arange(len(columns))
         #: The heads of ops, one for all that overlap.
-        heads = rows[(columns.batch == rows) & ~columns.is_copy & ~columns.is_transfer]
+        is_op = (columns.batch == rows) & ~columns.is_copy & ~columns.is_transfer
+        heads = np.flatnonzero(is_op)
         items = events.item[heads]
         starts = events.graph.starts[items]
         ends = events.graph.ends[items]
@@ -74,7 +77,7 @@ class Moments:
         hand_over = np.where(is_stuck, stuck + 2, 2 * turn + 2)
 
         # Of each action those of its op, or of the op before it, or 0 where there is none.
-        at = np.searchsorted(heads, columns.batch, "right") - 1
+        at = (np.cumsum(is_op) - 1)[columns.batch]
         is_there = (at >= 0) & (columns.rank[heads[at]] == columns.rank)
         self.is_stuck: Flags = is_stuck[at] & is_there
         self.hand_over: Ints = np.where(is_there, hand_over[at], 0).astype(np.int32)
@@ -98,15 +101,13 @@ def global_events(schedule: Schedule) -> Events:
 
 
 def follows_moments(schedule: Schedule, ideal: Events) -> bool:
-    """Whether each rank's actions are in the order of their moments, and of every message both
-    sides.
+    """Whether each rank's actions are in the order of their moments, and of every message, or of
+    batches that exchange some, all sides.
 
     `ideal` are the ideal events at the schedule's own costs. A schedule in which this is not so may
     be right all the same.
     """
     columns = schedule.columns
-    if columns.group[columns.is_transfer].any():
-        return False
     needs = schedule.needs
     is_at_once = _without_ways(schedule) == schedule.costs
     moments = Moments(ideal if is_at_once else global_events(schedule))
@@ -139,10 +140,38 @@ def follows_moments(schedule: Schedule, ideal: Events) -> bool:
     transfers = np.concatenate([receives, sends])
     if len(transfers) != np.count_nonzero(columns.is_transfer) or len(repeats(transfers)[0]):
         return False
+    if not _in_batches(columns, sends, receives, when):
+        return False
     is_same_rank = columns.rank[1:] == columns.rank[:-1]
-    # Ops may share a moment, a transfer comes later than what is before it.
-    grows = np.diff(when) >= columns.is_transfer[1:]
-    return bool((grows | ~is_same_rank).all())
+    # Ops may share a moment, a transfer or a batch comes later than what is before it.
+    is_head = columns.batch == np.arange(len(columns))
+    grows = np.diff(when) >= (columns.is_transfer & is_head)[1:]
+    is_there = when[needs.receive[received]] < when[needs.user[received]]
+    return bool((grows | ~is_same_rank).all() and is_there.all())
+
+
+def _in_batches(columns: Columns, sends: Ints, receives: Ints, when: Ints) -> bool:
+    """Put the transfers of batches that exchange messages into one moment: `when` the last of these
+    is handed over. Sends and receives are the two sides of each message.
+
+    Whether the messages of a batch meet on every transport: both sides are of batches, in which
+    those from one rank to another one have the same order.
+    """
+    is_batched = columns.sizes[sends] > 1
+    if (is_batched != (columns.sizes[receives] > 1)).any():
+        return False
+    sends, receives = sends[is_batched], receives[is_batched]
+    label = joined(columns, sends, receives)
+    sides = np.concatenate([sends, receives])
+    moment = label[columns.batch[sides]]
+    last = np.zeros(len(columns), np.int64)
+    np.maximum.at(last, moment, when[sides])
+    when[sides] = last[moment]
+    channel = (
+        columns.rank[sends] * (columns.rank.max(initial=0) + np.int64(1)) + columns.rank[receives]
+    )
+    sent, received = (np.lexsort((side, channel)) for side in (sends, receives))
+    return np.array_equal(sent, received)
 
 
 def _without_ways(schedule: Schedule) -> Costs:

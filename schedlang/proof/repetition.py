@@ -42,7 +42,7 @@ import numpy as np
 from attrs import evolve, frozen
 
 from schedlang.diagnostics.diagnostic import CompileError
-from schedlang.proof.channels import NO_PARTNER
+from schedlang.proof.channels import NO_PARTNER, channels_of
 from schedlang.proof.edges import transport_events
 from schedlang.proof.execution import Execution
 from schedlang.proof.graph import NOTHING
@@ -98,10 +98,13 @@ def _goes_on(before: Schedule, longer: Schedule, kernels: tuple[Kernel, ...], ti
     length = np.array([kernel.stop for kernel in kernels]) - start
     update, number = _updates(longer)
     for rules in transports(longer.transport, has_batches(longer.columns)):
-        first = _Cut(longer, update, number, *_come_to(longer, start + times * length, rules))
+        partner = channels_of(longer, rules).partner
+        places, pending = _come_to(longer, partner, start + times * length, rules)
+        first = _Cut(longer, update, number, places, pending)
         if (first.places < start).any():
             return False
-        second = _Cut(longer, update, number, *_come_to(longer, first.places + length, rules))
+        places, pending = _come_to(longer, partner, first.places + length, rules)
+        second = _Cut(longer, update, number, places, pending)
         if (second.places != first.places + length).any() or not _is_later(second, first):
             return False
         if longer.has_updates and not _reads_later(before, longer, first):
@@ -210,9 +213,11 @@ def _reads_later(before: Schedule, longer: Schedule, first: _Cut) -> bool:
     return bool((is_as_before | ~is_to_come[stage, microbatch // step[stage]]).all())
 
 
-def _come_to(schedule: Schedule, places: Ints, rules: Transport) -> tuple[Ints, Ints]:
+def _come_to(
+    schedule: Schedule, partner: Ints, places: Ints, rules: Transport
+) -> tuple[Ints, Ints]:
     """The places to which all ranks come on a transport if none goes beyond a place, nor issues a
-    part of a batch; and the pending transfers.
+    part of a batch; and the pending transfers. `partner` is the other side of each transfer.
     """
     columns = schedule.columns
     rows = columns.first[:-1] + places
@@ -220,7 +225,7 @@ def _come_to(schedule: Schedule, places: Ints, rules: Transport) -> tuple[Ints, 
     places = places - np.where(rows < columns.first[1:], rows - heads, 0)
     # Ranks that take turns on a link to the host keep nobody from going on.
     alone = evolve(schedule, layout=evolve(schedule.layout, links=()))
-    while True:
+    while not _is_closed(schedule, _is_before(schedule, places), partner):
         ranks = zip(alone.ranks, places.tolist(), strict=True)
         cut = evolve(
             alone, ranks=tuple(actions_from(table_of(rank)[:, :place]) for rank, place in ranks)
@@ -230,6 +235,17 @@ def _come_to(schedule: Schedule, places: Ints, rules: Transport) -> tuple[Ints, 
             shift = columns.first[:-1] - cut.columns.first[:-1]
             return places, pending + shift[cut.columns.rank[pending]]
         places = reached
+    return places, np.zeros(0, np.int64)
+
+
+def _is_closed(schedule: Schedule, is_before: Flags, partner: Ints) -> bool:
+    """Whether what is before some places waits for nothing beyond them: as the whole schedule comes
+    to its end, so does this part of it, and leaves nothing behind.
+    """
+    needs = schedule.needs
+    makers = needs.maker[is_before[needs.user]]
+    partners = partner[is_before & schedule.columns.is_transfer]
+    return bool(is_before[makers].all() and is_before[partners].all())
 
 
 def _reached(cut: Schedule, rules: Transport) -> tuple[Ints, Ints]:

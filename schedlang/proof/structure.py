@@ -205,16 +205,17 @@ def _missing_updates(schedule: Schedule) -> list[Finding]:
         return _without_updates(schedule)
     updates = schedule.layout.updates
     findings: list[tuple[int, Finding]] = []
-    for stage, rank in enumerate(schedule.placement):
+    counts = np.bincount(columns.stage[rows], minlength=len(schedule.placement))
+    for stage in np.flatnonzero(counts < updates).tolist():
         made = np.sort(np.maximum(columns.microbatch[rows[columns.stage[rows] == stage]], 0))
-        if len(made) < updates:
-            update = _first_gap(made)
-            name = schedule.names.stage(stage)
-            message = f"stage {name} never makes update {update}, others do"
-            place = int(columns.source[rows[0]])
-            times = updates - len(made)
-            finding = Finding("missing-op", message, rank, place, "others run here", times=times)
-            findings.append((update, finding))
+        update = _first_gap(made)
+        name = schedule.names.stage(stage)
+        message = f"stage {name} never makes update {update}, others do"
+        rank = schedule.placement[stage]
+        place = int(columns.source[rows[0]])
+        times = updates - len(made)
+        finding = Finding("missing-op", message, rank, place, "others run here", times=times)
+        findings.append((update, finding))
     return [finding for _, finding in sorted(findings, key=lambda each: each[0])]
 
 

@@ -10,7 +10,7 @@ The actions of rank 0 come first, then those of rank 1, and so on; row i of all 
 """
 
 from collections.abc import Iterable, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -18,7 +18,7 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from schedlang.schedule.actions import Actions, is_copy
-from schedlang.schedule.kinds import OPS, ROWS, SENDS, TRANSFERS, Kind
+from schedlang.schedule.kinds import OPS, SENDS, TRANSFERS, Kind
 
 Ints = NDArray[np.integer]
 Flags = NDArray[np.bool_]
@@ -141,17 +141,11 @@ def actions_from(table: Iterable[Ints]) -> Actions:
 
 def is_any(kind: Ints, *kinds: int) -> Flags:
     """Which of some kinds are one of these."""
-    # A look into a table is one pass over them, comparisons would be one for each kind.
-    flags: Flags = _table(kinds)[kind]
+    # Kinds are bytes, so a comparison takes a small part of what a look into a table would.
+    flags = np.zeros(len(kind), bool)
+    for one in kinds:
+        flags |= kind == one
     return flags
-
-
-@cache
-def _table(kinds: tuple[int, ...]) -> Flags:
-    """For every kind, whether it is one of these."""
-    table = np.zeros(ROWS, bool)
-    table[list(kinds)] = True
-    return table
 
 
 def repeats(keys: Ints) -> tuple[Ints, Ints]:

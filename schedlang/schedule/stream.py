@@ -87,14 +87,15 @@ def steps_of(layout: Layout) -> Ints:
 
 def _repeated(table: Ints, updates: range, steps: Ints) -> Ints:
     """Actions, as a table, once for each of some updates."""
-    later_by = np.repeat(np.array(updates, np.int64), table.shape[1])
-    return later(np.tile(table, len(updates)), later_by, steps)
+    kind, number, microbatch, *_ = table
+    by_updates = np.outer(np.array(updates, np.int64), steps[kind, number])
+    repeated = np.tile(table, len(updates))
+    repeated[2] = (microbatch + by_updates).ravel()
+    return repeated
 
 
-def later(table: Ints, updates: int | Ints, steps: Ints) -> Ints:
-    """Actions, as a table, some updates later, all alike or each; `steps` are those of their
-    layout.
-    """
+def later(table: Ints, updates: int, steps: Ints) -> Ints:
+    """Actions, as a table, some updates later; `steps` are those of their layout."""
     kind, number, *_ = table
     shifted = table.copy()
     shifted[2] += updates * steps[kind, number]
