@@ -98,13 +98,13 @@ def _kind_of_json(text: str) -> FileKind:
         document = json.loads(text)
     except (ValueError, RecursionError):
         return FileKind.DAMAGED
-    if not isinstance(document, dict):
-        return FileKind.OBJECT
     return kind_of_document(document)
 
 
-def kind_of_document(document: dict[str, Any]) -> FileKind:
+def kind_of_document(document: Any) -> FileKind:
     """What kind of file a JSON document is."""
+    if not isinstance(document, dict):
+        return FileKind.OBJECT
     if str(document.get("format", "")).startswith("schedlang.plan"):
         return FileKind.PLAN
     if "traceEvents" in document:

@@ -5,18 +5,20 @@ the program.
 from schedlang.language.faults import Fault
 from schedlang.language.scopes import LARGEST
 
+_NOT_ZERO = "where it may be 0, say what is then: `if n > 0 then m / n else 0`"
+
 
 def quotient(left: int, right: int, location: int) -> int:
     """`left / right`, rounded down."""
     if right == 0:
-        raise Fault("division-by-zero", "division by zero", location)
+        raise Fault("division-by-zero", "division by zero", location, _NOT_ZERO)
     return left // right
 
 
 def rest(left: int, right: int, location: int) -> int:
     """`left % right`, with the sign of `right`."""
     if right == 0:
-        raise Fault("division-by-zero", "division by zero", location)
+        raise Fault("division-by-zero", "division by zero", location, _NOT_ZERO)
     return left % right
 
 

@@ -116,7 +116,10 @@ class _Judge:
         """A comparison with the values of its two sides."""
         text = self.text(node)
         values = f"{self.value(node.left):.10g} {node.operator} {self.value(node.right):.10g}"
-        return f"`{text}`" if text == values else f"`{text}` is {values}"
+        if text == values:
+            return f"`{text}`"
+        # Under a `not`, it is what holds that makes the claim fail.
+        return f"`{text}` {'holds,' if self.value(node) else 'is'} {values}"
 
     def terms(self, node: syntax.Node) -> Iterator[str]:
         """The values of the names and calls within an expression."""

@@ -403,7 +403,8 @@ class Declarations:
     def repeat(self, rounds: int, weight: int, location: int) -> range:
         """The range of a `repeat`."""
         if rounds < 0:
-            raise Fault("negative-repeat", f"`repeat` {rounds} times", location)
+            help = "where it may be less than 0, write `repeat max(n, 0)`"
+            raise Fault("negative-repeat", f"`repeat` {rounds} times", location, help)
         return self.count(0, rounds, weight, location)
 
 

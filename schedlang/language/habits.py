@@ -48,7 +48,7 @@ HABITS = (
     Habit(r"(?P<at>&&?)", "and"),
     Habit(r"(?P<at>\|\|?)", "or"),
     Habit(r"(?P<at><>|~=|=/=|≠|!==)", "!="),
-    Habit(r"(?P<at>!)(?P<what>[\w(])", r"not \g<what>"),
+    Habit(r"(?P<at>!)(?=[\w(])", "not "),
     Habit(r"(?P<at>===)", "=="),
     Habit(r"(?P<at>==)", "=", "write `=`: it gives a name its value, `==` compares"),
     Habit(r"(?P<at>:=|<-|=>)", "="),
@@ -82,8 +82,8 @@ HABITS = (
         r" if \g<c> then \g<a> else \g<b>",
     ),
     Habit(
-        r"=\s*(?P<a>[^=\n]+?)\s+(?P<at>if)\s+(?P<c>[^\n{]+?)\s+else\s+(?P<b>[^\n{};]+)",
-        r"= if \g<c> then \g<a> else \g<b>",
+        r"(?<==)\s*(?P<a>[^=\n]+?)\s+(?P<at>if)\s+(?P<c>[^\n{]+?)\s+else\s+(?P<b>[^\n{};]+)",
+        r" if \g<c> then \g<a> else \g<b>",
     ),
     Habit(
         r"if\s+(?P<c>[^\n{]+?)\s*(?P<at>\{)\s*(?P<a>[^\n{}]+?)\s*\}\s*else\s*\{\s*(?P<b>[^\n{}]+?)\s*\}",
@@ -123,7 +123,7 @@ HABITS = (
         r"in \g<a> .. \g<b>",
         _RANGE,
     ),
-    Habit(r"\bin\s+(?P<a>[^.\n{:]+?)(?=\s*[{:])", r"in 0 .. \g<a>", _RANGE),
+    Habit(r"\bin\s+(?P<at>[^.\n{:]+?)(?=\s*[{:])", r"in 0 .. \g<at>", _RANGE),
     Habit(
         r"for\s*\(?\s*(?:int|let|var|auto)?\s*(?P<m>\w+)\s*:?=\s*(?P<a>\w+)\s*(?:;|to)\s*"
         r"(?:\w+\s*<\s*)?(?P<b>[^;{\n]+?)\s*(?:;[^{\n)]*)?\)?(?=\s*\{)",
@@ -146,6 +146,7 @@ HABITS = (
     Habit(r"(?<=[\w)}])\s*(?P<at>,)(?=\s*(?:$|}|\w))", "", "no comma stands between statements"),
     Habit(r"(?P<at>:)(?=\s*(?:$|#|\w))", "{", _BRACES),
     # Values.
+    Habit(r"weights\s*(?P<at>=|:)\s*(?P<v>\w+)", r"weights \g<v>"),
     Habit(r"(?P<at>(?:let\s+)?mut\b)\s*", "let ", "write `let`: no value changes"),
     Habit(
         r"(?P<at>var|const|val|int|auto|set|local|final|static)\s+(?P<n>\w+)(?=\s*=)", r"let \g<n>"
@@ -161,8 +162,10 @@ HABITS = (
         r"\g<head> ",
         "write `{}`: all values are whole numbers",
     ),
-    Habit(r"(?P<head>(?:let|param|cost|memory)\s+\w+)\s*(?P<at>:)\s*(?=\w)", r"\g<head> = "),
-    Habit(r"let\s+(?P<n>\w+)\s*\((?P<a>[^()\n]*)\)\s*=", r"fn \g<n>(\g<a>) ="),
+    Habit(
+        r"(?P<head>(?:let|param|cost|memory)\s+\w+)\s*(?P<at>:)\s*(?P<v>\w+)", r"\g<head> = \g<v>"
+    ),
+    Habit(r"let\s+(?P<n>\w+)\s*(?P<at>\()(?P<a>[^()\n]*)\)\s*=", r"fn \g<n>(\g<a>) ="),
     Habit(
         r"(?P<at>def|func|function|fun|lambda)\s+(?P<n>\w+)\s*\((?P<a>[^()\n]*)\)\s*(?::|->|=>|=|\{)?"
         r"\s*(?:return\b)?\s*(?P<v>[^\n{}:;]+)[;}]?",
@@ -223,8 +226,19 @@ HABITS = (
         r"\g<d> F(\g<m>)",
         "say what is sent: `send F(m)` an activation, `send B(m)` its gradient",
     ),
-    Habit(r"(?P<e>\S+\))\s*(?P<at>@)\s*(?=[\w(])", r"\g<e> at "),
+    Habit(r"(?<=\))\s*(?P<at>@)\s*(?=[\w(])", " at "),
     Habit(r"(?P<at>\[)[^\]\n]*\]", "0", _NO_LIST),
+    Habit(r"(?P<at>,)\s*(?=\))", "", "leave the comma out: nothing follows it"),
+    Habit(
+        r"(?P<at>(?:\"[^\"\n]*\"|'[^'\n]*'))",
+        "0",
+        "values are numbers: a text gives the reason behind `require` and `assert`",
+    ),
+    Habit(
+        r"(?P<at>\w*[^\W\d_a-zA-Z]\w*)",
+        "x",
+        "names have the letters a to z and A to Z, digits and `_`",
+    ),
     # What a program is made of.
     Habit(
         r"rank\s*(?P<at>\(?\d+\)?)\s*(?=[:{])",
@@ -252,20 +266,22 @@ HABITS = (
         "parameters stand within: `schedule name { param ranks = 4 … }`",
     ),
     Habit(
-        r"param\s+(?:int\s+)?(?P<n>\w+)\s*=\s*(?P<v>\w+)\s*(?P<at>,)\s*(?=\w+\s*=)",
-        r"param \g<n> = \g<v> param ",
-        "write `param` before each",
+        r"(?P<word>param|let)\s+(?P<n>\w+)\s*=\s*(?P<v>\w+)\s*(?P<at>,)\s*(?=\w+\s*=)",
+        r"\g<word> \g<n> = \g<v> \g<word> ",
+        "each has a line of its own: `let a = 1`, `let b = 2`",
     ),
     Habit(r"(?P<word>param|let)\s+(?:int|i32|u32)\s+(?P<at>\w+)", r"\g<word> \g<at>"),
     Habit(r"(?P<word>param)\s+(?P<n>\w+)\s+(?P<at>\d+)", r"\g<word> \g<n> = \g<at>"),
     Habit(r"(?P<at>from)\s+(?P<f>[\w.]+)\s+import\b[^\n]*", r'import "\g<f>.sched"'),
     Habit(r"(?P<at>include|use|require|using)\s+(?P<f>\"[^\"\n]+\")", r"import \g<f>"),
-    Habit(r"import\s+(?P<at>(?P<f>[\w./]+?)(?:\.sched)?)(?=\s)", r'import "\g<f>.sched"'),
-    Habit(r"(?P<head>stage\s+\w+\s+in\s+[^\n]+?)\s+(?P<at>at)\s+(?=\S)", r"\g<head> on "),
+    Habit(r"import\s+(?P<at>(?P<f>[\w./]+?)(?:\.sched)?)(?=\s|$)", r'import "\g<f>.sched"'),
+    Habit(
+        r"(?P<head>stage\s+\w+\s+in\s+[^\n]+?)\s+(?P<at>at)\s+(?P<rest>\S[^\n]*)",
+        r"\g<head> on \g<rest>",
+    ),
     Habit(
         r"stage\s+(?P<s>\w+)\s+(?P<at>on)\s+(?P<r>[^\n]+)", r"stage \g<s> in 0 .. ranks on \g<r>"
     ),
-    Habit(r"weights\s*(?P<at>=|:)\s*", "weights "),
     Habit(
         r"(?P<word>cost|memory)\s+(?P<n>[A-Z]+)\s+(?P<at>\d+)",
         r"\g<word> \g<n> = \g<at>",

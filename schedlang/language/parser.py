@@ -70,7 +70,8 @@ def _wrong(source: Source, rule: str, start: int) -> list[Diagnostic]:
     kind = kind_of(text)
     if rule == "schedule" and kind not in (FileKind.PROGRAM, FileKind.EMPTY, FileKind.TEXT):
         message = f"`{path}` is {kind.called}, not a program"
-        return [Diagnostic("syntax", message, help=kind.help(path), file=path)]
+        help = kind.help(path) or "a program is written as `schedule name { … }`"
+        return [Diagnostic("syntax", message, help=help, file=path)]
     return syntax_errors(source, rule, start)
 
 

@@ -174,7 +174,7 @@ class _Recovery:
         """Find the mistakes, from the first to the last."""
         while len(self.mistakes) < _MOST and not self.advance():
             habit = self.habit()
-            nearby = self.nearby()
+            nearby = self.nearby(any_word=habit is None)
             # What reads like a habit may be another mistake, which a small change mends for good.
             advice = nearby
             if habit and (self.is_right(habit.change) or nearby.change is None):
@@ -322,19 +322,38 @@ class _Recovery:
             habit.help.replace("{}", text.strip()), change, place, habit, Span(*match.span())
         )
 
-    def nearby(self) -> _Advice:
-        """A change of one token here or just before, after which the text goes on as a program."""
+    def nearby(self, any_word: bool) -> _Advice:
+        """A change of one token here or just before, after which the text goes on as a program.
+
+        It may put any word where many can stand, if nothing better is known of the text: it is
+        hardly the one that was meant, but what follows can be read.
+        """
         token = self.tokens[self.at]
         accepted = _accepted(self.state)
-        changes = list(self.single_changes(accepted))
-        best = max(changes, key=self.worth)
+        nothing = _Advice(None, _Change(self.at, self.at, (), 0))
+        best = max([nothing, *self.single_changes(accepted, any_word)], key=self.worth)
         change = best.change if self.is_right(best.change) else None
         if best.help and change:
             return best
         help, kind = self.elsewhere(token)
         if help and not _excess(self.tokens):
             change = None
-        return _Advice(help or self.form(), change, kind=kind)
+        return _Advice(help or self.form() or self.told(change), change, kind=kind)
+
+    def told(self, change: _Change | None) -> str | None:
+        """What to do at the token here, as far as a change or the token itself says it."""
+        token = self.tokens[self.at]
+        if token.type in FORMS:
+            return f"`{token}` stands as in `{FORMS[token.type]}`"
+        is_here = change and change.begin == self.at
+        if not change or not is_here or token.type == END or self.expected():
+            return None
+        if not change.tokens:
+            return "leave it out"
+        missing = spellings().get(change.tokens[0].type, "")
+        if change.end == change.begin and missing in (",", "(", ")"):
+            return f"`{missing}` may be missing before it"
+        return None
 
     def worth(self, advice: _Advice) -> tuple[int, int]:
         """How far the change of some advice leads, and then whether braces match better."""
@@ -346,7 +365,7 @@ class _Recovery:
         """How many more braces open after a change."""
         return _excess(change.tokens) - _excess(self.tokens[change.begin : change.end])
 
-    def single_changes(self, accepted: frozenset[str]) -> Iterator[_Advice]:
+    def single_changes(self, accepted: frozenset[str], any_word: bool) -> Iterator[_Advice]:
         """Changes of one token, those first that are likelier where they lead as far."""
         at = self.at
         token = self.tokens[at]
@@ -356,19 +375,29 @@ class _Recovery:
         for name in _near(token, accepted):
             help = f"there is `{words()[name]}`"
             yield _Advice(help, self.change(at, at + 1, _sample(name, _start(token))))
-        # In this order, so that what closes comes before what joins, and that before a word.
-        likelier = sorted(accepted - {END}, key=lambda name: (name in words(), name))
-        for back in range(min(_BACK, at) + 1):
-            number = at - back
-            place = _start(self.tokens[number])
-            names = likelier if back == 0 else sorted(_accepted(self._states[number]) - {END})
-            if self.tokens[number].type != END:
-                yield _Advice(None, self.change(number, number + 1))
+        for number in range(at, at - min(_BACK, at) - 1, -1):
+            yield from self.changes_at(number, any_word)
+
+    def changes_at(self, number: int, any_word: bool) -> Iterator[_Advice]:
+        """Changes of the token of a number: what joins and closes put before it, or the token left
+        out, or another one put before it, or in its place.
+        """
+        names = sorted(_accepted(self._states[number]) - {END})
+        if not any_word and len(words().keys() & names) > _MOST_EXPECTED:
+            names = [name for name in names if name not in words()]
+        place = _start(self.tokens[number])
+        joins = [name for name in names if name in spellings() and name not in words()]
+        others = [name for name in names if name not in joins]
+        is_end = self.tokens[number].type == END
+        for name in joins:
+            yield _Advice(None, self.change(number, number, _sample(name, place)))
+        if not is_end:
+            yield _Advice(None, self.change(number, number + 1))
+        for name in others:
+            yield _Advice(None, self.change(number, number, _sample(name, place)))
+        if not is_end:
             for name in names:
-                yield _Advice(None, self.change(number, number, _sample(name, place)))
-            if self.tokens[number].type != END:
-                for name in names:
-                    yield _Advice(None, self.change(number, number + 1, _sample(name, place)))
+                yield _Advice(None, self.change(number, number + 1, _sample(name, place)))
 
     def elsewhere(self, token: Token) -> tuple[str | None, Hashable]:
         """Where a token can stand that cannot stand here, if it begins a part of a program."""
@@ -391,6 +420,11 @@ class _Recovery:
 
     def form(self) -> str | None:
         """How the item in which the text stops being a program is written, where that helps."""
+        accepted = _accepted(self.state)
+        if accepted == {"SCHEDULE"}:
+            return f"write it as in `{FORMS['SCHEDULE']}`"
+        if accepted == {END}:
+            return "a file is one schedule, and that is closed before this"
         # The parser's stack has the tokens of what is not finished, the innermost last.
         for part in reversed(self.stuck().value_stack):
             if isinstance(part, Token) and FORMS.get(part.type, "").startswith(part):
@@ -444,7 +478,8 @@ class _Recovery:
     def note(self, advice: _Advice) -> None:
         """Keep what is wrong here, unless it only follows from what was skipped."""
         token = self.tokens[self.at]
-        is_brace = token.type in (END, "RBRACE")
+        is_end = _accepted(self.state) == {END}
+        is_brace = token.type == END or (token.type == "RBRACE" and is_end)
         if is_brace and self._has_skipped and not _excess(self.tokens):
             return
         line = self.source.position(self.start + _start(token))[0]
@@ -460,7 +495,7 @@ class _Recovery:
                     more = (*mistake.more, label)
                     self.mistakes[number] = evolve(mistake, more=more)
                     return
-        is_brace |= advice.kind in ("rank", "schedule")
+        is_brace |= is_end or advice.kind in ("rank", "schedule")
         self.mistakes.append(_Mistake(message, label, advice.help, advice.kind, is_brace))
 
     def message(self, token: Token, place: Span) -> str:
@@ -531,7 +566,7 @@ def _more(source: Source, labels: tuple[Label, ...]) -> str:
     lines = dict.fromkeys(source.position(label.span.start)[0] for label in shown)
     rest = len(labels) - len(shown)
     more = f", and in {counted(rest, 'more place')}" if rest else ""
-    return f"the same in line {', '.join(map(str, lines))}{more}"
+    return f"the same again in line {', '.join(map(str, lines))}{more}"
 
 
 def _leads_further(advice: _Advice, best: _Advice) -> bool:

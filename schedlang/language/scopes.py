@@ -62,9 +62,9 @@ class Scopes:
             self.report("duplicate-name", f"`{name.text}` is a built-in function", Label(name.span))
         elif name.text in scope:
             first = Label(scope[name.text].span, "first declared here")
-            self.report(
-                "duplicate-name", f"`{name.text}` is already declared", Label(name.span), first
-            )
+            help = "choose another name: one has the same meaning wherever it is known"
+            message = f"`{name.text}` is already declared"
+            self.report("duplicate-name", message, Label(name.span), first, help=help)
         else:
             scope[name.text] = Declared(name.span, arity)
 
@@ -84,9 +84,9 @@ class Scopes:
             if callee in scope or callee not in functions:
                 continue
             if callee == fn.name.text or _reaches(functions[callee], fn.name.text, functions):
-                self.report(
-                    "recursion", f"function `{fn.name.text}` calls itself", Label(call.span)
-                )
+                message = f"function `{fn.name.text}` calls itself"
+                help = "a function is a formula: it may call others, not itself"
+                self.report("recursion", message, Label(call.span), help=help)
                 return True
         return False
 
@@ -115,7 +115,10 @@ class Scopes:
 
     def reference(self, node: syntax.Node, name: str, scope: dict[str, Declared]) -> None:
         """Check that a name is known, as a value."""
-        if name not in scope:
+        if name in BUILTINS:
+            message = f"`{name}` is a function: write `{name}(…)`"
+            self.report("unknown-name", message, Label(node.span))
+        elif name not in scope:
             values = [name for name, declared in scope.items() if declared.arity is None]
             self.report(
                 "unknown-name",

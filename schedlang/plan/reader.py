@@ -91,13 +91,12 @@ class _Reader:
         """The plan in the document, not yet proved; `read` gives the actions, for a number of
         ranks and a number of spans.
         """
-        if not isinstance(self.document, dict):
-            self.wrong("not a plan file: it has no `format`")
-        if "format" not in self.document:
-            kind = kind_of_document(self.document)
-            if kind is FileKind.OBJECT:
-                self.wrong("not a plan file: it has no `format`")
+        kind = kind_of_document(self.document)
+        if kind not in (FileKind.PLAN, FileKind.OBJECT):
             self.wrong(f"it is {kind.called}, not a plan", help=kind.help(self.path))
+        if not isinstance(self.document, dict) or "format" not in self.document:
+            help = "`schedc compile -o` writes a plan"
+            self.wrong("not a plan file: it has no `format`", help=help)
         if self.document["format"] != FORMAT:
             message = f"the format is `{self.document['format']}`, this is a reader of `{FORMAT}`"
             self.wrong(message, help="compile the program again with this version of schedc")

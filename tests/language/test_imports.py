@@ -110,7 +110,8 @@ def test_one_message_about_two_files(tmp_path: Path) -> None:
         "  |\n"
         "2 |     param ranks = 2\n"
         "  |           ----- first declared here\n"
-        "  |"
+        "  |\n"
+        "  = help: choose another name: one has the same meaning wherever it is known"
     )
     with pytest.raises(CompileError) as caught:
         compile(read_source(path))

@@ -308,6 +308,22 @@ def test_what_is_not_json(tmp_path: Path, content: bytes) -> None:
         read_plan(tmp_path / "plan.json")
 
 
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        ("schedule s { param ranks = 1 }", "a program"),
+        ("0F0,0B0", "an action table of torch"),
+        ('{"traceEvents": []}', "a trace"),
+        ('{"forward_times": [1, 2]}', "a file of costs"),
+    ],
+)
+def test_another_kind_of_file_is_named(tmp_path: Path, content: str, kind: str) -> None:
+    (tmp_path / "plan.json").write_text(content)
+    for read in (read_plan, open_plan):
+        with pytest.raises(CompileError, match=f"it is {kind}, not a plan"):
+            read(tmp_path / "plan.json")
+
+
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
