@@ -20,14 +20,14 @@ _PACKAGE = __name__.rpartition(".")[0]
 class Place:
     """A place in a script: an instruction of some code."""
 
-    code: CodeType
+    code_object: CodeType
     instruction: int
     line: int
 
     @property
     def file(self) -> str:
         """The path of the file, as short as it can be from where the script runs."""
-        path = self.code.co_filename
+        path = self.code_object.co_filename
         below = os.path.join(os.getcwd(), "")
         return path.removeprefix(below)
 
@@ -40,7 +40,7 @@ class Place:
         """
         # As tracebacks find them: there is one entry for each instruction of two bytes.
         start, end, column, end_column = next(
-            islice(self.code.co_positions(), self.instruction // 2, None)
+            islice(self.code_object.co_positions(), self.instruction // 2, None)
         )
         if start is None or end is None or column is None or end_column is None:
             return None
@@ -68,7 +68,7 @@ class Script:
         """The files of these places; that of the first one comes first."""
         last_lines: dict[str, int] = {}
         for place in places:
-            name = place.code.co_filename
+            name = place.code_object.co_filename
             last_lines[name] = max(last_lines.get(name, 0), place.line)
         text = ""
         starts: dict[str, int] = {}
@@ -101,7 +101,7 @@ class Script:
 
     def _offset(self, place: Place, line: int, column: int) -> int:
         """Where a column of a line of a place's file is, in the text of all files."""
-        start = self._starts[place.code.co_filename]
+        start = self._starts[place.code_object.co_filename]
         for _ in range(line - 1):
             start = self.source.text.index("\n", start) + 1
         # Python counts bytes.
