@@ -11,6 +11,7 @@ from schedlang.cli.main import main
 from schedlang.diagnostics.source import Source
 from schedlang.report.views import lay_out
 from schedlang.report.views.html import page
+from schedlang.report.views.svg import svg
 from schedlang.report.views.terminal import draw
 from schedlang.report.views.trace import trace
 from schedlang.schedule.costs.traces import traced_actions
@@ -99,6 +100,8 @@ def test_a_narrow_picture_says_what_its_numbers_stand_for() -> None:
     assert "F1.1" in drawn
     assert "F3" not in drawn
     assert drawn.splitlines()[-1] == "0.1 is slice 1 of microbatch 0"
+    assert ">(0.1 is slice 1 of microbatch 0)<" in svg(lay_out(slices, simulate(slices)))
+    assert "slice" not in svg(lay_out(plan, simulate(plan)))
 
 
 def test_messages_have_these_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
