@@ -160,6 +160,20 @@ def test_messages_of_the_language_have_these_names(rank: str, message: str) -> N
     assert message in caught.value.diagnostics[0].message
 
 
+def test_ops_of_a_block_that_collide_have_these_names() -> None:
+    text = (
+        "schedule wrong { param ranks = 2 param microbatches = 2\n"
+        "pipeline down runs 1 stage s in 0 .. 2 on s\n"
+        "pipeline up runs 1 stage s in 0 .. 2 on 1 - s\n"
+        "block m every 6 { stage s in 0 .. 2 {\n"
+        "F(down(s), m) at s F(up(s), m) at 1 B(down(s), m) at 9 B(up(s), m) at 15 } } }"
+    )
+    with pytest.raises(CompileError) as caught:
+        compile(Source("wrong.sched", text))
+    message = "`up(0)F0` and `down(1)F0` collide on rank 1 in slot 1"
+    assert message in caught.value.diagnostics[0].message
+
+
 def test_what_is_said_of_stages_has_these_names(capsys: pytest.CaptureFixture[str]) -> None:
     arguments = [str(PROGRAMS / "gems.sched"), "-p", "ranks=2", "-p", "microbatches=2"]
     assert main(["explain-bubble", *arguments]) == 0
