@@ -117,7 +117,7 @@ gallery: .venv/installed
 reference: .venv/installed
 	$(BIN)/python -m tests.support.reference_page > docs/python.md
 
-# The pictures in the README; a test holds them current.
+# The pictures in docs/pictures.md; a test holds them current.
 pictures: .venv/installed
 	for name in gpipe 1f1b interleaved_1f1b zb_h1 zb_v dualpipe; do \
 		$(BIN)/schedc view programs/$$name.sched -o docs/pictures/$$name.svg || exit 1; \

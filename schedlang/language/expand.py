@@ -131,7 +131,7 @@ class _Expansion:
             ranks, slots = self.run_block(layout)
         else:
             ranks = self.run_ranks(layout)
-        stream = make_stream(declared.sites, ranks)
+        stream = make_stream(layout, declared.sites, ranks)
         own_costs = program_costs(declared.prices, len(layout.placement), declared.sites)
         schedule = Schedule(
             name=declared.tree.name.text,
@@ -226,7 +226,7 @@ class _Expansion:
         for drawing in drawings:
             drawing.sort()
         try:
-            ranks = tuple(drawing.actions() for drawing in drawings)
+            ranks = tuple(drawing.actions(layout) for drawing in drawings)
         except Fault as collision:
             collision.help = self.apart(layout)
             raise

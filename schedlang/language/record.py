@@ -16,7 +16,7 @@ from attrs import define, field
 
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
-from schedlang.schedule.actions import NO_MICROBATCH, Actions, word
+from schedlang.schedule.actions import NO_MICROBATCH, Actions
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
@@ -323,7 +323,7 @@ def wrong_microbatch(layout: Layout, op: str, stage: int, number: int, location:
     return Fault("no-such-microbatch", message, location)
 
 
-def make_stream(sites: Sites, orders: Sequence[Actions]) -> Stream | None:
+def make_stream(layout: Layout, sites: Sites, orders: Sequence[Actions]) -> Stream | None:
     """The stream that a program with a `steady` part describes."""
     if not sites.parts:
         return None
@@ -332,7 +332,8 @@ def make_stream(sites: Sites, orders: Sequence[Actions]) -> Stream | None:
     for actions in orders:
         for index, location in enumerate(actions.source):
             if not sites.ops[location].part:
-                message = f"`{actions.word(index)}` stands outside of `warmup` and `steady`"
+                op = Names(layout).of(actions, index)
+                message = f"`{op}` stands outside of `warmup` and `steady`"
                 raise Fault("steady", message, location)
     return Stream(_of_part(sites, orders, "warmup"), _of_part(sites, orders, "steady"))
 
@@ -367,14 +368,15 @@ class Drawing:
         """Put the ops in the order of their slots; what takes no time comes first in its slot."""
         self.rows.sort(key=lambda row: (row[0], OPS[row[1]].slots > 0))
 
-    def actions(self) -> Actions:
+    def actions(self, layout: Layout) -> Actions:
         """The actions in the order of their slots; two in one slot are a fault."""
         actions = Actions()
+        names = Names(layout)
         free = 0
         for slot, kind, stage, microbatch, location, _ in self.rows:
             if slot < free:
-                earlier = actions.word(len(actions) - 1)
-                later = word(kind, stage, microbatch)
+                earlier = names.of(actions, len(actions) - 1)
+                later = names.action(kind, stage, microbatch)
                 message = f"`{earlier}` and `{later}` collide on rank {self.rank} in slot {slot}"
                 before = f"`{earlier}`, until slot {free - 1}"
                 after = f"`{later}`, from slot {slot}"

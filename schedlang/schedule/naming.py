@@ -57,6 +57,11 @@ class Names:
         slices = self.layout.slices
         return str(unit) if slices == 1 else f"{unit // slices}.{unit % slices}"
 
+    @property
+    def label_note(self) -> str | None:
+        """What a picture says of its labels: what one of a slice stands for."""
+        return None if self.layout.slices == 1 else "0.1 is slice 1 of microbatch 0"
+
     def microbatches(self, units: int) -> str:
         """The first so many of them: `microbatches 0 to 7`, `slices m0.k0 to m3.k1`."""
         nouns = "microbatches" if self.layout.slices == 1 else "slices"

@@ -340,11 +340,12 @@ def test_a_view_that_cannot_be_written(tmp_path: Path, capsys: pytest.CaptureFix
     assert "error[unwritable]" in capsys.readouterr().err
 
 
-def test_the_pictures_in_the_readme_are_current() -> None:
+def test_the_pictures_in_the_pages_are_current() -> None:
     listed = re.search(r"^\tfor name in (.*); do", (ROOT / "Makefile").read_text(), re.M)
     assert listed
     names = listed[1].split()
-    assert re.findall(r"\(docs/pictures/(\w+)\.svg\)", (ROOT / "README.md").read_text()) == names
+    page = (DOCS / "pictures.md").read_text()
+    assert re.findall(r"\(pictures/(\w+)\.svg\)", page) == names
     assert sorted(path.stem for path in (DOCS / "pictures").iterdir()) == sorted(names)
     for name in names:
         assert (DOCS / "pictures" / f"{name}.svg").read_text() == svg(drawn(name)), (

@@ -179,7 +179,7 @@ class Node:
         command = [*launch, "-m", "schedlang.runtime", str(PROGRAMS / "1f1b.sched"), *options]
         line = [sys.executable, "-m", "torch.distributed.run", *command]
         with self.log.open("w") as log:
-            # Or torch waits for the nodes of before, as the README has it.
+            # Or torch waits for the nodes of before, as docs/training.md has it.
             environment = ENVIRONMENT | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
             self.torchrun = subprocess.Popen(line, stdout=log, stderr=log, env=environment)
 

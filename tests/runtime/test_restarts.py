@@ -119,7 +119,7 @@ def test_a_restarted_run_is_the_uncut_one(
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     command = [*TORCHRUN, str(ranks), str(script), str(plan), str(tmp_path / "kept"), optimizer]
-    # Or torch may look for processes of the first attempt, as the README has it.
+    # Or torch may look for processes of the first attempt, as docs/training.md has it.
     environment = ENVIRONMENT | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, env=environment)
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,7 @@ from schedlang.cli.main import main
 from schedlang.diagnostics.source import Source
 from schedlang.report.views import lay_out
 from schedlang.report.views.html import page
+from schedlang.report.views.svg import svg
 from schedlang.report.views.terminal import draw
 from schedlang.report.views.trace import trace
 from schedlang.schedule.costs.traces import traced_actions
@@ -99,6 +100,8 @@ def test_a_narrow_picture_says_what_its_numbers_stand_for() -> None:
     assert "F1.1" in drawn
     assert "F3" not in drawn
     assert drawn.splitlines()[-1] == "0.1 is slice 1 of microbatch 0"
+    assert ">(0.1 is slice 1 of microbatch 0)<" in svg(lay_out(slices, simulate(slices)))
+    assert "slice" not in svg(lay_out(plan, simulate(plan)))
 
 
 def test_messages_have_these_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -154,6 +157,20 @@ def test_messages_of_the_language_have_these_names(rank: str, message: str) -> N
     )
     with pytest.raises(CompileError) as caught:
         compile(Source("wrong.sched", text))
+    assert message in caught.value.diagnostics[0].message
+
+
+def test_ops_of_a_block_that_collide_have_these_names() -> None:
+    text = (
+        "schedule wrong { param ranks = 2 param microbatches = 2\n"
+        "pipeline down runs 1 stage s in 0 .. 2 on s\n"
+        "pipeline up runs 1 stage s in 0 .. 2 on 1 - s\n"
+        "block m every 6 { stage s in 0 .. 2 {\n"
+        "F(down(s), m) at s F(up(s), m) at 1 B(down(s), m) at 9 B(up(s), m) at 15 } } }"
+    )
+    with pytest.raises(CompileError) as caught:
+        compile(Source("wrong.sched", text))
+    message = "`up(0)F0` and `down(1)F0` collide on rank 1 in slot 1"
     assert message in caught.value.diagnostics[0].message
 
 

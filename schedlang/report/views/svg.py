@@ -14,6 +14,7 @@ from schedlang.report.views import palette
 from schedlang.report.views.picture import Box, Picture
 from schedlang.schedule.actions import is_copy
 from schedlang.schedule.kinds import OPS, Kind
+from schedlang.schedule.naming import Names
 
 # Sizes, in pixels. Around the rows:
 _LEFT = 58
@@ -249,6 +250,9 @@ def _entries(picture: Picture) -> Iterator[tuple[list[str], str]]:
         yield squares, OPS[kind].name
     if picture.chunks > 1:
         yield [], f"(light to dark: chunk 0 to {picture.chunks - 1})"
+    note = Names(picture.layout).label_note
+    if note:
+        yield [], f"({note})"
     if any(box.overlap for row in picture.ops for box in row):
         yield [square.format("none", f' stroke="{palette.INK}" stroke-width="1.5"')], "run as one"
     if picture.has_versions:

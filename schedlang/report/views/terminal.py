@@ -186,8 +186,8 @@ def _notes(rows: Sequence[_Row], frame: _Frame, names: Names) -> list[str]:
             else:
                 notes.append(f"{first}-{last} are {names.stage(first)} to {names.stage(last)}")
         notes[0] = f"stages {notes[0]}"
-    if names.layout.slices > 1:
-        notes.append("0.1 is slice 1 of microbatch 0")
+    if names.label_note:
+        notes.append(names.label_note)
     return ["; ".join(notes)] if notes else []
 
 
