@@ -79,12 +79,11 @@ def compile_tree(
     transports(transport)
     try:
         doing(f"{tree.name.text}: running the program for each rank")
-        ops = _schedule_of_ops(source, tree, params, costs, forward_only)
+        ops = _schedule_of_ops(source, tree, params, costs, forward_only, transport)
         doing(f"{tree.name.text}: placing sends and receives")
-        if ops.transport != transport:
-            # Without need for another schedule, this one keeps what is known of it.
-            ops = evolve(ops, transport=transport)
         choice = choose_lowering(ops, costs)
+        # What is known of the ops takes room, which the proof needs.
+        del ops
         doing(f"{tree.name.text}: proving {sum(map(len, choice.schedule.ranks)):,} actions")
         execution = prove_for_all_updates(choice.schedule, choice.kernels)
     except CompileError as error:
@@ -108,8 +107,11 @@ def _schedule_of_ops(
     params: Mapping[str, int],
     costs: Costs,
     forward_only: bool,
+    transport: str = PORTABLE,
 ) -> Schedule:
-    """The schedule of a program after its passes, with no transfers but those that it writes."""
+    """The schedule of a program for a transport after its passes, with no transfers but those that
+    it writes.
+    """
     schedule = expand(source, tree, params, costs)
     if schedule.stream and forward_only:
         # Without backwards there is nothing to overlap with the next update.
@@ -117,8 +119,9 @@ def _schedule_of_ops(
     # Of a stream, two updates: the second one begins before the first is done.
     check_structure(unroll(schedule, 2) if schedule.stream else schedule)
     if forward_only:
-        return evolve(without_backwards(schedule), claims=())
-    return schedule
+        schedule = evolve(without_backwards(schedule), claims=())
+    # Without need for another schedule, this one keeps what is known of it.
+    return schedule if schedule.transport == transport else evolve(schedule, transport=transport)
 
 
 def check_program(
