@@ -4,19 +4,22 @@ from collections.abc import Iterable, Sequence
 from itertools import product
 from math import inf
 
+import numpy as np
 from attrs import define, evolve, field, frozen
 
-from schedlang.lowering import lower
 from schedlang.passes.graph import ROUNDING, Graph, Orders
 from schedlang.passes.greedy import Greedy, Rules
+from schedlang.passes.search import best_order
 from schedlang.passes.slots import fill_slots
 from schedlang.passes.squeeze import squeeze
 from schedlang.passes.warmup import longer_warmups
-from schedlang.proof.prove import ideal_execution, prove
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.kinds import OPS, Kind
+from schedlang.schedule.columns import Ints, actions_from, table_of
+from schedlang.schedule.kinds import OPS, ROWS, Kind
 from schedlang.schedule.schedule import Schedule
 
+#: By kind, how many slots an op takes.
+_WIDTHS = np.array([OPS[kind].slots if kind in OPS else 0 for kind in range(ROWS)])
 _FIRST = (Rules(), Rules(skips=True))
 _SHARES = (0.5, 0.75, 1.0)
 
@@ -38,32 +41,40 @@ def fill_weights(schedule: Schedule) -> Schedule:
 
 def _fill_drawn(actions: Actions, slots: Sequence[int]) -> tuple[Actions, tuple[int, ...]]:
     """One rank's actions and slots with its weight gradients in free slots."""
-    placed = []
-    for slot, row in zip(slots, map(actions.row, range(len(actions))), strict=True):
-        kind = row[0]
-        if kind != Kind.W:
-            owed = [(int(Kind.W), *row[1:4], 0)] if kind == Kind.I else []
-            placed.append((slot, OPS[kind].slots, row, owed))
-    filled = fill_slots(placed)
-    changed = Actions()
-    for _, row in filled:
-        changed.add(*row)
-    return changed, tuple(slot for slot, _ in filled)
+    table = table_of(actions)
+    stays = table[0] != Kind.W
+    table = table[:, stays]
+    is_owing = table[0] == Kind.I
+    order, filled = fill_slots(np.array(slots)[stays], _WIDTHS[table[0]], is_owing.astype(int))
+    both = np.concatenate([table, _weights_of(table[:, is_owing])], axis=1)
+    return actions_from(both[:, order]), tuple(filled.tolist())
+
+
+def _weights_of(halves: Ints) -> Ints:
+    """The weight gradients of some input gradients, both as tables."""
+    weights = halves.copy()
+    weights[0] = Kind.W
+    weights[4] = 0
+    return weights
 
 
 def fill_within(schedule: Schedule, limit: float) -> Schedule | None:
     """The best schedule found in which no rank holds more than `limit`; None if none is found.
 
-    Where there is a limit, ranks may do forwards earlier. Rules are tried in rounds, because a run
-    at 32 ranks and 256 microbatches takes a tenth of a second: which order to follow, then which
+    Where there is a limit, ranks may do forwards earlier.
+    """
+    return best_order(squeeze(_complete(schedule)), _fillings, limit)
+
+
+def _fillings(graph: Graph, limit: float, _share: float) -> list[Orders]:
+    """The orders that are found within a limit, the best first; of equals the order as it was.
+
+    Rules are tried in rounds, because each takes an execution: which order to follow, then which
     waits to fill, then which ranks may wait.
     """
-    schedule = squeeze(_complete(schedule))
-    if _is_best(schedule, limit):
-        return schedule
-    # What cannot run at all is refused before orders are tried.
-    prove(lower(schedule))
-    graph = Graph(schedule)
+    given = _as_given(graph, limit)
+    if given and limit < inf and _is_full(graph):
+        return [graph.order]
     trials = _Trials(graph, limit)
     tried = trials.run_all(product(_choices(graph, limit), _FIRST))
     for best in _best_of_two_orders(tried):
@@ -72,23 +83,14 @@ def fill_within(schedule: Schedule, limit: float) -> Schedule | None:
         tried += trials.run_all((best.bare, rule) for rule in rules)
     evened = [filling for filling in tried if filling.rules.even]
     tried += trials.run_all((filling.bare, filling.spared()) for filling in evened)
-    # Of equals the first: the order as it was.
-    fillings = [*_as_given(graph, limit), *tried]
-    if not fillings:
-        return None
-    return graph.reordered(min(fillings, key=lambda filling: filling.value).orders)
+    fillings = sorted([*given, *tried], key=lambda filling: filling.value)
+    return [filling.orders for filling in fillings]
 
 
-def _is_best(schedule: Schedule, limit: float) -> bool:
-    """Whether a schedule runs within a limit without idle time to fill: then it stays as it was
-    written.
-    """
-    execution = ideal_execution(schedule)
-    if execution is None:
-        return False
-    least = max(execution.timeline.busy)
-    is_full = getattr(execution.timeline, schedule.objective) <= least + ROUNDING
-    return is_full and limit < inf and max(execution.peak_memory) <= limit + ROUNDING
+def _is_full(graph: Graph) -> bool:
+    """Whether there is no idle time to fill: then the order stays as it was written."""
+    busy = max(sum(graph.time[node] for node in order) for order in graph.order)
+    return graph.objective(graph.order, graph.ends(graph.order)) <= busy + ROUNDING
 
 
 @frozen
@@ -116,34 +118,15 @@ def _best_of_two_orders(tried: list[_Filling]) -> list[_Filling]:
     return by_value[:1] + others[:1]
 
 
-@frozen
-class _Run:
-    """A run by rules. Any other share above `share_below` and up to `share_above` gives the same
-    execution.
-    """
-
-    bare: Orders
-    rules: Rules
-    share_below: float
-    share_above: float
-    filling: _Filling | None
-
-    def is_like(self, bare: Orders, rules: Rules) -> bool:
-        """Whether a run with some orders and rules gives the same execution."""
-        is_share_alike = self.share_below < rules.share <= self.share_above
-        are_others_alike = evolve(self.rules, share=rules.share) == rules
-        return is_share_alike and are_others_alike and self.bare == bare
-
-
 @define
 class _Trials:
     """Runs by rules. What is known to give the same execution as an earlier one is not run again:
-    longer warm-ups are often none, and most waits are worth any share of a weight gradient.
+    most waits are worth any share of a weight gradient.
     """
 
     graph: Graph
     limit: float
-    runs: list[_Run] = field(factory=list)
+    runs: list[tuple[Greedy, _Filling | None]] = field(factory=list)
 
     def run_all(self, choices: Iterable[tuple[Orders, Rules]]) -> list[_Filling]:
         """The executions with some orders and rules that come to their ends."""
@@ -152,15 +135,15 @@ class _Trials:
 
     def run(self, bare: Orders, rules: Rules) -> _Filling | None:
         """The execution with some orders, filled by some rules, if it comes to its end."""
-        for earlier in self.runs:
-            if earlier.is_like(bare, rules):
-                return earlier.filling and evolve(earlier.filling, bare=bare, rules=rules)
+        for earlier, filling in self.runs:
+            if earlier.given is bare and earlier.is_like(rules):
+                return filling and evolve(filling, rules=rules)
         run = Greedy(self.graph, bare, self.limit, rules)
         filling = None
         if run.run():
             value = _value(self.graph, run.orders, run.ends)
             filling = _Filling(value, run.orders, bare, rules, tuple(run.waited))
-        self.runs.append(_Run(bare, rules, run.share_below, run.share_above, filling))
+        self.runs.append((run, filling))
         return filling
 
 
@@ -182,23 +165,24 @@ def _choices(graph: Graph, limit: float) -> list[Orders]:
     ups too.
     """
     given = graph.without_weights()
-    return [given] if limit == inf else [given, *longer_warmups(graph, given, limit)]
+    if limit == inf:
+        return [given]
+    orders = [given, *longer_warmups(graph, given, limit)]
+    # Longer warm-ups are often none.
+    return [order for index, order in enumerate(orders) if order not in orders[:index]]
 
 
 def _complete(schedule: Schedule) -> Schedule:
     """The schedule with the weight gradients that it lacks at the end of each rank."""
-    ranks = list[Actions]()
-    for actions in schedule.ranks:
-        if actions.kind.count(Kind.I) == actions.kind.count(Kind.W):
-            ranks.append(actions)
-            continue
-        rows = list(map(actions.row, range(len(actions))))
-        there = {(stage, microbatch) for kind, stage, microbatch, *_ in rows if kind == Kind.W}
-        completed = Actions()
-        for row in rows:
-            completed.add(*row)
-        for kind, stage, microbatch, place, _ in rows:
-            if kind == Kind.I and (stage, microbatch) not in there:
-                completed.add(Kind.W, stage, microbatch, place)
-        ranks.append(completed)
-    return evolve(schedule, ranks=tuple(ranks))
+    return evolve(schedule, ranks=tuple(map(_completed, schedule.ranks)))
+
+
+def _completed(actions: Actions) -> Actions:
+    """One rank's actions with the weight gradients that it lacks."""
+    if actions.kind.count(Kind.I) == actions.kind.count(Kind.W):
+        return actions
+    table = table_of(actions)
+    kind, stage, microbatch, *_ = table
+    names = stage * np.int64(microbatch.max() + 1) + microbatch
+    lacks = (kind == Kind.I) & ~np.isin(names, names[kind == Kind.W])
+    return actions_from(np.concatenate([table, _weights_of(table[:, lacks])], axis=1))

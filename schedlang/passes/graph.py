@@ -1,7 +1,6 @@
 """The ops of a schedule as a graph, for passes that look for a better order of each rank's ops."""
 
 from collections.abc import Sequence
-from functools import cached_property
 from itertools import pairwise
 from typing import TypeVar
 
@@ -10,7 +9,7 @@ from attrs import evolve
 
 from schedlang.proof.edges import latencies, op_ends
 from schedlang.proof.graph import Items
-from schedlang.schedule.columns import Floats, Ints, actions_of, members
+from schedlang.schedule.columns import Ints, actions_of, members
 from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.schedule import Schedule
 
@@ -62,9 +61,12 @@ class Graph:
         bounds = [*first.tolist(), len(rows)]
         self.ops: list[list[Op]] = [ops[begin:end] for begin, end in pairwise(bounds)]
         self.rank: list[int] = self._actions.rank[first].tolist()
+        kinds = self._actions.kind.tolist()
         #: The kind of all ops of a node; None where they are of several.
-        kinds = [{kind for kind, *_ in ops_of_node} for ops_of_node in self.ops]
-        self.kind: list[int | None] = [of.pop() if len(of) == 1 else None for of in kinds]
+        self.kind: list[int | None] = [
+            kinds[begin] if len(set(kinds[begin:end])) == 1 else None
+            for begin, end in pairwise(bounds)
+        ]
         starts = np.searchsorted(self.rank, np.arange(len(schedule.ranks) + 1)).tolist()
         self.order: Orders = [list(range(begin, end)) for begin, end in pairwise(starts)]
         self._price()
@@ -117,6 +119,8 @@ class Graph:
         makers_of = makers[edges]
         users_of = users[edges]
         nodes = len(self.ops)
+        #: What waits for what, and how long after: nodes, those that they need, and latencies.
+        self._edges = users_of, makers_of, delay[edges]
         needed = list(zip(makers_of.tolist(), delay[edges].tolist(), strict=True))
         #: What a node waits for, each with the time its result takes to arrive.
         self.needs: list[list[tuple[int, float]]] = _grouped(needed, users_of, nodes)
@@ -125,8 +129,9 @@ class Graph:
         far = far[np.argsort(makers_of[far], kind="stable")]
         #: The nodes on other ranks that wait for a node.
         self.users: Orders = _grouped(users_of[far].tolist(), makers_of[far], nodes)
-        is_weight = np.array([kind == Kind.W for kind in self.kind], bool)
-        owed = np.flatnonzero(is_weight[users_of])
+        # A weight gradient is alone in its node.
+        kind = self._actions.kind[np.cumsum(self._sizes) - 1]
+        owed = np.flatnonzero(kind[users_of] == Kind.W)
         self.weights: dict[int, list[int]] = {}
         pairs = zip(makers_of[owed].tolist(), users_of[owed].tolist(), strict=True)
         for maker, weight in pairs:
@@ -139,13 +144,6 @@ class Graph:
     def without_weights(self) -> Orders:
         """The schedule's order without its weight gradients."""
         return [[node for node in order if self.kind[node] != Kind.W] for order in self.order]
-
-    @cached_property
-    def _edges(self) -> tuple[Ints, Ints, Floats]:
-        """What waits for what, and how long after: nodes, those that they need, and latencies."""
-        users = np.repeat(np.arange(len(self.needs)), list(map(len, self.needs)))
-        edges = np.array([edge for needs in self.needs for edge in needs]).reshape(-1, 2)
-        return users, edges[:, 0].astype(np.int64), edges[:, 1]
 
     def ends(self, orders: Orders) -> list[float]:
         """When each node ends if ranks follow some orders; nothing where these cannot run."""
@@ -184,6 +182,10 @@ class Graph:
         rise, change = self._held
         before = np.append(0.0, np.cumsum(change[order])[:-1])
         return float((before + rise[order]).max())
+
+    def highest_peak(self, orders: Orders) -> float:
+        """The most that any rank holds."""
+        return max(map(self.peak, orders))
 
     def reordered(self, orders: Orders) -> Schedule:
         """The schedule with other orders, without slots."""

@@ -6,12 +6,13 @@ one is to work off the oldest weight gradient that it owes, if the wait is long 
 memory is full.
 """
 
-from heapq import heappop, heappush
+from heapq import heappush
 from math import inf
 
 from attrs import define, field, frozen
 
-from schedlang.passes.graph import ROUNDING, Graph, Orders
+from schedlang.passes.graph import ROUNDING
+from schedlang.passes.online import Online
 from schedlang.schedule.kinds import Kind
 
 #: Nodes that are still to come, last first, each with its place in the given order before it.
@@ -36,40 +37,30 @@ class Rules:
 
 
 @define
-class Greedy:
+class Greedy(Online):
     """The execution: `orders` and `ends` are its result, once `run` says that it reached the
-    end. Any other share above `share_below` and up to `share_above` gives the same one.
+    end.
     """
 
-    graph: Graph
-    given: Orders
-    limit: float
     rules: Rules
-    orders: Orders = field(init=False)
-    ends: list[float] = field(init=False)
     #: Per rank: the forwards and the others.
     queues: list[tuple[Queue, Queue]] = field(factory=list)
-    owed: Orders = field(init=False)
+    owed: list[list[int]] = field(init=False)
     paid: list[int] = field(init=False)
-    free: list[float] = field(init=False)
-    held: list[float] = field(init=False)
     waited: list[float] = field(init=False)
     longest: float = 0.0
+    #: What other rules would decide the same all along: any share above `share_below` and up to
+    #: `share_above`; others in `even` and `spare`, or in `skips`, unless these counted.
     share_below: float = 0.0
     share_above: float = inf
-    #: When a rank may have something to do.
-    events: list[tuple[float, int]] = field(init=False)
+    does_even_count: bool = False
+    do_skips_count: bool = False
 
     def __attrs_post_init__(self) -> None:
-        ranks = len(self.given)
-        self.orders = [[] for _ in range(ranks)]
-        self.owed = [[] for _ in range(ranks)]
-        self.ends = [inf] * len(self.graph.ops)
-        self.paid = [0] * ranks
-        self.events = [(0.0, rank) for rank in range(ranks)]
-        self.free = [0.0] * ranks
-        self.held = [0.0] * ranks
-        self.waited = [0.0] * ranks
+        super().__attrs_post_init__()
+        self.owed = [[] for _ in self.given]
+        self.paid = [0 for _ in self.given]
+        self.waited = [0.0 for _ in self.given]
         for order in self.given:
             forwards: Queue = []
             others: Queue = []
@@ -80,51 +71,57 @@ class Greedy:
 
     def run(self) -> bool:
         """Whether all ops can run in these orders and within the limit."""
-        while self.events:
-            now, rank = heappop(self.events)
-            if self.free[rank] <= now:
-                self.decide(rank, now)
+        self.execute()
         return inf not in self.ends
+
+    def is_like(self, rules: Rules) -> bool:
+        """Whether the execution by some other rules, once this one has run, is the same."""
+        mine = self.rules
+        is_share_alike = self.share_below < rules.share <= self.share_above
+        are_skips_alike = rules.skips == mine.skips or not self.do_skips_count
+        # With nothing to spare, more waits count than with anything.
+        can_even_count = self.does_even_count or bool(mine.spare)
+        is_even_alike = (rules.even, rules.spare) == (mine.even, mine.spare) or not can_even_count
+        return is_share_alike and are_skips_alike and is_even_alike
 
     def decide(self, rank: int, now: float) -> None:
         """Let an idle rank do what is next, or a weight gradient, or wait."""
+        forwards, others = self.queues[rank]
         until = inf
         full = False
-        forwards, others = self.queues[rank]
-        is_forward = bool(forwards) and not (others and others[-1][0] < forwards[-1][0])
-        # A backward may go before a forward that cannot run.
-        queues = [forwards if is_forward else others]
-        queues += [others] if is_forward and self.rules.skips else []
-        for queue in filter(None, queues):
-            node = queue[-1][1]
-            arrival = self.arrival(node)
-            if self.held[rank] + self.graph.rise[node] > self.limit + ROUNDING:
-                full = full or arrival <= now
-            elif arrival <= now:
-                queue.pop()
+        if forwards or others:
+            is_forward = bool(forwards) and not (others and others[-1][0] < forwards[-1][0])
+            queue = forwards if is_forward else others
+            until, full = self.possible(rank, queue, now)
+            if until > now and is_forward and others:
+                # A backward may go before a forward that cannot run.
+                earlier, is_full = self.possible(rank, others, now)
+                if earlier < until or is_full > full:
+                    self.do_skips_count = True
+                    if self.rules.skips:
+                        queue = others
+                        until = min(until, earlier)
+                        full = full or is_full
+            if until <= now:
+                _, node = queue.pop()
                 self.owed[rank] += self.graph.weights.get(node, ())
                 self.start(rank, node, now)
                 return
-            elif arrival < until:
-                until = arrival
         if self.paid[rank] < len(self.owed[rank]) and (full or self.is_worth(rank, until - now)):
             self.paid[rank] += 1
             self.start(rank, self.owed[rank][self.paid[rank] - 1], now)
         elif until < inf:
             heappush(self.events, (until, rank))
 
-    def arrival(self, node: int) -> float:
-        """When everything that a node waits for is there; infinite while some of it has not
-        begun.
+    def possible(self, rank: int, queue: Queue, now: float) -> tuple[float, bool]:
+        """From when on a rank can run what is next in a queue, as far as it is known by now; and
+        whether only the memory is in the way.
         """
-        # Most of the time of a pass is spent here: `max` would take twice as long.
-        ends = self.ends
-        latest = 0.0
-        for need, latency in self.graph.needs[node]:
-            there = ends[need] + latency
-            if there > latest:
-                latest = there
-        return latest
+        _, node = queue[-1]
+        arrival = self.arrival(node)
+        if self.held[rank] + self.graph.rise[node] > self.limit + ROUNDING:
+            return inf, arrival <= now
+        return arrival, False
 
     def is_worth(self, rank: int, wait: float) -> bool:
         """Whether the oldest weight gradient owed is to fill a wait."""
@@ -135,21 +132,21 @@ class Greedy:
             return True
         self.share_below = max(self.share_below, share)
         longest = max([self.longest, *self.rules.spare[rank : rank + 1]])
-        return self.rules.even and self.waited[rank] + wait > longest
+        is_longest = self.waited[rank] + wait > longest
+        self.does_even_count = self.does_even_count or is_longest
+        return self.rules.even and is_longest
 
     def start(self, rank: int, node: int, now: float) -> None:
-        """Let a rank do an op, and look again at the ranks that it concerns."""
+        """Let a rank do an op, and count its wait for it."""
         if self.orders[rank]:
             waited = self.waited[rank] + (now - self.free[rank])
             self.waited[rank] = waited
-            self.longest = max(self.longest, waited)
-        self.orders[rank].append(node)
-        end = now + self.graph.time[node]
-        self.ends[node] = end
-        self.free[rank] = end
-        self.held[rank] += self.graph.change[node]
-        heappush(self.events, (end, rank))
-        for user in self.graph.users[node]:
-            other = self.graph.rank[user]
-            if self.free[other] <= now:
-                heappush(self.events, (now, other))
+            if waited > self.longest:
+                self.longest = waited
+        super().start(rank, node, now)
+
+    def notice(self, node: int, now: float) -> None:
+        """An idle rank learns how long it has to wait."""
+        other = self.graph.rank[node]
+        if self.free[other] <= now:
+            heappush(self.events, (now, other))

@@ -4,23 +4,23 @@ from collections.abc import Iterator
 
 from schedlang.passes.graph import ROUNDING, Graph, Orders
 
-#: How many node visits the search may take, all its trials together.
+#: How many node visits the search may take for a whole schedule, all its trials together.
 _MOST_VISITS = 2_000_000
 
 
-def polish(graph: Graph, given: Orders, limit: float) -> Orders:
+def polish(graph: Graph, given: Orders, limit: float, share: float) -> Orders:
     """The orders after every swap that lets it, or else the average op, end earlier; no rank holds
     more than `limit`.
 
     Only swaps on the critical path can change the end (van Laarhoven et al. 1992, Job Shop
     Scheduling by Simulated Annealing). A swap is kept if it gains, and the search goes on from
-    there.
+    there. As many swaps are tried as in the whole schedule, of which the graph is a `share`.
     """
     orders = [list(order) for order in given]
     ends = graph.ends(given)
     if not ends:
         return given
-    trials = _MOST_VISITS // (len(graph.ops) + 1)
+    trials = int(share * _MOST_VISITS) // (len(graph.ops) + 1)
     pairs = _critical_pairs(graph, orders, ends)
     while trials and (pair := next(pairs, None)):
         trials -= 1

@@ -10,12 +10,11 @@ from math import inf
 
 from attrs import evolve
 
-from schedlang.lowering import lower
 from schedlang.passes.board import Board
 from schedlang.passes.graph import ROUNDING, Graph, Orders
 from schedlang.passes.polish import polish
+from schedlang.passes.search import best_order
 from schedlang.passes.squeeze import squeeze
-from schedlang.proof.prove import prove
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.schedule import Schedule
 
@@ -28,29 +27,27 @@ def reorder(schedule: Schedule) -> Schedule:
     The peak of no rank rises above the highest peak of the given schedule. CompileError for a
     schedule that cannot run.
     """
-    schedule = squeeze(schedule)
-    prove(lower(schedule))
-    graph = Graph(schedule)
-    slots = Graph(evolve(schedule, costs=UNIT))
-    limit = _peak(graph, graph.order)
-    around_steady = Board(slots, slots.order, _peak(slots, slots.order), steady=True)
+    reordered = best_order(squeeze(schedule), _moved)
+    # At least the order as it was is found.
+    assert reordered is not None
+    return reordered
+
+
+def _moved(graph: Graph, limit: float, share: float) -> list[Orders]:
+    """The orders after moves, and the order as it was, the best first; of equals that."""
+    schedule = graph.schedule
+    slots = graph if schedule.costs == UNIT else Graph(evolve(schedule, costs=UNIT))
+    around_steady = Board(slots, slots.order, slots.highest_peak(slots.order), steady=True)
     tried = [_moved_all(slots), around_steady.moved_forward()]
     if not graph.runs_like(slots):
-        tried = [polish(graph, orders, limit) for orders in tried]
-    # Of equals the first: the order as it was.
-    best = min([graph.order, *tried], key=lambda orders: _value(graph, orders, limit))
-    return graph.reordered(best)
-
-
-def _peak(graph: Graph, orders: Orders) -> float:
-    """The most that any rank holds."""
-    return max(map(graph.peak, orders))
+        tried = [polish(graph, orders, limit, share) for orders in tried]
+    return sorted([graph.order, *tried], key=lambda orders: _value(graph, orders, limit))
 
 
 def _value(graph: Graph, orders: Orders, limit: float) -> float:
     """What is minimised; infinite for orders that hold too much, or cannot run."""
     ends = graph.ends(orders)
-    if not ends or _peak(graph, orders) > limit + ROUNDING:
+    if not ends or graph.highest_peak(orders) > limit + ROUNDING:
         return inf
     return graph.objective(orders, ends)
 
@@ -58,10 +55,13 @@ def _value(graph: Graph, orders: Orders, limit: float) -> float:
 def _moved_all(graph: Graph) -> Orders:
     """The orders after some rounds in which every op may move."""
     best = graph.order
-    limit = _peak(graph, graph.order)
+    limit = graph.highest_peak(best)
+    value = _value(graph, best, limit)
     for _ in range(_MOST_ROUNDS):
         moved = Board(graph, best, limit, steady=False).moved_forward()
-        if _value(graph, moved, limit) >= _value(graph, best, limit):
+        moved_value = _value(graph, moved, limit)
+        if moved_value >= value:
             break
         best = moved
+        value = moved_value
     return best

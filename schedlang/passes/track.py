@@ -3,6 +3,7 @@ the move concerns.
 """
 
 from bisect import bisect_left
+from math import inf
 
 from attrs import define, field
 
@@ -27,21 +28,45 @@ class Track:
     limit: float
     owes: dict[int, list[int]]
     rows: list[Row]
-    #: Before each row, and after the last; and whether the rank holds too much in it, or in what
-    #: runs after all.
+    #: Before each row, and after the last; and the most that the rank holds from there to the next.
     states: list[State] = field(init=False)
-    over: list[bool] = field(init=False)
-    #: How many are over; the weight gradients in the order in which they come to be owed.
+    most: list[float] = field(init=False)
+    #: In how many rows it holds too much; the weight gradients in the order in which they come to
+    #: be owed; whether none of them takes memory.
     excess: int = 0
     owed: list[int] = field(factory=list)
+    is_relief: bool = True
 
     def __attrs_post_init__(self) -> None:
         self.states = [(0, 0, 0, 0.0)]
-        self.over = []
-        states, over, self.owed = self.walk(0, len(self.rows))
+        walked = self.walk(0, len(self.rows), True)
+        assert walked is not None
+        states, self.most, self.owed = walked
         self.states += states
-        self.over += over
-        self.excess = sum(over)
+        self.excess = self.count_over(self.most)
+        self.is_relief = all(self.graph.rise[weight] <= 0 for weight in self.owed)
+
+    def count_over(self, amounts: list[float]) -> int:
+        """How many amounts are more than the rank may hold."""
+        return sum(amount > self.limit for amount in amounts)
+
+    def first_fitting(self, node: int, now: int, slot: int) -> int:
+        """The first slot from `slot` on to which a node may move: where it is clear that the rank
+        would hold too much if it ran before some row, the one behind this row.
+        """
+        # A node that leaves nothing owed takes a slot from weight gradients, and gives none before
+        # its own: so the rank holds at least as much as before, and what the node adds.
+        if node in self.owes or self.excess or not self.is_relief:
+            return slot
+        rows = self.rows
+        most = self.most
+        room = self.limit - self.graph.change[node]
+        index = bisect_left(rows, (now, node)) - 1
+        while index >= 0 and rows[index][0] >= slot:
+            if most[index] > room:
+                return rows[index][0] + 1
+            index -= 1
+        return slot
 
     def move(self, node: int, now: int, slot: int) -> bool:
         """Let a node start at an earlier slot, if the rank holds no more than it may then; whether
@@ -51,49 +76,67 @@ class Track:
         new = bisect_left(self.rows, (slot, node))
         del self.rows[old]
         self.rows.insert(new, (slot, node))
-        states, over, owed = self.walk(new, old)
-        excess = self.excess - sum(self.over[new : new + len(over)]) + sum(over)
-        if excess:
-            del self.rows[new]
-            self.rows.insert(old, (now, node))
-            return False
-        first = self.states[new][2]
-        self.states[new + 1 : new + 1 + len(states)] = states
-        self.over[new : new + len(over)] = over
-        self.owed[first : first + len(owed)] = owed
-        self.excess = excess
-        return True
+        walked = self.walk(new, old, self.excess > 0)
+        if walked is not None:
+            states, most, owed = walked
+            excess = self.excess
+            if excess:
+                before = self.most[new : new + len(most)]
+                excess += self.count_over(most) - self.count_over(before)
+            if not excess:
+                first = self.states[new][2]
+                self.states[new + 1 : new + 1 + len(states)] = states
+                self.most[new : new + len(most)] = most
+                self.owed[first : first + len(owed)] = owed
+                self.excess = excess
+                return True
+        del self.rows[new]
+        self.rows.insert(old, (now, node))
+        return False
 
-    def walk(self, first: int, last: int) -> tuple[list[State], list[bool], list[int]]:
+    def walk(
+        self, first: int, last: int, to_the_end: bool
+    ) -> tuple[list[State], list[float], list[int]] | None:
         """What comes after each row from the `first` on, until behind the `last` all is as it was;
-        or to the end.
+        or to the end. None where a row holds too much, unless it is to go on `to_the_end`.
 
-        That is the states, whether each row holds too much, and the weight gradients that come to
+        That is the states, the most that is held in each row, and the weight gradients that come to
         be owed.
         """
+        graph = self.graph
+        rows = self.rows
+        limit = inf if to_the_end else self.limit
         state = self.states[first]
         states = list[State]()
-        over = list[bool]()
+        mosts = list[float]()
         owed = list[int]()
         base = state[2]
-        for index in range(first, len(self.rows)):
+        for index in range(first, len(rows)):
             if index > last and state == self.states[index]:
                 start = max(state[1], base)
                 stop = state[2]
                 if owed[start - base :] == self.owed[start:stop]:
-                    return states, over, owed
-            slot, node = self.rows[index]
-            state, most = self.work_off(state, slot, base, owed)
+                    return states, mosts, owed
+            slot, node = rows[index]
             now, paid, count, held = state
-            new = self.owes.get(node, [])
-            owed += new
-            most = max(most, held + self.graph.rise[node])
-            end = max(now, slot + int(self.graph.time[node]))
-            state = end, paid, count + len(new), held + self.graph.change[node]
+            most = 0.0
+            if paid < count and now < slot:
+                (now, paid, count, held), most = self.work_off(state, slot, base, owed)
+            if held + graph.rise[node] > most:
+                most = held + graph.rise[node]
+            if most > limit:
+                return None
+            if node in self.owes:
+                owed += self.owes[node]
+                count += len(self.owes[node])
+            end = slot + int(graph.time[node])
+            state = max(now, end), paid, count, held + graph.change[node]
             states.append(state)
-            over.append(most > self.limit)
+            mosts.append(most)
         _, most = self.work_off(state, state[0] + state[2] - state[1], base, owed)
-        return states, [*over, most > self.limit], owed
+        if most > limit:
+            return None
+        return states, [*mosts, most], owed
 
     def work_off(self, state: State, until: int, base: int, owed: list[int]) -> tuple[State, float]:
         """Run weight gradients that are owed up to a slot: the state then, and the most that the

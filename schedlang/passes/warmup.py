@@ -2,13 +2,14 @@
 backward.
 """
 
-from heapq import heappop, heappush
+from heapq import heappush
 from itertools import takewhile
 from math import inf
 
 from attrs import define, field
 
 from schedlang.passes.graph import ROUNDING, Graph, Orders
+from schedlang.passes.online import Online
 from schedlang.schedule.kinds import Kind
 
 
@@ -24,81 +25,68 @@ def longer_warmups(graph: Graph, given: Orders, limit: float) -> list[Orders]:
     #
     #     F0 F1 · · · B0 F2 B1 …    becomes    F0 F1 F2 · · B0 B1 …
     return [
-        _Warmup(graph, given, limit, more, beyond).run()
+        _Warmup(graph, given, limit, more, beyond).longer()
         for more in (1, inf)
         for beyond in (False, True)
     ]
 
 
 @define
-class _Warmup:
-    """An execution in which no rank waits in its warm-up where it can do more."""
+class _Warmup(Online):
+    """An execution, until all warm-ups are over, in which no rank waits in its warm-up where it can
+    do more.
+    """
 
-    graph: Graph
-    given: Orders
-    limit: float
     more: float
     beyond: bool
-    #: Per rank: how many forwards its warm-up may have, what it has done, what is left; when it is
-    #: free, what it holds.
+    #: Per rank: how many forwards its warm-up may have, and what is left.
     most: list[float] = field(init=False)
-    done: Orders = field(init=False)
     left: Orders = field(init=False)
-    #: Per rank: whether it has done something else than forwards.
-    is_over: list[bool] = field(init=False)
-    free: list[float] = field(init=False)
-    held: list[float] = field(init=False)
-    ends: list[float] = field(init=False)
-    #: When a rank may have something to do.
-    events: list[tuple[float, int]] = field(init=False)
+    #: The ranks that have done nothing but forwards.
+    warming: set[int] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        ranks = range(len(self.given))
+        super().__attrs_post_init__()
         self.most = [len(self.forwards(order)) + self.more for order in self.given]
-        self.done = [[] for _ in ranks]
         self.left = [list(order) for order in self.given]
-        self.is_over = [False for _ in ranks]
-        self.free = [0.0 for _ in ranks]
-        self.held = [0.0 for _ in ranks]
-        self.events = [(0.0, rank) for rank in ranks]
-        self.ends = [inf] * len(self.graph.ops)
+        self.warming = {rank for rank, order in enumerate(self.given) if order}
 
     def forwards(self, order: list[int]) -> list[int]:
         """The forwards that an order begins with."""
         return list(takewhile(lambda node: self.graph.kind[node] == Kind.F, order))
 
-    def run(self) -> Orders:
+    def longer(self) -> Orders:
         """The orders with the warm-ups that come of it."""
-        while self.events:
-            now, rank = heappop(self.events)
-            if self.left[rank] and self.free[rank] <= now:
-                self.decide(rank, now)
+        self.execute()
         return [self.completed(rank) for rank in range(len(self.given))]
 
     def decide(self, rank: int, now: float) -> None:
         """Let an idle rank do what is next, or a later forward, or wait."""
+        if not self.left[rank] or not self.warming:
+            return
+        node: int | None = self.left[rank][0]
         arrival = self.arrival(self.left[rank][0])
-        if arrival <= now:
-            self.start(rank, self.left[rank][0], now)
-        elif (early := self.early(rank, now, arrival)) is not None:
-            self.start(rank, early, now)
+        if arrival > now:
+            node = self.early(rank, now, arrival)
+        if node is not None:
+            if self.graph.kind[node] != Kind.F:
+                self.warming.discard(rank)
+            self.left[rank].remove(node)
+            self.start(rank, node, now)
         elif arrival < inf:
             heappush(self.events, (arrival, rank))
 
-    def arrival(self, node: int) -> float:
-        """When everything that a node waits for is there; infinite while some of it has not
-        begun.
-        """
-        return max(
-            [self.ends[need] + latency for need, latency in self.graph.needs[node]], default=0.0
-        )
+    def notice(self, node: int, now: float) -> None:
+        """The rank may do a node, whichever it is, once all that it waits for is there."""
+        if (arrival := self.arrival(node)) < inf:
+            heappush(self.events, (arrival, self.graph.rank[node]))
 
     def early(self, rank: int, now: float, until: float) -> int | None:
         """A later forward for a rank that would wait in its warm-up."""
-        if self.is_over[rank]:
+        if rank not in self.warming:
             return None
         left = self.left[rank]
-        if len(self.done[rank]) + len(self.forwards(left)) >= self.most[rank]:
+        if len(self.orders[rank]) + len(self.forwards(left)) >= self.most[rank]:
             return None
         for node in left:
             if self.graph.kind[node] == Kind.F and self.arrival(node) <= now:
@@ -107,27 +95,16 @@ class _Warmup:
                 return node if fits and ends_in_time else None
         return None
 
-    def start(self, rank: int, node: int, now: float) -> None:
-        """Let a rank do an op, and look again at the ranks that it concerns."""
-        self.left[rank].remove(node)
-        self.done[rank].append(node)
-        self.is_over[rank] = self.is_over[rank] or self.graph.kind[node] != Kind.F
-        self.ends[node] = self.free[rank] = now + self.graph.time[node]
-        self.held[rank] += self.graph.change[node]
-        heappush(self.events, (self.free[rank], rank))
-        for user in self.graph.users[node]:
-            if (arrival := self.arrival(user)) < inf:
-                heappush(self.events, (arrival, self.graph.rank[user]))
-
     def completed(self, rank: int) -> list[int]:
         """The warm-up, and then the given order, where each forward takes the place of one of its
         stage done early.
         """
-        order = self.forwards(self.done[rank])
+        order = self.forwards(self.orders[rank])
+        done = set(order)
         rest = self.given[rank][len(self.forwards(self.given[rank])) :]
         later: dict[int, list[int]] = {}
         for node in reversed(rest):
-            if self.graph.kind[node] == Kind.F and node not in order:
+            if self.graph.kind[node] == Kind.F and node not in done:
                 later.setdefault(self.graph.ops[node][0][1], []).append(node)
         for node in rest:
             if self.graph.kind[node] != Kind.F:

@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 
+import numpy as np
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
@@ -20,8 +21,12 @@ from schedlang import (
     read_source,
     simulate,
 )
+from schedlang.language.expand import expand
+from schedlang.language.imports import load
 from schedlang.lowering import lower
-from schedlang.passes import fill_weights, fill_within, recompute, reorder, squeeze
+from schedlang.passes import fill_weights, fill_within, recompute, reorder, search, squeeze
+from schedlang.passes.graph import Graph
+from schedlang.passes.repeats import find_repeats
 from schedlang.passes.slots import fill_slots
 from schedlang.passes.track import Track
 from schedlang.plan.reader import parse_actions
@@ -229,9 +234,6 @@ def test_a_block_is_a_schedule() -> None:
 
 
 def test_slots_are_forgotten_only_when_squeezed() -> None:
-    from schedlang.language.expand import expand
-    from schedlang.language.imports import load
-
     source = Source(
         "s.sched", block("stage s in 0 .. ranks { F(s, m) at s  BW(s, m) at 4 - 2 * s }")
     )
@@ -256,10 +258,14 @@ def test_a_move_is_judged_by_what_it_concerns(name: str, monkeypatch: pytest.Mon
 
     def checked(self: Track, node: int, now: int, slot: int) -> bool:
         rows = sorted([*(row for row in self.rows if row[1] != node), (slot, node)])
-        placed = (
-            (at, int(self.graph.time[each]), each, self.owes.get(each, ())) for at, each in rows
-        )
-        fits = self.graph.peak([each for _, each in fill_slots(placed)]) <= self.limit
+        slots = [at for at, _ in rows]
+        nodes = [each for _, each in rows]
+        owed = [self.owes.get(each, []) for each in nodes]
+        widths = [int(self.graph.time[each]) for each in nodes]
+        counts = list(map(len, owed))
+        items = nodes + [weight for weights in owed for weight in weights]
+        order, _ = fill_slots(np.array(slots), np.array(widths), np.array(counts))
+        fits = self.graph.peak([items[index] for index in order]) <= self.limit
         judged.add(fits)
         moved = move(self, node, now, slot)
         assert (moved, self.rows == rows) == (fits, fits)
@@ -270,3 +276,62 @@ def test_a_move_is_judged_by_what_it_concerns(name: str, monkeypatch: pytest.Mon
     for ranks in (3, 4):
         compile(read_source(PROGRAMS / f"{name}.sched"), {"ranks": ranks, "microbatches": 9})
     assert judged == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("name", "period"),
+    [("1f1b", 1), ("zb_h1", 1), ("interleaved_1f1b", 4), ("seq1f1b", 1)],
+)
+def test_periods_are_taken_out_and_put_in(name: str, period: int) -> None:
+    """As if the program had been run with fewer microbatches; and back again."""
+
+    def expanded(microbatches: int) -> Schedule:
+        source = read_source(PROGRAMS / f"{name}.sched")
+        return expand(*load(source), {"ranks": 4, "microbatches": microbatches})
+
+    def texts(schedule: Schedule) -> list[str]:
+        return [actions.text() for actions in schedule.ranks]
+
+    whole = expanded(40)
+    repeats = find_repeats(whole, period)
+    assert repeats is not None
+    times = 20 // period
+    part = repeats.taken_out(times)
+    assert texts(part) == texts(expanded(20))
+    repeats = find_repeats(part, period)
+    assert repeats is not None
+    assert texts(repeats.put_in(times)) == texts(whole)
+
+
+@pytest.mark.parametrize("name", [*BLOCKS.values(), "zb_1p", "zb_2p", "zb_v"])
+def test_what_is_found_for_a_part_is_as_good_for_the_whole(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = read_source(PROGRAMS / f"{name}.sched")
+    params = {"ranks": 4, "microbatches": 120}
+    searched = list[int]()
+
+    def counted(schedule: Schedule) -> Graph:
+        searched.append(schedule.microbatches)
+        return Graph(schedule)
+
+    monkeypatch.setattr(search, "Graph", counted)
+    continued = compile(source, params)
+    assert max(searched) <= 40
+    monkeypatch.setattr(search, "_parts", lambda schedule: ())
+    whole = compile(source, params)
+    assert searched[-1] == 120
+    assert ops(continued) == ops(whole)
+    for objective in ("makespan", "span"):
+        after = getattr(simulate(continued).timeline, objective)
+        assert after <= getattr(simulate(whole).timeline, objective)
+    assert max(simulate(continued).peak_memory) <= max(simulate(whole).peak_memory)
+
+
+def test_a_part_says_nothing_of_ranks_that_wait_for_each_other_all_along() -> None:
+    """With uneven stages an order may get better the longer it goes on."""
+    source = read_source(PROGRAMS / "1f1b.sched")
+    schedule = expand(*load(source), {"ranks": 4, "microbatches": 60})
+    assert list(search._parts(schedule))
+    uneven = evolve(schedule, costs=Costs(forward=(1, 1, 1, 2)))
+    assert not list(search._parts(uneven))

@@ -1,0 +1,166 @@
+"""What a schedule repeats, every so many microbatches: taken out, so that there is less of it to
+look at, and put in again.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from attrs import evolve, frozen
+
+from schedlang.schedule.columns import Columns, Floats, Ints, actions_of
+from schedlang.schedule.kinds import ROWS
+from schedlang.schedule.layout import Layout
+from schedlang.schedule.schedule import Schedule
+
+
+class Run(NamedTuple):
+    """The `length` rows of a rank from `first` on: they are there so many `times`, one after the
+    other, each time for microbatches of one period later.
+    """
+
+    first: int
+    length: int
+    times: int
+
+
+@frozen(eq=False)
+class Repeats:
+    """What a schedule of ops repeats every `period` microbatches of each pipeline.
+
+    In a run, each of its ops is there for all microbatches of a period; every op of the schedule is
+    in one run.
+    """
+
+    # A rank of five microbatches. Every microbatch repeats F I, and at the end W; by their first
+    # rows and lengths, the runs are (2, 2) and (10, 1):
+    #
+    #     F0 F1   F2 I0   F3 I1   F4 I2   I3 I4   W0   W1   W2   W3   W4
+    #             ━━━━━   ━━━━━   ━━━━━           ━━   ━━   ━━   ━━   ━━
+    #
+    # Without one period, all that follows in a run is of one microbatch less:
+    #
+    #     F0 F1   F2 I0   F3 I1   I2 I3   W0   W1   W2   W3
+    schedule: Schedule
+    period: int
+    runs: tuple[Run, ...]
+
+    @property
+    def times(self) -> int:
+        """How many times each run is there at least."""
+        return min(run.times for run in self.runs)
+
+    def taken_out(self, times: int) -> Schedule:
+        """The schedule without so many of its periods, fewer than `times`, and without slots."""
+        stays = np.ones(len(self.schedule.columns), bool)
+        for first, length, _ in self.runs:
+            stays[first + length : first + (1 + times) * length] = False
+        columns = self._moved(-times).taken(np.flatnonzero(stays))
+        return self._of(columns, -times)
+
+    def put_in(self, times: int) -> Schedule:
+        """The schedule with so many more of its periods, and without slots."""
+        moved = self._moved(times)
+        columns = self.schedule.columns
+        units = self.period * self.schedule.layout.slices
+        rows = list[Ints]()
+        microbatches = list[Ints]()
+        start = 0
+        for first, length, _ in sorted(self.runs):
+            middle = first + length
+            body = np.tile(np.arange(first, middle), times)
+            later = np.repeat(np.arange(1, times + 1), length) * units
+            rows += [np.arange(start, middle), body]
+            microbatches += [moved.microbatch[start:middle], columns.microbatch[body] + later]
+            start = middle
+        rows.append(np.arange(start, len(columns)))
+        microbatches.append(moved.microbatch[start:])
+        more = columns.taken(np.concatenate(rows))
+        return self._of(evolve(more, microbatch=np.concatenate(microbatches)), times)
+
+    def _moved(self, times: int) -> Columns:
+        """The columns, where what is done in a run after its first time is for microbatches that
+        many periods later.
+        """
+        columns = self.schedule.columns
+        names = op_names(self.schedule.layout, columns)
+        # By the name of an op: the row in its run from which on that is so.
+        begin = np.full(names.max(initial=0) + 1, len(columns))
+        for first, length, _ in self.runs:
+            begin[names[first : first + length]] = first + length
+        later = times * self.period * self.schedule.layout.slices
+        is_later = np.arange(len(columns)) >= begin[names]
+        return evolve(columns, microbatch=columns.microbatch + np.where(is_later, later, 0))
+
+    def _of(self, columns: Columns, times: int) -> Schedule:
+        layout = self.schedule.layout
+        more = times * self.period
+        pipelines = tuple(
+            evolve(pipeline, microbatches=pipeline.microbatches + more)
+            for pipeline in layout.pipelines
+        )
+        ranks = actions_of(len(self.schedule.ranks), columns)
+        return evolve(
+            self.schedule, layout=evolve(layout, pipelines=pipelines), ranks=ranks, slots=None
+        )
+
+
+def op_names(layout: Layout, columns: Columns) -> Ints:
+    """For each op a number that ops of its kind and stage share."""
+    return columns.kind.astype(np.int64) * len(layout.placement) + columns.stage
+
+
+def find_repeats(schedule: Schedule, period: int, starts: Floats | None = None) -> Repeats | None:
+    """What a schedule of ops repeats every `period` microbatches; None where some op is in no run.
+
+    Of the runs of an op the longest in rows a period is taken, since it leaves the fewest ops to
+    others; of these the one that is repeated most often. Or where the ops have `starts`, the one
+    that is next to the time at which most ranks repeat themselves.
+    """
+    columns = schedule.columns
+    names = op_names(schedule.layout, columns)
+    units = period * schedule.layout.slices
+    # Ops without a microbatch, which are optimizer steps, are never repeated.
+    counts = np.bincount(names, columns.microbatch >= 0, ROWS * len(schedule.placement))
+    is_open = counts > 0
+    runs = list[Run]()
+    for first, length, times in _runs(columns, names, units, starts).tolist():
+        body = names[first : first + length]
+        there = np.bincount(body, minlength=len(is_open))
+        if is_open[body].all() and (there[body] == units).all():
+            is_open[body] = False
+            runs.append(Run(first, length, times))
+    return None if is_open.any() or not runs else Repeats(schedule, period, tuple(runs))
+
+
+def _runs(columns: Columns, names: Ints, units: int, starts: Floats | None) -> Ints:
+    """All runs of a schedule as rows of a table, in the order in which they are to be taken."""
+    rows = np.arange(len(columns))
+    has_unit = columns.microbatch >= 0
+    stride = int(columns.microbatch.max(initial=0)) + 1 + units
+    keys = names * stride + columns.microbatch
+    row_of = np.full(int(names.max(initial=0) + 1) * stride, -1)
+    row_of[keys[has_unit]] = rows[has_unit]
+    # How many rows later the op is there again, in a batch like this; 0 where it is not.
+    again = np.where(has_unit, row_of[np.where(has_unit, keys + units, 0)], -1)
+    in_batch = columns.batch != rows
+    is_again = (again >= 0) & (in_batch == in_batch[again])
+    distance = np.where(is_again, again - rows, 0)
+    is_new = np.diff(distance, prepend=-1) != 0
+    is_new |= np.diff(columns.rank, prepend=-1) != 0
+    first = np.flatnonzero(is_new)
+    length = distance[first]
+    size = np.diff(first, append=len(rows))
+    is_run = (length > 0) & (size >= length)
+    first = first[is_run]
+    length = length[is_run]
+    times = size[is_run] // length + 1
+    order = np.lexsort((-times, -length))
+    if starts is not None and len(order):
+        begin = starts[first]
+        end = starts[first + length * times - 1]
+        is_longest = length == length.max()
+        is_there = (begin[:, np.newaxis] <= begin) & (begin <= end[:, np.newaxis])
+        common = begin[np.argmax(is_there[is_longest].sum(axis=0))]
+        away = np.maximum(np.maximum(begin - common, common - end), 0)
+        order = np.lexsort((-times, away, -length))
+    return np.column_stack([first, length, times])[order]

@@ -1,0 +1,176 @@
+"""The best order that a search finds for a schedule, however many microbatches it has.
+
+What a search finds repeats itself where the schedule does. So it looks at a schedule with fewer
+microbatches, and what it finds there is continued. That this holds is shown by a walk over the
+whole.
+"""
+
+from collections.abc import Callable, Iterator
+from math import inf
+
+import numpy as np
+from attrs import evolve, frozen
+
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.lowering import lower
+from schedlang.passes.graph import ROUNDING, Graph, Orders
+from schedlang.passes.repeats import Repeats, find_repeats, op_names
+from schedlang.proof.edges import op_ends
+from schedlang.proof.execution import Execution
+from schedlang.proof.prove import ideal_execution, prove
+from schedlang.schedule.columns import Floats, Ints, actions_of
+from schedlang.schedule.schedule import Schedule
+
+#: Finds orders that hold no more than a limit, the best one first. It may take that share of the
+#: work for a whole schedule that it sees of it.
+Search = Callable[[Graph, float, float], list[Orders]]
+#: By how many microbatches a schedule may repeat itself, and what is found for it by how many times
+#: as many.
+_PERIODS = (1, 2, 3, 4)
+#: For how many parts a search is tried before the whole.
+_MOST_PARTS = 3
+
+
+def best_order(schedule: Schedule, search: Search, limit: float | None = None) -> Schedule | None:
+    """A schedule of ops with each rank's in the best order that a search finds; None if there is
+    none.
+
+    No rank holds more than a limit then; without one, than the highest peak of the schedule.
+    CompileError for a schedule that cannot run.
+    """
+    for part in _parts(schedule):
+        whole = part.searched(search, limit)
+        if whole is not None:
+            return whole
+    # What cannot run at all is refused before orders are tried.
+    prove(lower(schedule))
+    graph = Graph(schedule)
+    if limit is None:
+        limit = graph.highest_peak(graph.order)
+    orders = search(graph, limit, 1.0)
+    return graph.reordered(orders[0]) if orders else None
+
+
+def _parts(schedule: Schedule) -> Iterator["_Part"]:
+    """The schedule with fewer and then more of its microbatches, up to a third of them.
+
+    If some rank has less work than others, it waits for them with every microbatch, and what is
+    best depends on all of these waits: there are no parts then.
+    """
+    work = _work(schedule)
+    if work.max(initial=0.0) - work.min(initial=inf) > ROUNDING * work.max(initial=0.0):
+        return
+    ranks = len(schedule.ranks)
+    microbatches = min(pipeline.microbatches for pipeline in schedule.layout.pipelines)
+    for period in sorted({*_PERIODS, ranks}):
+        repeats = find_repeats(schedule, period)
+        # An order takes the longer to repeat itself, the more ranks follow each other.
+        stays = max(ranks // 2, 4)
+        left_out = [repeats.times - stays * 3**nth for nth in range(_MOST_PARTS)] if repeats else []
+        parts = [times for times in left_out if 3 * times * period >= 2 * microbatches]
+        if repeats and parts:
+            yield from (_Part(repeats, times) for times in parts)
+            return
+
+
+def _work(schedule: Schedule) -> Floats:
+    """How long the ops of each rank take."""
+    columns = schedule.columns
+    durations = schedule.costs.durations(len(schedule.placement))
+    after = op_ends(columns, np.arange(len(columns)), durations)
+    # Of ops that overlap, the last one ends when all have.
+    is_last = np.diff(columns.batch, append=-1) != 0
+    work = np.bincount(columns.rank[is_last], after[is_last], len(schedule.ranks))
+    return work.astype(np.float64)
+
+
+@frozen
+class _Part:
+    """A schedule with so many of the periods taken out that it repeats."""
+
+    repeats: Repeats
+    times: int
+
+    def searched(self, search: Search, limit: float | None) -> Schedule | None:
+        """The whole schedule in the best order of the part, if that shows to be as good for the
+        whole.
+        """
+        part = self.repeats.taken_out(self.times)
+        try:
+            prove(lower(part))
+        except CompileError:
+            # The whole one says it of the right microbatches.
+            return None
+        graph = Graph(part)
+        if limit is None:
+            limit = graph.highest_peak(graph.order)
+        share = len(part.columns) / len(self.repeats.schedule.columns)
+        orders = search(graph, limit, share)
+        return self.continued(graph.reordered(orders[0]), limit) if orders else None
+
+    def continued(self, part: Schedule, limit: float) -> Schedule | None:
+        """The whole schedule in the order of the part, if that repeats itself, and the whole runs
+        within the limit and idles no longer than the part.
+        """
+        execution = ideal_execution(part)
+        assert execution is not None
+        if _has_too_few(execution):
+            return None
+        starts = np.concatenate([bars.start for bars in execution.timeline.ranks])
+        step = self.repeats.period
+        for period in (step * times for times in _PERIODS if self.times % times == 0):
+            repeats = find_repeats(part, period, starts)
+            # With little more of it, most of what does not hold is seen.
+            if repeats is None or not _is_as_good(repeats.put_in(2), execution, limit):
+                continue
+            order = repeats.put_in(self.times * step // period)
+            whole = _in_order(self.repeats.schedule, order)
+            if whole is not None and _is_as_good(whole, execution, limit):
+                return whole
+        return None
+
+
+def _has_too_few(execution: Execution) -> bool:
+    """Whether some rank holds all microbatches at once: with more of them it might hold more."""
+    schedule = execution.schedule
+    for rank, most in enumerate(execution.peak_activations):
+        if most >= sum(map(schedule.layout.units, schedule.stages_of(rank))) > 0:
+            return True
+    return False
+
+
+def _is_as_good(longer: Schedule, execution: Execution, limit: float) -> bool:
+    """Whether a schedule runs within a limit, and idles no longer than a shorter one."""
+    whole = ideal_execution(longer)
+    if whole is None or max(whole.peak_memory) > limit + ROUNDING:
+        return False
+    return _idle(whole) <= _idle(execution) + ROUNDING * whole.timeline.makespan
+
+
+def _in_order(schedule: Schedule, order: Schedule) -> Schedule | None:
+    """The ops of a schedule in the order of another one, if that has the same ops."""
+    mine = _keys(schedule)
+    theirs = _keys(order)
+    rows = np.argsort(mine)
+    places = np.argsort(theirs)
+    if not np.array_equal(mine[rows], theirs[places]):
+        return None
+    row_at = np.empty_like(rows)
+    row_at[places] = rows
+    ranks = actions_of(len(schedule.ranks), schedule.columns.taken(row_at))
+    return evolve(schedule, ranks=ranks, slots=None)
+
+
+def _keys(schedule: Schedule) -> Ints:
+    """For each op a number that no other one has."""
+    stride = max(map(schedule.layout.units, range(len(schedule.placement)))) + 1
+    columns = schedule.columns
+    # Optimizer steps have -1 for a microbatch.
+    return op_names(schedule.layout, columns) * stride + columns.microbatch + 1
+
+
+def _idle(execution: Execution) -> float:
+    """By how much the objective is longer than what a rank works."""
+    bars = [np.array([bars.start, bars.end]) for bars in execution.timeline.ranks]
+    busy = max(float((end - start).sum()) for start, end in bars)
+    return float(getattr(execution.timeline, execution.schedule.objective)) - busy
