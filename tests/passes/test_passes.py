@@ -333,5 +333,5 @@ def test_a_part_says_nothing_of_ranks_that_wait_for_each_other_all_along() -> No
     source = read_source(PROGRAMS / "1f1b.sched")
     schedule = expand(*load(source), {"ranks": 4, "microbatches": 60})
     assert list(search._parts(schedule))
-    uneven = evolve(schedule, costs=Costs(forward=(1, 1, 1, 2)))
+    uneven = evolve(schedule, costs=Costs(forward_times=(1, 1, 1, 2)))
     assert not list(search._parts(uneven))

@@ -19,6 +19,7 @@ pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportEr
 import torch
 
 from schedlang.runtime.example.gpt import build_gpt, cut_gpt
+from schedlang.runtime.example.recipe import Recipe
 from schedlang.runtime.example.workload import Workload
 from tests.support.training import Train
 
@@ -73,7 +74,7 @@ def test_any_number_of_stages_makes_the_same_model(name: str, params: dict[str, 
     blocks.
     """
     plan = compile(read_source(PROGRAMS / f"{name}.sched"), params)
-    task = Workload(plan, torch.empty(0), 8, seed=3, replicas=1)
+    task = Workload(plan, torch.empty(0), 8, seed=3, replicas=1, recipe=Recipe())
     whole = torch.nn.Sequential(*build_gpt(8, seed=3)).state_dict()
     stages = task.stages(range(len(plan.placement)))
     for pipeline in plan.layout.pipelines:

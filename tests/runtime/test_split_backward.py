@@ -15,7 +15,7 @@ from torch import Tensor, nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
-from schedlang.runtime.example.gpt import Block, Embedding, Head  # noqa: E402
+from schedlang.runtime.example.gpt import CONTEXT, Block, Embedding, Head  # noqa: E402
 from schedlang.runtime.stage.stage import Stage, StagePlan  # noqa: E402
 from tests.support.storages import Storages, counted_storages  # noqa: E402
 
@@ -224,7 +224,7 @@ def test_both_halves_are_one_whole_backward(name: str) -> None:
 
 def test_a_first_stage_needs_no_gradient_of_its_input() -> None:
     """Its layers off the way from its input to its output are split too."""
-    model = nn.Sequential(Embedding(), Does(lambda s, x: s.part(x), part=Block()), Head())
+    model = nn.Sequential(Embedding(CONTEXT), Does(lambda s, x: s.part(x), part=Block()), Head())
     compare(model, lambda: torch.randint(256, (ROWS, LENGTH)), number=0)
     tied = Does(
         lambda s, x: F.linear(torch.tanh(s.bytes(x)), s.bytes.weight),
