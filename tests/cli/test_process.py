@@ -19,6 +19,11 @@ SCHEDC = [sys.executable, "-m", "schedlang"]
 ONE_F_ONE_B = PROGRAMS / "1f1b.sched"
 
 
+def take_interrupts() -> None:
+    """In a new process: whoever starts the tests in the background has Ctrl-C ignored."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a line of bash, in which `schedc` is the command."""
     line = f'schedc() {{ {" ".join(SCHEDC)} "$@"; }}; {command}'
@@ -29,6 +34,7 @@ def shell(command: str, **environment: str) -> subprocess.CompletedProcess[str]:
         timeout=60,
         check=False,
         env=dict(os.environ, **environment),
+        preexec_fn=take_interrupts,
     )
 
 
@@ -112,11 +118,15 @@ def test_ctrl_c_ends_all_processes_without_a_word_more(tmp_path: Path) -> None:
         text=True,
         cwd=tmp_path,
         env=dict(os.environ, PYTHONPATH=str(ROOT)),
+        preexec_fn=take_interrupts,
     )
-    until(lambda: children(process.pid))
-    workers = children(process.pid)
-    process.send_signal(signal.SIGINT)
-    stdout, stderr = process.communicate(timeout=30)
+    try:
+        until(lambda: children(process.pid))
+        workers = children(process.pid)
+        process.send_signal(signal.SIGINT)
+        stdout, stderr = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert (process.returncode, stdout, stderr) == (130, "", "interrupted\n")
     assert not any(Path(f"/proc/{worker}").exists() for worker in workers)
 
