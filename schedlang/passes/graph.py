@@ -145,6 +145,13 @@ class Graph:
         """The schedule's order without its weight gradients."""
         return [[node for node in order if self.kind[node] != Kind.W] for order in self.order]
 
+    def wait_for(self, needs: list[list[tuple[int, float]]]) -> None:
+        """Let nodes wait for something else than what they need, each with a time."""
+        self.needs = needs
+        users = np.repeat(np.arange(len(needs)), list(map(len, needs)))
+        edges = np.array([edge for of_node in needs for edge in of_node]).reshape(-1, 2)
+        self._edges = users, edges[:, 0].astype(np.int64), edges[:, 1]
+
     def ends(self, orders: Orders) -> list[float]:
         """When each node ends if ranks follow some orders; nothing where these cannot run."""
         if sum(map(len, orders)) < len(self.ops):

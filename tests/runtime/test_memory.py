@@ -104,7 +104,12 @@ def counting(call: Callable[[], None], index: int, counts: dict[int, int]) -> No
 
 def tensors_after(plan: Plan, rank: int) -> dict[int, int]:
     """How many tensors there are by the plan when an op has ended."""
-    found = [(each, tensors_of(plan, each)) for each in lifetimes(plan, rank)]
+    actions = plan.ranks[rank]
+    words = {plan.names.of(actions, index): actions.word(index) for index in range(len(actions))}
+    found = [
+        (each, tensors_of(plan, each, words[each.name.partition(">")[0]]))
+        for each in lifetimes(plan, rank)
+    ]
     return {
         index: len(
             set().union(*(tensors for each, tensors in found if each.start <= index < each.stop))
@@ -114,15 +119,15 @@ def tensors_after(plan: Plan, rank: int) -> dict[int, int]:
     }
 
 
-def tensors_of(plan: Plan, lifetime: Lifetime) -> set[object]:
-    """The tensors of an activation or a message: outputs of ops, or gradients of their inputs, by
+def tensors_of(plan: Plan, lifetime: Lifetime, word: str) -> set[object]:
+    """The tensors of an activation or a message, of this action: outputs of ops, or gradients of their inputs, by
     stage, microbatch.
 
     An activation is input and output of its stage, and the inputs of a pipeline's first stage are
     those of the batch. Where there is a skip, which brings a copy of an output, the input is also
     the sum with that.
     """
-    stage, kind, microbatch = re.match(r"(\d+)([A-Z_]+)(\d+)", lifetime.name).groups()
+    stage, kind, microbatch = re.match(r"(\d+)([A-Z_]+)(\d+)", word).groups()
     stage = int(stage)
     microbatch = int(microbatch)
     if lifetime.what == Holds.ACTIVATION:

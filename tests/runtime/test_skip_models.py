@@ -151,17 +151,13 @@ def test_a_unet_and_a_translator(run_ranks: Run) -> None:
 
 def test_the_stages_of_the_page_are_those_of_a_unet() -> None:
     page = (DOCS / "models.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"^```python\n(class Down.*?)^```", page, re.M | re.S)
+    (block,) = re.findall(r"^```python[^\n]*\n(class Down.*?)^```", page, re.M | re.S)
     names = {"torch": torch, "nn": torch.nn, "F": torch.nn.functional}
     exec(block, names)
     model = UNet(3)
     x = torch.randn(2, WIDTH, LENGTH, dtype=torch.float64)
-    down = names["Down"]()
-    up = names["Up"]()
-    (down.block,) = model.down
-    (up.block,) = model.up
-    down.later = 2
-    up.earlier = 0
+    down = names["Down"](*model.down, later=2)
+    up = names["Up"](*model.up, earlier=0)
     output, given = down(x)
     assert torch.equal(up(model.bottom[0](output), {0: given[2]}), model(x))
 

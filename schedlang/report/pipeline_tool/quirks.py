@@ -29,7 +29,7 @@ def quirky_timeline(plan: Plan, costs: Costs, gaps: bool = True) -> Timeline:
     costs = costs.over(plan.costs)
     compute = tuple(actions.compute() for actions in plan.ranks)
     graph = Graph(evolve(plan, ranks=compute, costs=costs))
-    graph.needs = _needs(graph, costs.p2p_time or 0.0, gaps)
+    graph.wait_for(_needs(graph, costs.p2p_time or 0.0, gaps))
     ends = graph.ends(graph.order)
     durations = costs.durations(len(plan.placement))
     ranks: list[Bars] = []
