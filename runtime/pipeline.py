@@ -167,7 +167,7 @@ class Pipeline:
         self._evaluations: dict[tuple[int, ...], list[Call]] = {}
         self.bars = list[Bar]()
         self.messages = list[Bar]()
-        self.extras = list[dict[str, Any]]()
+        self.extras = list[Mapping[str, Any]]()
         self._plan = plan
         self._processes = processes_of(mesh)
         self._rank = self._processes.own

@@ -44,6 +44,7 @@ from schedlang.schedule.kinds import Kind
 LossFn = Callable[[Value, Value], Tensor | Mapping[str, Any]]
 
 _NO_OPTIONS: Mapping[str, Any] = {}
+_NO_EXTRAS: Mapping[str, Any] = {}
 _NOTHING = nullcontext()
 
 
@@ -76,11 +77,13 @@ class Loss:
     function: LossFn
     scale: float = 1.0
 
-    def __call__(self, output: Value, target: Value) -> tuple[Tensor, dict[str, Any]]:
+    def __call__(self, output: Value, target: Value) -> tuple[Tensor, Mapping[str, Any]]:
         """The loss of a microbatch, and what else its dictionary has; PipelineError where the loss
         is no scalar.
         """
         loss = self.function(output, target)
+        if isinstance(loss, Tensor) and not loss.ndim:
+            return loss, _NO_EXTRAS
         extras: dict[str, Any] = {}
         if isinstance(loss, Mapping):
             if "loss" not in loss:
@@ -143,7 +146,7 @@ class Stage:
         self.gradients: dict[int, list[Tensor | None]] = {}
         self.input_gradients: dict[int, list[Tensor | None]] = {}
         self.targets: dict[int, Value] = {}
-        self.extras: dict[int, dict[str, Any]] = {}
+        self.extras: dict[int, Mapping[str, Any]] = {}
         self.keeps_results = False
         self.results: dict[int, Value] = {}
         self.options: Mapping[int, Mapping[str, Any]] = {}

@@ -199,10 +199,10 @@ def test_long_work_shows_where_it_is(tmp_path: Path) -> None:
 
 
 def test_a_bar_says_what_is_left() -> None:
-    sizes = ["--for", "ranks=2..20", "--for", "microbatches=1..20"]
+    sizes = ["--for", "ranks=2..31", "--for", "microbatches=1..40"]
     code, stdout, shown = on_a_terminal("check", "1f1b", *sizes)
-    assert (code, stdout) == (0, "380 sizes proved, 0 refused by the program's own `require`\n")
-    assert "of 380, " in shown
+    assert (code, stdout) == (0, "1200 sizes proved, 0 refused by the program's own `require`\n")
+    assert "of 1,200, " in shown
     assert " s left" in shown
     assert shown.endswith("\x1b[K")
 
