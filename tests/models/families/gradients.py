@@ -160,10 +160,10 @@ def retained_gradient(stages: int) -> Model:
 
     def hooked(self: Any, x: Tensor) -> Tensor:
         y = self.first(x)
-        if y.requires_grad:
+        # Not a hook of a weight: that one would stay, and read those of microbatches under way.
+        if x.requires_grad:
             y.retain_grad()
-            x_hook = lambda gradient: gradient + 0.1 * y.grad.mean()  # noqa: E731
-            (x if x.requires_grad else self.first[0].weight).register_hook(x_hook)
+            x.register_hook(lambda gradient: gradient + 0.1 * y.grad.mean())
         return self.second(y)
 
     def stage(number: int) -> nn.Module:
