@@ -161,7 +161,8 @@ def retained_gradient(stages: int) -> Model:
     def hooked(self: Any, x: Tensor) -> Tensor:
         y = self.first(x)
         # Not a hook of a weight: that one would stay, and read those of microbatches under way.
-        if x.requires_grad:
+        # A first forward of two has no gradients.
+        if x.requires_grad and y.requires_grad:
             y.retain_grad()
             x.register_hook(lambda gradient: gradient + 0.1 * y.grad.mean())
         return self.second(y)

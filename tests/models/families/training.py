@@ -65,7 +65,9 @@ def fused_sgd(stages: int) -> Model:
 @feature("training")
 def adafactor(stages: int) -> Model:
     """Adafactor, whose state is made of rows and columns"""
-    return _with(torch.optim.Adafactor, lr=0.01)(stages)
+    # By default it divides by a gradient however small, as that of an attention's key bias, which is
+    # nothing but rounding.
+    return _with(torch.optim.Adafactor, lr=0.01, eps=(1e-8, 1e-3))(stages)
 
 
 @feature("training")
