@@ -17,9 +17,9 @@ _WAYS_OUT = {
         "where a plan recomputes a forward (`R`), the first one makes no graph; a stage that "
         "differentiates inside its forward does so in `torch.enable_grad()`"
     ),
-    "marked with @once_differentiable": (
-        "where a plan splits backwards (`W`), a stage cannot differentiate its own layers twice "
-        "(`create_graph=True`); take a schedule with whole backwards"
+    "can't retain_grad on Tensor that has requires_grad=False": (
+        "where a plan recomputes a forward (`R`), the first one makes no graph; retain the "
+        "gradient if the tensor requires grad"
     ),
 }
 

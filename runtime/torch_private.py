@@ -133,11 +133,11 @@ def _body_of(function: Callable[..., Any]) -> Callable[..., Any]:
     return body
 
 
-#: Functions that are no layers, but call some. A backward does so where a checkpoint is inside
-#: another one.
+#: Functions that are no layers, but call some. Backwards do so where there is a checkpoint in them.
 BODIES = {
     F.multi_head_attention_forward: _body_of(F.multi_head_attention_forward),
     torch.autograd.backward: _body_of(torch.autograd.backward),
+    torch.autograd.grad: _body_of(torch.autograd.grad),
 }
 
 #: Whether a call is inside a transform of `torch.func`, whose tensors are not what they seem.

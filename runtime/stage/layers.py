@@ -8,9 +8,14 @@ it that leads to the input, W the one that leads to the weights.
                      ┌─► gradient of the input ──► the layer before         in B
     output gradient ─┤
                      └─► `Deferred` ─────────────► gradient of the weights  in W
+
+A forward may differentiate for itself, as one that computes forces, or a layer with a loss of its
+own. Such a backward is whole: there the layers compute the gradients of inputs and weights at once.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -18,7 +23,6 @@ import torch
 import torch.nn.functional as F
 from attrs import frozen
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.autograd.graph import GradientEdge, get_gradient_edge, saved_tensors_hooks
 
 from schedlang.runtime.torch_private import base_of, gradients_of, run_backward
@@ -69,9 +73,8 @@ LAYERS: frozenset[Callable[..., Any]] = LIGHT_LAYERS.union(
 #: take less time than to split it.
 _WORTH = 2**20
 
-#: An input of every layer, so that autograd knows the layer even where nothing else that goes in
-#: needs a gradient.
-ANCHOR = torch.zeros((), requires_grad=True)
+#: Where the graphs of layers start.
+_ANCHOR = torch.zeros((), requires_grad=True)
 
 
 @frozen
@@ -89,13 +92,43 @@ class Deferred:
     input: Tensor | None = None
     saved: list[Tensor] | None = None
 
-    def at_ends(self) -> Sequence[Tensor]:
+    def at_ends(self) -> list[Tensor]:
         """The gradients at the `ends`."""
         if self.input is None:
-            return self.gradients
+            return list(self.gradients)
         rows = self.gradients[0].flatten(0, -2)
         weight = rows.t().mm(self.input.flatten(0, -2))
         return [weight, rows.sum(0)] if len(self.weights) > 1 else [weight]
+
+
+class Store:
+    """What the layers leave to W, for one microbatch on one stage."""
+
+    def __init__(self) -> None:
+        self.deferred: list[Deferred] = []
+        #: Whether a backward now leaves nothing to W, since the forward makes it.
+        self.is_whole = False
+        #: Whether a layer is made again now, which is not to be split once more.
+        self.is_again = False
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """A backward in here leaves nothing to W."""
+        was_whole = self.is_whole
+        self.is_whole = True
+        try:
+            yield
+        finally:
+            self.is_whole = was_whole
+
+    @contextmanager
+    def again(self) -> Iterator[None]:
+        """A layer in here is not split."""
+        self.is_again = True
+        try:
+            yield
+        finally:
+            self.is_again = False
 
 
 def accumulate(deferred: list[Deferred]) -> None:
@@ -158,17 +191,27 @@ class LayerCall:
             and not torch.is_autocast_enabled(input.device.type)
         )
 
-    def as_layer(self, deferred: list[Deferred]) -> Tensor:
-        """The result; its backward adds to what is deferred, instead of to the weights."""
+    def as_layer(self, store: Store) -> Tensor:
+        """The result; its backward adds to the store, instead of to the weights."""
         layer = _Linear if self.is_simple() else _Layer
-        output: Tensor = layer.apply(deferred, self, ANCHOR, *self.inputs())  # type: ignore[no-untyped-call]
+        output: Tensor = layer.apply(store, self, *self.inputs(), *self.weights)  # type: ignore[no-untyped-call]
         return output
 
-    def with_inputs(self, inputs: Iterable[Tensor]) -> Any:
-        """The result with other inputs."""
+    def without_inputs(self) -> "LayerCall":
+        """The call, for other inputs; it does not hold those that it had."""
+        call = copy(self)
+        call.values = self._values([None] * len(self.positions))
+        return call
+
+    def _values(self, inputs: Iterable[Tensor | None]) -> list[Any]:
         values = self.values.copy()
         for position, input in zip(self.positions, inputs, strict=True):
             values[position] = input
+        return values
+
+    def with_inputs(self, inputs: Iterable[Tensor]) -> Any:
+        """The result with other inputs."""
+        values = self._values(inputs)
         positional = len(values) - len(self.names)
         return self.function(
             *values[:positional], **dict(zip(self.names, values[positional:], strict=True))
@@ -181,25 +224,26 @@ class _Linear(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, deferred: list[Deferred], call: LayerCall, _: Tensor, *inputs: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, store: Store, call: LayerCall, *tensors: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.deferred = deferred
+        ctx.store = store
         ctx.weights = call.weights
         ctx.save_for_backward(*call.values[:2])
         # Without this it may be a view, which nothing may change in place.
         return F.linear(*call.values).detach()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad[3:]
+        inputs = len(ctx.needs_input_grad) - 2 - len(ctx.weights)
         if gradient is None:
-            return None, None, None, *[None for _ in needed]
+            return (None,) * len(ctx.needs_input_grad)
         input, weight = ctx.saved_tensors
-        ctx.deferred.append(Deferred(ctx.weights, ctx.weights, [gradient], input.detach()))
-        return None, None, None, *[gradient.matmul(weight) for _ in needed]
+        of_inputs = [gradient.matmul(weight)] if inputs else []
+        if ctx.store.is_whole:
+            whole = Deferred(ctx.weights, ctx.weights, [gradient], input)
+            return None, None, *of_inputs, *whole.at_ends()
+        ctx.store.deferred.append(Deferred(ctx.weights, ctx.weights, [gradient], input.detach()))
+        return None, None, *of_inputs, *[None for _ in ctx.weights]
 
 
 class _Layer(torch.autograd.Function):
@@ -211,35 +255,76 @@ class _Layer(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, deferred: list[Deferred], call: LayerCall, _: Tensor, *inputs: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, store: Store, call: LayerCall, *tensors: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.deferred = deferred
+        ctx.store = store
         ctx.weights = call.weights
         ctx.saved = []
+        inputs = call.inputs()
         with (
             torch.enable_grad(),
             saved_tensors_hooks(partial(_keep, ctx.saved), ctx.saved.__getitem__),
         ):
-            starts = _Start.apply(ANCHOR, inputs)  # type: ignore[no-untyped-call]
+            starts = _Start.apply(_ANCHOR, inputs)  # type: ignore[no-untyped-call]
             output: Tensor = call.with_inputs(starts)
-        ctx.save_for_backward(*ctx.saved)
+        # The own graph saves its inputs too, mostly, so these take no memory; but not where it
+        # saves what a cast has made of them.
+        ctx.has_inputs = not torch.is_autocast_enabled(output.device.type)
+        ctx.call = call.without_inputs()
+        ctx.save_for_backward(*ctx.saved, *(inputs if ctx.has_inputs else []))
+        ctx.own = len(ctx.saved)
         ctx.saved.clear()
         ctx.starts = tuple(map(get_gradient_edge, starts))
         ctx.end = get_gradient_edge(output)
         return output.detach()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-        found: Iterable[Tensor | None] = [None] * len(ctx.starts)
-        if gradient is not None:
-            ctx.saved[:] = ctx.saved_tensors
-            ctx.deferred.append(Deferred(ctx.weights, [ctx.end], [gradient], saved=ctx.saved))
-            if ctx.starts:
-                found = gradients_of(ctx.starts, [ctx.end], [gradient], keep_graph=True)
-        return None, None, None, *found
+        if gradient is None:
+            return (None,) * len(ctx.needs_input_grad)
+        if ctx.store.is_whole:
+            return None, None, *_whole(ctx, gradient)
+        ctx.saved[:] = ctx.saved_tensors[: ctx.own]
+        ctx.store.deferred.append(Deferred(ctx.weights, [ctx.end], [gradient], saved=ctx.saved))
+        of_inputs: Iterable[Tensor | None] = []
+        if ctx.starts:
+            of_inputs = gradients_of(ctx.starts, [ctx.end], [gradient], keep_graph=True)
+        return None, None, *of_inputs, *[None for _ in ctx.weights]
+
+
+def _whole(ctx: Any, gradient: Tensor) -> Sequence[Tensor | None]:
+    """The gradients of a layer's inputs and weights; they have a graph where one is asked for."""
+    has_graph = torch.is_grad_enabled()
+    if not (has_graph and ctx.starts):
+        ctx.saved[:] = ctx.saved_tensors[: ctx.own]
+        gradients = torch.autograd.grad(
+            [ctx.end],
+            [*ctx.starts, *ctx.weights],
+            [gradient],
+            retain_graph=True,
+            create_graph=has_graph,
+            allow_unused=True,
+        )
+        ctx.saved.clear()
+        return gradients
+    # The layer's own graph does not go on to the layers before: it is made again, with one that
+    # does.
+    if not ctx.has_inputs:
+        raise RuntimeError(
+            "inside autocast a stage cannot differentiate its own layers twice "
+            f"(`create_graph=True` at `{ctx.call.function.__name__}`) where a plan splits "
+            "backwards (`W`); take a schedule with whole backwards"
+        )
+    inputs = ctx.saved_tensors[ctx.own :]
+    with ctx.store.again():
+        output = ctx.call.with_inputs(inputs)
+    return torch.autograd.grad(
+        [output],
+        [*inputs, *ctx.weights],
+        [gradient],
+        create_graph=True,
+        allow_unused=True,
+    )
 
 
 class _Start(torch.autograd.Function):

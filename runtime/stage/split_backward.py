@@ -14,6 +14,7 @@ other functions, of a script's own autograd functions, of compiled blocks.
 import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,11 +24,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import CheckpointFunction
 
 from schedlang.runtime.stage.layers import (
-    ANCHOR,
     LAYERS,
     LIGHT_LAYERS,
     Deferred,
     LayerCall,
+    Store,
     accumulate,
 )
 from schedlang.runtime.torch_private import (
@@ -55,9 +56,11 @@ class Split(TorchFunctionMode):
     def __init__(self, splits_all: bool = False) -> None:
         super().__init__()
         #: What B leaves to W; and the weights whose gradients are among that, ready.
-        self.deferred: list[Deferred] = []
+        self._store = Store()
         self.others: Sequence[Tensor] = ()
         self.splits_all = splits_all
+        #: Whether the forward is over.
+        self._is_backward = False
 
     def __torch_function__(
         self,
@@ -68,14 +71,28 @@ class Split(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if function in LAYERS and torch.is_grad_enabled() and _is_plain():
-            if self.splits_all or function not in LIGHT_LAYERS:
+            if (self.splits_all or function not in LIGHT_LAYERS) and not self._store.is_again:
                 call = LayerCall(function, [*args, *kwargs.values()], tuple(kwargs))
                 if call.weights and (self.splits_all or call.is_worth()):
-                    return call.as_layer(self.deferred)
-        elif function in BODIES and _is_plain():
-            with self:
-                return BODIES[function](*args, **kwargs)
+                    return call.as_layer(self._store)
+        elif function is Tensor.backward:
+            kwargs["grad_tensors"] = kwargs.pop("gradient", None)
+            return self.__torch_function__(torch.autograd.backward, types, args, kwargs)
+        elif function in BODIES:
+            with self._store.whole() if self._is_of_the_forward(function) else nullcontext():
+                if _is_plain():
+                    with self:
+                        return BODIES[function](*args, **kwargs)
+                return function(*args, **kwargs)
         return function(*args, **kwargs)
+
+    def _is_of_the_forward(self, function: Callable[..., Any]) -> bool:
+        """Whether it is a backward that the forward makes. In a backward, reentrant checkpoints
+        call `torch.autograd.backward`, which is a part of that backward.
+        """
+        return function is torch.autograd.grad or (
+            function is torch.autograd.backward and not self._is_backward
+        )
 
     def backward_input(
         self, outputs: Sequence[Tensor], gradients: Sequence[Tensor], inputs: Sequence[Tensor]
@@ -83,13 +100,15 @@ class Split(TorchFunctionMode):
         """B: the gradients of the inputs, from those of the outputs; None for an input that these
         do not depend on.
         """
-        self.deferred.clear()  # left by a backward inside the forward
+        self._is_backward = True
         if not outputs:
             return [None] * len(inputs)
         leaves, reentrant = _leaves(outputs)
-        ids = {id(ANCHOR), *map(id, inputs)}
+        ids = set(map(id, inputs))
         others = [leaf for leaf in leaves if id(leaf) not in ids]
         wanted = [input for input in inputs if input.requires_grad]
+        if not others and not wanted:
+            return [None] * len(inputs)
         with self:  # for checkpoints, which run the forward again
             if reentrant:
                 run_backward(outputs, gradients)
@@ -98,9 +117,7 @@ class Split(TorchFunctionMode):
                     input.grad = None
                 return own
             with without_hooks(others):
-                _, *computed = gradients_of(
-                    [ANCHOR, *others, *wanted], outputs, gradients, allow_unused=True
-                )
+                computed = gradients_of([*others, *wanted], outputs, gradients, allow_unused=True)
         ready = [
             (leaf, gradient)
             for leaf, gradient in zip(others, computed, strict=False)
@@ -108,7 +125,7 @@ class Split(TorchFunctionMode):
         ]
         if ready:
             self.others, of_others = zip(*ready, strict=True)
-            self.deferred.append(Deferred(self.others, self.others, of_others))
+            self._store.deferred.append(Deferred(self.others, self.others, of_others))
         of_inputs = iter(computed[len(others) :])
         return [next(of_inputs) if input.requires_grad else None for input in inputs]
 
@@ -116,14 +133,15 @@ class Split(TorchFunctionMode):
         """W: the gradients of the weights, which add up in `.grad`; hooks see each weight's
         once.
         """
-        uses = Counter(id(weight) for layer in self.deferred for weight in layer.weights)
+        deferred = self._store.deferred
+        uses = Counter(id(weight) for layer in deferred for weight in layer.weights)
         tied: list[Deferred] = []
         untied: deque[Deferred] = deque()
-        for layer in self.deferred:
+        for layer in deferred:
             (tied if any(uses[id(weight)] > 1 for weight in layer.weights) else untied).append(
                 layer
             )
-        self.deferred.clear()
+        deferred.clear()
         # One by one: what a layer has held is freed before the next one needs memory.
         while untied:
             accumulate([untied.popleft()])
@@ -152,9 +170,8 @@ def warn_of(weights: Iterable[Tensor], module: nn.Module, stage: int) -> None:
     where = shown or "tensors that are no weights of its module"
     warnings.warn(
         f"stage {stage} computes weight gradients in B and not in W, those of {where}: only linear "
-        "layers, "
-        "convolutions, embeddings and matrix products are split, and nothing inside torch.compile "
-        "or torch.func",
+        "layers, convolutions, embeddings and matrix products are split, and nothing inside "
+        "torch.compile, torch.func or a gradient that the forward takes",
         stacklevel=2,
     )
 

@@ -723,6 +723,70 @@ def gradient_wide(stages: int) -> Model:
 
 
 @feature("layers")
+def gradient_of_weights(stages: int) -> Model:
+    """A gradient by the stage's own weights in the forward, with create_graph"""
+
+    def penalized(self: Any, x: Tensor) -> Tensor:
+        y = (self.part(x) @ self.weight).tanh()
+        (slope,) = torch.autograd.grad(y.square().sum(), self.weight, create_graph=True)
+        return y + 0.1 * slope.sum(0)
+
+    return chain(lambda _: Does(penalized, part=linear(), weight=weight(WIDTH, WIDTH)), stages)
+
+
+@feature("layers")
+def loss_of_its_own(stages: int) -> Model:
+    """A layer that is trained by a loss of its own, with backward() in the forward"""
+
+    def trained(self: Any, x: Tensor) -> Tensor:
+        y = (self.part(x.detach()) @ self.weight).tanh()
+        if y.requires_grad:
+            y.square().mean().backward()
+        return x + y.detach()
+
+    def stage(_: int) -> nn.Module:
+        own = Does(trained, part=linear(), weight=weight(WIDTH, WIDTH))
+        return nn.Sequential(linear(), own, linear())
+
+    return chain(stage, stages)
+
+
+@feature("layers")
+def gradient_in_a_checkpoint(stages: int) -> Model:
+    """A gradient of a gradient inside a checkpoint, which is run again in the backward"""
+
+    def forces(self: Any, x: Tensor) -> Tensor:
+        energy = (self.part(x) @ self.weight).square().sum()
+        (force,) = torch.autograd.grad(energy, x, create_graph=True)
+        return x + force
+
+    def checkpointed(self: Any, x: Tensor) -> Tensor:
+        y = x if x.requires_grad else x.detach().requires_grad_()
+        return checkpoint(forces, self, y, use_reentrant=False)
+
+    return chain(lambda _: Does(checkpointed, part=linear(), weight=weight(WIDTH, WIDTH)), stages)
+
+
+@feature("layers")
+def fixed_point(stages: int) -> Model:
+    """Steps along a gradient in the forward, without a graph of them, in a checkpoint"""
+
+    def steps(self: Any, x: Tensor) -> Tensor:
+        z = x.detach()
+        with torch.enable_grad():
+            for _ in range(2):
+                z.requires_grad_()
+                energy = (self.part(z) @ self.weight).square().sum()
+                z = (z - 0.1 * torch.autograd.grad(energy, z)[0]).detach()
+        return x + (self.part(z) @ self.weight)
+
+    def checkpointed(self: Any, x: Tensor) -> Tensor:
+        return checkpoint(steps, self, x, use_reentrant=False)
+
+    return chain(lambda _: Does(checkpointed, part=linear(), weight=weight(WIDTH, WIDTH)), stages)
+
+
+@feature("layers")
 def compiled_block(stages: int) -> Model:
     """A block in torch.compile, backend aot_eager"""
     torch._dynamo.reset()
