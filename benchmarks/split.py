@@ -1,15 +1,18 @@
 """What a split backward costs: the time of B and W over that of one whole backward, here and in
 torch's pipelining.
 
-    python benchmarks/split.py [--rows 4] [--turns 21]
+    python benchmarks/split.py [--rows 4] [--turns 21] [--compiled]
 
 Every line is a stage of transformer blocks. In each turn it runs a whole backward and both splits,
 on one thread; the figures are medians of the ratios of the turns, of CPU time. `forward` is the
-forward that prepares the split over a plain one.
+forward that prepares the split over a plain one. Where the blocks are compiled, the whole backward
+is that of `torch.compile(block)`, and torch's pipelining does not split it.
 """
 
 import argparse
+import copy
 from collections.abc import Callable
+from math import nan
 from statistics import median
 from time import process_time
 from typing import Any
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
 from torch.utils.checkpoint import checkpoint
 
+from schedlang.runtime.stage.compiled import backend
 from schedlang.runtime.stage.split_backward import Split
 
 LENGTH = 64
@@ -46,7 +50,7 @@ class Checkpointed(nn.Module):
         return checkpoint(self.inner, input, use_reentrant=False)
 
 
-def blocks(width: int, layers: int, checkpointed: bool) -> nn.Module:
+def blocks(width: int, layers: int, checkpointed: bool) -> nn.Sequential:
     """A stage."""
     each = (
         nn.TransformerEncoderLayer(width, HEADS, dropout=0.0, batch_first=True)
@@ -55,15 +59,23 @@ def blocks(width: int, layers: int, checkpointed: bool) -> nn.Module:
     return nn.Sequential(*map(Checkpointed, each) if checkpointed else each)
 
 
+def compiled(module: nn.Sequential, backend: Any) -> nn.Sequential:
+    """A copy of a stage, whose blocks are compiled, each by itself."""
+    return nn.Sequential(
+        *(torch.compile(copy.deepcopy(block), backend=backend) for block in module)
+    )
+
+
 class Turn:
     """One turn of a stage: seconds by name."""
 
-    def __init__(self, module: nn.Module, input: Tensor) -> None:
-        self.module = module
+    def __init__(self, plain: nn.Module, split: nn.Module, input: Tensor, compiled: bool) -> None:
+        self.plain = plain
+        self.split = split
         self.input = input
         self.gradient = torch.randn_like(input)
         self.seconds: dict[str, float] = {}
-        for run in (self.whole, self.halves, self.halves_of_torch):
+        for run in (self.whole, self.halves, *([] if compiled else [self.halves_of_torch])):
             run(input.clone().requires_grad_())
 
     def timed(self, name: str, call: Callable[..., Any], *args: Any) -> Any:
@@ -75,29 +87,29 @@ class Turn:
 
     def whole(self, input: Tensor) -> None:
         """F and a whole backward."""
-        output = self.timed("F", self.module, input)
+        output = self.timed("F", self.plain, input)
         self.timed("whole", torch.autograd.backward, output, self.gradient)
 
     def halves(self, input: Tensor) -> None:
         """F, B and W here."""
         split = Split()
         with split:
-            output = self.timed("F before B", self.module, input)
+            output = self.timed("F before B", self.split, input)
         self.timed("B", split.backward_input, [output], [self.gradient], [input])
         self.timed("W", split.backward_weight)
 
     def halves_of_torch(self, input: Tensor) -> None:
         """F, I and W in torch's pipelining."""
-        output = self.module(input)
-        weights = list(self.module.parameters())
+        output = self.plain(input)
+        weights = list(self.plain.parameters())
         _, groups = self.timed(
             "torch I", stage_backward_input, [output], [self.gradient], [input], iter(weights)
         )
         self.timed("torch W", stage_backward_weight, iter(weights), groups)
 
     def ratio(self, over: str, *names: str) -> float:
-        """The time of some over that of another."""
-        return sum(self.seconds[name] for name in names) / self.seconds[over]
+        """The time of some over that of another, NaN where these were not run."""
+        return sum(self.seconds.get(name, nan) for name in names) / self.seconds[over]
 
 
 def main() -> None:
@@ -109,6 +121,7 @@ def main() -> None:
         "--rows", type=int, default=4, help=f"sequences of {LENGTH} in a microbatch"
     )
     parser.add_argument("--turns", type=int, default=21)
+    parser.add_argument("--compiled", action="store_true", help="blocks in torch.compile")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -117,8 +130,11 @@ def main() -> None:
     for width, layers, checkpointed in STAGES:
         module = blocks(width, layers, checkpointed)
         input = torch.randn(options.rows, LENGTH, width)
-        Turn(module, input)
-        turns = [Turn(module, input) for _ in range(options.turns)]
+        modules = (module, module)
+        if options.compiled:
+            modules = (compiled(module, "inductor"), compiled(module, backend))
+        Turn(*modules, input, options.compiled)
+        turns = [Turn(*modules, input, options.compiled) for _ in range(options.turns)]
         figures = [
             median(turn.ratio(*names) for turn in turns)
             for names in (

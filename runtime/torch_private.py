@@ -16,6 +16,7 @@ import torch.nn.functional as F
 import torch.overrides
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge
+from torch.fx import GraphModule
 from torch.overrides import TorchFunctionMode
 
 # Torch has no public functions for nested containers of tensors; its own `torch.export` and
@@ -227,3 +228,51 @@ def fsdp_roots(parts: Iterable[nn.Module]) -> list[Callable[[], None]]:
         for state in states
         if _private(state, "_is_root")
     ]
+
+
+# --- The compiler ---------------------------------------------------------------------------------
+#
+# `torch.compile` has a documented way to name a backend, but none to be inductor in all but how the
+# graph of a backward is compiled. `compile_fx` takes that as an argument, for torch's own use. It
+# is imported when a block is compiled: that takes seconds.
+
+
+def compile_with(
+    inner: Callable[..., Any],
+    graph: GraphModule,
+    examples: Sequence[Any],
+    options: Mapping[str, Any] | None,
+) -> Callable[..., Any]:
+    """Compile as inductor does, but each graph, of the forward and of the backward, by `inner`."""
+    import torch._functorch.config
+    import torch._inductor.compile_fx as inductor
+
+    # A cache of all graphs together would not ask for them one by one; and what a forward has saved
+    # must not be written over by the first half of the backward, for the second reads it too.
+    with torch._functorch.config.patch(enable_autograd_cache=False, donated_buffer=False):
+        compiled: Callable[..., Any] = _private(inductor, "compile_fx")(
+            graph, examples, inner_compile=inner, config_patches=options and dict(options)
+        )
+    return compiled
+
+
+def compile_graph(
+    graph: GraphModule, examples: Sequence[Any], **options: Any
+) -> Callable[[list[Any]], Sequence[Any]]:
+    """Compile one graph, as inductor does."""
+    import torch._inductor.compile_fx as inductor
+
+    compiled: Callable[[list[Any]], Sequence[Any]] = _private(inductor, "compile_fx_inner")(
+        graph, examples, **options
+    )
+    return compiled
+
+
+def boxed(function: Callable[[list[Any]], Any]) -> Callable[[list[Any]], Any]:
+    """Let torch give a compiled graph its arguments in a list, which it may empty."""
+
+    def run(arguments: list[Any]) -> Any:
+        return function(arguments)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

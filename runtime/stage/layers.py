@@ -82,23 +82,13 @@ class Deferred:
     """The gradients of some weights that B leaves to W.
 
     `ends` are where W starts: the outputs of a graph that leads to the weights, or the weights
-    themselves; `gradients` are the gradients there. For a linear layer, W computes these from its
-    `input` and the gradient of its output. A graph has `saved` tensors.
+    themselves; `compute` gives the gradients there. A graph has `saved` tensors.
     """
 
     weights: Sequence[Tensor]
     ends: Sequence[Tensor | GradientEdge]
-    gradients: Sequence[Tensor]
-    input: Tensor | None = None
+    compute: Callable[[], Sequence[Tensor]]
     saved: list[Tensor] | None = None
-
-    def at_ends(self) -> list[Tensor]:
-        """The gradients at the `ends`."""
-        if self.input is None:
-            return list(self.gradients)
-        rows = self.gradients[0].flatten(0, -2)
-        weight = rows.t().mm(self.input.flatten(0, -2))
-        return [weight, rows.sum(0)] if len(self.weights) > 1 else [weight]
 
 
 class Store:
@@ -131,10 +121,14 @@ class Store:
             self.is_again = False
 
 
+#: The stores of the forwards and backwards that run now, the innermost one last.
+STORES: list[Store] = []
+
+
 def accumulate(deferred: list[Deferred]) -> None:
     """Compute deferred gradients, and add them up in the `.grad` of their weights."""
     ends = [end for layer in deferred for end in layer.ends]
-    gradients = [gradient for layer in deferred for gradient in layer.at_ends()]
+    gradients = [gradient for layer in deferred for gradient in layer.compute()]
     weights = [weight for layer in deferred for weight in layer.weights]
     run_backward(ends, gradients, weights)
     for layer in deferred:
@@ -240,10 +234,17 @@ class _Linear(torch.autograd.Function):
         input, weight = ctx.saved_tensors
         of_inputs = [gradient.matmul(weight)] if inputs else []
         if ctx.store.is_whole:
-            whole = Deferred(ctx.weights, ctx.weights, [gradient], input)
-            return None, None, *of_inputs, *whole.at_ends()
-        ctx.store.deferred.append(Deferred(ctx.weights, ctx.weights, [gradient], input.detach()))
+            return None, None, *of_inputs, *_of_linear(gradient, input, len(ctx.weights))
+        compute = partial(_of_linear, gradient, input.detach(), len(ctx.weights))
+        ctx.store.deferred.append(Deferred(ctx.weights, ctx.weights, compute))
         return None, None, *of_inputs, *[None for _ in ctx.weights]
+
+
+def _of_linear(gradient: Tensor, input: Tensor, weights: int) -> list[Tensor]:
+    """The gradients of a linear layer's weight and of its bias, if it has one."""
+    rows = gradient.flatten(0, -2)
+    weight = rows.t().mm(input.flatten(0, -2))
+    return [weight, rows.sum(0)] if weights > 1 else [weight]
 
 
 class _Layer(torch.autograd.Function):
@@ -285,7 +286,7 @@ class _Layer(torch.autograd.Function):
         if ctx.store.is_whole:
             return None, None, *_whole(ctx, gradient)
         ctx.saved[:] = ctx.saved_tensors[: ctx.own]
-        ctx.store.deferred.append(Deferred(ctx.weights, [ctx.end], [gradient], saved=ctx.saved))
+        ctx.store.deferred.append(Deferred(ctx.weights, [ctx.end], lambda: [gradient], ctx.saved))
         of_inputs: Iterable[Tensor | None] = []
         if ctx.starts:
             of_inputs = gradients_of(ctx.starts, [ctx.end], [gradient], keep_graph=True)

@@ -8,7 +8,8 @@ the zero-bubble authors' weight gradient store (arXiv 2401.10241, section 4).
 
 The gradients of some weights are computed in B, and kept for W. Some take little work, as those of
 norms and of narrow layers, and to split them would take longer. Others cannot be split: those of
-other functions, of a script's own autograd functions, of compiled blocks.
+other functions, of a script's own autograd functions, of blocks that are compiled in another way
+than by `schedlang.runtime.stage.compiled`.
 """
 
 import warnings
@@ -26,6 +27,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from schedlang.runtime.stage.layers import (
     LAYERS,
     LIGHT_LAYERS,
+    STORES,
     Deferred,
     LayerCall,
     Store,
@@ -61,6 +63,15 @@ class Split(TorchFunctionMode):
         self.splits_all = splits_all
         #: Whether the forward is over.
         self._is_backward = False
+
+    def __enter__(self) -> "Split":
+        STORES.append(self._store)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        STORES.pop()
 
     def __torch_function__(
         self,
@@ -125,7 +136,7 @@ class Split(TorchFunctionMode):
         ]
         if ready:
             self.others, of_others = zip(*ready, strict=True)
-            self._store.deferred.append(Deferred(self.others, self.others, of_others))
+            self._store.deferred.append(Deferred(self.others, self.others, lambda: of_others))
         of_inputs = iter(computed[len(others) :])
         return [next(of_inputs) if input.requires_grad else None for input in inputs]
 
@@ -171,7 +182,8 @@ def warn_of(weights: Iterable[Tensor], module: nn.Module, stage: int) -> None:
     warnings.warn(
         f"stage {stage} computes weight gradients in B and not in W, those of {where}: only linear "
         "layers, convolutions, embeddings and matrix products are split, and nothing inside "
-        "torch.compile, torch.func or a gradient that the forward takes",
+        "torch.func, a gradient that the forward takes, or torch.compile with another backend than "
+        '"schedlang"',
         stacklevel=2,
     )
 
