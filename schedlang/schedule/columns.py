@@ -18,11 +18,15 @@ from attrs import field, frozen
 from numpy.typing import NDArray
 
 from schedlang.schedule.actions import Actions, is_copy
-from schedlang.schedule.kinds import OPS, SENDS, TRANSFERS, Kind
+from schedlang.schedule.kinds import OPS, ROWS, SENDS, TRANSFERS, Kind
 
 Ints = NDArray[np.integer]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
+
+
+#: By kind, how many slots an op takes in a building block.
+SLOTS = np.array([OPS[kind].slots if kind in OPS else 0 for kind in range(ROWS)])
 
 
 @frozen(eq=False)
