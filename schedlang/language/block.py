@@ -4,6 +4,7 @@ A block is written once, and repeated every so many slots, for the next microbat
 rank does its ops in the order of their slots.
 """
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
 
@@ -41,7 +42,7 @@ class Drawing:
     repeat: Ints
     call: Ints
 
-    def actions(self, ranks: int, offsets: list[int]) -> tuple[tuple[Actions, ...], Slots]:
+    def actions(self, ranks: int, offsets: list[int]) -> tuple[Sequence[Actions], Slots]:
         """The actions of each rank if the slots of each repeat count from some offset, and the
         slots of these; a Fault if two of a rank want the same slot.
         """

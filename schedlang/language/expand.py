@@ -4,7 +4,7 @@ into actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from attrs import define, field
@@ -153,7 +153,7 @@ class _Expansion:
             schedule = _changed(schedule, change)
         return schedule
 
-    def warnings(self, ranks: tuple[Actions, ...]) -> Iterator[Diagnostic]:
+    def warnings(self, ranks: Sequence[Actions]) -> Iterator[Diagnostic]:
         """What in a program leaves ops out, maybe by mistake."""
         declared = self.declared
 
@@ -173,7 +173,7 @@ class _Expansion:
             help = "see which loop or `if` leaves them all out; or leave them out yourself"
             yield warning("forward-only", message, backward, help)
 
-    def run_ranks(self, layout: Layout) -> tuple[Actions, ...]:
+    def run_ranks(self, layout: Layout) -> Sequence[Actions]:
         """The actions of every rank; CompileError with the faults of all ranks, of which each has
         one at most.
         """
@@ -208,7 +208,7 @@ class _Expansion:
         assert first is not None
         self.faults.append(Met(first, rank, values_text(values)))
 
-    def run_block(self, layout: Layout) -> tuple[tuple[Actions, ...], Slots]:
+    def run_block(self, layout: Layout) -> tuple[Sequence[Actions], Slots]:
         """Repeat a building block until all microbatches have passed."""
         declared = self.declared
         ranks = len(declared.every_rank())

@@ -11,11 +11,13 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, count
 
+import numpy as np
 from attrs import define
 
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
 from schedlang.schedule.actions import NO_MICROBATCH, Actions
+from schedlang.schedule.columns import actions_of, columns_of
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
@@ -328,25 +330,20 @@ def make_stream(layout: Layout, sites: Sites, orders: Sequence[Actions]) -> Stre
         return None
     if "steady" not in sites.parts:
         raise Fault("missing-part", "rank 0 has no `steady`, which other ranks have", 0)
-    for actions in orders:
-        for index, location in enumerate(actions.source):
-            if not sites.ops[location].part:
-                op = Names(layout).of(actions, index)
-                message = f"`{op}` stands outside of `warmup` and `steady`"
-                raise Fault("steady", message, location)
-    return Stream(_of_part(sites, orders, "warmup"), _of_part(sites, orders, "steady"))
+    columns = columns_of(orders)
+    parts = {location: site.part for location, site in sites.ops.items()}
+    outside = [location for location, part in parts.items() if not part]
+    wrong = np.flatnonzero(np.isin(columns.source, outside))
+    if len(wrong):
+        rank, index = columns.place(int(wrong[0]))
+        message = (
+            f"`{Names(layout).of(orders[rank], index)}` stands outside of `warmup` and `steady`"
+        )
+        raise Fault("steady", message, int(columns.source[wrong[0]]))
 
+    def of_part(name: str) -> Sequence[Actions]:
+        locations = [location for location, part in parts.items() if part == name]
+        rows = np.flatnonzero(np.isin(columns.source, locations))
+        return actions_of(len(orders), columns.taken(rows))
 
-def _of_part(sites: Sites, orders: Sequence[Actions], part: str) -> tuple[Actions, ...]:
-    """The actions of all ranks that stand in a part of the program."""
-    chosen = []
-    for actions in orders:
-        rows = [
-            index
-            for index, location in enumerate(actions.source)
-            if sites.ops[location].part == part
-        ]
-        columns = actions.kind, actions.stage, actions.microbatch, actions.group, actions.source
-        picked = [array(column.typecode, map(column.__getitem__, rows)) for column in columns]
-        chosen.append(Actions(*picked))
-    return tuple(chosen)
+    return Stream(of_part("warmup"), of_part("steady"))

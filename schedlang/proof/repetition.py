@@ -48,7 +48,7 @@ from schedlang.proof.execution import Execution
 from schedlang.proof.graph import NOTHING
 from schedlang.proof.prove import has_batches, prove
 from schedlang.ranks.weights import follow_weights
-from schedlang.schedule.columns import Flags, Ints, actions_from, table_of
+from schedlang.schedule.columns import Flags, Ints, actions_of
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.kinds import ROWS, USES_WEIGHTS, Kind
@@ -226,10 +226,8 @@ def _come_to(
     # Ranks that take turns on a link to the host keep nobody from going on.
     alone = evolve(schedule, layout=evolve(schedule.layout, links=()))
     while not _is_closed(schedule, _is_before(schedule, places), partner):
-        ranks = zip(alone.ranks, places.tolist(), strict=True)
-        cut = evolve(
-            alone, ranks=tuple(actions_from(table_of(rank)[:, :place]) for rank, place in ranks)
-        )
+        before = np.flatnonzero(_is_before(schedule, places))
+        cut = evolve(alone, ranks=actions_of(len(places), columns.taken(before)))
         reached, pending = _reached(cut, rules)
         if (reached == places).all():
             shift = columns.first[:-1] - cut.columns.first[:-1]

@@ -4,7 +4,7 @@ The one intermediate form. A program expands to a schedule of compute ops; lower
 receives; a plan is a lowered schedule that passed the checks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ from schedlang.diagnostics.arguments import check_whole
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.source import Source, Span
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.columns import Columns, Flags, Ints, columns_of
+from schedlang.schedule.columns import Columns, Flags, Ints, Ranks, columns_of
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import FORWARD, Kind
 from schedlang.schedule.layout import Layout
@@ -62,8 +62,8 @@ class Stream:
     update.
     """
 
-    warmup: tuple[Actions, ...]
-    steady: tuple[Actions, ...]
+    warmup: Sequence[Actions]
+    steady: Sequence[Actions]
 
 
 @frozen
@@ -196,12 +196,21 @@ class Schedule:
     @cached_property
     def is_forward_only(self) -> bool:
         """Whether there are forwards and their transfers alone: inference."""
-        return all(set(actions.kind) <= FORWARD for actions in self.ranks)
+        return all(kinds <= FORWARD for kinds in self._kinds())
 
     @cached_property
     def has_updates(self) -> bool:
         """Whether there are optimizer steps."""
-        return any(Kind.U in set(actions.kind) for actions in self.ranks)
+        return any(Kind.U in kinds for kinds in self._kinds())
+
+    def _kinds(self) -> Iterator[set[int]]:
+        """The kinds of action, rank by rank as far as somebody looks: of a plan that was opened for
+        one rank, those of others would be read.
+        """
+        if isinstance(self.ranks, Ranks):
+            yield set(np.flatnonzero(np.bincount(self.columns.kind)).tolist())
+        else:
+            yield from (set(actions.kind) for actions in self.ranks)
 
     def keeps(self, kind: int, stage: int, microbatch: int) -> bool:
         """Whether what an op adds to the memory stays after it.
