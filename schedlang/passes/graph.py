@@ -173,6 +173,24 @@ class Graph:
         graph = items.graph()
         return graph.ends.tolist() if graph.is_whole else []
 
+    def least_objective(self) -> float:
+        """What the objective of no order can be below: a rank works all that it has to, and not
+        before the first of it can run, whatever ranks do.
+        """
+        users, makers, latency = self._edges
+        items = Items()
+        # As though every node had a rank of its own.
+        nodes = np.arange(len(self.ops))
+        items.add(nodes, nodes, np.array(self.time))
+        items.wait(users, makers, latency)
+        starts = items.graph().ends - self.time
+        work = np.bincount(self.rank, self.time, len(self.order))
+        if self.schedule.objective == "span":
+            return float(work.max(initial=0.0))
+        begin = np.full(len(work), np.inf)
+        np.minimum.at(begin, self.rank, starts)
+        return float((begin + work)[work > 0].max(initial=0.0))
+
     def objective(self, orders: Orders, ends: list[float]) -> float:
         """What the schedule's passes minimise, of an execution; see `Timeline`."""
         busy = [order for order in orders if order]

@@ -37,8 +37,11 @@ def _moved(graph: Graph, limit: float, share: float) -> list[Orders]:
     """The orders after moves, and the order as it was, the best first; of equals that."""
     schedule = graph.schedule
     slots = graph if schedule.costs == UNIT else Graph(evolve(schedule, costs=UNIT))
-    around_steady = Board(slots, slots.order, slots.highest_peak(slots.order), steady=True)
-    tried = [_moved_all(slots), around_steady.moved_forward()]
+    moved, is_best = _moved_all(slots)
+    tried = [moved]
+    if not is_best or not graph.runs_like(slots):
+        around_steady = Board(slots, slots.order, slots.highest_peak(slots.order), steady=True)
+        tried.append(around_steady.moved_forward())
     if not graph.runs_like(slots):
         tried = [polish(graph, orders, limit, share) for orders in tried]
     return sorted([graph.order, *tried], key=lambda orders: _value(graph, orders, limit))
@@ -52,16 +55,21 @@ def _value(graph: Graph, orders: Orders, limit: float) -> float:
     return graph.objective(orders, ends)
 
 
-def _moved_all(graph: Graph) -> Orders:
-    """The orders after some rounds in which every op may move."""
+def _moved_all(graph: Graph) -> tuple[Orders, bool]:
+    """The orders after some rounds in which every op may move; and whether there are no better
+    ones.
+    """
     best = graph.order
     limit = graph.highest_peak(best)
     value = _value(graph, best, limit)
+    least = graph.least_objective() + ROUNDING
     for _ in range(_MOST_ROUNDS):
+        if value <= least:
+            break
         moved = Board(graph, best, limit, steady=False).moved_forward()
         moved_value = _value(graph, moved, limit)
         if moved_value >= value:
             break
         best = moved
         value = moved_value
-    return best
+    return best, value <= least
