@@ -62,7 +62,8 @@ class Board:
             nodes = nodes[~is_virtual[nodes]]
             self.taken.append(_taken(slots[nodes], width[nodes], int(ends.max(initial=0))))
             rows = list(zip(slots[nodes].tolist(), nodes.tolist(), strict=True))
-            self.tracks.append(Track(self.graph, self.limit, self.owes, sorted(rows)))
+            track = Track(self.graph, self.limit, self.owes, self.width, sorted(rows))
+            self.tracks.append(track)
 
     def steady_nodes(self, rows: list[Row]) -> set[int]:
         """The nodes of a rank's steady phase."""
@@ -86,17 +87,17 @@ class Board:
             for slot, node in track.rows
         )
         for slot, rank, node in in_time:
-            ops = self.graph.ops[node]
+            names = [op[:2] for op in self.graph.ops[node]]
             if node not in self.fixed:
                 # Ops of one kind and stage do not overtake each other.
-                earliest = max([ends.get(op[:2], 0) for op in ops])
+                earliest = max([ends.get(name, 0) for name in names])
                 for need, _ in needs[node]:
                     if end[need] > earliest:
                         earliest = end[need]
                 if earliest < slot:
                     self.move(rank, node, earliest)
-            for op in ops:
-                ends[op[:2]] = end[node]
+            for name in names:
+                ends[name] = end[node]
         return [self.order(rank) for rank in range(len(self.tracks))]
 
     def move(self, rank: int, node: int, earliest: int) -> None:
