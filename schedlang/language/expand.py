@@ -149,7 +149,7 @@ class _Expansion:
         )
         for number, change in enumerate(declared.changes, 1):
             of_all = f"pass {number} of {len(declared.changes)}, `{change.name}`"
-            doing(f"{schedule.name}: {of_all}, on {sum(map(len, schedule.ranks)):,} ops")
+            doing(f"{schedule.name}: {of_all}, on {len(schedule.columns):,} ops")
             schedule = _changed(schedule, change)
         return schedule
 

@@ -1,5 +1,7 @@
 """The slots of a schedule's ops, and the moves that bring them forward."""
 
+from itertools import chain
+
 import numpy as np
 from attrs import define, field
 
@@ -79,18 +81,21 @@ class Board:
         """The orders after every node has moved as far forward as it can go, in order of time."""
         end = self.end
         needs = self.graph.needs
-        #: When the last op of a kind and stage ends.
-        ends: dict[tuple[int, int], int] = {}
-        in_time = sorted(
+        #: When the last op of a kind and stage ends, by their number.
+        ends = [0] * (max(chain.from_iterable(self.graph.names), default=0) + 1)
+        rows = [
             (slot, rank, node)
             for rank, track in enumerate(self.tracks)
             for slot, node in track.rows
-        )
-        for slot, rank, node in in_time:
-            names = [op[:2] for op in self.graph.ops[node]]
+        ]
+        for slot, rank, node in sorted(rows):
+            names = self.graph.names[node]
             if node not in self.fixed:
                 # Ops of one kind and stage do not overtake each other.
-                earliest = max([ends.get(name, 0) for name in names])
+                earliest = 0
+                for name in names:
+                    if ends[name] > earliest:
+                        earliest = ends[name]
                 for need, _ in needs[node]:
                     if end[need] > earliest:
                         earliest = end[need]

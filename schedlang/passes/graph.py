@@ -9,7 +9,7 @@ from attrs import evolve
 
 from schedlang.proof.edges import latencies, op_ends
 from schedlang.proof.graph import Items
-from schedlang.schedule.columns import Ints, actions_of, members
+from schedlang.schedule.columns import Ints, actions_of, members, op_names
 from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.schedule import Schedule
 
@@ -61,6 +61,9 @@ class Graph:
         bounds = [*first.tolist(), len(rows)]
         self.ops: list[list[Op]] = [ops[begin:end] for begin, end in pairwise(bounds)]
         self.rank: list[int] = self._actions.rank[first].tolist()
+        #: The kinds and stages of a node's ops, as one number each.
+        name = op_names(len(schedule.placement), self._actions).tolist()
+        self.names: list[list[int]] = [name[begin:end] for begin, end in pairwise(bounds)]
         kinds = self._actions.kind.tolist()
         #: The kind of all ops of a node; None where they are of several.
         self.kind: list[int | None] = [

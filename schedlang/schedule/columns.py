@@ -209,6 +209,11 @@ def is_any(kind: Ints, *kinds: int) -> Flags:
     return flags
 
 
+def op_names(stages: int, columns: Columns) -> Ints:
+    """For each op a number that ops of its kind and stage share, where there are so many stages."""
+    return columns.kind.astype(np.int64) * stages + columns.stage
+
+
 def repeats(keys: Ints) -> tuple[Ints, Ints]:
     """The items whose key an earlier one has, and for each the first item that has it; keys are 0
     or more.
