@@ -18,7 +18,8 @@ _FREE = b"\0"
 
 @define
 class Board:
-    """The nodes of a graph at unit costs, each at the slot where it can start in given orders.
+    """The nodes of a graph at unit costs, each at the slot where it can start in given orders, in
+    which they have their `ends`.
 
     Weight gradients can wait, so they are virtual: every slot in which a rank does nothing else
     runs the oldest one that it owes. If `steady`, nothing moves while a rank is in its steady
@@ -28,6 +29,7 @@ class Board:
 
     graph: Graph
     orders: Orders
+    ends: list[float]
     limit: float
     steady: bool
     #: By node: its width in slots, its first slot, and the one after its last, 0 if it is virtual.
@@ -42,7 +44,7 @@ class Board:
     tracks: list[Track] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        ends = np.array(self.graph.ends(self.orders), np.int64)
+        ends = np.array(self.ends, np.int64)
         width = np.array(self.graph.time, np.int64)
         slots = ends - width
         self.width = width.tolist()

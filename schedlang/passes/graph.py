@@ -1,6 +1,7 @@
 """The ops of a schedule as a graph, for passes that look for a better order of each rank's ops."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import TypeVar
 
@@ -176,6 +177,7 @@ class Graph:
         graph = items.graph()
         return graph.ends.tolist() if graph.is_whole else []
 
+    @cached_property
     def least_objective(self) -> float:
         """What the objective of no order can be below: a rank works all that it has to, and not
         before the first of it can run, whatever ranks do.
