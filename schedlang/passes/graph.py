@@ -106,7 +106,7 @@ class Graph:
 
     def _connect(self) -> None:
         """Find what each node waits for."""
-        needs = self.schedule.needs
+        needs = self.schedule.all_needs
         transfers = self.schedule.costs.transfers(len(self.schedule.placement))
         delay = np.zeros(len(needs.user))
         messages = needs.is_message

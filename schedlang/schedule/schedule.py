@@ -20,7 +20,7 @@ from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import FORWARD, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
-from schedlang.schedule.needs import Needs, needs_of
+from schedlang.schedule.needs import Needs, Sums, needs_of, sums_of
 from schedlang.schedule.transports import PORTABLE
 
 #: The most actions of one schedule.
@@ -132,8 +132,20 @@ class Schedule:
 
     @cached_property
     def needs(self) -> Needs:
-        """What every action needs; of a schedule that has the right structure."""
+        """What every action needs, but for optimizer steps, which need `sums`; of a schedule that
+        has the right structure.
+        """
         return needs_of(self.layout, self.columns)
+
+    @cached_property
+    def sums(self) -> Sums:
+        """What optimizer steps need; of a schedule that has the right structure."""
+        return sums_of(self.layout, self.columns)
+
+    @cached_property
+    def all_needs(self) -> Needs:
+        """What every action needs, with each of the gradients that an optimizer step needs."""
+        return needs_of(self.layout, self.columns, with_sums=True)
 
     @cached_property
     def names(self) -> Names:
