@@ -241,8 +241,7 @@ class _Rules:
         for pipeline in self.layout.pipelines:
             step, stage, update = self.steps(pipeline)
             units = self.layout.units_of_update(pipeline.start)
-            first = update * units
-            microbatch: Ints = (first[:, np.newaxis] + np.arange(units, dtype=np.int32)).ravel()
+            microbatch: Ints = np.add.outer(update * units, np.arange(units)).ravel()
             number: Ints = np.repeat(stage, units)
             yield _Part(Kind.W, np.repeat(step, units), number, microbatch, number)
 
