@@ -134,7 +134,8 @@ class _Reads:
         """Which ops are of a stage that reads its weights by the rule of a name."""
         rules = map(self.schedule.weights_of, range(len(self.schedule.placement)))
         is_named = np.array([rule.name == name for rule in rules])
-        return is_named[self.stage]
+        has_rule: Flags = is_named[self.stage]
+        return has_rule
 
     def of_forwards(self) -> tuple[Ints, Ints, Ints]:
         """The stage and the microbatch of each forward, and the version that it reads."""
