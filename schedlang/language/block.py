@@ -30,12 +30,12 @@ class Drawing:
     `slot` counts from the begin of the op's `repeat`, and `call` is which call of that it is.
     """
 
-    # The block `F(0, m) at 0  B(0, m) at 3`, every 2 slots:
+    # The block `F(0, m) at 0  I(0, m) at 3`, every 2 slots:
     #
-    #     slot       0  1  2  3  4  5  6
-    #     repeat 0   F0       B0
-    #     repeat 1         F1       B1
-    #     repeat 2               F2       B2
+    #     slot       0   1   2   3   4   5   6   7
+    #     repeat 0   F0          I0
+    #     repeat 1           F1          I1
+    #     repeat 2                   F2          I2
     layout: Layout
     columns: Columns
     slot: Ints
