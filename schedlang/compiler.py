@@ -84,7 +84,7 @@ def compile_tree(
         choice = choose_lowering(ops, costs)
         # What is known of the ops takes room, which the proof needs.
         del ops
-        doing(f"{tree.name.text}: proving {sum(map(len, choice.schedule.ranks)):,} actions")
+        doing(f"{tree.name.text}: proving {len(choice.schedule.columns):,} actions")
         execution = prove_for_all_updates(choice.schedule, choice.kernels)
     except CompileError as error:
         # Only now somebody wants to know the loop variables.

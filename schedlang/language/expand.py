@@ -4,7 +4,7 @@ into actions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 
 from attrs import define, field
@@ -13,6 +13,7 @@ from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, ParameterError
 from schedlang.diagnostics.source import Label, Source
 from schedlang.language import syntax
+from schedlang.language.block import Slots, draw
 from schedlang.language.declarations import (
     Change,
     Declarations,
@@ -22,7 +23,7 @@ from schedlang.language.declarations import (
 from schedlang.language.faults import Fault, Met, values_text
 from schedlang.language.names import check_names
 from schedlang.language.pricing import program_costs, program_objective
-from schedlang.language.record import Calls, Drawing, draw, least_interval, make_stream, record
+from schedlang.language.record import Calls, make_stream, record
 from schedlang.language.scopes import nearest
 from schedlang.language.stages import stage_range
 from schedlang.language.trees import Itself
@@ -33,8 +34,6 @@ from schedlang.schedule.findings import ranks_text
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
-
-Slots = tuple[tuple[int, ...], ...]
 
 
 def expand(
@@ -150,11 +149,11 @@ class _Expansion:
         )
         for number, change in enumerate(declared.changes, 1):
             of_all = f"pass {number} of {len(declared.changes)}, `{change.name}`"
-            doing(f"{schedule.name}: {of_all}, on {sum(map(len, schedule.ranks)):,} ops")
+            doing(f"{schedule.name}: {of_all}, on {len(schedule.columns):,} ops")
             schedule = _changed(schedule, change)
         return schedule
 
-    def warnings(self, ranks: tuple[Actions, ...]) -> Iterator[Diagnostic]:
+    def warnings(self, ranks: Sequence[Actions]) -> Iterator[Diagnostic]:
         """What in a program leaves ops out, maybe by mistake."""
         declared = self.declared
 
@@ -174,7 +173,7 @@ class _Expansion:
             help = "see which loop or `if` leaves them all out; or leave them out yourself"
             yield warning("forward-only", message, backward, help)
 
-    def run_ranks(self, layout: Layout) -> tuple[Actions, ...]:
+    def run_ranks(self, layout: Layout) -> Sequence[Actions]:
         """The actions of every rank; CompileError with the faults of all ranks, of which each has
         one at most.
         """
@@ -209,41 +208,33 @@ class _Expansion:
         assert first is not None
         self.faults.append(Met(first, rank, values_text(values)))
 
-    def run_block(self, layout: Layout) -> tuple[tuple[Actions, ...], Slots]:
+    def run_block(self, layout: Layout) -> tuple[Sequence[Actions], Slots]:
         """Repeat a building block until all microbatches have passed."""
         declared = self.declared
-        drawings = [Drawing(rank) for rank in declared.every_rank()]
-        for repeat in declared.repeats(layout):
-            calls: list[int] = []
-            end: Fault | None = None
+        ranks = len(declared.every_rank())
+        repeats = declared.repeats(layout)
+        calls: list[int] = []
+        counts: list[int] = []
+        end: Fault | None = None
+        for repeat in repeats:
+            before = len(calls)
             try:
                 declared.names["program"](*repeat.microbatches, calls.extend)
             except Fault as fault:
                 end = fault
-            draw(drawings, layout, declared.sites, calls, repeat.offset)
+            counts.append((len(calls) - before) // (declared.sites.width + 1))
             if end:
-                raise end
-        for drawing in drawings:
-            drawing.sort()
+                break
+        # What is wrong with a call comes before what ended the run.
+        drawing = draw(layout, declared.sites, calls, counts)
+        if end:
+            raise end
         try:
-            ranks = tuple(drawing.actions(layout) for drawing in drawings)
-        except Fault as collision:
-            collision.help = self.apart(layout)
+            return drawing.actions(ranks, [repeat.offset for repeat in repeats])
+        except Fault as fault:
+            if fault.code == "collision":
+                fault.help = _apart(drawing.least_interval())
             raise
-        return ranks, tuple(tuple(row[0] for row in drawing.rows) for drawing in drawings)
-
-    def apart(self, layout: Layout) -> str:
-        """With which interval no ops of a building block collide, as it is drawn."""
-        repeats: list[list[Drawing]] = []
-        for repeat in self.declared.repeats(layout):
-            calls: list[int] = []
-            self.declared.names["program"](*repeat.microbatches, calls.extend)
-            repeats.append([Drawing(rank) for rank in range(self.declared.params["ranks"])])
-            draw(repeats[-1], layout, self.declared.sites, calls, 0)
-        interval = least_interval(repeats)
-        if interval is None:
-            return "both are in one repeat of the block, at any interval: move one to another slot"
-        return f"`every {interval}` is the least interval without a collision, with these slots"
 
     def diagnostics(self) -> list[Diagnostic]:
         """The faults of all ranks; one mistake met on several ranks is one diagnostic."""
@@ -263,6 +254,13 @@ def _diagnostic(source: Source, declared: Declarations, group: list[Met]) -> Dia
     labels = {fault.location: "", **fault.labels}
     places = tuple(Label(declared.spans[location], text) for location, text in labels.items())
     return Diagnostic(fault.code, fault.message, places, source, tuple(notes), fault.help)
+
+
+def _apart(interval: int | None) -> str:
+    """With which interval no ops of a building block collide, as it is drawn."""
+    if interval is None:
+        return "both are in one repeat of the block, at any interval: move one to another slot"
+    return f"`every {interval}` is the least interval without a collision, with these slots"
 
 
 def _changed(schedule: Schedule, change: Change) -> Schedule:

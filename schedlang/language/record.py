@@ -9,15 +9,16 @@ call, whatever is wrong with it.
 from array import array
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from itertools import accumulate, count
 
-from attrs import define, field
+import numpy as np
+from attrs import define
 
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
 from schedlang.schedule.actions import NO_MICROBATCH, Actions
-from schedlang.schedule.kinds import OPS, Kind
+from schedlang.schedule.columns import actions_of, columns_of
+from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
 from schedlang.schedule.schedule import Stream
@@ -329,123 +330,20 @@ def make_stream(layout: Layout, sites: Sites, orders: Sequence[Actions]) -> Stre
         return None
     if "steady" not in sites.parts:
         raise Fault("missing-part", "rank 0 has no `steady`, which other ranks have", 0)
-    for actions in orders:
-        for index, location in enumerate(actions.source):
-            if not sites.ops[location].part:
-                op = Names(layout).of(actions, index)
-                message = f"`{op}` stands outside of `warmup` and `steady`"
-                raise Fault("steady", message, location)
-    return Stream(_of_part(sites, orders, "warmup"), _of_part(sites, orders, "steady"))
+    columns = columns_of(orders)
+    parts = {location: site.part for location, site in sites.ops.items()}
+    outside = [location for location, part in parts.items() if not part]
+    wrong = np.flatnonzero(np.isin(columns.source, outside))
+    if len(wrong):
+        rank, index = columns.place(int(wrong[0]))
+        message = (
+            f"`{Names(layout).of(orders[rank], index)}` stands outside of `warmup` and `steady`"
+        )
+        raise Fault("steady", message, int(columns.source[wrong[0]]))
 
+    def of_part(name: str) -> Sequence[Actions]:
+        locations = [location for location, part in parts.items() if part == name]
+        rows = np.flatnonzero(np.isin(columns.source, locations))
+        return actions_of(len(orders), columns.taken(rows))
 
-def _of_part(sites: Sites, orders: Sequence[Actions], part: str) -> tuple[Actions, ...]:
-    """The actions of all ranks that stand in a part of the program."""
-    chosen = []
-    for actions in orders:
-        rows = [
-            index
-            for index, location in enumerate(actions.source)
-            if sites.ops[location].part == part
-        ]
-        columns = actions.kind, actions.stage, actions.microbatch, actions.group, actions.source
-        picked = [array(column.typecode, map(column.__getitem__, rows)) for column in columns]
-        chosen.append(Actions(*picked))
-    return tuple(chosen)
-
-
-#: The row of an action in a building block: its slot, its columns, and which call it was.
-Row = tuple[int, int, int, int, int, int]
-
-
-@define
-class Drawing:
-    """The ops of one rank in a building block, each at its slot."""
-
-    rank: int
-    rows: list[Row] = field(factory=list)
-
-    def sort(self) -> None:
-        """Put the ops in the order of their slots; what takes no time comes first in its slot."""
-        self.rows.sort(key=lambda row: (row[0], OPS[row[1]].slots > 0))
-
-    def actions(self, layout: Layout) -> Actions:
-        """The actions in the order of their slots; two in one slot are a fault."""
-        actions = Actions()
-        names = Names(layout)
-        free = 0
-        for slot, kind, stage, microbatch, location, _ in self.rows:
-            if slot < free:
-                earlier = names.of(actions, len(actions) - 1)
-                later = names.action(kind, stage, microbatch)
-                message = f"`{earlier}` and `{later}` collide on rank {self.rank} in slot {slot}"
-                before = f"`{earlier}`, until slot {free - 1}"
-                after = f"`{later}`, from slot {slot}"
-                labels = {location: after}
-                if actions.source[-1] == location:
-                    # Two repeats of the block want the slot for the same op.
-                    labels[location] = f"{before}; {after}"
-                else:
-                    labels[actions.source[-1]] = before
-                raise Fault("collision", message, location, labels=labels)
-            free = slot + OPS[kind].slots
-            actions.add(kind, stage, microbatch, location)
-        return actions
-
-
-def least_interval(repeats: Sequence[Sequence[Drawing]]) -> int | None:
-    """The fewest slots from one repeat of a building block to the next with which no two ops of a
-    rank want the same slot; None if two of one repeat do. Each repeat is drawn from slot 0 on.
-    """
-    #: For each rank the slots that its ops take, each with the number of its repeat.
-    taken: list[list[tuple[int, int]]] = [[] for _ in repeats[0]]
-    for number, drawings in enumerate(repeats):
-        for rank, drawing in enumerate(drawings):
-            for slot, kind, *_ in drawing.rows:
-                taken[rank] += [(number, slot + more) for more in range(OPS[kind].slots)]
-    if any(len(set(slots)) < len(slots) for slots in taken):
-        return None
-    longest = 1 + max(slot for slots in taken for _, slot in slots)
-    for interval in range(1, longest):
-        if all(map(partial(_are_apart, interval), taken)):
-            return interval
-    return longest
-
-
-def _are_apart(interval: int, slots: Sequence[tuple[int, int]]) -> bool:
-    """Whether slots of repeats that follow each other at an interval are all different."""
-    seen: set[int] = set()
-    for number, slot in slots:
-        moved = number * interval + slot
-        if moved in seen:
-            return False
-        seen.add(moved)
-    return True
-
-
-def draw(
-    drawings: list[Drawing], layout: Layout, sites: Sites, calls: list[int], offset: int
-) -> None:
-    """Add the ops of one repeat of a building block to the drawings of the ranks that do them.
-
-    A call also has its slot, which counts from the offset of the repeat. In the last repeats,
-    microbatches beyond the last one of a pipeline have no ops.
-    """
-    width = sites.width + 1
-    for index in range(0, len(calls), width):
-        location, stage, microbatch, *slices, slot = calls[index : index + width]
-        op = sites.ops[location].word
-        if slot < 0:
-            raise Fault("block", f"`{op}` at slot {slot}, a block's slots count from 0", location)
-        if not 0 <= stage < len(layout.placement):
-            raise wrong_stage(layout, 0, op, stage, location)
-        if microbatch >= layout.pipeline_of[stage].microbatches:
-            continue
-        for number in slices:
-            if not 0 <= number < layout.slices:
-                raise wrong_slice(layout, op, number, location)
-            microbatch = microbatch * layout.slices + number
-        if microbatch < 0:
-            raise wrong_microbatch(layout, op, stage, microbatch, location)
-        drawing = drawings[layout.placement[stage]]
-        kind = sites.kinds[location]
-        drawing.rows.append((slot + offset, kind, int(stage), int(microbatch), location, index))
+    return Stream(of_part("warmup"), of_part("steady"))

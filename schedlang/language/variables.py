@@ -11,10 +11,11 @@ from attrs import define, evolve, field
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.waits import Recorded, Stand, Values, Wait
 from schedlang.language import syntax
+from schedlang.language.block import draw
 from schedlang.language.codegen import generate
 from schedlang.language.declarations import Declarations, declare
 from schedlang.language.faults import Fault
-from schedlang.language.record import Calls, Drawing, draw, record
+from schedlang.language.record import Calls, record
 from schedlang.schedule.layout import Layout
 
 
@@ -91,19 +92,14 @@ def _rank_ops(declared: Declarations, layout: Layout) -> Iterator[_Run]:
 
 def _block_ops(declared: Declarations, layout: Layout) -> Iterator[_Run]:
     """The ops that each repeat of a building block calls."""
-    width = declared.sites.width + 1
     for repeat in declared.repeats(layout):
         calls: list[int] = []
         declared.names["program"](*repeat.microbatches, calls.extend)
-        drawings = [Drawing(rank) for rank in range(declared.params["ranks"])]
-        draw(drawings, layout, declared.sites, calls, repeat.offset)
-        rows = (row for drawing in drawings for row in drawing.rows)
-        # A row knows where its call begins in the list, in which calls have `width` numbers each.
-        ops = (
-            (index // width, (location, stage, microbatch))
-            for _, _, stage, microbatch, location, index in rows
-        )
-        yield repeat.microbatches, ops
+        drawing = draw(layout, declared.sites, calls, [len(calls) // (declared.sites.width + 1)])
+        columns = drawing.columns
+        rows = (columns.source, columns.stage, columns.microbatch)
+        ops = zip(*(column.tolist() for column in rows), strict=True)
+        yield repeat.microbatches, zip(drawing.call.tolist(), ops, strict=True)
 
 
 def _loops(declared: Declarations, op: Recorded, values: Mapping[str, int]) -> Values:

@@ -5,7 +5,7 @@ Where a program writes no sends and receives, they are put in the order of one g
 for one that they are faster on.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -16,7 +16,7 @@ from schedlang.lowering.defer import defer
 from schedlang.lowering.early import post_early
 from schedlang.lowering.fuse import fuse
 from schedlang.schedule.actions import Actions, is_transfer
-from schedlang.schedule.columns import actions_of, members
+from schedlang.schedule.columns import actions_of, columns_of, members
 from schedlang.schedule.kinds import ROWS
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import PORTABLE, transports
@@ -43,11 +43,11 @@ def lower(schedule: Schedule) -> Schedule:
 def writes_communication(schedule: Schedule) -> bool:
     """Whether a schedule has sends or receives, or its updates, where it has no flush."""
     stream = schedule.stream
-    lists = (*stream.warmup, *stream.steady) if stream else schedule.ranks
-    return any(is_transfer(kind) for actions in lists for kind in set(actions.kind))
+    lists = (stream.warmup, stream.steady) if stream else (schedule.ranks,)
+    return any(bool(columns_of(ranks).is_transfer.any()) for ranks in lists)
 
 
-def _reachable(schedule: Schedule) -> tuple[Actions, ...]:
+def _reachable(schedule: Schedule) -> Sequence[Actions]:
     """The actions of each rank, with a transfer for each stage on another rank that there is to
     reach.
     """

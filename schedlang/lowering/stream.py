@@ -5,12 +5,13 @@ from collections.abc import Callable
 from functools import cache
 
 import numpy as np
+from attrs import evolve
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label
 from schedlang.lowering import lower
 from schedlang.ranks.weights import follow_weights
-from schedlang.schedule.columns import Ints, table_of
+from schedlang.schedule.columns import Columns, Ints, actions_of, columns_of
 from schedlang.schedule.schedule import Kernel, Schedule
 from schedlang.schedule.stream import later, repeat, steps_of, unroll
 
@@ -55,25 +56,24 @@ def _guess(schedule: Schedule) -> int:
     assert schedule.stream is not None
     steps = steps_of(schedule.layout)
     ahead = 0
-    for actions in (*schedule.stream.warmup, *schedule.stream.steady):
-        kind, stage, microbatch, *_ = table_of(actions)
-        ahead = max(ahead, int((microbatch // steps[kind, stage]).max(initial=0)))
+    for actions in (schedule.stream.warmup, schedule.stream.steady):
+        columns = columns_of(actions)
+        of_update = steps[columns.kind, columns.stage]
+        ahead = max(ahead, int((columns.microbatch // of_update).max(initial=0)))
     return min(max(2 * ahead, _FEWEST_UPDATES), _MOST_UPDATES)
 
 
 def _kernels(longest: Schedule) -> tuple[tuple[Kernel, ...], int]:
     """What repeats on each rank, the first time; and how often it could be left out."""
     updates = longest.layout.updates
+    columns = longest.columns
     steps = steps_of(longest.layout)
-    kernels = []
-    most = updates - _FEWEST_UPDATES
-    for actions in longest.ranks:
-        table = table_of(actions)
-        kind, number, microbatch, *_ = table
-        length = int(np.count_nonzero(microbatch // steps[kind, number] == updates // 2))
-        again = _again(table, length, steps)
-        kernels.append(Kernel(again.start, again.start + length))
-        most = min(most, len(again) // length)
+    update = columns.microbatch // steps[columns.kind, columns.stage]
+    length = np.bincount(columns.rank[update == updates // 2], minlength=len(longest.ranks))
+    first, last = _again(columns, length, steps)
+    start = first - columns.first[:-1]
+    kernels = map(Kernel, start.tolist(), (start + length).tolist())
+    most = min(updates - _FEWEST_UPDATES, int(((last - first) // length).min()))
     return tuple(kernels), most
 
 
@@ -81,10 +81,20 @@ def _fewer(longest: Schedule, kernels: tuple[Kernel, ...], most: int) -> int:
     """By how many updates a schedule can be shorter, up to the most, for the ranks to hold as many
     versions of their weights as with one update more.
     """
+    # Transfers have no part in this.
+    columns = longest.columns
+    is_op = ~columns.is_transfer
+    ops_before = np.append(0, np.cumsum(is_op))
+    first = columns.first[:-1]
+    bounds = np.array([(kernel.start, kernel.stop) for kernel in kernels]).T + first
+    of_ops = (ops_before[bounds] - ops_before[first]).T.tolist()
+    kernels = tuple(Kernel(start, stop) for start, stop in of_ops)
+    ranks = actions_of(len(kernels), columns.taken(np.flatnonzero(is_op)))
+    ops = evolve(longest, ranks=ranks)
 
     @cache
     def held(by: int) -> tuple[int, ...]:
-        return follow_weights(repeat(longest, kernels, -by) if by else longest).held
+        return follow_weights(repeat(ops, kernels, -by) if by else ops).held
 
     return _last(lambda by: held(by) == held(by - 1), most)
 
@@ -102,11 +112,21 @@ def _last(holds: Callable[[int], bool], most: int) -> int:
     return last + bisect_left(between, True, key=lambda number: not holds(number))
 
 
-def _again(table: Ints, length: int, steps: Ints) -> range:
-    """The longest stretch of rows that all come again so many rows later, for the next update."""
-    is_again = (later(table[:, :-length], 1, steps) == table[:, length:]).all(axis=0)
-    stops = np.flatnonzero(np.append(~is_again, True))
+def _again(columns: Columns, length: Ints, steps: Ints) -> tuple[Ints, Ints]:
+    """Of each rank the longest stretch of rows that all come again `length` of that rank later, for
+    the next update: the first row, and the one behind the last.
+    """
+    next_update = later(columns, 1, steps)
+    again = np.arange(len(columns)) + length[columns.rank]
+    is_again = again < columns.first[1:][columns.rank]
+    again = again[is_again]
+    here = np.flatnonzero(is_again)
+    for name in ("kind", "stage", "microbatch", "group", "source"):
+        is_again[here] &= getattr(next_update, name)[here] == getattr(columns, name)[again]
+    # The last rows of a rank do not come again, so no stretch goes beyond it.
+    stops = np.flatnonzero(~is_again)
     lengths = np.diff(stops, prepend=-1) - 1
-    longest = int(lengths.argmax())
-    stop = int(stops[longest])
-    return range(stop - int(lengths[longest]), stop)
+    rank = columns.rank[stops]
+    order = np.lexsort((stops, -lengths, rank))
+    longest = order[np.diff(rank[order], prepend=-1) != 0]
+    return stops[longest] - lengths[longest], stops[longest]

@@ -1,5 +1,7 @@
 """The slots of a schedule's ops, and the moves that bring them forward."""
 
+from itertools import chain
+
 import numpy as np
 from attrs import define, field
 
@@ -16,7 +18,8 @@ _FREE = b"\0"
 
 @define
 class Board:
-    """The nodes of a graph at unit costs, each at the slot where it can start in given orders.
+    """The nodes of a graph at unit costs, each at the slot where it can start in given orders, in
+    which they have their `ends`.
 
     Weight gradients can wait, so they are virtual: every slot in which a rank does nothing else
     runs the oldest one that it owes. If `steady`, nothing moves while a rank is in its steady
@@ -26,6 +29,7 @@ class Board:
 
     graph: Graph
     orders: Orders
+    ends: list[float]
     limit: float
     steady: bool
     #: By node: its width in slots, its first slot, and the one after its last, 0 if it is virtual.
@@ -40,7 +44,7 @@ class Board:
     tracks: list[Track] = field(factory=list)
 
     def __attrs_post_init__(self) -> None:
-        ends = np.array(self.graph.ends(self.orders), np.int64)
+        ends = np.array(self.ends, np.int64)
         width = np.array(self.graph.time, np.int64)
         slots = ends - width
         self.width = width.tolist()
@@ -62,7 +66,8 @@ class Board:
             nodes = nodes[~is_virtual[nodes]]
             self.taken.append(_taken(slots[nodes], width[nodes], int(ends.max(initial=0))))
             rows = list(zip(slots[nodes].tolist(), nodes.tolist(), strict=True))
-            self.tracks.append(Track(self.graph, self.limit, self.owes, sorted(rows)))
+            track = Track(self.graph, self.limit, self.owes, self.width, sorted(rows))
+            self.tracks.append(track)
 
     def steady_nodes(self, rows: list[Row]) -> set[int]:
         """The nodes of a rank's steady phase."""
@@ -78,25 +83,28 @@ class Board:
         """The orders after every node has moved as far forward as it can go, in order of time."""
         end = self.end
         needs = self.graph.needs
-        #: When the last op of a kind and stage ends.
-        ends: dict[tuple[int, int], int] = {}
-        in_time = sorted(
+        #: When the last op of a kind and stage ends, by their number.
+        ends = [0] * (max(chain.from_iterable(self.graph.names), default=0) + 1)
+        rows = [
             (slot, rank, node)
             for rank, track in enumerate(self.tracks)
             for slot, node in track.rows
-        )
-        for slot, rank, node in in_time:
-            ops = self.graph.ops[node]
+        ]
+        for slot, rank, node in sorted(rows):
+            names = self.graph.names[node]
             if node not in self.fixed:
                 # Ops of one kind and stage do not overtake each other.
-                earliest = max([ends.get(op[:2], 0) for op in ops])
+                earliest = 0
+                for name in names:
+                    if ends[name] > earliest:
+                        earliest = ends[name]
                 for need, _ in needs[node]:
                     if end[need] > earliest:
                         earliest = end[need]
                 if earliest < slot:
                     self.move(rank, node, earliest)
-            for op in ops:
-                ends[op[:2]] = end[node]
+            for name in names:
+                ends[name] = end[node]
         return [self.order(rank) for rank in range(len(self.tracks))]
 
     def move(self, rank: int, node: int, earliest: int) -> None:

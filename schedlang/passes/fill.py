@@ -14,12 +14,10 @@ from schedlang.passes.slots import fill_slots
 from schedlang.passes.squeeze import squeeze
 from schedlang.passes.warmup import longer_warmups
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.columns import Ints, actions_from, table_of
-from schedlang.schedule.kinds import OPS, ROWS, Kind
+from schedlang.schedule.columns import SLOTS, Ints, actions_from, table_of
+from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 
-#: By kind, how many slots an op takes.
-_WIDTHS = np.array([OPS[kind].slots if kind in OPS else 0 for kind in range(ROWS)])
 _FIRST = (Rules(), Rules(skips=True))
 _SHARES = (0.5, 0.75, 1.0)
 
@@ -45,7 +43,7 @@ def _fill_drawn(actions: Actions, slots: Sequence[int]) -> tuple[Actions, tuple[
     stays = table[0] != Kind.W
     table = table[:, stays]
     is_owing = table[0] == Kind.I
-    order, filled = fill_slots(np.array(slots)[stays], _WIDTHS[table[0]], is_owing.astype(int))
+    order, filled = fill_slots(np.array(slots)[stays], SLOTS[table[0]], is_owing.astype(int))
     both = np.concatenate([table, _weights_of(table[:, is_owing])], axis=1)
     return actions_from(both[:, order]), tuple(filled.tolist())
 

@@ -1,6 +1,7 @@
 """The ops of a schedule as a graph, for passes that look for a better order of each rank's ops."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import pairwise
 from typing import TypeVar
 
@@ -9,7 +10,7 @@ from attrs import evolve
 
 from schedlang.proof.edges import latencies, op_ends
 from schedlang.proof.graph import Items
-from schedlang.schedule.columns import Ints, actions_of, members
+from schedlang.schedule.columns import Ints, actions_of, members, op_names
 from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.schedule import Schedule
 
@@ -61,6 +62,9 @@ class Graph:
         bounds = [*first.tolist(), len(rows)]
         self.ops: list[list[Op]] = [ops[begin:end] for begin, end in pairwise(bounds)]
         self.rank: list[int] = self._actions.rank[first].tolist()
+        #: The kinds and stages of a node's ops, as one number each.
+        name = op_names(len(schedule.placement), self._actions).tolist()
+        self.names: list[list[int]] = [name[begin:end] for begin, end in pairwise(bounds)]
         kinds = self._actions.kind.tolist()
         #: The kind of all ops of a node; None where they are of several.
         self.kind: list[int | None] = [
@@ -102,7 +106,7 @@ class Graph:
 
     def _connect(self) -> None:
         """Find what each node waits for."""
-        needs = self.schedule.needs
+        needs = self.schedule.all_needs
         transfers = self.schedule.costs.transfers(len(self.schedule.placement))
         delay = np.zeros(len(needs.user))
         messages = needs.is_message
@@ -172,6 +176,25 @@ class Graph:
         items.wait(users[waited], makers[waited], latency[waited])
         graph = items.graph()
         return graph.ends.tolist() if graph.is_whole else []
+
+    @cached_property
+    def least_objective(self) -> float:
+        """What the objective of no order can be below: a rank works all that it has to, and not
+        before the first of it can run, whatever ranks do.
+        """
+        users, makers, latency = self._edges
+        items = Items()
+        # As though every node had a rank of its own.
+        nodes = np.arange(len(self.ops))
+        items.add(nodes, nodes, np.array(self.time))
+        items.wait(users, makers, latency)
+        starts = items.graph().ends - self.time
+        work = np.bincount(self.rank, self.time, len(self.order))
+        if self.schedule.objective == "span":
+            return float(work.max(initial=0.0))
+        begin = np.full(len(work), np.inf)
+        np.minimum.at(begin, self.rank, starts)
+        return float((begin + work)[work > 0].max(initial=0.0))
 
     def objective(self, orders: Orders, ends: list[float]) -> float:
         """What the schedule's passes minimise, of an execution; see `Timeline`."""

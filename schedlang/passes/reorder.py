@@ -8,7 +8,7 @@ and what they give is improved for the real costs.
 
 from math import inf
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from schedlang.passes.board import Board
 from schedlang.passes.graph import ROUNDING, Graph, Orders
@@ -33,35 +33,56 @@ def reorder(schedule: Schedule) -> Schedule:
     return reordered
 
 
+@frozen
+class _Trial:
+    """Some orders, when the nodes of a graph end in them, and what is minimised: infinite for
+    orders that hold too much, or cannot run.
+    """
+
+    orders: Orders
+    ends: list[float]
+    value: float
+
+
+def _trial(graph: Graph, orders: Orders, limit: float) -> _Trial:
+    """What becomes of some orders."""
+    ends = graph.ends(orders)
+    if not ends or graph.highest_peak(orders) > limit + ROUNDING:
+        return _Trial(orders, ends, inf)
+    return _Trial(orders, ends, graph.objective(orders, ends))
+
+
 def _moved(graph: Graph, limit: float, share: float) -> list[Orders]:
     """The orders after moves, and the order as it was, the best first; of equals that."""
     schedule = graph.schedule
-    slots = graph if schedule.costs == UNIT else Graph(evolve(schedule, costs=UNIT))
-    around_steady = Board(slots, slots.order, slots.highest_peak(slots.order), steady=True)
-    tried = [_moved_all(slots), around_steady.moved_forward()]
-    if not graph.runs_like(slots):
-        tried = [polish(graph, orders, limit, share) for orders in tried]
-    return sorted([graph.order, *tried], key=lambda orders: _value(graph, orders, limit))
+    slots = graph
+    most = limit
+    if schedule.costs != UNIT:
+        slots = Graph(evolve(schedule, costs=UNIT))
+        most = slots.highest_peak(slots.order)
+    given = _trial(slots, slots.order, most)
+    trials = [given, _moved_all(slots, given, most)]
+    is_alike = graph.runs_like(slots)
+    if trials[-1].value > slots.least_objective + ROUNDING or not is_alike:
+        around_steady = Board(slots, given.orders, given.ends, most, steady=True)
+        trials.append(_trial(slots, around_steady.moved_forward(), most))
+    if slots is not graph:
+        tried = [trial.orders for trial in trials]
+        if not is_alike:
+            tried[1:] = [polish(graph, orders, limit, share) for orders in tried[1:]]
+        trials = [_trial(graph, orders, limit) for orders in tried]
+    return [trial.orders for trial in sorted(trials, key=lambda trial: trial.value)]
 
 
-def _value(graph: Graph, orders: Orders, limit: float) -> float:
-    """What is minimised; infinite for orders that hold too much, or cannot run."""
-    ends = graph.ends(orders)
-    if not ends or graph.highest_peak(orders) > limit + ROUNDING:
-        return inf
-    return graph.objective(orders, ends)
-
-
-def _moved_all(graph: Graph) -> Orders:
-    """The orders after some rounds in which every op may move."""
-    best = graph.order
-    limit = graph.highest_peak(best)
-    value = _value(graph, best, limit)
+def _moved_all(graph: Graph, given: _Trial, limit: float) -> _Trial:
+    """The orders after some rounds in which every op may move, or until no order can be better."""
+    best = given
     for _ in range(_MOST_ROUNDS):
-        moved = Board(graph, best, limit, steady=False).moved_forward()
-        moved_value = _value(graph, moved, limit)
-        if moved_value >= value:
+        if best.value <= graph.least_objective + ROUNDING:
+            break
+        board = Board(graph, best.orders, best.ends, limit, steady=False)
+        moved = _trial(graph, board.moved_forward(), limit)
+        if moved.value >= best.value:
             break
         best = moved
-        value = moved_value
     return best

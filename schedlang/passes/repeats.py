@@ -7,9 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from attrs import evolve, frozen
 
-from schedlang.schedule.columns import Columns, Floats, Ints, actions_of
+from schedlang.schedule.columns import Columns, Floats, Ints, actions_of, op_names
 from schedlang.schedule.kinds import ROWS
-from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
 
@@ -82,7 +81,7 @@ class Repeats:
         many periods later.
         """
         columns = self.schedule.columns
-        names = op_names(self.schedule.layout, columns)
+        names = op_names(len(self.schedule.placement), columns)
         # By the name of an op: the row in its run from which on that is so.
         begin = np.full(names.max(initial=0) + 1, len(columns))
         for first, length, _ in self.runs:
@@ -104,11 +103,6 @@ class Repeats:
         )
 
 
-def op_names(layout: Layout, columns: Columns) -> Ints:
-    """For each op a number that ops of its kind and stage share."""
-    return columns.kind.astype(np.int64) * len(layout.placement) + columns.stage
-
-
 def find_repeats(schedule: Schedule, period: int, starts: Floats | None = None) -> Repeats | None:
     """What a schedule of ops repeats every `period` microbatches; None where some op is in no run.
 
@@ -117,7 +111,7 @@ def find_repeats(schedule: Schedule, period: int, starts: Floats | None = None) 
     that is next to the time at which most ranks repeat themselves.
     """
     columns = schedule.columns
-    names = op_names(schedule.layout, columns)
+    names = op_names(len(schedule.placement), columns)
     units = period * schedule.layout.slices
     # Ops without a microbatch, which are optimizer steps, are never repeated.
     counts = np.bincount(names, columns.microbatch >= 0, ROWS * len(schedule.placement))

@@ -11,14 +11,13 @@ from math import inf
 import numpy as np
 from attrs import evolve, frozen
 
-from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.lowering import lower
 from schedlang.passes.graph import ROUNDING, Graph, Orders
-from schedlang.passes.repeats import Repeats, find_repeats, op_names
+from schedlang.passes.repeats import Repeats, find_repeats
 from schedlang.proof.edges import op_ends
 from schedlang.proof.execution import Execution
-from schedlang.proof.prove import ideal_execution, prove
-from schedlang.schedule.columns import Floats, Ints, actions_of
+from schedlang.proof.prove import can_run, ideal_execution, prove
+from schedlang.schedule.columns import Floats, Ints, actions_of, op_names
 from schedlang.schedule.schedule import Schedule
 
 #: Finds orders that hold no more than a limit, the best one first. It may take that share of the
@@ -55,8 +54,11 @@ def _parts(schedule: Schedule) -> Iterator["_Part"]:
     """The schedule with fewer and then more of its microbatches, up to a third of them.
 
     If some rank has less work than others, it waits for them with every microbatch, and what is
-    best depends on all of these waits: there are no parts then.
+    best depends on all of these waits: there are no parts then. Nor are there where communication
+    or copies are written, which leave no order to look for.
     """
+    if schedule.columns.is_transfer.any() or schedule.columns.is_copy.any():
+        return
     work = _work(schedule)
     if work.max(initial=0.0) - work.min(initial=inf) > ROUNDING * work.max(initial=0.0):
         return
@@ -96,9 +98,7 @@ class _Part:
         whole.
         """
         part = self.repeats.taken_out(self.times)
-        try:
-            prove(lower(part))
-        except CompileError:
+        if not can_run(part):
             # The whole one says it of the right microbatches.
             return None
         graph = Graph(part)
@@ -166,7 +166,7 @@ def _keys(schedule: Schedule) -> Ints:
     stride = max(map(schedule.layout.units, range(len(schedule.placement)))) + 1
     columns = schedule.columns
     # Optimizer steps have -1 for a microbatch.
-    return op_names(schedule.layout, columns) * stride + columns.microbatch + 1
+    return op_names(len(schedule.placement), columns) * stride + columns.microbatch + 1
 
 
 def _idle(execution: Execution) -> float:

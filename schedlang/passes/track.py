@@ -21,12 +21,14 @@ class Track:
     """The rows of a rank in order of slots; in every free slot runs the oldest weight gradient that
     is owed.
 
-    `owes` has the weight gradients that nodes leave owed. A rank may hold `limit`.
+    `owes` has the weight gradients that nodes leave owed, `width` how many slots a node takes. A
+    rank may hold `limit`.
     """
 
     graph: Graph
     limit: float
     owes: dict[int, list[int]]
+    width: list[int]
     rows: list[Row]
     #: Before each row, and after the last; and the most that the rank holds from there to the next.
     states: list[State] = field(init=False)
@@ -103,53 +105,45 @@ class Track:
         That is the states, the most that is held in each row, and the weight gradients that come to
         be owed.
         """
-        graph = self.graph
+        # Most of the time of a pass is spent here, so all that is asked for in it has a name.
+        rise = self.graph.rise
+        change = self.graph.change
         rows = self.rows
         limit = inf if to_the_end else self.limit
-        state = self.states[first]
+        now, paid, count, held = self.states[first]
+        base = count
         states = list[State]()
         mosts = list[float]()
         owed = list[int]()
-        base = state[2]
-        for index in range(first, len(rows)):
-            if index > last and state == self.states[index]:
-                start = max(state[1], base)
-                stop = state[2]
-                if owed[start - base :] == self.owed[start:stop]:
-                    return states, mosts, owed
-            slot, node = rows[index]
-            now, paid, count, held = state
+        for index in range(first, len(rows) + 1):
+            if index > last and (now, paid, count, held) == self.states[index]:
+                start = max(paid, base)
+                if owed[start - base :] == self.owed[start:count]:
+                    break
+            is_end = index == len(rows)
+            # Behind the last row there is room for all that is left.
+            slot, node = (now + count - paid, -1) if is_end else rows[index]
             most = 0.0
-            if paid < count and now < slot:
-                (now, paid, count, held), most = self.work_off(state, slot, base, owed)
-            if held + graph.rise[node] > most:
-                most = held + graph.rise[node]
+            # Weight gradients that are owed, up to the slot.
+            while paid < count and now < slot:
+                weight = self.owed[paid] if paid < base else owed[paid - base]
+                if held + rise[weight] > most:
+                    most = held + rise[weight]
+                held += change[weight]
+                now += 1
+                paid += 1
+            if not is_end and held + rise[node] > most:
+                most = held + rise[node]
             if most > limit:
                 return None
+            mosts.append(most)
+            if is_end:
+                break
             if node in self.owes:
                 owed += self.owes[node]
-                count += len(self.owes[node])
-            end = slot + int(graph.time[node])
-            state = max(now, end), paid, count, held + graph.change[node]
-            states.append(state)
-            mosts.append(most)
-        _, most = self.work_off(state, state[0] + state[2] - state[1], base, owed)
-        if most > limit:
-            return None
-        return states, [*mosts, most], owed
-
-    def work_off(self, state: State, until: int, base: int, owed: list[int]) -> tuple[State, float]:
-        """Run weight gradients that are owed up to a slot: the state then, and the most that the
-        rank holds meanwhile.
-
-        Those from number `base` on are the ones in `owed`.
-        """
-        now, paid, count, held = state
-        most = 0.0
-        while paid < count and now < until:
-            weight = self.owed[paid] if paid < base else owed[paid - base]
-            most = max(most, held + self.graph.rise[weight])
-            held += self.graph.change[weight]
-            now = now + 1
-            paid = paid + 1
-        return (now, paid, count, held), most
+                count = base + len(owed)
+            held += change[node]
+            if slot + self.width[node] > now:
+                now = slot + self.width[node]
+            states.append((now, paid, count, held))
+        return states, mosts, owed

@@ -165,7 +165,8 @@ def _ideal_events(build: "_Build") -> Events:
     is_op = items >= 0
     is_before = (needs.maker >= 0) & (needs.maker < schedule.columns.batch[needs.user])
     # What is made on the same rank, but not before: its thread never gets there.
-    build.wait_never(np.flatnonzero(is_op & ~needs.is_far & ~is_before))
+    build.wait_never(needs.user[is_op & ~needs.is_far & ~is_before])
+    build.wait_never(schedule.sums.late(schedule.columns))
     # What another rank makes, and when it has come.
     wanted = np.flatnonzero(is_op & needs.is_message)
     makers = needs.maker[wanted]
@@ -250,10 +251,9 @@ class _Build:
         self.items.wait(waiter, target, delay, at_begin)
         self.about.append(about)
 
-    def wait_never(self, needs: Ints) -> None:
+    def wait_never(self, users: Ints) -> None:
         """Ops that need what does not come before them."""
-        users = self.schedule.needs.user[needs]
-        self.wait(self.item[users], np.full(len(needs), NEVER), users)
+        self.wait(self.item[users], np.full(len(users), NEVER), users)
 
     def place_ops(self, with_batches: bool = False) -> None:
         """Put the ops of each rank on its thread, and `with_batches` its transfers as well."""
@@ -311,22 +311,20 @@ class _Build:
 
     def wait_for_sums(self) -> None:
         """Optimizer steps wait for the last gradient of each rank with replicas of the stage."""
-        needs = self.schedule.needs
-        wanted = np.flatnonzero(needs.is_sum & (needs.maker >= 0))
-        if not len(wanted):
+        sums = self.schedule.sums
+        there = np.flatnonzero(sums.is_far & (sums.last >= 0))
+        if not len(there):
             return
-        makers = needs.maker[wanted]
         # One edge for each step and other rank: where its last gradient is, the others are.
+        makers = sums.last[there]
         ranks = len(self.schedule.ranks)
-        steps = self.columns.where(Kind.U)
-        number = np.zeros(len(self.columns), np.int64)
-        number[steps] = np.arange(len(steps))
-        last = np.full(len(steps) * ranks, NOTHING, np.int64)
-        pairs = number[needs.user[wanted]] * ranks + self.columns.rank[makers]
-        np.maximum.at(last, pairs, makers)
-        pairs = np.flatnonzero(last != NOTHING)
-        users = steps[pairs // ranks]
-        self.wait(self.item[users], self.item[last[pairs]], users)
+        pairs, which = np.unique(
+            sums.step[there] * np.int64(ranks) + self.columns.rank[makers], return_inverse=True
+        )
+        last = np.full(len(pairs), NOTHING, np.int64)
+        np.maximum.at(last, which, makers)
+        users = pairs // ranks
+        self.wait(self.item[users], self.item[last], users)
 
     def wait_for_messages(self, channels: Channels) -> None:
         """Each transfer is on its own: ops wait for the sends of what they need, and the way."""

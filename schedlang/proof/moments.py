@@ -63,10 +63,12 @@ class Moments:
         # Of ops that end together, each rank's number of ops before decides, not its transfers.
         ops_before = np.cumsum(np.append(0, ~columns.is_transfer))
         index = ops_before[heads] - ops_before[columns.first[columns.rank[heads]]]
-        order = np.lexsort((columns.rank[heads], index, end_round, ends))
+        within = end_round * np.int64(index.max(initial=0) + 1) + index
+        within = within * len(schedule.ranks) + columns.rank[heads]
+        order = np.lexsort((within, ends))
         turn = np.empty(len(items), np.int64)
         turn[order] = np.arange(len(items))
-        handed = _before(starts, start_round, ends, end_round)
+        handed = _before(starts, start_round, ends, end_round, order)
 
         # After a standstill each rank just goes on: it receives what an op lacks, runs it, and
         # sends. That takes three moments of each op.
@@ -190,17 +192,19 @@ def _without_ways(schedule: Schedule) -> Costs:
     )
 
 
-def _before(starts: Floats, start_round: Ints, ends: Floats, end_round: Ints) -> Ints:
-    """For each op, how many others have ended by the moment that it starts."""
+def _before(starts: Floats, start_round: Ints, ends: Floats, end_round: Ints, order: Ints) -> Ints:
+    """For each op, how many others have ended by the moment that it starts; they end in some
+    order.
+    """
     if not end_round.any() and not start_round.any():
-        return np.searchsorted(np.sort(ends), starts, "right")
+        return np.searchsorted(ends[order], starts, "right")
     moments = np.concatenate([starts, ends])
     rounds = np.concatenate([start_round, end_round])
     # Of one moment, ends come before starts.
     is_start = np.arange(len(moments)) < len(starts)
-    order = np.lexsort((is_start, rounds, moments))
+    in_time = np.lexsort((is_start, rounds, moments))
     ended = np.empty(len(moments), np.int64)
-    ended[order] = np.cumsum(~is_start[order])
+    ended[in_time] = np.cumsum(~is_start[in_time])
     return ended[: len(starts)]
 
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from schedlang.schedule.columns import Ints
 from schedlang.schedule.findings import Finding
+from schedlang.schedule.needs import Needs
 from schedlang.schedule.schedule import Schedule
 
 
@@ -13,25 +13,18 @@ def check_order(schedule: Schedule) -> Iterator[tuple[int, Finding]]:
     """The actions that stand before what their rank makes for them, or receives, by their rows;
     each with what to say of it.
     """
-    for need in needs_too_late(schedule).tolist():
-        yield int(schedule.needs.user[need]), _too_early(schedule, need)
-
-
-def needs_too_late(schedule: Schedule) -> Ints:
-    """The needs, in the order of their actions, that nothing meets before these on their own rank.
-
-    A sum is different: what other ranks add to it comes from them, whenever it is there.
-    """
-    needs = schedule.needs
+    is_step_late = len(schedule.sums.late(schedule.columns)) > 0
+    needs = schedule.all_needs if is_step_late else schedule.needs
     is_received = needs.is_message & ~schedule.columns.is_transfer[needs.user]
     provider = np.where(is_received, needs.receive, needs.maker)
     is_before = (provider >= 0) & (provider < schedule.columns.batch[needs.user])
+    # What other ranks add to a sum comes from them, whenever it is there.
     late = np.flatnonzero(~is_before & ~needs.is_sum)
-    return late[np.argsort(needs.user[late], kind="stable")]
+    for need in late[np.argsort(needs.user[late], kind="stable")].tolist():
+        yield int(needs.user[need]), _too_early(schedule, needs, need)
 
 
-def _too_early(schedule: Schedule, need: int) -> Finding:
-    needs = schedule.needs
+def _too_early(schedule: Schedule, needs: Needs, need: int) -> Finding:
     row = int(needs.user[need])
     rank, index = schedule.columns.place(row)
     action = schedule.name_of(rank, index)

@@ -35,11 +35,28 @@ def prove(schedule: Schedule) -> Execution:
     else:
         for transport in rules:
             run_on(schedule, schedule.costs, transport)
+    check_versions(schedule)
+    return _execution(schedule, schedule.costs, "ideal", ideal)
+
+
+def can_run(schedule: Schedule) -> bool:
+    """Whether `prove` accepts a schedule of ops once it has its communication, co-issued: that is
+    right on every transport where the ops themselves are.
+    """
+    try:
+        check_structure(schedule)
+        check_versions(schedule)
+    except CompileError:
+        return False
+    return ideal_events(schedule, schedule.costs).graph.is_whole
+
+
+def check_versions(schedule: Schedule) -> None:
+    """CompileError when an op reads other weights than it should."""
     versions = follow_weights(schedule)
     findings = [*versions.findings] or mixed_versions(schedule, versions)
     if findings:
         raise CompileError(diagnose(schedule, findings))
-    return _execution(schedule, schedule.costs, "ideal", ideal)
 
 
 def ideal_execution(schedule: Schedule) -> Execution | None:

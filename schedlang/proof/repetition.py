@@ -48,7 +48,7 @@ from schedlang.proof.execution import Execution
 from schedlang.proof.graph import NOTHING
 from schedlang.proof.prove import has_batches, prove
 from schedlang.ranks.weights import follow_weights
-from schedlang.schedule.columns import Flags, Ints, actions_from, table_of
+from schedlang.schedule.columns import Flags, Ints, actions_of
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.kinds import ROWS, USES_WEIGHTS, Kind
@@ -226,10 +226,8 @@ def _come_to(
     # Ranks that take turns on a link to the host keep nobody from going on.
     alone = evolve(schedule, layout=evolve(schedule.layout, links=()))
     while not _is_closed(schedule, _is_before(schedule, places), partner):
-        ranks = zip(alone.ranks, places.tolist(), strict=True)
-        cut = evolve(
-            alone, ranks=tuple(actions_from(table_of(rank)[:, :place]) for rank, place in ranks)
-        )
+        before = np.flatnonzero(_is_before(schedule, places))
+        cut = evolve(alone, ranks=actions_of(len(places), columns.taken(before)))
         reached, pending = _reached(cut, rules)
         if (reached == places).all():
             shift = columns.first[:-1] - cut.columns.first[:-1]
@@ -243,9 +241,11 @@ def _is_closed(schedule: Schedule, is_before: Flags, partner: Ints) -> bool:
     to its end, so does this part of it, and leaves nothing behind.
     """
     needs = schedule.needs
+    sums = schedule.sums
     makers = needs.maker[is_before[needs.user]]
+    added = sums.last[is_before[sums.step]]
     partners = partner[is_before & schedule.columns.is_transfer]
-    return bool(is_before[makers].all() and is_before[partners].all())
+    return all(bool(is_before[rows].all()) for rows in (makers, added, partners))
 
 
 def _reached(cut: Schedule, rules: Transport) -> tuple[Ints, Ints]:
@@ -259,8 +259,8 @@ def _reached(cut: Schedule, rules: Transport) -> tuple[Ints, Ints]:
     over = np.append(events.graph.over, NOTHING)[events.item]
     is_over = np.isfinite(events.graph.times_of(over))
     # Of a sum, the graph has the parts that are there.
-    needs = cut.needs
-    is_over[needs.user[needs.is_sum & (needs.maker < 0)]] = False
+    sums = cut.sums
+    is_over[sums.step[sums.is_far & ~sums.is_whole]] = False
     is_on_rank = ~columns.is_copy & (rules.blocks | ~columns.is_transfer)
     stopped = np.append(np.flatnonzero(is_on_rank & ~is_over), len(columns))
     begin, end = columns.first[:-1], columns.first[1:]

@@ -370,7 +370,7 @@ class Standstill:
         """The op that will make a gradient for which an optimizer step waits, the first that its
         rank has to do.
         """
-        needs = self.schedule.needs
+        needs = self.schedule.all_needs
         makers = np.sort(needs.maker[(needs.user == step) & needs.is_sum])
         return next(int(row) for row in makers if row >= 0 and not self.is_over(int(row)))
 

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from attrs import field, frozen
 
-from schedlang.schedule.columns import Columns, Flags, Ints, is_any
+from schedlang.schedule.columns import Flags, Ints, is_any
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import MAKERS, USES_WEIGHTS, Kind
@@ -99,14 +99,17 @@ class _Reads:
         self.schedule = schedule
         columns = schedule.columns
         layout = schedule.layout
-        self.row = np.flatnonzero(~columns.is_transfer & (columns.kind != Kind.U))
+        rows = np.flatnonzero(~columns.is_transfer)
+        done = _updates_before(columns.kind[rows], columns.stage[rows])
+        is_read = columns.kind[rows] != Kind.U
+        self.row: Ints = rows[is_read]
+        self.done = done[is_read]
         self.kind = columns.kind[self.row]
         self.stage = columns.stage[self.row]
         self.microbatch = columns.microbatch[self.row]
         self.is_forward = self.kind == Kind.F
         per_update = [layout.units_of_update(stage) for stage in range(len(layout.placement))]
         self.update = self.microbatch // np.array(per_update, np.int32)[self.stage]
-        self.done = _updates_before(columns)[self.row]
         self.version = self._versions()
 
     def _versions(self) -> Ints:
@@ -131,7 +134,8 @@ class _Reads:
         """Which ops are of a stage that reads its weights by the rule of a name."""
         rules = map(self.schedule.weights_of, range(len(self.schedule.placement)))
         is_named = np.array([rule.name == name for rule in rules])
-        return is_named[self.stage]
+        has_rule: Flags = is_named[self.stage]
+        return has_rule
 
     def of_forwards(self) -> tuple[Ints, Ints, Ints]:
         """The stage and the microbatch of each forward, and the version that it reads."""
@@ -234,16 +238,17 @@ class _Reads:
         return Finding(code, f"`{name}` {does}", rank, int(columns.source[row]), help=help)
 
 
-def _updates_before(columns: Columns) -> Ints:
-    """Of each action, how many updates its stage has had before it."""
+def _updates_before(kind: Ints, stage: Ints) -> Ints:
+    """Of each action, how many updates its stage has had before it; given are all kinds and stages,
+    in order.
+    """
     # Stage by stage, each update adds one for those behind it; what stages before have, is not
     # counted. Small numbers are sorted faster.
-    stage = columns.stage.astype(np.min_scalar_type(int(columns.stage.max(initial=0))))
-    order = np.argsort(stage, kind="stable")
-    is_update = columns.kind[order] == Kind.U
+    order = np.argsort(stage.astype(np.min_scalar_type(int(stage.max(initial=0)))), kind="stable")
+    is_update = kind[order] == Kind.U
     before = np.cumsum(is_update, dtype=np.int32) - is_update
-    is_first = np.diff(columns.stage[order], prepend=-1) != 0
+    is_first = np.diff(stage[order], prepend=-1) != 0
     of_other_stages = np.maximum.accumulate(np.where(is_first, before, 0))
-    updates = np.empty(len(columns), np.int32)
+    updates = np.empty(len(kind), np.int32)
     updates[order] = before - of_other_stages
     return updates

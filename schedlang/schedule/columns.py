@@ -11,18 +11,22 @@ The actions of rank 0 come first, then those of rank 1, and so on; row i of all 
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from itertools import pairwise
+from typing import overload
 
 import numpy as np
-from attrs import field, frozen
+from attrs import define, field, frozen
 from numpy.typing import NDArray
 
 from schedlang.schedule.actions import Actions, is_copy
-from schedlang.schedule.kinds import OPS, SENDS, TRANSFERS, Kind
+from schedlang.schedule.kinds import OPS, ROWS, SENDS, TRANSFERS, Kind
 
 Ints = NDArray[np.integer]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
+
+
+#: By kind, how many slots an op takes in a building block.
+SLOTS = np.array([OPS[kind].slots if kind in OPS else 0 for kind in range(ROWS)])
 
 
 @frozen(eq=False)
@@ -85,7 +89,7 @@ class Columns:
         return self._rows[kinds]
 
     def taken(self, rows: Ints) -> "Columns":
-        """Some rows, in an order that keeps that of the ranks."""
+        """Some rows; `first` is right if their order keeps that of the ranks."""
         columns = {name: getattr(self, name)[rows] for name in _NAMES}
         rank = self.rank[rows]
         return Columns(
@@ -98,12 +102,59 @@ class Columns:
         return rank, int(row - self.first[rank])
 
 
-#: The columns of `Actions`, in the order of `Actions.add`.
+#: The columns of `Actions`, in the order of `Actions.add`, and the types of their numbers.
 _NAMES = ("kind", "stage", "microbatch", "source", "group")
+_TYPES = (np.int8, np.int32, np.int32, np.int32, np.int32)
+
+
+@define(eq=False, repr=False)
+class Ranks(Sequence[Actions]):
+    """The actions of each rank, as columns of all; those of a rank are taken out of these when
+    somebody asks for them.
+    """
+
+    columns: Columns
+    _taken: dict[int, Actions] = field(factory=dict, init=False)
+
+    def __len__(self) -> int:
+        return len(self.columns.first) - 1
+
+    @overload
+    def __getitem__(self, index: int) -> Actions: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Actions, ...]: ...
+
+    def __getitem__(self, index: int | slice) -> Actions | tuple[Actions, ...]:
+        ranks = range(len(self))[index]
+        if isinstance(ranks, range):
+            return tuple(map(self._of, ranks))
+        return self._of(ranks)
+
+    def _of(self, rank: int) -> Actions:
+        """The actions of one rank."""
+        if rank not in self._taken:
+            begin, end = self.columns.first[rank : rank + 2].tolist()
+            table = [getattr(self.columns, name)[begin:end] for name in _NAMES]
+            self._taken[rank] = actions_from(table)
+        return self._taken[rank]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, Ranks):
+            return all(
+                np.array_equal(getattr(self.columns, name), getattr(other.columns, name))
+                for name in ("first", *_NAMES)
+            )
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
 
 
 def columns_of(ranks: Sequence[Actions]) -> Columns:
     """The columns of all ranks' actions."""
+    if isinstance(ranks, Ranks):
+        return ranks.columns
     lengths = [len(actions) for actions in ranks]
     columns = {
         name: np.concatenate([np.asarray(getattr(actions, name)) for actions in ranks])
@@ -115,12 +166,22 @@ def columns_of(ranks: Sequence[Actions]) -> Columns:
     return Columns(**columns, rank=rank, first=np.cumsum([0, *lengths]))
 
 
-def actions_of(ranks: int, columns: Columns) -> tuple[Actions, ...]:
+def actions_of(ranks: int, columns: Columns) -> Ranks:
     """The actions of each rank, from columns in the order of ranks; `first` does not count."""
-    ends = np.searchsorted(columns.rank, np.arange(ranks), "right").tolist()
-    table = [getattr(columns, name) for name in _NAMES]
-    bounds = pairwise([0, *ends])
-    return tuple(actions_from([column[begin:end] for column in table]) for begin, end in bounds)
+    table = {
+        name: getattr(columns, name).astype(dtype, copy=False)
+        for name, dtype in zip(_NAMES, _TYPES, strict=True)
+    }
+    rank = columns.rank.astype(np.int32, copy=False)
+    return Ranks(Columns(**table, rank=rank, first=np.searchsorted(rank, np.arange(ranks + 1))))
+
+
+def joined(parts: Sequence[Columns]) -> Columns:
+    """Columns one behind the other, not in the order of ranks; `first` is that of no rank."""
+    table = {
+        name: np.concatenate([getattr(part, name) for part in parts]) for name in ("rank", *_NAMES)
+    }
+    return Columns(**table, first=parts[0].first)
 
 
 def table_of(actions: Actions) -> Ints:
@@ -146,6 +207,11 @@ def is_any(kind: Ints, *kinds: int) -> Flags:
     for one in kinds:
         flags |= kind == one
     return flags
+
+
+def op_names(stages: int, columns: Columns) -> Ints:
+    """For each op a number that ops of its kind and stage share, where there are so many stages."""
+    return columns.kind.astype(np.int64) * stages + columns.stage
 
 
 def repeats(keys: Ints) -> tuple[Ints, Ints]:

@@ -11,7 +11,7 @@ from attrs import frozen
 
 from schedlang.schedule.columns import Columns, Flags, Ints, is_any, members
 from schedlang.schedule.kinds import MAKERS, OPS, RECEIVES, SENDS, Kind
-from schedlang.schedule.layout import Layout
+from schedlang.schedule.layout import Layout, Pipeline
 
 #: A kind, a stage or the number of a transfer, and a microbatch.
 Op = tuple[int, int, int]
@@ -23,8 +23,8 @@ class Needs:
 
     The action `user` needs what the action `maker` makes, of the kind `made` (see `Op.makes`), of a
     stage and microbatch. If that is made on another rank, the action `receive` brings it, and
-    `number` is the number of its transfer; gradients of weights are summed instead. All are rows of
-    the schedule's columns, or -1 where there is no such action.
+    `number` is the number of its transfer; gradients of weights are summed instead, see `Sums`. All
+    are rows of the schedule's columns, or -1 where there is no such action.
     """
 
     # Rank 0 has stage 0, rank 1 stage 1, and the actions have these rows:
@@ -67,10 +67,53 @@ class Needs:
         return made, int(self.stage[item]), microbatch
 
 
-def needs_of(layout: Layout, columns: Columns) -> Needs:
-    """What all actions need; their stages and microbatches must exist."""
+@frozen(eq=False)
+class Sums:
+    """What optimizer steps need, an item for each step and replica of its stage, the stage itself
+    among them: all the gradients that the replica adds to the update.
+
+    Of these, `last` is the one that its rank makes last, or -1 where none is there; `is_whole` says
+    whether all are, and `is_far` whether they are on another rank than the step. The `step` and the
+    last are rows of the schedule's columns.
+    """
+
+    step: Ints
+    last: Ints
+    is_whole: Flags
+    is_far: Flags
+
+    def late(self, columns: Columns) -> Ints:
+        """The steps that stand before a gradient that their own rank makes for them."""
+        is_before = self.is_whole & (self.last < columns.batch[self.step])
+        return self.step[~is_before & ~self.is_far]
+
+
+def sums_of(layout: Layout, columns: Columns) -> Sums:
+    """The sums of all optimizer steps."""
     rules = _Rules(layout, columns)
-    parts = list(rules.all())
+    made = rules.rows_of(*MAKERS[Kind.W]).reshape(-1, rules.stride)
+    parts = []
+    for pipeline in layout.pipelines:
+        step, stage, update = rules.steps(pipeline)
+        # The gradients of the pipeline's stages, update by update.
+        units = layout.units_of_update(pipeline.start)
+        table = made[pipeline.start : pipeline.stop, : units * layout.updates]
+        by_update = table.reshape(-1, layout.updates, units)
+        at = stage - pipeline.start, update
+        parts.append((step, stage, by_update.max(axis=2)[at], by_update.min(axis=2)[at]))
+    step, stage, last, first = (np.concatenate(column) for column in zip(*parts, strict=True))
+    is_far = np.array(layout.placement, np.int32)[stage] != columns.rank[step]
+    return Sums(step, last, first >= 0, is_far)
+
+
+def needs_of(layout: Layout, columns: Columns, with_sums: bool = False) -> Needs:
+    """What all actions need; their stages and microbatches must exist.
+
+    Without sums, optimizer steps need nothing: each needs every gradient of every replica, and
+    `sums_of` has what counts of these.
+    """
+    rules = _Rules(layout, columns)
+    parts = list(rules.all(with_sums))
     user = np.concatenate([part.user for part in parts])
     stage = np.concatenate([part.stage for part in parts]).astype(np.int32)
     microbatch = np.concatenate([part.microbatch for part in parts]).astype(np.int32)
@@ -132,14 +175,15 @@ class _Rules:
             self.tables[kinds] = table
         return self.tables[kinds]
 
-    def all(self) -> Iterator[_Part]:
+    def all(self, with_sums: bool) -> Iterator[_Part]:
         """What every action needs."""
         yield from self.forward()
         yield from self.backward()
         for kind, op in OPS.items():
             if op.follows is not None:
                 yield self.own(op.follows, self.columns.where(Kind(kind)))
-        yield from self.updates()
+        if with_sums:
+            yield from self.updates()
         yield from self.sends()
 
     def own(self, made: Kind, rows: Ints, microbatches_on: int = 0) -> _Part:
@@ -194,17 +238,20 @@ class _Rules:
 
     def updates(self) -> Iterator[_Part]:
         """An optimizer step needs all gradients of its stage and update, and those of replicas."""
-        steps = self.columns.where(Kind.U)
-        update = np.maximum(self.columns.microbatch[steps], 0)
-        stages = self.columns.stage[steps]
-        starts = np.array([pipeline.start for pipeline in self.layout.pipeline_of], np.int32)
-        piece = stages - starts[stages]
         for pipeline in self.layout.pipelines:
+            step, stage, update = self.steps(pipeline)
             units = self.layout.units_of_update(pipeline.start)
-            first = update * units
-            microbatch = (first[:, np.newaxis] + np.arange(units, dtype=np.int32)).ravel()
-            stage = np.repeat(pipeline.start + piece, units)
-            yield _Part(Kind.W, np.repeat(steps, units), stage, microbatch, stage)
+            microbatch: Ints = np.add.outer(update * units, np.arange(units)).ravel()
+            number: Ints = np.repeat(stage, units)
+            yield _Part(Kind.W, np.repeat(step, units), number, microbatch, number)
+
+    def steps(self, pipeline: Pipeline) -> tuple[Ints, Ints, Ints]:
+        """All optimizer steps, with the replica of their stage in a pipeline, and their update."""
+        step = self.columns.where(Kind.U)
+        starts = np.array([each.start for each in self.layout.pipeline_of], np.int32)
+        own = self.columns.stage[step]
+        stage: Ints = pipeline.start + own - starts[own]
+        return step, stage, np.maximum(self.columns.microbatch[step], 0)
 
     def sends(self) -> Iterator[_Part]:
         """A send needs what it carries."""

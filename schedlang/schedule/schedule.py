@@ -4,7 +4,7 @@ The one intermediate form. A program expands to a schedule of compute ops; lower
 receives; a plan is a lowered schedule that passed the checks.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -15,12 +15,12 @@ from schedlang.diagnostics.arguments import check_whole
 from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.source import Source, Span
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.columns import Columns, Flags, Ints, columns_of
+from schedlang.schedule.columns import Columns, Flags, Ints, Ranks, columns_of
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import FORWARD, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
-from schedlang.schedule.needs import Needs, needs_of
+from schedlang.schedule.needs import Needs, Sums, needs_of, sums_of
 from schedlang.schedule.transports import PORTABLE
 
 #: The most actions of one schedule.
@@ -62,8 +62,8 @@ class Stream:
     update.
     """
 
-    warmup: tuple[Actions, ...]
-    steady: tuple[Actions, ...]
+    warmup: Sequence[Actions]
+    steady: Sequence[Actions]
 
 
 @frozen
@@ -132,8 +132,20 @@ class Schedule:
 
     @cached_property
     def needs(self) -> Needs:
-        """What every action needs; of a schedule that has the right structure."""
+        """What every action needs, but for optimizer steps, which need `sums`; of a schedule that
+        has the right structure.
+        """
         return needs_of(self.layout, self.columns)
+
+    @cached_property
+    def sums(self) -> Sums:
+        """What optimizer steps need; of a schedule that has the right structure."""
+        return sums_of(self.layout, self.columns)
+
+    @cached_property
+    def all_needs(self) -> Needs:
+        """What every action needs, with each of the gradients that an optimizer step needs."""
+        return needs_of(self.layout, self.columns, with_sums=True)
 
     @cached_property
     def names(self) -> Names:
@@ -196,12 +208,21 @@ class Schedule:
     @cached_property
     def is_forward_only(self) -> bool:
         """Whether there are forwards and their transfers alone: inference."""
-        return all(set(actions.kind) <= FORWARD for actions in self.ranks)
+        return all(kinds <= FORWARD for kinds in self._kinds())
 
     @cached_property
     def has_updates(self) -> bool:
         """Whether there are optimizer steps."""
-        return any(Kind.U in set(actions.kind) for actions in self.ranks)
+        return any(Kind.U in kinds for kinds in self._kinds())
+
+    def _kinds(self) -> Iterator[set[int]]:
+        """The kinds of action, rank by rank as far as somebody looks: of a plan that was opened for
+        one rank, those of others would be read.
+        """
+        if isinstance(self.ranks, Ranks):
+            yield set(np.flatnonzero(np.bincount(self.columns.kind)).tolist())
+        else:
+            yield from (set(actions.kind) for actions in self.ranks)
 
     def keeps(self, kind: int, stage: int, microbatch: int) -> bool:
         """Whether what an op adds to the memory stays after it.

@@ -12,12 +12,13 @@ from typing import TypeVar
 import numpy as np
 from attrs import evolve
 
-from schedlang.schedule.columns import Ints, actions_from, table_of
+from schedlang.schedule.columns import Columns, Ints, actions_of, columns_of, joined
 from schedlang.schedule.kinds import ROWS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Kernel, Schedule
 
 S = TypeVar("S", bound=Schedule)
+_NO_ROWS = np.zeros(0, np.int64)
 
 
 def unroll(schedule: Schedule, updates: int) -> Schedule:
@@ -32,33 +33,36 @@ def unroll(schedule: Schedule, updates: int) -> Schedule:
     # F6 is of an update that does not come: the drain leaves it out.
     assert schedule.stream is not None
     layout = _for_updates(schedule.layout, updates)
-    units = np.array([layout.units(stage) for stage in range(len(layout.placement))])
     steps = steps_of(layout)
-    ranks = []
-    for warmup, steady in zip(schedule.stream.warmup, schedule.stream.steady, strict=True):
-        of_updates = _repeated(table_of(steady), range(updates), steps)
-        table = np.concatenate([table_of(warmup), of_updates], axis=1)
-        kind, stage, microbatch = table[:3]
-        comes = (kind == Kind.U) | (microbatch < units[stage])
-        ranks.append(actions_from(table[:, comes]))
-    return evolve(schedule, layout=layout, ranks=tuple(ranks), stream=None)
+    warmup = columns_of(schedule.stream.warmup)
+    steady = columns_of(schedule.stream.steady)
+    of_steady = np.arange(len(steady)) + len(warmup)
+    columns = _repeated(
+        joined([warmup, steady]), np.arange(len(warmup)), of_steady, range(updates), steps
+    )
+    units = np.array([layout.units(stage) for stage in range(len(layout.placement))])
+    comes = (columns.kind == Kind.U) | (columns.microbatch < units[columns.stage])
+    ranks = actions_of(len(schedule.ranks), columns.taken(np.flatnonzero(comes)))
+    return evolve(schedule, layout=layout, ranks=ranks, stream=None)
 
 
 def repeat(schedule: S, kernels: tuple[Kernel, ...], times: int) -> S:
     """The schedule with the repeating part of every rank some more times; or some times less, where
     it has been repeated as often.
     """
+    columns = schedule.columns
+    place = np.arange(len(columns)) - columns.first[columns.rank]
+    start = np.array([kernel.start for kernel in kernels])[columns.rank]
+    stop = np.array([kernel.stop for kernel in kernels])[columns.rank]
+    left_out = max(-times, 0) * (stop - start)
+    is_before = place < stop
+    before = np.flatnonzero(is_before)
+    kernel = np.flatnonzero(is_before & (place >= start))
+    rest = np.flatnonzero(place >= stop + left_out)
     steps = steps_of(schedule.layout)
-    ranks = []
-    for actions, kernel in zip(schedule.ranks, kernels, strict=True):
-        table = table_of(actions)
-        before = table[:, : kernel.stop]
-        more = _repeated(table[:, kernel.start : kernel.stop], range(1, times + 1), steps)
-        left_out = max(-times, 0) * (kernel.stop - kernel.start)
-        rest = later(table[:, kernel.stop + left_out :], times, steps)
-        ranks.append(actions_from(np.concatenate([before, more, rest], axis=1)))
+    repeated = _repeated(columns, before, kernel, range(1, times + 1), steps, rest, times)
     layout = _for_updates(schedule.layout, schedule.layout.updates + times)
-    return evolve(schedule, layout=layout, ranks=tuple(ranks))
+    return evolve(schedule, layout=layout, ranks=actions_of(len(schedule.ranks), repeated))
 
 
 def _for_updates(layout: Layout, updates: int) -> Layout:
@@ -85,18 +89,26 @@ def steps_of(layout: Layout) -> Ints:
     return steps
 
 
-def _repeated(table: Ints, updates: range, steps: Ints) -> Ints:
-    """Actions, as a table, once for each of some updates."""
-    kind, number, microbatch, *_ = table
-    by_updates = np.outer(np.array(updates, np.int64), steps[kind, number])
-    repeated = np.tile(table, len(updates))
-    repeated[2] = (microbatch + by_updates).ravel()
-    return repeated
+def _repeated(
+    columns: Columns,
+    before: Ints,
+    kernel: Ints,
+    updates: range,
+    steps: Ints,
+    rest: Ints = _NO_ROWS,
+    of_rest: int = 0,
+) -> Columns:
+    """Of each rank some rows as they are, then those of its kernel once for each of some updates,
+    and the rest so many updates later.
+    """
+    rows = np.concatenate([before, np.tile(kernel, len(updates)), rest])
+    lengths = [len(before), *[len(kernel)] * len(updates), len(rest)]
+    moved = np.repeat([0, *updates, of_rest], lengths)
+    order = np.argsort(columns.rank[rows], kind="stable")
+    return later(columns.taken(rows[order]), moved[order], steps)
 
 
-def later(table: Ints, updates: int, steps: Ints) -> Ints:
-    """Actions, as a table, some updates later; `steps` are those of their layout."""
-    kind, number, *_ = table
-    shifted = table.copy()
-    shifted[2] += updates * steps[kind, number]
-    return shifted
+def later(columns: Columns, updates: Ints | int, steps: Ints) -> Columns:
+    """Actions some updates later; `steps` are those of their layout."""
+    step = steps[columns.kind, columns.stage]
+    return evolve(columns, microbatch=columns.microbatch + updates * step)

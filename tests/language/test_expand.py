@@ -129,6 +129,36 @@ def test_a_line_needs_the_parameters_above_it(line: str) -> None:
         compile(source)
 
 
+@pytest.mark.parametrize(
+    ("ops", "interval", "message"),
+    [
+        ("F(s, 10^18 * 10^18) at 0", 3, ""),
+        ("F(s, -(10^18 * 10^18)) at 0", 3, "`F` of microbatch -1" + 36 * "0"),
+        ("F(10^18 * 10^18, m) at 0", 3, "`F` of stage 1" + 36 * "0"),
+        ("F(s, m) at 10^18 * 10^18", 3, "a slot beyond 10^18"),
+        ("F(s, m) at 0", "10^18 * 10^18", "a slot beyond 10^18"),
+        # What comes first is said, not what a later repeat ends with.
+        ("F(s, m) at -m  B(s, m / (2 - m)) at 9", 3, "`F` at slot -1"),
+        ("F(s, m) at 0  B(s, m / (1 - m)) at 9", 3, "division by zero"),
+    ],
+)
+def test_a_block_of_large_numbers_or_wrong_ones(
+    ops: str, interval: int | str, message: str
+) -> None:
+    text = (
+        "schedule s { param ranks = 1 param microbatches = 4 "
+        f"block m every {interval} {{ stage s in 0 .. 1 {{ {ops} }} }} }}"
+    ).replace("10^18", "1000000000000000000")
+    source = Source("s.sched", text)
+    if message:
+        with pytest.raises(CompileError) as error:
+            expand(*load(source), {})
+        assert message in str(error.value)
+    else:
+        # As microbatches behind the last one are, it is left out.
+        assert not expand(*load(source), {}).ranks[0].text()
+
+
 def test_an_op_of_a_block_names_its_microbatch() -> None:
     block = "block m every 9 { stage s in 0 .. 1 { F(s, next) at 0 } }"
     source = Source("s.sched", f"schedule s {{ param ranks = 1 param microbatches = 4 {block} }}")

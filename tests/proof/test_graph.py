@@ -17,7 +17,7 @@ from schedlang.lowering.fuse import fuse
 from schedlang.proof.edges import ideal_events, transport_events
 from schedlang.proof.graph import NEVER, NOTHING, Graph, Items, walk
 from schedlang.proof.moments import follows_moments
-from schedlang.proof.order import needs_too_late
+from schedlang.proof.order import check_order
 from schedlang.proof.prove import has_batches
 from schedlang.proof.structure import check_structure
 from schedlang.schedule.transports import transports
@@ -120,7 +120,7 @@ def test_what_follows_its_moments_runs_on_every_transport(
         if not follows_moments(plan, ideal_events(plan, plan.costs)):
             continue
         follows += 1
-        assert not len(needs_too_late(plan))
+        assert not list(check_order(plan))
         for name in TRANSPORTS:
             for transport in transports(name, has_batches(plan.columns)):
                 events = transport_events(plan, plan.costs, transport)
@@ -164,7 +164,12 @@ def test_needs_are_those_of_each_op(schedule: Schedule) -> None:
     for plan in [schedule, lower(schedule), *gallery(((4, 4),), slices=2)[::7]]:
         columns = plan.columns
         found: dict[int, list[tuple[int, int, int]]] = {}
-        rows = plan.needs.user, plan.needs.made, plan.needs.stage, plan.needs.microbatch
+        rows = (
+            plan.all_needs.user,
+            plan.all_needs.made,
+            plan.all_needs.stage,
+            plan.all_needs.microbatch,
+        )
         for row, *need in zip(*(column.tolist() for column in rows), strict=True):
             found.setdefault(row, []).append((need[0], need[1], need[2]))
         for row in np.flatnonzero(~columns.is_transfer).tolist():

@@ -188,7 +188,7 @@ def _times(ranks: tuple[Bars, ...]) -> tuple[Floats, Floats]:
 
 def _latest(schedule: Schedule, costs: Costs, step_of: Ints, end: Floats) -> tuple[Ints, Floats]:
     """Of each step the one whose result arrived last, and when it did."""
-    needs = schedule.needs
+    needs = schedule.all_needs
     transfers = costs.over(schedule.costs).transfers(len(schedule.placement))
     table = latencies(schedule.layout, transfers)
     user = step_of[needs.user]

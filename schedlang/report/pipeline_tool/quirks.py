@@ -62,7 +62,7 @@ def _needs(graph: Graph, p2p: float, gaps: bool) -> list[list[tuple[int, float]]
     """What each node of a graph waits for, with the time that passes from its end."""
     schedule = graph.schedule
     columns = schedule.columns
-    needs = schedule.needs
+    needs = schedule.all_needs
     found: list[list[tuple[int, float]]] = [[] for _ in graph.ops]
     receivers: dict[int, int] = {}
     items = np.argsort(needs.user, kind="stable").tolist()

@@ -135,9 +135,9 @@ def _arrows(plan: Plan, bars: list[Bar]) -> tuple[tuple[int, int], ...]:
         columns.kind.tolist(), columns.stage.tolist(), columns.microbatch.tolist(), strict=True
     )
     box_of = np.array([boxes.get(op, -1) for op in ops])
-    items = np.flatnonzero(~columns.is_transfer[plan.needs.user])
-    makers = box_of[plan.needs.maker[items]]
-    users = box_of[plan.needs.user[items]]
+    items = np.flatnonzero(~columns.is_transfer[plan.all_needs.user])
+    makers = box_of[plan.all_needs.maker[items]]
+    users = box_of[plan.all_needs.user[items]]
     order = np.argsort(users, kind="stable")
     return tuple(zip(makers[order].tolist(), users[order].tolist(), strict=True))
 
