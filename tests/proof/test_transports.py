@@ -16,6 +16,7 @@ from schedlang.compiler import check_program
 from schedlang.diagnostics.source import Span
 from schedlang.plan.reader import parse_actions
 from schedlang.proof.lints import lint
+from schedlang.proof.prove import proofs
 from schedlang.schedule.transports import NAMES, transports
 from tests.support.damage import (
     batched_plan,
@@ -30,6 +31,7 @@ from tests.support.paths import CASES, DIAGNOSTICS, GALLERY, PROGRAMS
 from tests.support.strategies import make_schedule
 
 TRANSPORTS = ["blocking", "gloo", "nccl", "nccl-eager", "buffered:1", "buffered:2", "buffered"]
+ALL = [*TRANSPORTS, "portable"]
 #: Ranks and microbatches at which every interleaving of a program can be tried.
 SMALL = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 2))
 #: Of each of its kinds.
@@ -42,6 +44,17 @@ def verdict(schedule: Schedule, transport: str) -> bool:
     except CompileError:
         return False
     return True
+
+
+def verdicts(schedule: Schedule, asked: int) -> dict[str, bool]:
+    """The verdicts on all transports, as `schedc check` comes to them; that on one of them, which
+    is asked for, also as `compile` does, which proves a schedule for its own transport alone.
+    """
+    proved = proofs(schedule, ALL)
+    found = {transport: not isinstance(proved[transport], CompileError) for transport in ALL}
+    name = ALL[asked % len(ALL)]
+    assert verdict(schedule, name) == found[name], (name, as_case(schedule))
+    return found
 
 
 def as_case(schedule: Schedule) -> dict[str, object]:
@@ -74,11 +87,13 @@ def test_verdicts_are_those_of_every_interleaving(
     kind: str, block: int, tally: Counter[str]
 ) -> None:
     disagreements = []
-    for plan in damaged_plans(KINDS[kind], PROGRAMS_OF_A_BLOCK, random.Random(f"{kind} {block}")):
+    rng = random.Random(f"{kind} {block}")
+    for number, plan in enumerate(damaged_plans(KINDS[kind], PROGRAMS_OF_A_BLOCK, rng)):
         tally[f"{kind} programs"] += 1
-        for transport, right in right_on(plan, [*TRANSPORTS, "portable"]).items():
+        found = verdicts(plan, number)
+        for transport, right in right_on(plan, ALL).items():
             tally[f"{transport} {'right' if right else 'wrong'}"] += 1
-            if verdict(plan, transport) != right:
+            if found[transport] != right:
                 tally[f"{transport} disagreements"] += 1
                 disagreements.append({transport: right} | as_case(plan))
     assert not disagreements, json.dumps(disagreements)
@@ -98,8 +113,9 @@ def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(b
         "buffered:2": ["buffered"],
     }
     seen = set()
-    for plan in damaged_plans(one_of(gallery(((3, 4), (4, 4)))), 30, random.Random(block)):
-        right = {transport: verdict(plan, transport) for transport in [*TRANSPORTS, "portable"]}
+    plans = damaged_plans(one_of(gallery(((3, 4), (4, 4)))), 30, random.Random(block))
+    for number, plan in enumerate(plans):
+        right = verdicts(plan, number)
         for transport, others in weaker.items():
             if right[transport]:
                 assert all(right[other] for other in others), as_case(plan)
@@ -117,8 +133,9 @@ def test_warnings_are_of_what_other_transports_refuse() -> None:
         for plan in gallery(((2, 2), (3, 4)))
         if plan.source.path.endswith("1f1b_explicit.sched")
     ]
-    for mutant in damaged_plans(one_of(explicit), 300, random.Random("warnings")):
-        right = {transport for transport in [*TRANSPORTS, "portable"] if verdict(mutant, transport)}
+    mutants = damaged_plans(one_of(explicit), 300, random.Random("warnings"))
+    for number, mutant in enumerate(mutants):
+        right = {transport for transport, is_right in verdicts(mutant, number).items() if is_right}
         warned = {
             name: {each.code for each in lint(evolve(mutant, transport=name))} for name in right
         }
