@@ -234,6 +234,16 @@ def test_some_transports_block_at_a_receive(transport: str) -> None:
     assert [(str(bar), bar.start) for bar in bars[:2]] == [("0F0", 0), ("0F1", 4 if blocks else 1)]
 
 
+def test_a_skip_has_not_the_number_of_a_stage_behind_the_last() -> None:
+    """Stage 3 is the last, and 4 the first skip: its backward waits for no gradient of that."""
+    first = "0F0 (0SEND_F0;4SEND_F0;3RECV_F0) 4RECV_B0 3F0 3B0 3SEND_B0 0RECV_B0 0B0"
+    second = "1RECV_F0 1F0 4RECV_F0 2F0 2SEND_F0 2RECV_B0 2B0 4SEND_B0 1I0 1SEND_B0 1W0"
+    ranks = (actions_of(first), actions_of(second))
+    schedule = make_schedule((0, 1, 1, 0), 1, ranks, ((0, 2), (0, 3)))
+    assert verdict(schedule, "gloo")
+    assert right_on(schedule, ["gloo"]) == {"gloo": True}
+
+
 PLACES = (Span(0, 1), Span(1, 2), Span(2, 3))
 
 
