@@ -24,7 +24,8 @@ from schedlang.language.variables import with_variables
 from schedlang.lowering.choice import choose_lowering
 from schedlang.plan.plan import Plan
 from schedlang.proof.lints import lint
-from schedlang.proof.repetition import prove_for_all_updates
+from schedlang.proof.prove import proofs
+from schedlang.proof.repetition import prove_for_all_updates, prove_repeats
 from schedlang.proof.structure import check_structure
 from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.forward_only import forward_only as without_backwards
@@ -150,10 +151,13 @@ def check_schedule(
     however often its kernels are repeated; if nothing is, the warnings.
     """
     verdicts: dict[str, list[Diagnostic]] = {}
-    for name in names:
+    for name, proof in proofs(schedule, names).items():
         on_transport = evolve(schedule, transport=name)
         try:
-            check_claims(on_transport, prove_for_all_updates(on_transport, kernels))
+            if isinstance(proof, CompileError):
+                raise proof
+            prove_repeats(on_transport, kernels)
+            check_claims(on_transport, proof)
             verdicts[name] = [*on_transport.warnings, *lint(on_transport)]
         except CompileError as error:
             verdicts[name] = error.diagnostics

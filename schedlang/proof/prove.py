@@ -1,5 +1,8 @@
 """A schedule on a transport: does it run, is it right, and how long does it take?"""
 
+from collections.abc import Iterable
+from functools import cached_property
+
 from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.proof.edges import Events, ideal_events, transport_events
@@ -25,18 +28,56 @@ def prove(schedule: Schedule) -> Execution:
     The execution is the ideal one, see `simulate`. TypeError for what is no schedule.
     """
     check_type("schedule", schedule, Schedule, "a Schedule or a Plan")
-    check_structure(schedule)
-    ideal = ideal_events(schedule, schedule.costs)
-    rules = transports(schedule.transport, has_batches(schedule.columns))
-    if follows_moments(schedule, ideal):
-        # It runs on every transport, but for what there is besides transfers.
-        if any(transport.first_use for transport in rules):
-            check_first_use(schedule)
-    else:
-        for transport in rules:
-            run_on(schedule, schedule.costs, transport)
-    check_versions(schedule)
-    return _execution(schedule, schedule.costs, "ideal", ideal)
+    return _Proof(schedule).on(schedule.transport)
+
+
+def proofs(schedule: Schedule, names: Iterable[str]) -> dict[str, Execution | CompileError]:
+    """For each of some transports, what `prove` of a schedule gives there, or raises.
+
+    What all transports have in common is looked at once.
+    """
+    try:
+        proof = _Proof(schedule)
+    except CompileError as error:
+        return dict.fromkeys(names, error)
+    found: dict[str, Execution | CompileError] = {}
+    for name in names:
+        try:
+            found[name] = proof.on(name)
+        except CompileError as error:
+            found[name] = error
+    return found
+
+
+class _Proof:
+    """The proof of a schedule, as far as it is the same on every transport; CompileError for what
+    is wrong on all.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        check_structure(schedule)
+        self.schedule = schedule
+        self.ideal = ideal_events(schedule, schedule.costs)
+        self.follows_moments = follows_moments(schedule, self.ideal)
+
+    def on(self, name: str) -> Execution:
+        """The ideal execution, if the schedule is right on a transport."""
+        schedule = self.schedule
+        rules = transports(name, has_batches(schedule.columns))
+        if self.follows_moments:
+            # It runs on every transport, but for what there is besides transfers.
+            if any(transport.first_use for transport in rules):
+                check_first_use(schedule)
+        else:
+            for transport in rules:
+                run_on(schedule, schedule.costs, transport)
+        return self._right_weights
+
+    @cached_property
+    def _right_weights(self) -> Execution:
+        """The ideal execution, if every op of it reads the weights that it should."""
+        check_versions(self.schedule)
+        return _execution(self.schedule, self.schedule.costs, "ideal", self.ideal)
 
 
 def can_run(schedule: Schedule) -> bool:

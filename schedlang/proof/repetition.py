@@ -68,8 +68,16 @@ def prove_for_all_updates(schedule: Schedule, kernels: tuple[Kernel, ...]) -> Ex
     schedule itself.
     """
     execution = prove(schedule)
+    prove_repeats(schedule, kernels)
+    return execution
+
+
+def prove_repeats(schedule: Schedule, kernels: tuple[Kernel, ...]) -> None:
+    """`prove` of all that come of a schedule, itself proved, where its kernels are repeated;
+    CompileError as `prove_for_all_updates`.
+    """
     if not kernels:
-        return execution
+        return
     before = schedule
     # A rank is ahead of another one by no more updates than the schedule shows.
     most = schedule.layout.updates + 2
@@ -81,7 +89,7 @@ def prove_for_all_updates(schedule: Schedule, kernels: tuple[Kernel, ...]) -> Ex
             note = f"in the plan of {longer.layout.updates} updates"
             raise CompileError([each.with_note(note) for each in error.diagnostics]) from None
         if _goes_on(before, longer, kernels, times):
-            return execution
+            return
         before = longer
     message = (
         f"what repeats is proved for {schedule.layout.updates} to {before.layout.updates} updates, "

@@ -205,7 +205,8 @@ def is_any(kind: Ints, *kinds: int) -> Flags:
     # Kinds are bytes, so a comparison takes a small part of what a look into a table would.
     flags = np.zeros(len(kind), bool)
     for one in kinds:
-        flags |= kind == one
+        # An enum would be made an array first, which takes longer than to compare a small plan.
+        flags |= kind == int(one)
     return flags
 
 

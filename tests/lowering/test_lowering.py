@@ -5,6 +5,7 @@ chosen.
 import json
 import random
 from functools import cache
+from itertools import product
 
 import pytest
 from attrs import evolve
@@ -238,6 +239,8 @@ def test_sends_that_come_late_are_late_on_gloo_but_not_ideally() -> None:
 
 # -- the choice
 
+KNOWN = {CO_ISSUED, OWN, *(name for transport in TRANSPORTS for name in alternatives(transport))}
+
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("name", GALLERY)
@@ -248,6 +251,7 @@ def test_the_choice_is_proved_and_no_slower_than_co_issued(name: str, transport:
         plan = program(name, transport, p2p)
         prove(evolve(plan, transport=transport))
         assert plan.transport == transport
+        assert plan.lowering in KNOWN
         if plan.layout.updates == plain.layout.updates:
             order = [actions.compute().text() for actions in plain.ranks]
             assert [actions.compute().text() for actions in plan.ranks] == order
@@ -270,18 +274,12 @@ def test_the_choice_is_proved_and_no_slower_than_co_issued(name: str, transport:
 
 
 def test_every_lowering_is_the_best_of_some_program() -> None:
-    chosen = {
-        program(name, transport, p2p).lowering
-        for name in GALLERY
-        for transport in TRANSPORTS
-        for p2p in (0.25, 1.0)
-    }
-    known = {
-        CO_ISSUED,
-        OWN,
-        *(name for transport in TRANSPORTS for name in alternatives(transport)),
-    }
-    assert chosen == known
+    missing = set(KNOWN)
+    for p2p, name, transport in product((0.25, 1.0), GALLERY, TRANSPORTS):
+        missing.discard(program(name, transport, p2p).lowering)
+        if not missing:
+            return
+    assert not missing
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager_1f1b", "zb_h1"])

@@ -16,6 +16,7 @@ from schedlang.compiler import check_program
 from schedlang.diagnostics.source import Span
 from schedlang.plan.reader import parse_actions
 from schedlang.proof.lints import lint
+from schedlang.proof.prove import proofs
 from schedlang.schedule.transports import NAMES, transports
 from tests.support.damage import (
     batched_plan,
@@ -30,6 +31,7 @@ from tests.support.paths import CASES, DIAGNOSTICS, GALLERY, PROGRAMS
 from tests.support.strategies import make_schedule
 
 TRANSPORTS = ["blocking", "gloo", "nccl", "nccl-eager", "buffered:1", "buffered:2", "buffered"]
+ALL = [*TRANSPORTS, "portable"]
 #: Ranks and microbatches at which every interleaving of a program can be tried.
 SMALL = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 2))
 #: Of each of its kinds.
@@ -42,6 +44,14 @@ def verdict(schedule: Schedule, transport: str) -> bool:
     except CompileError:
         return False
     return True
+
+
+def verdicts(schedule: Schedule) -> dict[str, bool]:
+    """Those on all transports, as `schedc check` comes to them: what all have in common is proved
+    once.
+    """
+    found = proofs(schedule, ALL)
+    return {transport: not isinstance(found[transport], CompileError) for transport in ALL}
 
 
 def as_case(schedule: Schedule) -> dict[str, object]:
@@ -76,15 +86,28 @@ def test_verdicts_are_those_of_every_interleaving(
     disagreements = []
     for plan in damaged_plans(KINDS[kind], PROGRAMS_OF_A_BLOCK, random.Random(f"{kind} {block}")):
         tally[f"{kind} programs"] += 1
-        for transport, right in right_on(plan, [*TRANSPORTS, "portable"]).items():
+        found = verdicts(plan)
+        for transport, right in right_on(plan, ALL).items():
             tally[f"{transport} {'right' if right else 'wrong'}"] += 1
-            if verdict(plan, transport) != right:
+            if found[transport] != right:
                 tally[f"{transport} disagreements"] += 1
                 disagreements.append({transport: right} | as_case(plan))
     assert not disagreements, json.dumps(disagreements)
     assert all(
         tally[f"{transport} {word}"] for transport in TRANSPORTS for word in ("right", "wrong")
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_schedule_is_proved_for_its_transport_as_for_many(kind: str) -> None:
+    """Each plan for one transport, in turn."""
+    seen = set()
+    for number, plan in enumerate(damaged_plans(KINDS[kind], 80, random.Random(kind))):
+        transport = ALL[number % len(ALL)]
+        right = verdict(plan, transport)
+        assert verdicts(plan)[transport] == right, (transport, as_case(plan))
+        seen.add((transport, right))
+    assert len(seen) == 2 * len(ALL)
 
 
 def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(block: int) -> None:
@@ -99,7 +122,7 @@ def test_what_is_portable_is_right_everywhere_and_strict_transports_allow_less(b
     }
     seen = set()
     for plan in damaged_plans(one_of(gallery(((3, 4), (4, 4)))), 30, random.Random(block)):
-        right = {transport: verdict(plan, transport) for transport in [*TRANSPORTS, "portable"]}
+        right = verdicts(plan)
         for transport, others in weaker.items():
             if right[transport]:
                 assert all(right[other] for other in others), as_case(plan)
@@ -118,7 +141,7 @@ def test_warnings_are_of_what_other_transports_refuse() -> None:
         if plan.source.path.endswith("1f1b_explicit.sched")
     ]
     for mutant in damaged_plans(one_of(explicit), 300, random.Random("warnings")):
-        right = {transport for transport in [*TRANSPORTS, "portable"] if verdict(mutant, transport)}
+        right = {transport for transport, is_right in verdicts(mutant).items() if is_right}
         warned = {
             name: {each.code for each in lint(evolve(mutant, transport=name))} for name in right
         }
@@ -209,6 +232,16 @@ def test_some_transports_block_at_a_receive(transport: str) -> None:
     bars = simulate(evolve(schedule, transport=transport)).timeline.ranks[0]
     blocks = transport.startswith(("blocking", "buffered"))
     assert [(str(bar), bar.start) for bar in bars[:2]] == [("0F0", 0), ("0F1", 4 if blocks else 1)]
+
+
+def test_a_skip_has_not_the_number_of_a_stage_behind_the_last() -> None:
+    """Stage 3 is the last, and 4 the first skip: its backward waits for no gradient of that."""
+    first = "0F0 (0SEND_F0;4SEND_F0;3RECV_F0) 4RECV_B0 3F0 3B0 3SEND_B0 0RECV_B0 0B0"
+    second = "1RECV_F0 1F0 4RECV_F0 2F0 2SEND_F0 2RECV_B0 2B0 4SEND_B0 1I0 1SEND_B0 1W0"
+    ranks = (actions_of(first), actions_of(second))
+    schedule = make_schedule((0, 1, 1, 0), 1, ranks, ((0, 2), (0, 3)))
+    assert verdict(schedule, "gloo")
+    assert right_on(schedule, ["gloo"]) == {"gloo": True}
 
 
 PLACES = (Span(0, 1), Span(1, 2), Span(2, 3))

@@ -13,9 +13,10 @@ from schedlang.report.measured import read_run
 from schedlang.schedule.costs import read_costs
 from tests.support.paths import PROGRAMS
 from tests.support.processes import python, torchrun
+from tests.support.ranks import Run
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
-from tests.support.training import Train
+from tests.support.training import Train, run_script
 
 pytestmark = pytest.mark.processes
 
@@ -132,10 +133,10 @@ def test_an_audit_of_slices_skips_and_late_weights(train: Train, tmp_path: Path,
     assert len(stages) >= 2
 
 
-def test_one_process_needs_no_launcher(tmp_path: Path) -> None:
+def test_one_process_needs_no_launcher(train: Train, tmp_path: Path) -> None:
     plan = plan_file(tmp_path, "gpipe", ranks=1, microbatches=2)
-    done = python("-m", "schedlang.runtime", plan, "--steps", 1)
-    assert done.returncode == 0, done.stderr
+    done = train(0, plan, "--steps", 1)
+    assert done.codes == [0], done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert "gradient_error" not in figures
     assert figures["measured_idle"][0] < 0.5
@@ -236,24 +237,34 @@ pipeline.step(torch.ones(8, 2), torch.ones(8, 2))
 """
 
 
+def last_words(errors: str, message: str) -> list[str]:
+    """The lines of ranks that say that."""
+    return re.findall(rf"(?:rank \d: stopped|PipelineError): {message}$", errors, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
-    ("end", "code", "message"),
+    ("end", "message"),
     [
-        ("raises", "1", r"rank 1 failed at 1F0 \(1f1b.sched:\d+\): ValueError: boom"),
-        ("raises_between", "1", r"rank 1 failed: ValueError: between"),
-        (
-            "killed",
-            "-9",
-            r"rank 1 is gone: rank \d lost its connection at \S+ \(1f1b.sched:\d+\): .*",
-        ),
+        ("raises", r"rank 1 failed at 1F0 \(1f1b.sched:\d+\): ValueError: boom"),
+        ("raises_between", r"rank 1 failed: ValueError: between"),
     ],
 )
 def test_ranks_have_the_last_word_before_the_launcher_ends_them(
-    tmp_path: Path, end: str, code: str, message: str
+    run_ranks: Run, tmp_path: Path, end: str, message: str
 ) -> None:
     script = tmp_path / "user.py"
     script.write_text(USER)
-    done = torchrun(3, script, plan_file(tmp_path, "1f1b", ranks=3, microbatches=4), end)
-    assert sorted(exit_codes(done.stderr)) == sorted(["1", "1", code]), done.stderr
-    said = re.findall(rf"(?:rank \d: stopped|PipelineError): {message}$", done.stderr, re.MULTILINE)
-    assert len(said) == (2 if end == "killed" else 3), done.stderr
+    plan = plan_file(tmp_path, "1f1b", ranks=3, microbatches=4)
+    done = run_script(run_ranks, tmp_path, 3, script, plan, end)
+    assert done.codes == [1, 1, 1], done.stderr
+    assert len(last_words(done.stderr, message)) == 3, done.stderr
+
+
+def test_torchrun_tells_which_rank_was_killed_and_the_others_why_they_end(tmp_path: Path) -> None:
+    script = tmp_path / "user.py"
+    script.write_text(USER)
+    plan = plan_file(tmp_path, "1f1b", ranks=3, microbatches=4)
+    done = torchrun(3, script, plan, "killed")
+    assert sorted(exit_codes(done.stderr)) == sorted(["1", "1", "-9"]), done.stderr
+    gone = r"rank 1 is gone: rank \d lost its connection at \S+ \(1f1b.sched:\d+\): .*"
+    assert len(last_words(done.stderr, gone)) == 2, done.stderr

@@ -5,6 +5,7 @@ a fixed seed.
 import random
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 
 from attrs import evolve
 
@@ -124,16 +125,24 @@ def gallery(sizes: tuple[tuple[int, int], ...], **params: int) -> tuple[Schedule
     """The plans of all programs at some numbers of ranks and microbatches, where these are for
     them.
     """
-    found: list[Schedule] = []
-    for path in GALLERY:
-        source = read_source(path)
-        for ranks, microbatches in sizes:
-            own = {name: value for name, value in params.items() if f"param {name} " in source.text}
-            try:
-                found.append(compile(source, {"ranks": ranks, "microbatches": microbatches, **own}))
-            except CompileError:
-                continue
-    return tuple(found)
+    plans = (_compiled(path, *size, **params) for path in GALLERY for size in sizes)
+    return tuple(plan for plan in plans if plan is not None)
+
+
+def _compiled(path: Path, ranks: int, microbatches: int, **params: int) -> Schedule | None:
+    """A program at a size, with those of some parameters that it has; None where it is for others."""
+    text = read_source(path).text
+    own = {name: value for name, value in params.items() if f"param {name} " in text}
+    return _plan(path, tuple({"ranks": ranks, "microbatches": microbatches, **own}.items()))
+
+
+@cache
+def _plan(path: Path, params: tuple[tuple[str, int], ...]) -> Schedule | None:
+    """Tests ask for other sizes, many of them the same."""
+    try:
+        return compile(read_source(path), dict(params))
+    except CompileError:
+        return None
 
 
 def random_plan(rng: random.Random) -> Schedule:

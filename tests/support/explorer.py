@@ -216,12 +216,10 @@ class _Explorer:
         if kind not in (Kind.F, Kind.B, Kind.I):
             return []
         forwards = kind == Kind.F
-        numbers = [stage - 1 if forwards else stage + 1]
-        numbers += [
-            len(self.schedule.placement) + i
-            for i, skip in enumerate(self.skips)
-            if skip[forwards] == stage
-        ]
+        stages = len(self.schedule.placement)
+        neighbour = stage - 1 if forwards else stage + 1
+        numbers = [neighbour] if 0 <= neighbour < stages else []
+        numbers += [stages + i for i, skip in enumerate(self.skips) if skip[forwards] == stage]
         return [(Kind.SEND_F if forwards else Kind.SEND_B, each, microbatch) for each in numbers]
 
     def message(self, kind: int, stage: int, microbatch: int) -> tuple[int, int, int]:

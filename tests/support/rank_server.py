@@ -23,10 +23,14 @@ from typing import Any
 
 import torch
 
-# Torch imports it with the first optimizer, which takes a second in each rank.
+# Torch imports these with the first optimizer, the first step and the first tensor that is read,
+# which takes a second in each rank.
 import torch._dynamo
 import torch.distributed as dist
+import torch.profiler
+import torch.utils.serialization
 
+from schedlang.language.grammar import grammar
 from tests.support.forks import fork, print_to, read, write
 
 
@@ -97,6 +101,8 @@ def run(
 def main() -> None:
     """Answer until nobody can ask any more."""
     torch.set_num_threads(1)
+    # Ranks that compile a program would each load its tables.
+    grammar()
     connection: Connection[Any, Any] = Connection(int(sys.argv[1]))
     while True:
         try:

@@ -7,13 +7,36 @@ no time changes. For plans that run to their end, without offload.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+
+from attrs import frozen
 
 from schedlang import Costs, Kind, Schedule
 from schedlang.schedule.actions import is_send, is_transfer
 from tests.support.own_needs import needs, receive_of
 
 Place = tuple[int, int]
+
+
+@frozen
+class _Ops:
+    """Ops that run as one: how long, and the times that they wait for and that they set."""
+
+    takes: float
+    waits: list[Hashable]
+    makes: list[Hashable]
+
+
+@frozen
+class _Transfers:
+    """Transfers that are issued as one: of each its place, whether it sends, and the time that it
+    sets.
+    """
+
+    lane: Hashable
+    places: list[Place]
+    sends: list[bool]
+    there: list[Hashable]
 
 
 class Replay:
@@ -30,7 +53,7 @@ class Replay:
         #: Of a send, the receive that makes room for its message in the buffer.
         self.room: dict[Place, Place] = {}
         self.match()
-        self.times: dict[object, float] = defaultdict(float)
+        self.times: dict[Hashable, float] = defaultdict(float)
         self.changed = False
 
     def match(self) -> None:
@@ -61,78 +84,81 @@ class Replay:
             if 0 < self.capacity < len(sends):
                 self.room |= dict(zip(sends[int(self.capacity) :], receives, strict=False))
 
+    def steps(self, rank: int) -> Iterator[_Ops | _Transfers]:
+        """What a rank does, batch by batch."""
+        actions = self.schedule.ranks[rank]
+        for batch in actions.batches():
+            rows = [actions.row(index)[:3] for index in batch]
+            if is_transfer(actions.kind[batch.start]):
+                places = [(rank, index) for index in batch]
+                sends = [is_send(kind) for kind, _, _ in rows]
+                there = [("there", rank, *row) for row in rows]
+                yield _Transfers(self.lane(rank, batch), places, sends, there)
+            else:
+                waits = [key for row in rows for key in self.waits(rank, *row)]
+                makes = [("made", s, m) for kind, s, m in rows if kind in (Kind.B, Kind.W)]
+                takes = sum(self.durations[kind][stage] for kind, stage, _ in rows)
+                yield _Ops(takes, waits, makes)
+
+    def lane(self, rank: int, batch: range) -> Hashable:
+        """Transfers of one lane go one after the other."""
+        if self.transport == "gloo":
+            return batch
+        if self.transport == "nccl" and len(batch) == 1:
+            actions = self.schedule.ranks[rank]
+            return self.schedule.peer(actions.kind[batch.start], actions.stage[batch.start])
+        return "rank"
+
+    def waits(self, rank: int, kind: int, stage: int, microbatch: int) -> Iterator[Hashable]:
+        """What an op waits for of other ranks: what is received, and updates for gradients."""
+        for need in needs(self.schedule, kind, stage, microbatch):
+            if self.schedule.placement[need[1]] != rank:
+                if need[0] == Kind.W:
+                    yield "made", need[1], need[2]
+                else:
+                    yield "there", rank, *receive_of(self.schedule, need, stage)
+
     def makespan(self) -> float:
+        ranks = [list(self.steps(rank)) for rank in range(len(self.schedule.ranks))]
         self.changed = True
         ends: list[float] = []
         while self.changed:
             self.changed = False
-            ends = [self.rank(rank) for rank in range(len(self.schedule.ranks))]
+            ends = [self.rank(steps) for steps in ranks]
         return max(ends)
 
-    def put(self, key: object, time: float) -> None:
+    def put(self, key: Hashable, time: float) -> None:
         self.changed |= self.times.get(key) != time
         self.times[key] = time
 
-    def rank(self, rank: int) -> float:
-        """Go through a rank's actions, by what is known of the others so far; when it is done."""
-        actions = self.schedule.ranks[rank]
+    def rank(self, steps: list[_Ops | _Transfers]) -> float:
+        """Go through what a rank does, by what is known of the others so far; when it is done."""
         now = 0.0
-        lanes: dict[object, float] = defaultdict(float)
-        for batch in actions.batches():
-            if is_transfer(actions.kind[batch.start]):
-                end = self.transfers(rank, batch, now, lanes)
+        lanes: dict[Hashable, float] = defaultdict(float)
+        for step in steps:
+            if isinstance(step, _Transfers):
+                end = self.transfers(step, now, lanes)
                 now = end if self.blocks else now
                 continue
-            start = max(
-                [now, *(self.times["there", rank, *each] for each in self.receives(rank, batch))]
-            )
-            start = max(
-                [start, *(self.times["made", *each] for each in self.gradients(rank, batch))]
-            )
-            now = start + sum(
-                self.durations[actions.kind[index]][actions.stage[index]] for index in batch
-            )
-            for index in batch:
-                if actions.kind[index] in (Kind.B, Kind.W):
-                    self.put(("made", actions.stage[index], actions.microbatch[index]), now)
+            now = max([now, *(self.times[key] for key in step.waits)]) + step.takes
+            for key in step.makes:
+                self.put(key, now)
         return now
 
-    def gradients(self, rank: int, batch: range) -> Iterator[tuple[int, int]]:
-        """What updates wait for of other ranks."""
-        for index in batch:
-            for kind, stage, microbatch in needs(
-                self.schedule, *self.schedule.ranks[rank].row(index)[:3]
-            ):
-                if self.schedule.placement[stage] != rank and kind == Kind.W:
-                    yield stage, microbatch
-
-    def receives(self, rank: int, batch: range) -> Iterator[tuple[int, int, int]]:
-        for op in (self.schedule.ranks[rank].row(index)[:3] for index in batch):
-            for need in needs(self.schedule, *op):
-                if self.schedule.placement[need[1]] != rank and need[0] != Kind.W:
-                    yield receive_of(self.schedule, need, op[1])
-
-    def transfers(self, rank: int, batch: range, now: float, lanes: dict[object, float]) -> float:
-        actions = self.schedule.ranks[rank]
-        lane: object = "rank"
-        if self.transport == "gloo":
-            lane = batch
-        elif self.transport == "nccl" and len(batch) == 1:
-            lane = self.schedule.peer(actions.kind[batch.start], actions.stage[batch.start])
-        start = max(now, lanes[lane])
-        ends = [self.transfer((rank, index), start) for index in batch]
-        lanes[lane] = max(ends)
-        for index, end in zip(batch, ends, strict=True):
-            kind, stage, microbatch, *_ = actions.row(index)
+    def transfers(self, step: _Transfers, now: float, lanes: dict[Hashable, float]) -> float:
+        start = max(now, lanes[step.lane])
+        pairs = zip(step.places, step.sends, strict=True)
+        ends = [self.transfer(place, sends, start) for place, sends in pairs]
+        lanes[step.lane] = max(ends)
+        for place, there, end in zip(step.places, step.there, ends, strict=True):
             # On gloo, a batch is no more than its transfers.
             end = end if self.transport == "gloo" else max(ends)
-            self.put(("end", rank, index), end)
-            self.put(("there", rank, kind, stage, microbatch), end)
+            self.put(("end", *place), end)
+            self.put(there, end)
         return max(ends)
 
-    def transfer(self, place: Place, start: float) -> float:
+    def transfer(self, place: Place, sends: bool, start: float) -> float:
         """When a transfer that starts is over."""
-        sends = self.schedule.ranks[place[0]].kind[place[1]] in (Kind.SEND_F, Kind.SEND_B)
         if sends and place in self.room:
             start = max(start, self.times["end", *self.room[place]])
         self.put(("start", *place), start)

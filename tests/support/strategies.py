@@ -113,6 +113,7 @@ class _Oracle:
         self.skips = {stages + index: skip for index, skip in enumerate(skips)}
         self.right_output = cache(self._right_output)
         self.right_gradient = cache(self._right_gradient)
+        self.peer = cache(self._peer)
         self.reloads = [row[1:] for rank in self.rows for row in rank if row[0] == Kind.RELOAD]
 
     def run(self) -> bool:
@@ -172,7 +173,7 @@ class _Oracle:
             return True
         return progress
 
-    def peer(self, rank: int, i: int) -> int | None:
+    def _peer(self, rank: int, i: int) -> int | None:
         kind, number, _ = self.rows[rank][i]
         later = kind in (Kind.SEND_F, Kind.RECV_B)
         stage, other = self.skips.get(number, ())[:: 1 if later else -1] or (

@@ -1,9 +1,10 @@
-"""`torchrun -m schedlang.runtime` without the time that it takes: its processes are forked from one
-that has imported torch already, and have the environment that torchrun gives them.
+"""`torchrun`, of `schedlang.runtime` or of a script, without the time that it takes: its processes are
+forked from one that has imported torch already, and have the environment that torchrun gives them.
 
 Tests of what torchrun itself does about them start a real one, see `processes.py`.
 """
 
+import ctypes
 import os
 import signal
 import sys
@@ -31,24 +32,36 @@ class Training:
 
 Train = Callable[..., Training]
 
+_SCRIPT = b"import runpy, sys; runpy.run_path(sys.argv[0], run_name='__main__')"
+
 
 def train(run_ranks: Run, tmp_path: Path, ranks: int, *arguments: object) -> Training:
     """Run `schedlang.runtime` with these arguments on so many ranks; on 0, without a launcher."""
+    return launched(run_ranks, tmp_path, ranks, partial(module_main, list(map(str, arguments))))
+
+
+def run_script(run_ranks: Run, tmp_path: Path, ranks: int, *command: object) -> Training:
+    """Run a script with arguments on so many ranks."""
+    return launched(run_ranks, tmp_path, ranks, partial(script_main, list(map(str, command))))
+
+
+def launched(run_ranks: Run, tmp_path: Path, ranks: int, main: Callable[[], None]) -> Training:
+    """What becomes of processes that do this."""
     folder = Path(mkdtemp(dir=tmp_path))
-    given = partial(launch, ranks, list(map(str, arguments)), folder)
+    given = partial(launch, ranks, main, folder)
     (codes,) = run_ranks(given, 1, joins=False).results()
     return Training(codes, (folder / "stdout").read_text(), (folder / "stderr").read_text())
 
 
-def launch(ranks: int, arguments: list[str], folder: Path) -> list[int]:
+def launch(ranks: int, main: Callable[[], None], folder: Path) -> list[int]:
     """As torchrun does: has the store of the processes, waits for them to end, and asks all others
     to end where one has failed.
     """
     print_to(folder / "stdout", 1)
     print_to(folder / "stderr", 2)
     port = folder / "port"
-    mains = [partial(rank_main, rank, ranks, port, arguments) for rank in range(ranks)]
-    children = [fork(each) for each in mains or [partial(module_main, arguments)]]
+    mains = [partial(rank_main, rank, ranks, port, main) for rank in range(ranks)]
+    children = [fork(each) for each in mains or [main]]
     # Only now, for it has threads.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     write(port, str(store.port).encode())
@@ -62,7 +75,7 @@ def launch(ranks: int, arguments: list[str], folder: Path) -> list[int]:
     return [codes[child] for child in children]
 
 
-def rank_main(rank: int, ranks: int, port: Path, arguments: list[str]) -> None:
+def rank_main(rank: int, ranks: int, port: Path, main: Callable[[], None]) -> None:
     """A process as torchrun starts it."""
     os.environ |= {
         "MASTER_ADDR": "127.0.0.1",
@@ -74,10 +87,19 @@ def rank_main(rank: int, ranks: int, port: Path, arguments: list[str]) -> None:
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_RESTART_COUNT": "0",
     }
-    module_main(arguments)
+    main()
 
 
 def module_main(arguments: list[str]) -> None:
     """`python -m schedlang.runtime`."""
     sys.argv = ["schedlang.runtime", *arguments]
     run()
+
+
+def script_main(command: list[str]) -> None:
+    """`python SCRIPT`, from its first line to the end of its interpreter: what it fails with is told,
+    and what is to be done at the end is done.
+    """
+    sys.argv = command
+    failed = ctypes.pythonapi.PyRun_SimpleString(_SCRIPT)
+    ctypes.pythonapi.Py_Exit(1 if failed else 0)
