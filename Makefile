@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo example test test-browser explore models trainings faults pages nodes fuzz mutation architecture
+.PHONY: demo example test test-torch test-browser explore models trainings faults pages nodes fuzz mutation architecture
 .PHONY: gallery reference pictures
 .PHONY: bench bench-start bench-runtime bench-walk bench-prediction
 
@@ -26,6 +26,20 @@ test: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# The tests with another version of torch, in an environment of its own in build/, which is kept; the rest is that of
+# constraints.txt. TESTS=tests/runtime runs some only.
+TORCH ?= 2.15.0
+TESTS ?= tests
+OTHER := build/torch-$(TORCH)
+test-torch: $(OTHER)/installed
+	$(OTHER)/bin/pytest -n 2 --dist worksteal $(TESTS)
+
+$(OTHER)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(OTHER)
+	{ grep -v '^torch==' constraints.txt; echo 'torch==$(TORCH)'; } > $(OTHER)/constraints.txt
+	$(OTHER)/bin/pip install --quiet --constraint $(OTHER)/constraints.txt --editable '.[runtime,dev]'
+	touch $@
 
 # The page of `schedc view`, and its trace in Perfetto, in a real Chromium, which must be on this machine. It prints the
 # times to first paint.

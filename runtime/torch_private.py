@@ -1,41 +1,126 @@
-"""All private parts of torch that the runtime uses, and why it does.
+"""All private parts of torch that the runtime uses, why it does, and what it has instead.
 
 Nothing else in the runtime reads a name of torch with an underscore in front. Each part is looked
-up when this module is imported, so a version of torch without one is refused at once, by name. Only
-what belongs to FSDP2 is looked up when a stage is sharded: its import takes a second.
+up and tried when this module is imported. Where a version of torch does not have it, or has another
+thing by that name, there is another way that gives the same results: slower, or with fewer layers
+whose backward is split; and a warning that names the part. FSDP2 has no other way: without its
+parts, sharded stages are refused when a pipeline is built.
 """
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from itertools import chain
 from operator import attrgetter
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 import torch
 import torch.nn.functional as F
 import torch.overrides
 from torch import Tensor, nn
-from torch.autograd.graph import GradientEdge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.fx import GraphModule
-from torch.overrides import TorchFunctionMode
+from torch.overrides import has_torch_function
+from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.hooks import RemovableHandle
 
+from schedlang.runtime import containers
+from schedlang.runtime.errors import PipelineError
+
+_Part = TypeVar("_Part")
+
+
+def _private(owner: object, *names: str) -> Any:
+    """A private attribute of an attribute of an object."""
+    for name in names:
+        owner = getattr(owner, name)
+    return owner
+
+
+def _instead(name: str, part: Callable[[], _Part], other: _Part, but: str) -> _Part:
+    """A part as a function finds and tries it; or where that fails, the other way, with a warning
+    that says what is not as good.
+    """
+    try:
+        # As in a process that does nothing else.
+        with torch.inference_mode(False), torch.enable_grad():
+            return part()
+    except Exception as error:
+        warnings.warn(
+            f"torch {torch.__version__} has no `{name}` that does what schedlang.runtime takes it "
+            f"for ({type(error).__name__}: {error}): {but}",
+            stacklevel=3,
+        )
+        return other
+
+
+def _must(holds: object) -> None:
+    if not holds:
+        raise ValueError("it does something else")
+
+
+# --- Containers -----------------------------------------------------------------------------------
+#
 # Torch has no public functions for nested containers of tensors; its own `torch.export` and
 # `torch.func` flatten with these. They also know containers that other libraries have registered.
-from torch.utils._device import DeviceContext
-from torch.utils._pytree import TreeSpec as TreeSpec
-from torch.utils._pytree import tree_flatten as tree_flatten
-from torch.utils._pytree import tree_unflatten as tree_unflatten
 
 
-def _private(owner: object, name: str) -> Any:
-    """A private attribute; ImportError where this version of torch does not have it."""
-    try:
-        return getattr(owner, name)
-    except AttributeError:
-        raise ImportError(
-            f"schedlang.runtime needs `{name}`, a private part of torch that torch "
-            f"{torch.__version__} does not have"
-        ) from None
+def _torchs_containers() -> tuple[type, Callable[..., Any], Callable[..., Any]]:
+    from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
+
+    values, tree = tree_flatten({"a": (1, [2])})
+    _must(values == [1, 2] and tree_unflatten(values, tree) == {"a": (1, [2])})
+    return TreeSpec, tree_flatten, tree_unflatten
+
+
+if TYPE_CHECKING:
+    from torch.utils._pytree import TreeSpec as TreeSpec
+    from torch.utils._pytree import tree_flatten as tree_flatten
+    from torch.utils._pytree import tree_unflatten as tree_unflatten
+else:
+    TreeSpec, tree_flatten, tree_unflatten = _instead(
+        "torch.utils._pytree",
+        _torchs_containers,
+        (containers.Tree, containers.tree_flatten, containers.tree_unflatten),
+        "tensors pass between stages in tuples, lists and dictionaries only",
+    )
+
+
+# --- Functions under a TorchFunctionMode ----------------------------------------------------------
+#
+# A mode is given calls of these Python functions as a whole, and must be given the calls inside
+# them. Torch has no way to ask for that: their first lines hand the call to whatever mode is on. So
+# they are copied with a `has_torch_function` that always says no.
+
+
+def _body_of(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A Python function of torch without its first lines, which hand the call to a mode."""
+    _must(isinstance(function, FunctionType))
+    assert isinstance(function, FunctionType)
+    _must("has_torch_function" in function.__code__.co_names)
+    names = function.__globals__ | {"has_torch_function": lambda _: False}
+    body = FunctionType(
+        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
+    )
+    body.__kwdefaults__ = function.__kwdefaults__
+    return body
+
+
+def _entered(function: Callable[..., Any], but: str) -> dict[Callable[..., Any], Any]:
+    """A function with its body, if that can be had."""
+    body = _instead(f"{function.__name__}.__code__", partial(_body_of, function), None, but)
+    return {} if body is None else {function: body}
+
+
+#: Functions that are no layers, but call some. Backwards do so where there is a checkpoint in them.
+BODIES = {
+    **_entered(F.multi_head_attention_forward, "B computes the weight gradients of attention"),
+    **_entered(torch.autograd.backward, "B computes all weight gradients, and W none"),
+    **_entered(torch.autograd.grad, "B computes all weight gradients, and W none"),
+}
 
 
 # --- The engine of autograd -----------------------------------------------------------------------
@@ -44,9 +129,43 @@ def _private(owner: object, name: str) -> Any:
 # engine. The checks take 30 microseconds, as long as the backward of a small layer, and the runtime
 # makes several calls for each action.
 
+
+def _torchs_engine() -> Callable[..., Any]:
+    run = _private(torch.autograd.Variable, "_execution_engine", "run_backward")
+    leaf = torch.ones((), requires_grad=True, device="cpu")
+    one = torch.ones((), device="cpu")
+    (gradient,) = run((leaf * 3,), (one,), False, False, (leaf,), True, False)
+    run((leaf * 2,), (one,), False, False, (), True, True)
+    _must(gradient == 3 and leaf.grad == 2)
+    return run  # type: ignore[no-any-return]
+
+
+def _public_engine(
+    outputs: Sequence[Any],
+    gradients: Sequence[Tensor],
+    keep_graph: bool,
+    _: bool,
+    inputs: Sequence[Any],
+    allow_unused: bool,
+    adds_up: bool,
+) -> Sequence[Tensor | None]:
+    """The same by torch's public functions, which would hand the call to a mode."""
+    if adds_up:
+        backward = BODIES.get(torch.autograd.backward, torch.autograd.backward)
+        backward(outputs, gradients, keep_graph, inputs=inputs or None)
+        return ()
+    grad = BODIES.get(torch.autograd.grad, torch.autograd.grad)
+    found: Sequence[Tensor | None] = grad(
+        outputs, inputs, gradients, keep_graph, allow_unused=allow_unused
+    )
+    return found
+
+
 # Its arguments: outputs, their gradients, whether to keep the graph, whether to make a graph of the
 # backward, inputs, whether some of these may be unused, whether to add up in `.grad`.
-_run_engine = _private(_private(torch.autograd.Variable, "_execution_engine"), "run_backward")
+_run_engine = _instead(
+    "Variable._execution_engine", _torchs_engine, _public_engine, "every backward takes longer"
+)
 
 
 def run_backward(
@@ -74,16 +193,89 @@ def gradients_of(
     return found
 
 
+# --- The graph of a forward -----------------------------------------------------------------------
+
+_Nodes = tuple[Callable[[Node], Tensor | None], Callable[[Node], bool]]
+
+
+def _torchs_nodes() -> _Nodes:
+    leaf = torch.zeros((), requires_grad=True, device="cpu")
+    _must(_private(get_gradient_edge(leaf).node, "variable") is leaf)
+    output = CheckpointFunction.apply(Tensor.clone, False, leaf)  # type: ignore[no-untyped-call]
+    checkpoint = type(output.grad_fn)
+    _must(checkpoint is not type(leaf.clone().grad_fn))
+    return lambda node: getattr(node, "variable", None), lambda node: isinstance(node, checkpoint)
+
+
+_NO_NODES: _Nodes = (lambda _: None), (lambda _: True)
+
+#: The leaf whose gradient adds up at a node, if it is one of those; and whether a node is what a
+#: reentrant checkpoint leaves in the graph. Where that is not known, no leaves are found, and every
+#: node is taken for one: so gradients of leaves add up in B.
+leaf_of, is_reentrant_checkpoint = _instead(
+    "AccumulateGrad.variable",
+    _torchs_nodes,
+    _NO_NODES,
+    "B computes all weight gradients, and W none",
+)
+
+#: Whether layers may be split. Not where backwards cannot be entered: a checkpoint would make whole
+#: layers in the backward, in place of the split ones that it made in the forward. And not where
+#: leaves are not known.
+MAY_SPLIT = (
+    BODIES.keys() >= {torch.autograd.backward, torch.autograd.grad} and leaf_of is not _NO_NODES[0]
+)
+
+
+# --- Hooks of leaves ------------------------------------------------------------------------------
+#
+# Torch has no way to ask for them, but whoever registers one gets a handle that knows them all.
+
+_Hook = Callable[[Any], Tensor | None]
+_Hooks = dict[int, _Hook]
+
+#: The hooks of leaves that were asked for, by the leaf's id: it alone holds them.
+_before: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_after: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+
+def _hooks_before(leaf: Tensor) -> _Hooks:
+    """Those that see the gradient of a leaf (`Tensor.register_hook`)."""
+    hooks: _Hooks | None = _before.get(id(leaf))
+    if hooks is None:
+        handle = leaf.register_hook(_no_hook)  # type: ignore[no-untyped-call]
+        hooks = _before[id(leaf)] = _hooks_of(handle)
+    return hooks
+
+
+def _hooks_after(leaf: Tensor) -> _Hooks:
+    """Those that see what a leaf's gradients have added up to."""
+    hooks: _Hooks | None = _after.get(id(leaf))
+    if hooks is None:
+        handle = leaf.register_post_accumulate_grad_hook(_no_hook)  # type: ignore[no-untyped-call]
+        hooks = _after[id(leaf)] = _hooks_of(handle)
+    return hooks
+
+
+def _hooks_of(handle: RemovableHandle) -> _Hooks:
+    hooks: _Hooks | None = handle.hooks_dict_ref()
+    assert hooks is not None
+    handle.remove()
+    return hooks
+
+
+def _no_hook(_: Tensor) -> None:
+    """Leave a gradient as it is."""
+
+
 def has_hooks(leaf: Tensor) -> bool:
-    """Whether hooks are registered that see the gradient of a leaf; there is no public way to
-    ask.
-    """
-    return bool(leaf._backward_hooks or leaf._post_accumulate_grad_hooks)
+    """Whether hooks are registered that see the gradient of a leaf, if it has one."""
+    return leaf.requires_grad and bool(_hooks_before(leaf) or _hooks_after(leaf))
 
 
 def has_hooks_after(leaf: Tensor) -> bool:
     """Whether hooks are registered that see what a leaf's gradients have added up to."""
-    return bool(leaf._post_accumulate_grad_hooks)
+    return leaf.requires_grad and bool(_hooks_after(leaf))
 
 
 def without_hooks(leaves: Iterable[Tensor]) -> AbstractContextManager[None]:
@@ -92,87 +284,137 @@ def without_hooks(leaves: Iterable[Tensor]) -> AbstractContextManager[None]:
     Autograd calls them also where a gradient is only asked for, and not added up in `.grad`. There
     is no public way to ask for it without.
     """
-    hooked = [leaf for leaf in leaves if leaf._backward_hooks]
-    return _taken_off(hooked) if hooked else _NOTHING
+    hooked = [hooks for hooks in map(_hooks_before, leaves) if hooks]
+    return _replaced(hooked, lambda _: _no_hook) if hooked else _NOTHING
+
+
+def with_gradients_only(leaves: Iterable[Tensor]) -> AbstractContextManager[None]:
+    """Let hooks of some leaves (`Tensor.register_hook`) not be called where there is no gradient:
+    autograd calls them with None.
+    """
+    hooked = [hooks for hooks in map(_hooks_before, leaves) if hooks]
+    return _replaced(hooked, _unless_none) if hooked else _NOTHING
 
 
 _NOTHING = nullcontext()
 
 
 @contextmanager
-def _taken_off(leaves: Iterable[Tensor]) -> Iterator[None]:
-    kept = [(leaf, leaf._backward_hooks) for leaf in leaves]
-    for leaf, _ in kept:
-        leaf._backward_hooks = None
+def _replaced(hooked: Iterable[_Hooks], by: Callable[[_Hook], _Hook]) -> Iterator[None]:
+    """In here, other hooks in place of each."""
+    kept = [(hooks, hooks.copy()) for hooks in hooked]
+    for hooks, own in kept:
+        hooks.update((number, by(hook)) for number, hook in own.items())
     try:
         yield
     finally:
-        for leaf, hooks in kept:
-            leaf._backward_hooks = hooks
+        for hooks, own in kept:
+            hooks.update(own)
 
 
-# --- Functions under a TorchFunctionMode ----------------------------------------------------------
-#
-# A mode is given calls of these Python functions as a whole, and must be given the calls inside
-# them. Torch has no way to ask for that: their first lines hand the call to whatever mode is on. So
-# they are copied with a `has_torch_function` that always says no.
+def _unless_none(hook: _Hook) -> _Hook:
+    return lambda gradient: None if gradient is None else hook(gradient)
 
 
-def _body_of(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A Python function of torch without its first lines, which hand the call to a mode."""
-    assert isinstance(function, FunctionType)
-    if "has_torch_function" not in function.__globals__:
-        raise ImportError(
-            f"schedlang.runtime needs `{function.__name__}` to ask `has_torch_function`, which "
-            f"torch {torch.__version__} does not do"
-        )
-    names = function.__globals__ | {"has_torch_function": lambda _: False}
-    body = FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
-    body.__kwdefaults__ = function.__kwdefaults__
-    return body
+# --- Modes and transforms -------------------------------------------------------------------------
 
 
-#: Functions that are no layers, but call some. Backwards do so where there is a checkpoint in them.
-BODIES = {
-    F.multi_head_attention_forward: _body_of(F.multi_head_attention_forward),
-    torch.autograd.backward: _body_of(torch.autograd.backward),
-    torch.autograd.grad: _body_of(torch.autograd.grad),
-}
+def _torchs_modes() -> Callable[[], bool]:
+    from torch.utils._device import DeviceContext
 
-#: Whether a call is inside a transform of `torch.func`, whose tensors are not what they seem.
-is_transformed: Callable[[], bool] = _private(torch._C, "_are_functorch_transforms_active")
+    modes = _private(torch.overrides, "_get_current_function_mode_stack")
+    with torch.device("cpu"):
+        _must(isinstance(modes()[-1], DeviceContext))
+    return lambda: any(not isinstance(mode, DeviceContext) for mode in modes())
 
-_modes: Callable[[], list[TorchFunctionMode]] = _private(
-    torch.overrides, "_get_current_function_mode_stack"
+
+_is_other: Callable[[], bool] = _instead(
+    "torch.overrides._get_current_function_mode_stack",
+    _torchs_modes,
+    lambda: True,
+    "within `torch.device`, B computes all weight gradients, and W none",
 )
-_count_modes: Callable[[], int] = _private(torch._C, "_len_torch_function_stack")
+
+#: A tensor that is handed to a mode, if one is on.
+_ANY = (torch.zeros((), device="cpu"),)
 
 
 def has_other_modes() -> bool:
     """Whether a call inside a mode is also inside other ones, which may change what it does; not
     those of `torch.device`, which only say where new tensors are.
     """
-    return _count_modes() > 0 and any(not isinstance(mode, DeviceContext) for mode in _modes())
+    return has_torch_function(_ANY) and _is_other()
+
+
+class _Probe(torch.autograd.Function):
+    """A function that says nothing of transforms, so that torch refuses it inside of them."""
+
+    @staticmethod
+    def forward(ctx: Any) -> None: ...
+
+    @staticmethod
+    def backward(ctx: Any) -> None: ...
+
+
+def is_transformed() -> bool:
+    """Whether a call is inside a transform of `torch.func`, whose tensors are not what they
+    seem.
+    """
+    try:
+        _Probe.apply()  # type: ignore[no-untyped-call]
+    except RuntimeError:
+        return True
+    return False
 
 
 # --- What a tensor knows about itself -------------------------------------------------------------
 
-for _name in ("_parameters", "_buffers"):
-    _private(nn.Module(), _name)
-for _name in ("_backward_hooks", "_base", "_post_accumulate_grad_hooks", "_version"):
-    _private(Tensor, _name)
+
+def _torchs_base() -> Callable[[Tensor], Tensor]:
+    tensor = torch.zeros(2, device="cpu")
+    _must(_private(tensor, "_base") is None and _private(tensor[:1], "_base") is tensor)
+    return lambda tensor: tensor if tensor._base is None else tensor._base
 
 
-def base_of(tensor: Tensor) -> Tensor:
-    """The tensor that this one is a view of, or itself; torch only prints it."""
-    return tensor if tensor._base is None else tensor._base
+#: The tensor that this one is a view of, or itself; torch only prints it.
+base_of: Callable[[Tensor], Tensor] = _instead(
+    "Tensor._base",
+    _torchs_base,
+    lambda tensor: tensor,
+    "B computes the gradients of weights that are read by way of a view",
+)
+
+
+def _torchs_changes() -> Callable[[Tensor], int]:
+    changes = attrgetter("_version")
+    tensor = torch.zeros(2, device="cpu")
+    before = changes(tensor)
+    tensor[0] = 1
+    after = changes(tensor)
+    _must(changes(tensor) == after != before)
+    return changes
+
+
+def _content(tensor: Tensor, /) -> int:
+    """A number that follows from a tensor's bytes; where it is sharded, from those of this
+    process's shard.
+    """
+    if tensor.is_meta:
+        return 0
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    dense = local.detach() if local.layout == torch.strided else local.detach().to_dense()
+    plain = dense.cpu().resolve_conj().resolve_neg().contiguous()
+    return hash(plain.view(-1).view(torch.uint8).numpy().tobytes())
 
 
 #: How often a tensor has been changed in place; torch's notes on autograd name it `_version`, and
-#: have no other way to ask.
-changes_of: Callable[[Tensor], int] = attrgetter("_version")
+#: have no other way to ask. Any number will do that is another one after a change.
+changes_of: Callable[[Tensor], int] = _instead(
+    "Tensor._version",
+    _torchs_changes,
+    _content,
+    "all numbers of a tensor are compared to see whether it was changed in place",
+)
 
 
 # --- A module's own tensors -----------------------------------------------------------------------
@@ -185,29 +427,35 @@ class Substitution:
     """Puts other tensors in place of parameters and buffers of a module for a while, by name."""
 
     def __init__(self, module: nn.Module) -> None:
-        #: For each name, the dictionary that has the tensor, and its key there. Tied tensors are in
+        #: For each name, the modules that have the tensor, and its name there. Tied tensors are in
         #: several places, under the first of their names.
-        self._places: dict[str, list[tuple[dict[str, Any], str]]] = {}
+        self._places: dict[str, list[tuple[nn.Module, str]]] = {}
         first: dict[int, str] = {}
         for prefix, owner in module.named_modules():
-            for tensors in (owner._parameters, owner._buffers):
-                for key, tensor in tensors.items():
-                    if tensor is not None:
-                        name = first.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)
-                        self._places.setdefault(name, []).append((tensors, key))
+            own = chain(
+                owner.named_parameters(recurse=False, remove_duplicate=False),
+                owner.named_buffers(recurse=False, remove_duplicate=False),
+            )
+            for key, tensor in own:
+                name = first.setdefault(id(tensor), f"{prefix}.{key}" if prefix else key)
+                self._places.setdefault(name, []).append((owner, key))
 
     @contextmanager
     def of(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
         """Let the module have these tensors in here."""
-        own = [(place, key, place[key]) for name in tensors for place, key in self._places[name]]
+        own = [
+            (owner, key, getattr(owner, key))
+            for name in tensors
+            for owner, key in self._places[name]
+        ]
         for name, tensor in tensors.items():
-            for place, key in self._places[name]:
-                place[key] = tensor
+            for owner, key in self._places[name]:
+                setattr(owner, key, tensor)
         try:
             yield
         finally:
-            for place, key, tensor in own:
-                place[key] = tensor
+            for owner, key, tensor in own:
+                setattr(owner, key, tensor)
 
 
 # --- FSDP2 ----------------------------------------------------------------------------------------
@@ -215,6 +463,22 @@ class Substitution:
 # FSDP2 ends a backward in a callback of its root module, which waits for the reduced gradients. A
 # backward that FSDP has not seen, as a weight half, must call it by itself: there is no public call
 # that reduces gradients. Torch's own pipelining uses the same private one.
+
+
+def check_fsdp(parts: Iterable[nn.Module]) -> None:
+    """PipelineError where FSDP2 does not end a backward as `fsdp_roots` takes it to."""
+    for part in parts:
+        try:
+            state = _private(part, "_get_fsdp_state")()
+            _private(state, "_is_root")
+            _private(state, "_root_post_backward_final_callback")
+        except AttributeError as error:
+            raise PipelineError(
+                f"stages that FSDP2 has sharded need private parts of it that torch "
+                f"{torch.__version__} does not have ({error}): no public call reduces gradients "
+                "after a backward in halves; train with a version of torch that schedlang is "
+                "tested with, or do not shard the stages"
+            ) from None
 
 
 def fsdp_roots(parts: Iterable[nn.Module]) -> list[Callable[[], None]]:

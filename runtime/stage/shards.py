@@ -21,7 +21,7 @@ from torch import nn
 from schedlang.plan.plan import Plan
 from schedlang.ranks.shards import Does, shards
 from schedlang.runtime.part import ExtraCall, Part, When
-from schedlang.runtime.torch_private import fsdp_roots
+from schedlang.runtime.torch_private import check_fsdp, fsdp_roots
 from schedlang.schedule.kinds import Kind
 
 
@@ -62,6 +62,7 @@ class ShardedModule:
 
     def __init__(self, module: nn.Module) -> None:
         self._parts = _sharded_parts(module)
+        check_fsdp(self._parts)
         #: The gathers that have begun, one for each part.
         self._gathers: list[Any] = []
         for part in self._parts:

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import Node, get_gradient_edge
 from torch.overrides import TorchFunctionMode
-from torch.utils.checkpoint import CheckpointFunction
 
 from schedlang.runtime.stage.layers import (
     LAYERS,
@@ -35,15 +34,19 @@ from schedlang.runtime.stage.layers import (
 )
 from schedlang.runtime.torch_private import (
     BODIES,
+    MAY_SPLIT,
     gradients_of,
     has_other_modes,
+    is_reentrant_checkpoint,
     is_transformed,
+    leaf_of,
     run_backward,
+    with_gradients_only,
     without_hooks,
 )
 
-#: The name of the node that a reentrant checkpoint leaves in the graph.
-_CHECKPOINT = f"{CheckpointFunction.__name__}Backward"
+#: The layers that are split.
+_LAYERS = LAYERS if MAY_SPLIT else frozenset()
 
 
 class Split(TorchFunctionMode):
@@ -81,17 +84,18 @@ class Split(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
-        if function in LAYERS and torch.is_grad_enabled() and _is_plain():
+        if function in _LAYERS and torch.is_grad_enabled() and _is_plain():
             if (self.splits_all or function not in LIGHT_LAYERS) and not self._store.is_again:
                 call = LayerCall(function, [*args, *kwargs.values()], tuple(kwargs))
-                if call.weights and (self.splits_all or call.is_worth()):
+                is_worth = self.splits_all or call.is_worth()
+                if call.weights and is_worth and not is_transformed():
                     return call.as_layer(self._store)
         elif function is Tensor.backward:
             kwargs["grad_tensors"] = kwargs.pop("gradient", None)
             return self.__torch_function__(torch.autograd.backward, types, args, kwargs)
         elif function in BODIES:
             with self._store.whole() if self._is_of_the_forward(function) else nullcontext():
-                if _is_plain():
+                if _is_plain() and not is_transformed():
                     with self:
                         return BODIES[function](*args, **kwargs)
                 return function(*args, **kwargs)
@@ -118,11 +122,12 @@ class Split(TorchFunctionMode):
         ids = set(map(id, inputs))
         others = [leaf for leaf in leaves if id(leaf) not in ids]
         wanted = [input for input in inputs if input.requires_grad]
-        if not others and not wanted:
+        if not others and not wanted and not reentrant:
             return [None] * len(inputs)
         with self:  # for checkpoints, which run the forward again
             if reentrant:
-                run_backward(outputs, gradients)
+                with with_gradients_only(others):
+                    run_backward(outputs, gradients)
                 own = [input.grad for input in inputs]
                 for input in inputs:
                     input.grad = None
@@ -161,10 +166,10 @@ class Split(TorchFunctionMode):
 
 
 def _is_plain() -> bool:
-    """Whether a call is what it seems: not traced by `torch.compile`, transformed by `torch.func`,
-    or changed by another mode around the step.
+    """Whether a call is what it seems: not traced by `torch.compile`, nor changed by another mode
+    around the step.
     """
-    return not (torch.compiler.is_compiling() or is_transformed() or has_other_modes())
+    return not (torch.compiler.is_compiling() or has_other_modes())
 
 
 def warn_of(weights: Iterable[Tensor], module: nn.Module, stage: int) -> None:
@@ -203,12 +208,13 @@ def _leaves(outputs: Iterable[Tensor]) -> tuple[list[Tensor], bool]:
     seen = set(ahead)
     while ahead:
         node = ahead.pop()
+        is_reentrant = is_reentrant or is_reentrant_checkpoint(node)
         following = node.next_functions
         if not following:
-            if hasattr(node, "variable"):
-                leaves.append(node.variable)
+            leaf = leaf_of(node)
+            if leaf is not None:
+                leaves.append(leaf)
             continue
-        is_reentrant = is_reentrant or node.name() == _CHECKPOINT
         for each, _ in following:
             if each is not None and each not in seen:
                 seen.add(each)

@@ -1,11 +1,14 @@
 """What holds of the project as a whole: the grammar, the package, the limits of its style."""
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
+import yaml
 from lark import Lark
 
 from tests.support.paths import PROGRAMS, ROOT
@@ -68,3 +71,17 @@ def test_the_wheel_is_whole(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(tmp_path / "installed")}
     subprocess.run(command, check=True, timeout=60, cwd=tmp_path, env=environment)
     assert "class Timeline" in (tmp_path / "view.html").read_text(encoding="utf-8")
+
+
+def test_the_oldest_and_the_newest_torch_are_tested() -> None:
+    """Those of pyproject.toml: `make test` has the oldest, `make test-torch` and CI the newest."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    accepted = project["project"]["optional-dependencies"]["runtime"]
+    (oldest,) = re.findall(r"^torch==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    (newest,) = re.findall(r"^TORCH \?= (\S+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
+    assert yaml.safe_load(workflow)["jobs"]["torch"]["strategy"]["matrix"]["torch"] == [newest]
+    first, last = oldest.removesuffix(".0"), newest.removesuffix(".0")
+    major, minor = map(int, last.split("."))
+    assert f"torch>={first},<{major}.{minor + 1}" in accepted
+    assert f"torch {first} to {last}" in (ROOT / "README.md").read_text(encoding="utf-8")

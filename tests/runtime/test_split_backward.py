@@ -315,6 +315,19 @@ def test_other_weights_in_a_reentrant_checkpoint_get_their_gradients_in_b() -> N
     assert_same(gradients(module), gradients(whole.module))
 
 
+def test_beside_a_reentrant_checkpoint_hooks_see_gradients_only() -> None:
+    """Autograd calls hooks with None where there is no gradient, as in B of weights that W has."""
+    first = linear()
+    ours = stage(nn.Sequential(first, in_checkpoint(linear(), reentrant=True)), split=True)
+    seen: list[bool] = []
+    first.weight.register_hook(lambda gradient: seen.append(gradient is None))
+    forward(ours, 0, activations())
+    ours.backward_input(0)
+    assert seen == []
+    ours.backward_weight(0)
+    assert seen == [False]
+
+
 def test_each_half_fires_the_hooks_of_its_weights_once() -> None:
     """As DDP and FSDP hook them: after the gradient of the microbatch is added, and never in B."""
     module = nn.Sequential(encoder(), Does(twice, part=linear()))
