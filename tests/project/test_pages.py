@@ -126,7 +126,9 @@ def check_console(block: Block, shell: Shell, updates: bool) -> None:
     for command, shown in commands(block):
         code, output = shell.run(command)
         differs = command.startswith("schedc diff") and "\nequal: " not in output
-        assert code == ("error[" in output or differs), f"{block.where}: `{command}` gives {code}: {output}"
+        assert code == ("error[" in output or differs), (
+            f"{block.where}: `{command}` gives {code}: {output}"
+        )
         if updates and not matches(output, shown):
             text = block.page.read_text(encoding="utf-8")
             before = f"$ {command}\n{shown}"

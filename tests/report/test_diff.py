@@ -16,7 +16,7 @@ from schedlang import Plan, Schedule, compile, read_source
 from schedlang.cli.main import main
 from schedlang.diagnostics.style import PLAIN
 from schedlang.lowering import lower
-from schedlang.report.difference.alignment import Change, align
+from schedlang.report.alignment import Change, align
 from schedlang.report.difference.difference import Difference, differ, rank_differences, side_of
 from schedlang.report.difference.document import difference_json
 from schedlang.report.difference.text import difference_text

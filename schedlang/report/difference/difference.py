@@ -11,9 +11,9 @@ from attrs import evolve, frozen
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
 from schedlang.proof.prove import simulate
+from schedlang.report.alignment import Change, Run, align
 from schedlang.report.bubbles.attribution import bubbles
 from schedlang.report.bubbles.waits import waits
-from schedlang.report.difference.alignment import Change, Run, align
 from schedlang.report.figures import figures
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.layout import Pipeline

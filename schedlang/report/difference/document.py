@@ -4,7 +4,7 @@ it is known what those of the second do.
 
 from typing import Any
 
-from schedlang.report.difference.alignment import Change, Run
+from schedlang.report.alignment import Change, Run
 from schedlang.report.difference.difference import Difference, RankDifference, Side
 
 

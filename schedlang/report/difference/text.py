@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from schedlang.diagnostics.style import Style
+from schedlang.report.alignment import Change, Run
 from schedlang.report.bubbles.waits import ROUNDING
 from schedlang.report.compare import aligned
-from schedlang.report.difference.alignment import Change, Run
 from schedlang.report.difference.difference import Difference, RankDifference, Side
 from schedlang.schedule.actions import SHOWN, first_words
 from schedlang.schedule.findings import ranks_text
