@@ -262,3 +262,56 @@ def test_stages_without_blocks_train_as_one_process(run_ranks: Run) -> None:
     for found in run_ranks(with_empty_stages, 4).results():
         assert found.keys() == WITH_EMPTY.keys()
         assert max(found.values()) < 1e-12, found
+
+
+#: Plans that update their stages themselves; with stages that have no weights, and with none such.
+UPDATED = {
+    "pipedream_2bw": [["0", "1"], [], [*"23456789"], ["10", "11", "12"]],
+    "pipedream_vertical": [[], ["0", "1"], [*"23456789", "10", "11", "12"], []],
+    "pipedream_replicated": [[str(block) for block in range(13)], []],
+}
+
+
+def updates_of_empty_stages() -> dict[str, float]:
+    """How far the losses are from those of the most even split, of which every stage has weights."""
+    found = {}
+    for name, layout in UPDATED.items():
+        # Of replicas, both stages have two; gradients of replicas are not clipped.
+        has_replicas = name == "pipedream_replicated"
+        plan = program(name, **({"ranks": 4, "first": 2} if has_replicas else {}))
+        max_norm = None if has_replicas else 0.1
+        inputs, targets = torch.randn(
+            2,
+            plan.microbatches * ROWS,
+            8,
+            dtype=torch.float64,
+            generator=torch.Generator().manual_seed(1),
+        )
+        all_losses = []
+        for each in (layout, None):
+            stages = split(sequence(), plan, layout=each)
+            # Replicas on one rank are one module, and have one optimizer.
+            of_module = {
+                id(module): OPTIMIZERS["adamw"](weights)
+                for module in stages.values()
+                if (weights := list(module.parameters()))
+            }
+            optimizers = {
+                stage: of_module[id(module)]
+                for stage, module in stages.items()
+                if id(module) in of_module
+            }
+            pipeline = Pipeline(
+                plan, stages, nn.functional.mse_loss, optimizers=optimizers, max_norm=max_norm
+            )
+            all_losses.append(pipeline.step(inputs, targets))
+        found[name] = 0.0 if all_losses[0] is None else difference(*all_losses)
+    return found
+
+
+@pytest.mark.processes
+def test_stages_without_weights_are_updated_too(run_ranks: Run) -> None:
+    """Without an optimizer, since torch has none for no weights."""
+    for found in run_ranks(updates_of_empty_stages, 4).results():
+        assert found.keys() == UPDATED.keys()
+        assert max(found.values()) < 1e-12, found

@@ -10,7 +10,7 @@ from typing import Any
 
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.runtime.arguments import check_list
-from schedlang.runtime.cutting.layouts.even_layers import EvenLayers
+from schedlang.runtime.cutting.layouts.even_layers import EvenLayers, sizes_by_number
 from schedlang.runtime.cutting.layouts.letters import sizes_by_letters
 from schedlang.runtime.cutting.layouts.names import sizes_by_names
 from schedlang.runtime.cutting.partition import Cuts
@@ -38,7 +38,7 @@ def cuts_of(layout: StageLayout, blocks: Sequence[str], pieces: int) -> Cuts:
     PipelineError where the layout is none, not one of these blocks, or of another number of stages.
     """
     if isinstance(layout, EvenLayers):
-        sizes = layout.sizes(blocks, pieces)
+        sizes = sizes_by_number(layout, blocks, pieces)
     elif isinstance(layout, str):
         sizes = sizes_by_letters(layout, blocks)
     else:

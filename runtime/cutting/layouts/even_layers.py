@@ -34,35 +34,35 @@ class EvenLayers:
         if self.layers_per_stage is not None:
             check_whole("layers_per_stage", self.layers_per_stage, 1)
 
-    def sizes(self, blocks: Sequence[str], stages: int) -> list[int]:
-        """How many blocks each of so many stages has; PipelineError where one would have less than
-        none, or `layers_per_stage` makes another number of stages.
-        """
-        lists = lists_of(blocks)
-        layers = range(lists[0].start, lists[-1].stop)
-        total = len(layers) + self.first_stage_less + self.last_stage_less
-        if self.layers_per_stage is not None:
-            needed = ceil(total / self.layers_per_stage)
-            if needed != stages:
-                raise PipelineError(
-                    f"{self._counted(len(layers))} make {counted(needed, 'stage')} at "
-                    f"{self.layers_per_stage} for each, the plan cuts the model into {stages}: "
-                    "give another `layers_per_stage`, or another plan"
-                )
-        if stages == 1:
-            return [len(blocks)]
-        share, more = divmod(total, stages)
-        for less in ("first_stage_less", "last_stage_less"):
-            if getattr(self, less) > share:
-                raise PipelineError(
-                    f"`{less}` is {getattr(self, less)}, where {self._counted(len(layers))} are "
-                    f"{share} for each of {stages} stages: give {share} at most"
-                )
-        sizes = [share + (stage < more) for stage in range(stages)]
-        sizes[0] += layers.start - self.first_stage_less
-        sizes[-1] += len(blocks) - layers.stop - self.last_stage_less
-        return sizes
 
-    def _counted(self, layers: int) -> str:
-        """What is shared out, in words."""
-        return f"{counted(layers, 'layer')} and {self.first_stage_less} + {self.last_stage_less}"
+def sizes_by_number(layout: EvenLayers, blocks: Sequence[str], stages: int) -> list[int]:
+    """How many blocks each of so many stages has; PipelineError where one would have less than
+    none, or `layers_per_stage` makes another number of stages.
+    """
+    lists = lists_of(blocks)
+    layers = range(lists[0].start, lists[-1].stop)
+    total = len(layers) + layout.first_stage_less + layout.last_stage_less
+    shared = f"{counted(len(layers), 'layer')} and {layout.first_stage_less} + "
+    shared += str(layout.last_stage_less)
+    if layout.layers_per_stage is not None:
+        needed = ceil(total / layout.layers_per_stage)
+        if needed != stages:
+            raise PipelineError(
+                f"{shared} make {counted(needed, 'stage')} at {layout.layers_per_stage} for each, "
+                f"the plan cuts the model into {stages}: give another `layers_per_stage`, or "
+                "another plan"
+            )
+    if stages == 1:
+        return [len(blocks)]
+    share, more = divmod(total, stages)
+    for name in ("first_stage_less", "last_stage_less"):
+        less = getattr(layout, name)
+        if less > share:
+            raise PipelineError(
+                f"`{name}` is {less}, where {shared} are {share} for each of {stages} stages: give "
+                f"{share} at most"
+            )
+    sizes = [share + (stage < more) for stage in range(stages)]
+    sizes[0] += layers.start - layout.first_stage_less
+    sizes[-1] += len(blocks) - layers.stop - layout.last_stage_less
+    return sizes
