@@ -187,6 +187,18 @@ def longest_common(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     return max(longest_common(first[1:], second), longest_common(first, second[1:]))
 
 
+@pytest.mark.parametrize("step", [1, -1, 7])
+def test_a_hundred_thousand_actions_are_aligned_in_a_moment(step: int) -> None:
+    """Equal, turned round and shuffled: by comparisons of all pairs, these would take hours."""
+    count = 100_003
+    before = range(count)
+    after = [place * step % count for place in before]
+    runs = align(before, after)
+    assert sum(run.size for run in runs) == count
+    if step == 1:
+        assert [run.change for run in runs] == [Change.EQUAL]
+
+
 def words(schedule: Schedule, rank: int) -> list[str]:
     """What a rank does, as `schedc show` prints it."""
     return schedule.names.text(schedule.ranks[rank]).split() if rank < len(schedule.ranks) else []
