@@ -26,14 +26,13 @@ def load(
     """
     from schedlang import read_plan, read_source
     from schedlang.advice.compiling import compile_with_advice
-    from schedlang.files.kinds import FileKind, kind_of
 
     path = file or options.file
     source = read_source(path)
     chosen = options.params if params is None else params
     if source.is_plan and chosen:
         raise UsageError(f"-p sets parameters of a program, `{path}` is a plan")
-    is_table = takes_tables and kind_of(source.text) is FileKind.TABLE
+    is_table = takes_tables and _is_table(source.text)
     if is_table and chosen:
         raise UsageError(f"-p sets parameters of a program, `{path}` is a table")
     if source.is_plan:
@@ -49,6 +48,13 @@ def load(
     # Only the program says what it imports.
     check_outputs(options, [imported for imported, _ in plan.source.imports])
     return plan
+
+
+def _is_table(text: str) -> bool:
+    """Whether a text is an action table of torch."""
+    from schedlang.files.kinds import FileKind, kind_of
+
+    return kind_of(text) is FileKind.TABLE
 
 
 def load_with_costs(
