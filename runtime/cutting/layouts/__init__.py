@@ -48,4 +48,5 @@ def cuts_of(layout: StageLayout, blocks: Sequence[str], pieces: int) -> Cuts:
             f"`layout` has {counted(len(sizes), 'stage')}, the plan cuts the model into {pieces}: "
             "give as many, where one without blocks is empty, or another plan"
         )
+    assert sum(sizes) == len(blocks)
     return tuple(accumulate(sizes, initial=0))

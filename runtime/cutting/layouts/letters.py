@@ -49,6 +49,12 @@ def sizes_by_letters(layout: str, blocks: Sequence[str]) -> list[int]:
             f"`layout` has letters for two lists of layers, `blocks` has {len(lists)}: give the "
             "names of the blocks by stage"
         )
+    between = blocks[lists[0].stop : lists[-1].start]
+    if between:
+        raise PipelineError(
+            f"`layout` has no letter for `{between[0]}`, between two lists of layers: give the "
+            "names of the blocks by stage"
+        )
     numbers = {"E": 1, "t": len(lists[0]), "m": len(lists[1]) if len(lists) > 1 else 0, "L": 1}
     _check(layout, letters, numbers)
     blocks_of = {"E": lists[0].start, "t": 1, "m": 1, "L": len(blocks) - lists[-1].stop}
