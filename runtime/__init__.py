@@ -16,9 +16,18 @@ it in this order:
 """
 
 from schedlang.runtime.cutting.block_costs import measure
+from schedlang.runtime.cutting.layouts.even_layers import EvenLayers
 from schedlang.runtime.cutting.model import split
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.pipeline import Pipeline
 from schedlang.runtime.saving.model_files import load_model, load_optimizers
 
-__all__ = ["Pipeline", "PipelineError", "load_model", "load_optimizers", "measure", "split"]
+__all__ = [
+    "EvenLayers",
+    "Pipeline",
+    "PipelineError",
+    "load_model",
+    "load_optimizers",
+    "measure",
+    "split",
+]

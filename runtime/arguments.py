@@ -36,7 +36,7 @@ def check_pipeline(plan: Any, setup: Setup, mesh: Any, timeout: Any) -> None:
     _check_callable("loss_fn", setup.loss_fn)
     _check_optional("mesh", mesh, DeviceMesh, 'a DeviceMesh, such as mesh["pp"]')
     what = 'a list of the names by stage of each tied weight, such as [{0: "a", 3: "b"}]'
-    _check_list("tied", setup.tied, Mapping, what)
+    check_list("tied", setup.tied, Mapping, what)
     _check_optional("transfer_dtype", setup.transfer_dtype, torch.dtype, "a dtype of torch")
     if setup.loss_scale is not None:
         check_number("loss_scale", setup.loss_scale)
@@ -74,7 +74,7 @@ def check_blocks(blocks: Any) -> None:
     """Names of submodules."""
     what = "names of submodules, such as ('embedding', 'layers', 'head')"
     if not isinstance(blocks, str):
-        _check_list("blocks", blocks, str, what)
+        check_list("blocks", blocks, str, what)
 
 
 def check_input(value: Any) -> None:
@@ -94,7 +94,7 @@ def check_folder(folder: Any) -> None:
 
 def check_optimizers(optimizers: Any) -> None:
     """Several optimizers."""
-    _check_list("optimizers", optimizers, Optimizer, "optimizers of torch, such as [optimizer]")
+    check_list("optimizers", optimizers, Optimizer, "optimizers of torch, such as [optimizer]")
 
 
 def check_rank(rank: Any, plan: Plan) -> None:
@@ -105,9 +105,18 @@ def check_rank(rank: Any, plan: Plan) -> None:
 def check_block_costs(costs: Any) -> None:
     """Numbers, one for each block."""
     what = "numbers, one for each block, as `measure` returns them"
-    _check_list("costs", costs, (int, float), what)
+    check_list("costs", costs, (int, float), what)
     for index, cost in enumerate(costs):
         check_number(f"costs[{index}]", cost)
+
+
+def check_list(name: str, values: Any, wanted: type | tuple[type, ...], what: str) -> None:
+    """Several things of a type; not a text, which would be taken for its letters."""
+    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
+        raise TypeError(f"`{name}` is {shown(values)}: it must be {what}")
+    # What can be gone through once only is left as it is.
+    for index, value in enumerate(() if isinstance(values, Iterator) else values):
+        check_type(f"{name}[{index}]", value, wanted, f"one of {what}")
 
 
 def _check_callable(name: str, value: Any) -> None:
@@ -122,15 +131,6 @@ def _check_callable(name: str, value: Any) -> None:
 def _check_optional(name: str, value: Any, wanted: type, what: str) -> None:
     if value is not None:
         check_type(name, value, wanted, what)
-
-
-def _check_list(name: str, values: Any, wanted: type | tuple[type, ...], what: str) -> None:
-    """Several things of a type; not a text, which would be taken for its letters."""
-    if isinstance(values, str | Mapping) or not isinstance(values, Iterable):
-        raise TypeError(f"`{name}` is {shown(values)}: it must be {what}")
-    # What can be gone through once only is left as it is.
-    for index, value in enumerate(() if isinstance(values, Iterator) else values):
-        check_type(f"{name}[{index}]", value, wanted, f"one of {what}")
 
 
 def _check_by_stage(name: str, values: Any, wanted: type, what: str, one: str) -> None:

@@ -12,7 +12,7 @@ positions; and its weights have the model's own names.
 import copy
 from collections.abc import Container, Mapping, Sequence
 from functools import partial
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 import torch.distributed as dist
@@ -27,7 +27,8 @@ from schedlang.runtime.arguments import (
     check_plan,
     check_rank,
 )
-from schedlang.runtime.cutting.partition import Partition, partition
+from schedlang.runtime.cutting.layouts import EvenLayers, StageLayout, check_layout, cuts_of
+from schedlang.runtime.cutting.partition import Partition, check_costs, partition
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.gradients.shared_weights import Tied
 from schedlang.runtime.torch_private import changes_of
@@ -71,10 +72,11 @@ def split(
     blocks: Sequence[str] = ("",),
     costs: Sequence[float] | None = None,
     *,
+    layout: StageLayout | None = None,
     rank: int | None = None,
 ) -> Stages:
     """The stages of a rank, by default of this process, with their blocks shared out as evenly as
-    can be.
+    can be, or as a `layout` says.
 
     The model calls its `blocks` one after the other, each once, with what the one before has
     returned as first argument; the first one with the model's own first argument, and what the last
@@ -84,6 +86,12 @@ def split(
     `nn.ModuleList`, which is taken for the same. All weights are in blocks. Blocks are the model's
     own, but for copies of those that have a weight of an earlier stage; they may be on the meta
     device (see `load_model`).
+
+    A `layout` is one of another trainer: the names of the blocks by stage, where that of a list of
+    modules stands for all in it (torchtitan's `module_fqns_per_model_part`; without `blocks`, these
+    names are the blocks); letters by stage (Megatron-LM's layout, `E|t*3|(t|)*4,m|L`); or
+    `EvenLayers`. A stage may have no blocks: it hands on what it is given. `str()` of what is
+    returned says how even the stages are, in weights and costs.
 
     `costs` are those of the blocks, in any unit, the same on all ranks: measured by `measure`, or
     else the numbers of weights that are multiplied with, all but those of embeddings.
@@ -96,6 +104,8 @@ def split(
     check_blocks(blocks)
     if costs is not None:
         check_block_costs(costs)
+    if layout is not None:
+        check_layout(layout)
     if rank is None:
         rank = _own_rank(plan)
     check_rank(rank, plan)
@@ -108,8 +118,8 @@ def split(
         raise PipelineError(
             "the plan has skips, whose stages take and return more than blocks: build them yourself"
         )
-    named = blocks_of(model, blocks)
-    parts = _partition(named, plan.layout, costs)
+    named = blocks_of(model, _named_by(layout, model, blocks))
+    parts = _partition(named, plan.layout, costs, layout)
     tied = _find_tied(model, named, parts)
     pieces = {stage: parts.piece_of(stage) for stage in plan.stages_of(rank)}
     copied = {name for names in tied for name in [*names.values()][1:]}
@@ -282,16 +292,34 @@ def _is_same(found: Tensor, ours: Tensor, version: int) -> bool:
     return is_all_of_it and changes_of(found) == version
 
 
-def _partition(blocks: Blocks, layout: Layout, costs: Sequence[float] | None) -> Partition:
+def _named_by(layout: StageLayout | None, model: nn.Module, blocks: Sequence[str]) -> Sequence[str]:
+    """The names of the blocks: those in the layout, where nothing else names any."""
+    is_list = isinstance(model, nn.ModuleList | nn.Sequential)
+    if tuple(blocks) != ("",) or is_list or layout is None or isinstance(layout, str | EvenLayers):
+        return blocks
+    return list(chain.from_iterable(layout))
+
+
+def _partition(
+    blocks: Blocks,
+    plan_layout: Layout,
+    costs: Sequence[float] | None,
+    stage_layout: StageLayout | None,
+) -> Partition:
     if costs is not None and len(costs) != len(blocks):
         raise PipelineError(f"the model has {len(blocks)} blocks, `costs` has {len(costs)}")
+    if costs is None:
+        costs = [_multiplications(block) for block in blocks.values()]
     try:
-        return partition(
-            [_multiplications(block) for block in blocks.values()] if costs is None else costs,
-            layout,
-        )
+        if stage_layout is None:
+            cuts = partition(costs, plan_layout).cuts
+        else:
+            check_costs(costs)
+            cuts = cuts_of(stage_layout, list(blocks), plan_layout.pieces)
     except ValueError as error:
         raise PipelineError(f"`blocks` and `costs` do not cut the model: {error}") from None
+    weights = [sum(weight.numel() for weight in block.parameters()) for block in blocks.values()]
+    return Partition(plan_layout, tuple(costs), cuts, tuple(weights))
 
 
 def _find_tied(model: nn.Module, blocks: Blocks, parts: Partition) -> list[dict[int, str]]:

@@ -7,7 +7,7 @@ mirror image on the same ranks, where one may make up for the other. So pieces a
 ends of the model inwards; what is left between is then all that the next pieces need to know.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import accumulate, pairwise
 from math import inf, isfinite
@@ -29,12 +29,13 @@ Cuts = tuple[int, ...]
 @frozen
 class Partition:
     """Piece i of the model has the blocks `cuts[i]` up to `cuts[i + 1]`; `costs` are the blocks',
-    in any unit.
+    in any unit, and `weights` how many weights they have, where that is known.
     """
 
     layout: Layout
     costs: tuple[float, ...]
     cuts: Cuts
+    weights: tuple[int, ...] = ()
 
     def piece_of(self, stage: int) -> int:
         """The piece of the model that a stage is; of two pipelines both have all."""
@@ -66,26 +67,46 @@ class Partition:
         return _excess(self.pieces)
 
     def report(self, names: Sequence[str]) -> str:
-        """Which piece is where, how even the ranks are, and what limits them; `names` are the
-        blocks'.
+        """Which piece is where, how even the stages and the ranks are, and what limits them;
+        `names` are the blocks'.
         """
         total = sum(self.costs)
+        weights = _pieces(_sums(self.weights), self.cuts) if self.weights else []
         lines = []
         for piece, cost in enumerate(self.pieces):
             stages = [pipeline.start + piece for pipeline in self.layout.pipelines]
             where = [f"stage {stage} on rank {self.layout.placement[stage]}" for stage in stages]
-            first = names[self.cuts[piece]]
-            last = names[self.cuts[piece + 1] - 1]
-            blocks = first if first == last else f"{first} to {last}"
-            lines.append(f"{', '.join(where)}: {blocks}, {cost / total:.1%} of the work")
-        slowest_stage = max(range(len(self.pieces)), key=self.pieces.__getitem__)
-        slowest_rank = max(range(len(self.ranks)), key=self.ranks.__getitem__)
+            line = (
+                f"{', '.join(where)}: {self._blocks(piece, names)}, {cost / total:.1%} of the work"
+            )
+            lines.append(f"{line}, {weights[piece]:,.0f} weights" if weights else line)
+        if any(weights):
+            most = _largest(weights)
+            excess = _excess(weights)
+            lines.append(f"stage {most} has {excess:.1%} more weights than an even share")
+        rank = _largest(self.ranks)
         lines += [
-            f"stage {slowest_stage} limits: it has {self.imbalance:.1%} more than an even share, "
-            "and no split has less",
-            f"rank {slowest_rank} works {_excess(self.ranks):.1%} more than an even share",
+            f"stage {_largest(self.pieces)} limits: it has {self.imbalance:.1%} more than an even "
+            f"share, and {self._least()}",
+            f"rank {rank} works {_excess(self.ranks):.1%} more than an even share",
         ]
         return "\n".join(lines)
+
+    def _blocks(self, piece: int, names: Sequence[str]) -> str:
+        """The blocks of a piece, in words."""
+        own = names[self.cuts[piece] : self.cuts[piece + 1]]
+        if not own:
+            return "no block"
+        return own[0] if len(own) == 1 else f"{own[0]} to {own[-1]}"
+
+    def _least(self) -> str:
+        """What the most even split has, in words."""
+        if len(self.costs) < self.layout.pieces:
+            return "there are not enough blocks for all stages"
+        least = partition(self.costs, self.layout).imbalance
+        if self.imbalance <= least * (1 + _ROUNDING) + _ROUNDING:
+            return "no split has less"
+        return f"the most even split {least:.1%}"
 
 
 def partition(costs: Sequence[float], layout: Layout) -> Partition:
@@ -100,8 +121,7 @@ def partition(costs: Sequence[float], layout: Layout) -> Partition:
         raise ValueError(
             f"{counted(len(costs), 'block')} for {pieces} stages, of which each has one or more"
         )
-    if any(not isfinite(cost) or cost < 0 for cost in costs) or not any(costs):
-        raise ValueError("the costs of the blocks must be numbers from 0, not all 0")
+    check_costs(costs)
     sums = _sums(costs)
     shares = _shares(layout)
 
@@ -117,6 +137,12 @@ def partition(costs: Sequence[float], layout: Layout) -> Partition:
     return Partition(layout, tuple(costs), cuts)
 
 
+def check_costs(costs: Sequence[float]) -> None:
+    """ValueError unless these can be the costs of blocks."""
+    if any(not isfinite(cost) or cost < 0 for cost in costs) or not any(costs):
+        raise ValueError("the costs of the blocks must be numbers from 0, not all 0")
+
+
 def _is_mirrored(layout: Layout) -> bool:
     """Whether each rank has stages of one piece and its mirror image at most, counted from the ends
     of the model.
@@ -128,11 +154,16 @@ def _is_mirrored(layout: Layout) -> bool:
     return all(len(own) == 1 for own in mirror.values())
 
 
+def _largest(shares: Sequence[float]) -> int:
+    """Which one is largest; the first of several."""
+    return max(range(len(shares)), key=shares.__getitem__)
+
+
 def _excess(shares: Sequence[float]) -> float:
     return max(shares) * len(shares) / sum(shares) - 1
 
 
-def _sums(costs: Sequence[float]) -> list[float]:
+def _sums(costs: Iterable[float]) -> list[float]:
     return list(accumulate(costs, initial=0.0))
 
 

@@ -296,10 +296,10 @@ class Stage:
             part.before_update()
 
     def end_update(self) -> None:
-        """The second half of U: the optimizer's step."""
-        assert self.optimizer is not None
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        """The second half of U: the optimizer's step; a stage without weights has none."""
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
         # Where the step is inside `torch.autocast`, that keeps casts of the weights as they were.
         torch.clear_autocast_cache()
         for part in self.parts:

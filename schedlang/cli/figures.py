@@ -1,11 +1,20 @@
 """The commands that compare schedules, and say why they take as long as they do."""
 
+from __future__ import annotations
+
 import argparse
 import json
+import sys
+from typing import TYPE_CHECKING
 
+from schedlang.cli.diagnosed import has_colour, print_diagnostics
 from schedlang.cli.inputs import load, load_with_costs, read_cost_options
 from schedlang.cli.progress import progress
-from schedlang.cli.usage import FINE, UsageError
+from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
+from schedlang.diagnostics.diagnostic import CompileError
+
+if TYPE_CHECKING:
+    from schedlang.report.difference.difference import Side
 
 
 def explain_bubble(options: argparse.Namespace) -> int:
@@ -51,6 +60,57 @@ def compare(options: argparse.Namespace) -> int:
     else:
         print(comparison_text(entries))
     return FINE
+
+
+def diff(options: argparse.Namespace) -> int:
+    """Print what differs between two schedules; the exit code is that of diff(1)."""
+    from schedlang.diagnostics.style import Style
+    from schedlang.report.difference.difference import differ
+    from schedlang.report.difference.document import difference_json
+    from schedlang.report.difference.text import difference_text
+
+    try:
+        sides = [_side(options, *each) for each in _chosen(options)]
+    except CompileError as error:
+        # An exit code of 1 says that there are two schedules, and that they differ.
+        print_diagnostics(error.diagnostics, options)
+        return USAGE
+    with progress("comparing"):
+        found = differ(sides[0], sides[1], options.compute)
+        if options.format == "json":
+            text = json.dumps(difference_json(found))
+        else:
+            text = difference_text(found, Style(has_colour(options, sys.stdout)))
+    print(text)
+    return FINE if found.is_equal else WRONG
+
+
+def _chosen(options: argparse.Namespace) -> list[tuple[str, dict[str, int]]]:
+    """The two files of `diff`, each with the parameters that are meant for it."""
+    from schedlang import read_source
+    from schedlang.report.compare import params_of_each
+
+    files = [options.file, options.other]
+    try:
+        shared = params_of_each(list(map(read_source, files)), options.params)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    own = {"-a": options.params_a, "-b": options.params_b}
+    chosen = []
+    for file, params, (option, own_params) in zip(files, shared, own.items(), strict=True):
+        if in_both := own_params.keys() & options.params.keys():
+            raise UsageError(f"`{min(in_both)}` has a -p and a {option}")
+        chosen.append((file, params | own_params))
+    return chosen
+
+
+def _side(options: argparse.Namespace, file: str, params: dict[str, int]) -> Side:
+    """One of the two schedules of `diff`, simulated."""
+    from schedlang.report.difference.difference import side_of
+
+    plan, costs = load_with_costs(options, file, params=params, takes_tables=True)
+    with progress(f"simulating {plan.name}"):
+        return side_of(file, plan, costs)
 
 
 def _compare_with_run(options: argparse.Namespace, traces: list[str]) -> int:

@@ -1,6 +1,7 @@
 """What several commands take: a program or a plan, and costs."""
 
 import argparse
+from collections.abc import Mapping
 from typing import Any
 
 from attrs import evolve
@@ -8,33 +9,59 @@ from attrs import evolve
 from schedlang.cli.outputs import check_outputs
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import UsageError
+from schedlang.schedule.transports import PORTABLE
 
 
-def load(options: argparse.Namespace, file: str | None = None, **choices: Any) -> Any:
-    """The plan in a file, or the plan of the program in it.
+def load(
+    options: argparse.Namespace,
+    file: str | None = None,
+    params: Mapping[str, int] | None = None,
+    takes_tables: bool = False,
+    **choices: Any,
+) -> Any:
+    """The plan in a file, or the plan of the program in it, with the parameters in the options or
+    other `params`; or that of an action table of torch, if the command takes these, too.
 
-    `choices` are those of `compile`, and for programs only.
+    `choices` are those of `compile`: only the transport counts for a table, and none for a plan.
     """
     from schedlang import read_plan, read_source
     from schedlang.advice.compiling import compile_with_advice
 
     path = file or options.file
     source = read_source(path)
-    if source.is_plan and options.params:
+    chosen = options.params if params is None else params
+    if source.is_plan and chosen:
         raise UsageError(f"-p sets parameters of a program, `{path}` is a plan")
+    is_table = takes_tables and _is_table(source.text)
+    if is_table and chosen:
+        raise UsageError(f"-p sets parameters of a program, `{path}` is a table")
     if source.is_plan:
         with progress(f"reading {source.path}"):
             return read_plan(path)
+    if is_table:
+        from schedlang.plan.torch_tables import plan_of, read_table
+
+        with progress(f"proving {source.path}"):
+            return plan_of(read_table(source), choices.get("transport", PORTABLE))
     with progress(f"compiling {source.path}"):
-        plan = compile_with_advice(source, options.params, **choices)
+        plan = compile_with_advice(source, chosen, **choices)
     # Only the program says what it imports.
     check_outputs(options, [imported for imported, _ in plan.source.imports])
     return plan
 
 
-def load_with_costs(options: argparse.Namespace, file: str | None = None) -> tuple[Any, Any]:
+def _is_table(text: str) -> bool:
+    """Whether a text is an action table of torch."""
+    from schedlang.files.kinds import FileKind, kind_of
+
+    return kind_of(text) is FileKind.TABLE
+
+
+def load_with_costs(
+    options: argparse.Namespace, file: str | None = None, **inputs: Any
+) -> tuple[Any, Any]:
     """The plan in a file, or of the program in it, for the transport and the number of updates in
-    the options; and the costs in the options.
+    the options; and the costs in the options. `inputs` are those of `load`.
     """
     from schedlang import CompileError
     from schedlang.schedule.costs import Costs
@@ -46,7 +73,7 @@ def load_with_costs(options: argparse.Namespace, file: str | None = None) -> tup
         costs = read_cost_options(options)
         # A program is compiled for the costs, if there are any, and else for its own.
         compiled_for = {"costs": costs} if costs != Costs() else {}
-        plan = load(options, file, **compiled_for, **choices)
+        plan = load(options, file, **inputs, **compiled_for, **choices)
         # A plan from a file may be for another transport.
         plan = evolve(plan, **choices)
         costs.check(len(plan.placement))

@@ -252,6 +252,25 @@ def _compare(parser: Parser) -> None:
     _force(parser)
 
 
+def _diff(parser: Parser) -> None:
+    what = "a program, a plan, or an action table of torch"
+    parser.add_argument("file", type=program, metavar="A", help=what)
+    parser.add_argument("other", type=program, metavar="B", help="another one")
+    _params(parser)
+    for side in ("a", "b"):
+        parser.add_argument(
+            f"-{side}",
+            dest=f"params_{side}",
+            action=Named,
+            default={},
+            type=param,
+            metavar="NAME=VALUE",
+            help=f"set a parameter of {side.upper()} alone",
+        )
+    parser.add_argument("--compute", action="store_true", help="without sends and receives")
+    _execution(parser)
+
+
 def _explain_bubble(parser: Parser) -> None:
     _file(parser)
     _params(parser)
@@ -539,6 +558,12 @@ COMMANDS: dict[str, Command] = {
         "figures.compare",
         _compare,
         "programs/1f1b.sched programs/zb_h1.sched --sort makespan",
+    ),
+    "diff": Command(
+        "say what differs between two schedules, rank by rank",
+        "figures.diff",
+        _diff,
+        "programs/1f1b.sched programs/zb_h1.sched --compute",
     ),
     "explain-bubble": Command(
         "say what every idle time is due to, and what would make it less",

@@ -1,4 +1,6 @@
-"""Colours of diagnostics on a terminal, as compilers of other languages have them."""
+"""Colours of texts on a terminal: of diagnostics, as compilers of other languages have them, and of
+differences, as they are in version control.
+"""
 
 from typing import NamedTuple
 
@@ -12,6 +14,11 @@ _CODES = {
     # What belongs to the place of the mistake but is not the mistake.
     "other": "34",
     "note": "1;36",
+    # What two schedules have in common, and what became of the rest.
+    "equal": "2",
+    "removed": "31",
+    "added": "32",
+    "moved": "33",
 }
 
 

@@ -10,6 +10,7 @@ from schedlang.compiler import compile
 from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
+from schedlang.files.kinds import FileKind, kind_of
 from schedlang.files.reading import read_source
 from schedlang.language.imports import load
 from schedlang.language.syntax import Param
@@ -54,23 +55,30 @@ def compare(
     """
     # All files are read before any is compiled: a misspelt name should not take a minute to find.
     sources = {file: read_source(file) for file in files}
-    # The parameters of each file; a plan has none that could be set.
-    names: dict[str, set[str]] = {}
-    for file, source in sources.items():
-        names[file] = set() if source.is_plan else _parameters(source)
-    unknown = params.keys() - set().union(*names.values())
-    if unknown:
-        raise ValueError(f"no program has a parameter `{min(unknown)}`")
     entries: list[Entry] = []
-    for file, source in sources.items():
-        own_params = {name: value for name, value in params.items() if name in names[file]}
+    all_params = params_of_each(sources.values(), params)
+    for (file, source), own_params in zip(sources.items(), all_params, strict=True):
         doing("comparing", len(entries), len(sources))
         entries.append(_entry(file, source, own_params, costs, transport))
     return entries
 
 
+def params_of_each(sources: Iterable[Source], params: Mapping[str, int]) -> list[dict[str, int]]:
+    """For each program those of some parameters that it has; ValueError for one that none has."""
+    names = [_parameters(source) for source in sources]
+    unknown = params.keys() - set().union(*names)
+    if unknown:
+        raise ValueError(f"no program has a parameter `{min(unknown)}`")
+    return [
+        {name: value for name, value in params.items() if name in of_program}
+        for of_program in names
+    ]
+
+
 def _parameters(source: Source) -> set[str]:
-    """The names of a program's parameters."""
+    """The names of a program's parameters; a plan has none that could be set, nor has a table."""
+    if source.is_plan or kind_of(source.text) is FileKind.TABLE:
+        return set()
     _, tree = load(source)
     return {item.name.text for item in tree.items if isinstance(item, Param)}
 
@@ -132,7 +140,7 @@ def comparison_text(entries: list[Entry]) -> str:
         rows = [["", "ranks x microbatches", *columns]]
         for file, figures in shown.items():
             rows.append([file, *_cells(figures, columns)])
-        parts.append("\n".join(_aligned(rows)))
+        parts.append("\n".join(aligned(rows)))
         parts.append("\n".join(f"{name:<15}{_MEANINGS[name]}" for name in columns))
     refused = [f"refused: {entry.file}: {entry.refusal}" for entry in entries if not entry.figures]
     if refused:
@@ -140,7 +148,7 @@ def comparison_text(entries: list[Entry]) -> str:
     return "\n\n".join(parts)
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
+def aligned(rows: list[list[str]]) -> list[str]:
     """The rows of a table as lines: the first column to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
@@ -148,7 +156,7 @@ def _aligned(rows: list[list[str]]) -> list[str]:
         cells = [f"{first:<{widths[0]}}"]
         for cell, width in zip(others, widths[1:], strict=True):
             cells.append(f"{cell:>{width}}")
-        lines.append("  ".join(cells))
+        lines.append("  ".join(cells).rstrip())
     return lines
 
 

@@ -321,7 +321,7 @@ def test_every_command_has_an_example_that_works(
     with pytest.raises(SystemExit):
         main(["--help"])
     commands = re.findall(r"^    ([a-z-]+)", capsys.readouterr().out, re.MULTILINE)
-    assert len(commands) == 15
+    assert len(commands) == 16
     for command in commands:
         with pytest.raises(SystemExit):
             main([command, "--help"])
@@ -329,7 +329,7 @@ def test_every_command_has_an_example_that_works(
         assert example[0] == command
         if command == "run":
             continue  # test_runtime runs it
-        assert main(example) == 0
+        assert main(example) == (1 if command == "diff" else 0)
         capsys.readouterr()
 
 
@@ -342,6 +342,7 @@ def test_every_command_has_an_example_that_works(
         (["simulate", "1f1b"], {"makespan", "bubble"}),
         (["view", "1f1b"], {"traceEvents"}),
         (["compare", "1f1b", "zb_h1"], {"file", "figures"}),
+        (["diff", "1f1b", "zb_h1"], {"equal", "a", "b", "settings", "ranks"}),
         (["explain-bubble", "1f1b"], {"makespan"}),
         (["export", "1f1b", "--to", "torch-csv"], {"table"}),
         (["import", "table.csv", "-o", "plan.json"], {"schedule", "output"}),

@@ -783,6 +783,24 @@ RUNTIME: dict[str, Mistake] = {
         "`costs[1]` is nan",
         FINITE,
     ),
+    "split: names of blocks without stages": (
+        lambda plan: split(plan, layout=["0", "1"], rank=0),
+        TypeError,
+        "`layout[0]` is '0'",
+        "the names of the blocks of a stage",
+    ),
+    "split: numbers of blocks by stage": (
+        lambda plan: split(plan, layout=[2, 2], rank=0),
+        TypeError,
+        "`layout[0]` is 2",
+        "names by stage, such as [['embedding'], ['layers', 'head']]",
+    ),
+    "EvenLayers: a share of a layer": (
+        lambda _: runtime().EvenLayers(first_stage_less=0.5),
+        TypeError,
+        "`first_stage_less` is 0.5",
+        WHOLE,
+    ),
     "measure: a shape for the input": (
         lambda _: runtime().measure(model(), (4, 2)),
         TypeError,

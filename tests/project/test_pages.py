@@ -126,10 +126,13 @@ def check_commands(block: Block, shell: Shell, text: str) -> None:
 
 
 def check_console(block: Block, shell: Shell, updates: bool) -> None:
-    """Commands print what the page shows; where that is an error, they fail."""
+    """Commands print what the page shows; where that is an error, or a difference, they fail."""
     for command, shown in commands(block):
         code, output = shell.run(command)
-        assert code == ("error[" in output), f"{block.where}: `{command}` gives {code}: {output}"
+        differs = command.startswith("schedc diff") and "\nequal: " not in output
+        assert code == ("error[" in output or differs), (
+            f"{block.where}: `{command}` gives {code}: {output}"
+        )
         if updates and not matches(output, shown):
             text = block.page.read_text(encoding="utf-8")
             before = f"$ {command}\n{shown}"

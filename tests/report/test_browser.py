@@ -118,9 +118,10 @@ def hover(page: Page, time: float, rank: int, panel: int = 0) -> str:
     return tip.inner_text() if tip.is_visible() else ""
 
 
-def colour(page: Page, time: float, rank: int, panel: int = 0) -> str:
-    """The colour of a pixel at the top of a rank's row, as a screenshot has it."""
+def colour(page: Page, time: float, rank: int, panel: int = 0, below: int = 8) -> str:
+    """The colour of a pixel so far below the top of a rank's row, as a screenshot has it."""
     x, y = point(page, time, rank, panel)
+    y += below - 8
     script = """async ([png, x, y]) => {
         const image = new Image(); image.src = 'data:image/png;base64,' + png; await image.decode();
         const canvas = Object.assign(document.createElement('canvas'), {width: image.width, height: image.height});
@@ -248,6 +249,25 @@ def test_side_by_side(page: Page, tmp_path: Path) -> None:
     page.keyboard.press("w")
     page.wait_for_function("view.to - view.from < 33")
     assert page.evaluate("timelines.map((each) => each.scale)[0] === timelines[1].scale")
+
+
+def test_what_differs_is_marked(page: Page, tmp_path: Path) -> None:
+    """A strip along the top of what is only in one, or moved; the tip says where it was."""
+    view(page, tmp_path, program("gpipe"), program("1f1b"))
+    # Rank 3 of 1F1B has F1 behind B0, which GPipe has behind F0: they are moved, F0 is not.
+    assert colour(page, 3.2, 3, panel=1, below=1) == "#97d0f1"
+    assert colour(page, 6.2, 3, panel=1, below=1) == "#e06c00"
+    assert colour(page, 6.2, 3, panel=1) == "#97d0f1"
+    assert "moved: in the other schedule behind 3F0" in hover(page, 6.5, 3, panel=1)
+    assert "moved" not in hover(page, 3.5, 3, panel=1)
+    page.get_by_label("what differs").uncheck()
+    page.wait_for_function("!view.marks")
+    assert colour(page, 6.2, 3, panel=1, below=1) == "#97d0f1"
+    view(page, tmp_path, program("1f1b"), program("zb_h1"))
+    assert colour(page, 10.2, 0, below=1) == "#d0006f"
+    assert "only in this schedule" in hover(page, 10.5, 0)
+    view(page, tmp_path, program("1f1b"))
+    assert not page.get_by_label("what differs").is_visible()
 
 
 def test_many_ranks_scroll_and_zoom(page: Page, tmp_path: Path) -> None:

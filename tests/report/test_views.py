@@ -10,15 +10,27 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from attrs import asdict
+from attrs import asdict, evolve
 from hypothesis import given
 
-from schedlang import Costs, Execution, Kind, Plan, Schedule, compile, read_source, simulate
+from schedlang import (
+    Actions,
+    Costs,
+    Execution,
+    Kind,
+    Plan,
+    Schedule,
+    compile,
+    read_source,
+    simulate,
+)
 from schedlang.cli.main import main
 from schedlang.lowering import lower
 from schedlang.plan.torch_tables import export_table, plan_of, read_table
+from schedlang.report.alignment import Change
+from schedlang.report.difference.difference import rank_differences
 from schedlang.report.views import Picture, lay_out, palette, write_view
-from schedlang.report.views.html import page
+from schedlang.report.views.html import Mark, marks_of, page
 from schedlang.report.views.svg import svg
 from schedlang.report.views.terminal import view
 from schedlang.report.views.trace import trace
@@ -236,6 +248,56 @@ def test_page_has_everything_in_it(path: Path) -> None:
     assert {len(column) for column in data["boxes"].values()} == {len(picture.boxes)}
     assert list(zip(*data["arrows"], strict=True)) == list(picture.arrows)
     assert data["boxes"]["start"] == [box.bar.start for box in picture.boxes]
+
+
+def page_data(*pictures: Picture) -> list[dict[str, Any]]:
+    found = re.search(
+        r'<script type="application/json" id="data">(.*?)</script>', page(pictures), re.S
+    )
+    assert found
+    return json.loads(found[1])
+
+
+def test_a_page_marks_what_differs() -> None:
+    """Halves are only in ZB-H1, whole backwards only in 1F1B; nothing differs from itself."""
+    before, after = page_data(drawn("1f1b"), drawn("zb_h1"))
+    for data, only in ((before, {Kind.B}), (after, {Kind.I, Kind.W})):
+        marked = {
+            kind
+            for kind, mark in zip(data["boxes"]["kind"], data["boxes"]["mark"], strict=True)
+            if mark
+        }
+        assert marked == only
+        assert set(data["boxes"]["mark"]) == {Mark.SAME, Mark.ONLY_HERE}
+    assert before["figures"] == "makespan 33, 27.3% idle; ops only here: 32, moved: 0"
+    assert after["figures"] == "makespan 27, 11.1% idle; ops only here: 64, moved: 0"
+    for data in page_data(drawn("1f1b"), drawn("1f1b")):
+        assert "mark" not in data["boxes"]
+        assert data["figures"].endswith("; ops only here: 0, moved: 0")
+    (alone,) = page_data(drawn("1f1b"))
+    assert alone["figures"] == "makespan 33, 27.3% idle"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("gpipe", "1f1b"), ("chimera", "dualpipe"), ("pipe_offload", "1f1b_v"), ("gpipe", "zb_v")],
+)
+def test_marks_are_those_of_diff(first: str, second: str) -> None:
+    """Ranks run their ops in the order of their actions; copies run beside them."""
+    plans = [run(name)[0] for name in (first, second)]
+    ranks = rank_differences(
+        *(evolve(plan, ranks=tuple(ops(actions) for actions in plan.ranks)) for plan in plans)
+    )
+    marks = marks_of(drawn(first), drawn(second))
+    for mark, change in ((Mark.MOVED, Change.MOVED), (Mark.SAME, Change.EQUAL)):
+        for picture, of_picture in zip((drawn(first), drawn(second)), marks, strict=True):
+            of_ops = of_picture[: sum(map(len, picture.ops))]
+            assert of_ops.count(mark) == sum(rank.count(change) for rank in ranks)
+
+
+def ops(actions: Actions) -> Actions:
+    """The actions that a rank runs one after the other."""
+    return actions.select(lambda kind: not is_transfer(kind) and not is_copy(kind))
 
 
 def test_program_text_cannot_end_the_data(tmp_path: Path) -> None:

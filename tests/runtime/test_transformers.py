@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaFor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime import Pipeline, load_model, load_optimizers, measure, split
+from schedlang.runtime import EvenLayers, Pipeline, load_model, load_optimizers, measure, split
+from schedlang.runtime.cutting.layouts import StageLayout
 from tests.support.cut_models import LENGTH, ROWS, VOCABULARY, alone, gradients, loss_of
 from tests.support.models import OPTIMIZERS, difference, program
 from tests.support.paths import DOCS
@@ -315,3 +316,58 @@ def test_a_run_goes_on_under_another_schedule_and_number_of_ranks(
     assert expected[-1] < expected[0] - 0.1
     assert same
     assert ours[0] == []
+
+
+#: Eight layers in four or eight stages, in each notation; some have no blocks, some no layers.
+LAYOUTS: dict[str, StageLayout] = {
+    "1f1b": "E|t*3||t*5L",
+    "interleaved_1f1b": EvenLayers(first_stage_less=1, last_stage_less=1),
+    "zb_v": [
+        ["model.embed_tokens", "model.layers.0"],
+        ["model.layers.1", "model.layers.2"],
+        [],
+        [],
+        [f"model.layers.{layer}" for layer in (3, 4, 5)],
+        ["model.layers.6", "model.layers.7"],
+        ["model.norm"],
+        ["lm_head"],
+    ],
+    "dualpipe": "E|t*8||L",
+}
+
+
+def llamas_by_layout(folder: Path) -> dict[str, float]:
+    """A step and an update from the same files: how far gradients, and weights that were saved, are
+    from those of one process.
+    """
+    save_llama(folder / "begin")
+    whole = llama()
+    optimizer = OPTIMIZERS["momentum"](list(whole.parameters()))
+    alone(whole, loss_of, *tokens(0))
+    found = {}
+    for name, layout in LAYOUTS.items():
+        plan = program(name, ranks=4, microbatches=8)
+        stages = split(empty_llama(), plan, BLOCKS, layout=layout)
+        load_model(folder / "begin", stages)
+        pipeline = Pipeline(plan, stages, loss_of, audit=name == "zb_v")
+        pipeline.step(*tokens(0))
+        found[name] = max([0.0, *(difference(*each) for each in gradients(stages, whole))])
+        all_weights = [list(stage.parameters()) for stage in stages.values()]
+        optimizers = [OPTIMIZERS["momentum"](weights) for weights in all_weights if weights]
+        for each in optimizers:
+            each.step()
+        pipeline.save_model(folder / name, 1, optimizers)
+        load_optimizers(folder / name, stages, optimizers)
+    optimizer.step()
+    for name in LAYOUTS:
+        load_model(folder / name, {0: (trained := empty_llama())})
+        pairs = zip(trained.parameters(), whole.parameters(), strict=True)
+        found[f"{name}, saved"] = max(difference(*each) for each in pairs)
+    return found
+
+
+def test_layouts_of_other_trainers(run_ranks: Run, tmp_path: Path) -> None:
+    """Also ranks that have no weights at all train, save and load."""
+    for found in run_ranks(llamas_by_layout, 4, tmp_path).results():
+        assert len(found) == 2 * len(LAYOUTS)
+        assert max(found.values()) < 1e-6, found

@@ -48,7 +48,7 @@ SECTIONS = {
     },
     "schedlang.runtime": {
         "Training": ["Pipeline", "PipelineError"],
-        "Models": ["split", "measure", "load_model", "load_optimizers"],
+        "Models": ["split", "EvenLayers", "measure", "load_model", "load_optimizers"],
     },
 }
 

@@ -105,6 +105,15 @@ class IdleTime:
         is_exposed = np.isin(self.cause, [_NUMBERS["transfer"], _NUMBERS["transport"]])
         return float(self.length[is_exposed].sum())
 
+    def of_ranks(self) -> dict[str, list[float]]:
+        """For each cause, the idle time of each rank that is due to it."""
+        ranks = len(self.waits.schedule.ranks)
+        times: dict[str, list[float]] = {}
+        for cause, number in _NUMBERS.items():
+            parts = self.cause == number
+            times[cause] = np.bincount(self.rank[parts], self.length[parts], ranks).tolist()
+        return times
+
     def by_subject(self, cause: str) -> list[tuple[tuple[int, ...], float, list[float]]]:
         """For what a cause is about, the most first: the idle time of all ranks, and of each."""
         parts = np.flatnonzero(self.cause == _NUMBERS[cause])

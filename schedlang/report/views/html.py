@@ -7,14 +7,18 @@ lies over its boxes.
 """
 
 import json
+from collections import Counter
 from collections.abc import Sequence
+from enum import IntEnum
 from html import escape
+from itertools import zip_longest
 from pathlib import Path
 from string import Template
 from typing import Any
 
+from schedlang.report.alignment import Change, align
 from schedlang.report.views import palette
-from schedlang.report.views.picture import Picture
+from schedlang.report.views.picture import Box, Picture
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.naming import Names
 
@@ -22,9 +26,13 @@ _HERE = Path(__file__).parent
 
 
 def page(pictures: Sequence[Picture]) -> str:
-    """The page, with the schedules side by side on one axis of time."""
+    """The page, with the schedules side by side on one axis of time; of two it is marked what
+    differs between them.
+    """
     title = " and ".join(picture.title for picture in pictures)
-    data = json.dumps([_data(picture) for picture in pictures], separators=(",", ":"))
+    marks = marks_of(*pictures) if len(pictures) == 2 else [[] for _ in pictures]
+    both = zip(pictures, marks, strict=True)
+    data = json.dumps([_data(*each) for each in both], separators=(",", ":"))
     return Template(_read("page.html")).substitute(
         title=escape(title),
         style=_read("page.css"),
@@ -38,7 +46,52 @@ def _read(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8")
 
 
-def _data(picture: Picture) -> dict[str, Any]:
+class Mark(IntEnum):
+    """What a box is in comparison with another picture."""
+
+    SAME, MOVED, ONLY_HERE = range(3)
+
+
+#: What boxes of a run are, in either picture.
+_MARKS = {
+    Change.EQUAL: Mark.SAME,
+    Change.MOVED: Mark.MOVED,
+    Change.REMOVED: Mark.ONLY_HERE,
+    Change.ADDED: Mark.ONLY_HERE,
+}
+
+
+def marks_of(before: Picture, after: Picture) -> list[list[Mark]]:
+    """What every box is, of two pictures: by the order of the ops, or copies, of each rank."""
+    marks: list[list[Mark]] = [[], []]
+    for rows, rows_after in ((before.ops, after.ops), (before.copies, after.copies)):
+        for row, row_after in zip_longest(rows, rows_after, fillvalue=()):
+            of_row = [[Mark.SAME] * len(row), [Mark.SAME] * len(row_after)]
+            for run in align(_names(before, row), _names(after, row_after)):
+                for places, of_side in zip((run.before, run.after), of_row, strict=True):
+                    of_side[places.start : places.stop] = [_MARKS[run.change]] * len(places)
+            for of_picture, of_side in zip(marks, of_row, strict=True):
+                of_picture += of_side
+    return marks
+
+
+def _names(picture: Picture, row: Sequence[Box]) -> list[str]:
+    """The names of boxes, which are the same for the same actions of any picture."""
+    names = Names(picture.layout)
+    return [names.action(*box.bar[:3]) for box in row]
+
+
+def _figures(picture: Picture, marks: Sequence[Mark]) -> str:
+    """What stands beside the title of a picture."""
+    timeline = picture.timeline
+    figures = f"makespan {timeline.makespan:.10g}, {timeline.bubble_over_makespan:.1%} idle"
+    if not marks:
+        return figures
+    count = Counter(marks)
+    return f"{figures}; ops only here: {count[Mark.ONLY_HERE]}, moved: {count[Mark.MOVED]}"
+
+
+def _data(picture: Picture, marks: Sequence[Mark]) -> dict[str, Any]:
     """The data of a picture; timeline.js says what it reads."""
     timeline = picture.timeline
     layout = picture.layout
@@ -46,7 +99,7 @@ def _data(picture: Picture) -> dict[str, Any]:
     units = range(max(map(layout.units, range(len(layout.placement)))))
     return {
         "title": picture.title,
-        "figures": f"makespan {timeline.makespan:.10g}, {timeline.bubble_over_makespan:.1%} idle",
+        "figures": _figures(picture, marks),
         "idle": [f"{idle:.0%} idle" for idle in timeline.idle],
         "slices": layout.slices,
         "stages": [names.stage(stage) for stage in range(len(layout.placement))],
@@ -59,7 +112,7 @@ def _data(picture: Picture) -> dict[str, Any]:
         "versions": palette.VERSIONS if picture.has_versions else [],
         "ops": [len(row) for row in picture.ops],
         "copies": [len(row) for row in picture.copies] if picture.has_copies else [],
-        "boxes": _columns(picture),
+        "boxes": _columns(picture, marks),
         "arrows": [list(ends) for ends in zip(*picture.arrows, strict=True)] or [[], []],
         "memory": [
             [[_number(time) for time, _ in steps], [_number(amount) for _, amount in steps]]
@@ -69,7 +122,7 @@ def _data(picture: Picture) -> dict[str, Any]:
     }
 
 
-def _columns(picture: Picture) -> dict[str, list[Any]]:
+def _columns(picture: Picture, marks: Sequence[Mark]) -> dict[str, list[Any]]:
     """The boxes, as a column for each property."""
     boxes = picture.boxes
     columns: dict[str, list[Any]] = {
@@ -82,6 +135,7 @@ def _columns(picture: Picture) -> dict[str, list[Any]]:
         "line": [box.line for box in boxes],
         "version": [box.version for box in boxes],
         "overlap": [box.overlap for box in boxes],
+        "mark": list(map(int, marks)),
     }
     # A column of zeros is left out; the script fills it in.
     return {name: column for name, column in columns.items() if any(column)}

@@ -15,6 +15,32 @@ Object.assign(Timeline.prototype, {
     this.paint.fillRect(this.x(start), y, (end - start) * this.scale, this.pitch - 3);
   },
 
+  // A strip along the top of what is not so in the other schedule.
+  drawMarks(first, stop, y) {
+    let done = -Infinity;
+    for (let box = first; box < stop; box++) {
+      if (this.mark[box] === SAME || this.isDim(box)) continue;
+      // Of many boxes in one pixel, the first is seen.
+      const from = Math.max(this.x(this.start[box]), done);
+      const to = Math.max(this.x(this.end[box]) - (this.length[box] * this.scale > 3 ? 1 : 0), from + 1);
+      if (this.x(this.end[box]) <= done) continue;
+      this.paint.fillStyle = this.mark[box] === MOVED ? this.colours.moved : this.colours.only;
+      this.paint.fillRect(from, y, to - from, STRIP);
+      done = to;
+    }
+  },
+
+  // What the other schedule has to say of a box.
+  difference(box) {
+    if (this.mark[box] === SAME) return [];
+    if (this.mark[box] !== MOVED) return ["only in this schedule"];
+    const { other } = this, isOp = box < this.firstCopy, word = this.word(box);
+    const row = (isOp ? other.ops : other.copies)[this.rank[box]];
+    let place = row.first;
+    while (other.word(place) !== word) place++;
+    return [`moved: in the other schedule ${place === row.first ? "first" : `behind ${other.word(place - 1)}`}`];
+  },
+
   // What the rank holds over time, as steps; the highest of all ranks fills the height.
   drawMemory([times, amounts], y) {
     const { paint, view } = this, unit = this.memoryHeight / (this.mostMemory || 1), bottom = y + this.memoryHeight;
@@ -161,6 +187,6 @@ Object.assign(Timeline.prototype, {
     const facts = [`${number(start)} to ${number(end)}, takes ${number(end - start)}`];
     if (versions.length) facts.push(`weights version ${this.version[box]}`);
     facts.push(`memory ${number(this.held(rank, start))} held as it starts`);
-    return [`${this.word(box)} ${this.look(box).name}`, parts.join(", "), facts.join("; "), `${where}  ${line}`];
+    return [`${this.word(box)} ${this.look(box).name}`, parts.join(", "), facts.join("; "), ...this.difference(box), `${where}  ${line}`];
   },
 });

@@ -2,8 +2,10 @@
 
 const byId = (id) => document.getElementById(id);
 const schedules = JSON.parse(byId("data").textContent);
-const view = { from: 0, to: 1, memory: true, arrows: false, chosen: 0 };
+const view = { from: 0, to: 1, memory: true, arrows: false, marks: true, chosen: 0 };
 const timelines = schedules.map((schedule) => new Timeline(schedule, view, byId("schedules")));
+const differ = timelines.some((each) => each.schedule.boxes.mark);
+if (timelines.length === 2) timelines.forEach((each, index) => { each.other = timelines[1 - index]; });
 const all = {
   from: Math.min(...timelines.map((each) => each.from)),
   to: Math.max(...timelines.map((each) => each.to)),
@@ -132,6 +134,10 @@ function legend() {
   }
   items.set("needed by the op under the pointer", ["var(--needs)"]);
   items.set("needs it", ["var(--needed)"]);
+  if (differ) {
+    items.set("only in this schedule", ["var(--only)"]);
+    items.set("moved", ["var(--moved)"]);
+  }
   for (const [name, fills] of items) {
     const item = byId("legend").appendChild(document.createElement("span"));
     for (const fill of fills) item.appendChild(document.createElement("i")).style.background = fill;
@@ -152,6 +158,8 @@ byId("out").onclick = () => zoom(2);
 byId("fit").onclick = () => show(all.from, all.to);
 byId("memory").onchange = (event) => { view.memory = event.target.checked; redraw(); };
 byId("arrows").onchange = (event) => { view.arrows = event.target.checked; redraw(); };
+byId("marks").onchange = (event) => { view.marks = event.target.checked; redraw(); };
+byId("differ").hidden = !differ;
 byId("microbatch").max = Math.max(...timelines.map((each) => each.flights.length));
 byId("microbatch").oninput = (event) => choose(Number(event.target.value));
 byId("arrange").hidden = timelines.length < 2;

@@ -2,7 +2,7 @@
 // number of boxes costs nothing but a search per row. Boxes are numbers: their data stand in columns (html.py),
 // rank by rank in order of time, first all ops, then all copies to and from the host.
 
-const LEFT = 62, RIGHT = 74, AXIS = 22, STRIP = 4, MARK = 3;
+const LEFT = 62, RIGHT = 74, AXIS = 22, STRIP = 4, MARK = 3, SAME = 0, MOVED = 1;
 const LEAST_PITCH = 30, MOST_PITCH = 100, MOST_ARROWS = 4000;
 
 // The first of the numbers lo, lo + 1, ... below hi for which `holds` is true; it stays true from there on.
@@ -23,7 +23,7 @@ class Timeline {
     this.schedule = schedule;
     this.view = view;
     this.count = this.kind.length;
-    for (const name of ["stage", "chunk", "unit", "start", "length", "line", "version", "overlap"]) {
+    for (const name of ["stage", "chunk", "unit", "start", "length", "line", "version", "overlap", "mark"]) {
       this[name] ??= new Uint8Array(this.count);
     }
     this.start = Float64Array.from(this.start);
@@ -126,7 +126,7 @@ class Timeline {
   draw() {
     this.measure();
     const style = getComputedStyle(document.documentElement);
-    const names = ["paper", "row", "ink", "muted", "line", "needs", "needed", "chosen", "held"];
+    const names = ["paper", "row", "ink", "muted", "line", "needs", "needed", "chosen", "held", "moved", "only"];
     this.colours = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
     this.chosen = this.flights[this.view.chosen - 1] ?? null;
     this.seen = 0;
@@ -192,6 +192,7 @@ class Timeline {
       for (let box = first; box < stop; box++) if (!this.length[box]) this.drawBox(box, y, height);
     }
     this.drawOverlaps(first, stop, y, height);
+    if (this.view.marks) this.drawMarks(first, stop, y);
   }
 
   isDim(box) { return this.chosen !== null && this.flight[box] !== this.chosen; }

@@ -1,0 +1,1 @@
+"""What differs between two schedules: rank by rank, and in what they cost."""
