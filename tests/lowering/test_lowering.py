@@ -45,6 +45,7 @@ TRANSPORTS = [
     "gloo",
     "nccl",
     "nccl-eager",
+    "nccl-edge",
     "blocking",
     "buffered:1",
     "buffered:2",
@@ -287,7 +288,7 @@ def test_every_lowering_is_the_best_of_some_program() -> None:
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager_1f1b", "zb_h1"])
 def test_verdicts_on_all_lowerings_are_those_of_every_interleaving(name: str) -> None:
     plain = program(name, ranks=2, microbatches=2)
-    for transport in ("nccl", "nccl-eager", "blocking", "buffered:1"):
+    for transport in ("nccl", "nccl-eager", "nccl-edge", "blocking", "buffered:1"):
         for lowering, change in alternatives(transport).items():
             changed = change(plain)
             assert verdict(changed, transport) == is_right(changed, transport), (

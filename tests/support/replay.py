@@ -115,6 +115,8 @@ class Replay:
     def transfers(self, rank: int, batch: range, now: float, lanes: dict[object, float]) -> float:
         actions = self.schedule.ranks[rank]
         lane: object = "rank"
+        if self.transport == "nccl-edge":
+            return self.on_edges(rank, batch, now, lanes)
         if self.transport == "gloo":
             lane = batch
         elif self.transport == "nccl" and len(batch) == 1:
@@ -129,6 +131,17 @@ class Replay:
             self.put(("end", rank, index), end)
             self.put(("there", rank, kind, stage, microbatch), end)
         return max(ends)
+
+    def on_edges(self, rank: int, batch: range, now: float, lanes: dict[object, float]) -> float:
+        """Each transfer for itself, behind those of its direction with the same rank."""
+        actions = self.schedule.ranks[rank]
+        for index in batch:
+            kind, stage, microbatch, *_ = actions.row(index)
+            lane = is_send(kind), self.schedule.peer(kind, stage)
+            lanes[lane] = end = self.transfer((rank, index), max(now, lanes[lane]))
+            self.put(("end", rank, index), end)
+            self.put(("there", rank, kind, stage, microbatch), end)
+        return now
 
     def transfer(self, place: Place, start: float) -> float:
         """When a transfer that starts is over."""
