@@ -452,7 +452,7 @@ class _Build:
 
 def issued_with(columns: Columns, transport: Transport) -> Ints:
     """Of each action, the first row of those that go as one with it on a transport."""
-    if not transport.parts_batches:
+    if not transport.splits_batches:
         return columns.batch
     return np.where(columns.is_transfer, np.arange(len(columns)), columns.batch)
 

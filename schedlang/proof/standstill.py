@@ -196,7 +196,7 @@ class Standstill:
 
     def batch(self, row: int) -> list[int]:
         """The actions that are issued together with one, or a transfer that goes for itself."""
-        if self.transport.parts_batches and self.is_transfer(row):
+        if self.transport.splits_batches and self.is_transfer(row):
             return [row]
         columns = self.schedule.columns
         head = int(columns.batch[row])

@@ -35,7 +35,7 @@ class Transport:
     first_use: bool = False
 
     @property
-    def parts_batches(self) -> bool:
+    def splits_batches(self) -> bool:
         """Whether transfers that are issued as one go each for itself."""
         return self.lane in ("edge", "none")
 

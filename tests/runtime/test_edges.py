@@ -3,6 +3,8 @@ ranks, made in rounds.
 """
 
 import inspect
+import os
+import signal
 from collections import Counter
 from typing import Any
 from unittest.mock import patch
@@ -20,11 +22,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from schedlang import Costs, Source, compile, read_source
 from schedlang.plan.plan import Plan
 from schedlang.ranks.connections import edges_of, rounds
-from schedlang.runtime.transport.edges import EdgeWire
+from schedlang.runtime.transport.edges import EdgeWire, _first_message
 from schedlang.schedule.actions import is_send
 from tests.runtime.test_gradients import CROSSED, compare, in_one_process
 from tests.runtime.test_mesh import of_one_process
-from tests.support.models import pipeline, replicated
+from tests.support.models import batch, pipeline, replicated
 from tests.support.paths import PROGRAMS
 
 pytestmark = pytest.mark.processes
@@ -165,3 +167,23 @@ def test_pipelines_beside_each_other_have_edges_of_their_own(run_ranks: Run) -> 
     for process, (worst, made) in enumerate(found):
         assert max(worst) < 1e-12
         assert made == ({2: 4} if process % 3 == 1 else {2: 2, 1: 2})
+
+
+def ends_in_the_first_message(plan: Plan) -> None:
+    """A process that is killed where others wait for it to make a communicator."""
+
+    def killed(*_: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    what = killed if dist.get_rank() == 2 else _first_message
+    with patch("schedlang.runtime.transport.edges._first_message", what):
+        pipeline(plan, replicated(plan)).step(*batch(plan, 0))
+
+
+def test_a_process_that_is_lost_while_communicators_are_made_ends_all(run_ranks: Run) -> None:
+    """At once, and not after the limit of the group that they wait in."""
+    outcome = run_ranks(ends_in_the_first_message, 3, edge_plan("1f1b", 3, 3))
+    assert outcome.codes == [1, 1, -signal.SIGKILL]
+    for log in outcome.logs[:2]:
+        assert "rank 2 is gone" in log
+    assert outcome.seconds < 30
