@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from schedlang import CompileError, Plan, compile, read_source
 from schedlang.ranks.connections import Edge, edges_of, rounds
 from schedlang.schedule.actions import is_send, is_transfer
+from schedlang.schedule.layout import Layout, Pipeline
 from tests.support.paths import GALLERY
 
 SIZES = ((4, 1), (2, 4), (3, 6), (4, 8), (6, 12))
@@ -100,8 +101,8 @@ def test_in_a_round_no_rank_comes_twice(edges: set[Edge]) -> None:
     assert all_are_made(orders(edges, 9))
 
 
-def test_rounds_of_torch() -> None:
-    """Those that torch 2.15 makes for two chunks on four ranks, each way by itself."""
+def test_rounds_by_hand() -> None:
+    """Two chunks on four ranks, each way by itself."""
     plan = compile("interleaved_1f1b", {"ranks": 4, "chunks": 2})
     assert rounds(edges_of(plan.layout)) == [
         [(0, 1), (2, 3)],
@@ -109,3 +110,18 @@ def test_rounds_of_torch() -> None:
         [(0, 3), (1, 2)],
         [(3, 0), (2, 1)],
     ]
+
+
+def test_rounds_are_those_of_torch() -> None:
+    """Of torch 2.15, for stages on any ranks."""
+    reason = "torch before 2.15 has no communicators for each edge"
+    of_torch = pytest.importorskip(
+        "torch.distributed.pipelining._p2p", reason=reason, exc_type=ImportError
+    )
+    rng = random.Random(0)
+    for _ in range(300):
+        ranks = rng.randint(2, 9)
+        placement = tuple(rng.randrange(ranks) for _ in range(rng.randint(2, 3 * ranks)))
+        layout = Layout(placement, (Pipeline("stages", 0, len(placement), 1),))
+        found = tuple(map(tuple, rounds(edges_of(layout))))
+        assert found == of_torch._directed_edge_split_rounds(placement), placement
