@@ -88,13 +88,18 @@ def _connect(
 ) -> dict[Edge, dist.ProcessGroup]:
     """The group of each edge of this rank, by which a message has gone already."""
     made = _made.setdefault(processes.group, {})
+    is_split = processes.group.bound_device_id is not None
     wanted = edges_of(plan.layout, plan.is_forward_only)
     for edges in rounds(edge for edge in wanted if (device.type, edge) not in made):
         own = next((edge for edge in edges if processes.own in edge), None)
         peers = {processes.pipeline[rank] for rank in own or ()} - {dist.get_rank()}
         watchdog.waits_for = tuple(peers)
+        group = None
+        if is_split:
+            group = _split(edges, processes, device, limit)
         try:
-            group = _make(edges, own, processes, device, limit)
+            if not is_split:
+                group = _new(edges, own, processes, device, limit)
             if own is not None and group is not None:
                 _first_message(own, group, processes, device, limit)
         except RuntimeError as error:
@@ -105,25 +110,31 @@ def _connect(
     return {edge: group for edge, group in groups.items() if group is not None}
 
 
-def _make(
+def _split(
+    edges: list[Edge], processes: Processes, device: torch.device, limit: timedelta
+) -> dist.ProcessGroup | None:
+    """The group of this rank's edge in a round, if it has one, of a communicator that NCCL has made
+    for all ranks: they split it at once.
+    """
+    parent = processes.group
+    ranks = [[_rank_in(parent, rank, processes) for rank in edge] for edge in edges]
+    backend = f"{device.type}:{_backend(parent, device)}"
+    return dist.split_group(parent, ranks, timeout=limit, backend=backend)
+
+
+def _new(
     edges: list[Edge],
     own: Edge | None,
     processes: Processes,
     device: torch.device,
     limit: timedelta,
 ) -> dist.ProcessGroup | None:
-    """The group of this rank's edge in a round, if it has one."""
-    parent = processes.group
-    backends = dict(each.split(":") for each in dist.get_backend_config(parent).split(","))
-    backend = backends[device.type]
-    if parent.bound_device_id is not None:
-        # NCCL has made the communicator of all ranks by now: they split it at once.
-        ranks = [[_rank_in(parent, rank, processes) for rank in edge] for edge in edges]
-        return dist.split_group(parent, ranks, timeout=limit, backend=f"{device.type}:{backend}")
+    """The group of this rank's edge in a round, if it has one, made anew."""
     # All processes make all groups; those of a part of them, only their own. Torch then names a
     # group by its processes and by how many groups there are, which must be as many on both: so a
     # rank without an edge in this round makes a group of itself.
     is_part = len(processes.pipeline) < dist.get_world_size()
+    backend = _backend(processes.group, device)
     group = None
     for members in [own or (processes.own,)] if is_part else edges:
         made = dist.new_group(
@@ -135,6 +146,12 @@ def _make(
         if members == own:
             group = made
     return group
+
+
+def _backend(group: dist.ProcessGroup, device: torch.device) -> str:
+    """What tensors of a device go by in a group: of `cpu:gloo,cuda:nccl` one of the two."""
+    backends = dict(each.split(":") for each in dist.get_backend_config(group).split(","))
+    return backends[device.type]
 
 
 def _rank_in(group: dist.ProcessGroup, rank: int, processes: Processes) -> int:
