@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo example test test-torch test-browser explore models trainings faults pages nodes fuzz mutation architecture
-.PHONY: gallery reference pictures
+.PHONY: gallery transport-table reference pictures
 .PHONY: bench bench-start bench-runtime bench-walk bench-prediction
 
 demo: .venv/installed
@@ -126,6 +126,10 @@ architecture: .venv/installed
 # The table of the programs and their figures; a test holds it current.
 gallery: .venv/installed
 	$(BIN)/python -m schedlang.report.gallery > programs/README.md
+
+# What the gallery takes on the transports of GPUs, by simulation; a test holds it current.
+transport-table: .venv/installed
+	$(BIN)/python benchmarks/transports.py > docs/transport-table.md
 
 # The reference of Python, from the docstrings; a test holds it current.
 reference: .venv/installed

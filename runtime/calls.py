@@ -95,7 +95,8 @@ class _Walk:
         # By gloo, receives begin some ops early: the order does not matter to it, and a message
         # takes less time when its receive has begun.
         if not self.exchange.has_batches:
-            for receive, place in begins(self.plan, self.rank, early=True).items():
+            early = self.exchange.has_tags
+            for receive, place in begins(self.plan, self.rank, early).items():
                 self.before.setdefault(place, []).append((self.receives[receive].post, None))
         # A send is waited for when it is known to have been received, or when its window closes.
         received = receipts(self.plan, self.rank)
@@ -152,7 +153,7 @@ class _Walk:
         return messages[0].post if len(messages) == 1 else partial(post_as_one, messages)
 
     def _transfer(self, index: int) -> Iterator[Call]:
-        """A message by gloo: a receive has begun by now, and the op that needs it waits for it."""
+        """A message by itself: a receive has begun by now, the op that needs it waits for it."""
         yield from self._before(index)
         if index in self.sends:
             yield index, self.sends[index].post, self.op(index)

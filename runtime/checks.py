@@ -17,7 +17,7 @@ from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.shards import is_sharded
 from schedlang.runtime.watch.watchdog import Watchdog
 from schedlang.schedule.kinds import Kind
-from schedlang.schedule.transports import NCCL, NCCL_EAGER, PORTABLE
+from schedlang.schedule.transports import NCCL, NCCL_EAGER, NCCL_EDGE, PORTABLE
 
 
 def wrong_number(plan: Plan, started: int, replicas: int = 1) -> str | None:
@@ -157,7 +157,7 @@ def check_transport(plan: Plan, group: dist.ProcessGroup, device: torch.device) 
     used = NCCL if group.bound_device_id is None else NCCL_EAGER
     # gloo runs every plan: a rank waits for nothing but what it needs, and messages are matched by
     # their tags.
-    if device.type == "cuda" and plan.transport not in (PORTABLE, used.name):
+    if device.type == "cuda" and plan.transport not in (PORTABLE, NCCL_EDGE.name, used.name):
         raise PipelineError(
             f"the plan is proved for `{plan.transport}` alone, and its tensors go by `{used.name}`"
         )

@@ -66,6 +66,7 @@ from schedlang.runtime.stage.audit import Audit
 from schedlang.runtime.stage.repeats import Verify
 from schedlang.runtime.stage.stage import LossFn, Stage
 from schedlang.runtime.stage.versions import WeightVersions
+from schedlang.runtime.transport.edges import EdgeWire
 from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.precision import rounding_to
 from schedlang.runtime.transport.wire import Wire, warm_up
@@ -74,6 +75,7 @@ from schedlang.runtime.watch.watchdog import BETWEEN, Watchdog
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.forward_only import forward_only, forwards
 from schedlang.schedule.timeline import Bar
+from schedlang.schedule.transports import NCCL_EDGE
 
 #: All processes build the same pipelines one after another, and number them alike.
 _pipelines = count()
@@ -201,7 +203,10 @@ class Pipeline:
         dims = setup.batch_dim
         dims = dims if isinstance(dims, tuple) else (dims, dims)
         self._batches = Batches(plan, self._stages, BatchDims(*dims))
-        self._wire = Wire(processes, timeout, self._watchdog)
+        if plan.transport == NCCL_EDGE.name:
+            self._wire: Wire = EdgeWire(plan, processes, self._device, timeout, self._watchdog)
+        else:
+            self._wire = Wire(processes, timeout, self._watchdog)
         rounding = rounding_to(setup.transfer_dtype)
         self._exchange = Exchange(plan, self._rank, number, self._device, self._wire, rounding)
         self._parts = build_parts(plan, setup, self._stages, self._shared, self._wire)

@@ -75,8 +75,10 @@ class Exchange:
         #: Channels are numbered as the stages that they begin at, and as skips.
         self._numbers = stages + len(plan.layout.skip_stages)
         self._units = max(map(plan.layout.units, range(stages)))
-        #: NCCL makes a batch of messages as one; to gloo, batches mean nothing.
-        self.has_batches = device.type == "cuda"
+        #: NCCL makes a batch of messages as one; to gloo, and by edges, batches mean nothing.
+        self.has_batches = device.type == "cuda" and not wire.is_by_edge
+        #: Where messages meet by their tags, a receive may begin before its place in the plan.
+        self.has_tags = device.type != "cuda" and not wire.is_by_edge
         self._channels: dict[int, Channel] = {}
         #: The inputs of a pipeline's first stage are numbered by their shapes and types: all that
         #: were seen, and those of this step.

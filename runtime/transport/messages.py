@@ -231,9 +231,10 @@ class Send(Message):
     def post(self) -> None:
         """Begin to send."""
         tensors = self.tensors()
+        send = self.wire.post_send
         if self.channel.new:
             tensors = [tensor.cpu() for tensor in tensors]
-        send = self.wire.send
+            send = self.wire.send
         peer = self.peer
         self.note(tensors)
         self.in_flight = [
@@ -357,7 +358,7 @@ class Receive(Message):
         self.put(tensors)
 
     def _begin(self, tensors: list[Tensor]) -> None:
-        receive = self.wire.receive
+        receive = self.wire.receive if self.channel.new else self.wire.post_receive
         peer = self.peer
         self.in_flight = [
             (receive(tensor, peer, tag), tensor)

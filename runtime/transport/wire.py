@@ -17,6 +17,7 @@ from schedlang.runtime.errors import LostRank
 from schedlang.runtime.processes import Processes, Replicas
 from schedlang.runtime.watch.watchdog import GRACE, Watchdog
 from schedlang.schedule.actions import is_transfer
+from schedlang.schedule.transports import NCCL_EDGE
 
 #: What is on its way: gloo loses a message whose handle or tensor is dropped.
 InFlight = list[tuple[dist.Work, Tensor]]
@@ -28,6 +29,9 @@ class Wire:
     Every call that waits tells the watchdog for which processes, and ends after a time limit.
     LostRank where a connection breaks.
     """
+
+    #: Whether messages of the plan go by a communicator for each edge, and not by that of all.
+    is_by_edge = False
 
     def __init__(self, processes: Processes, timeout: float, watchdog: Watchdog) -> None:
         # Later than the watchdog's: it knows which rank everyone waits for in the end, gloo does
@@ -46,7 +50,7 @@ class Wire:
         # once takes a third of the time.
         self._send = processes.group.send
         self._receive = processes.group.recv
-        _let_main_thread_go_on()
+        let_main_thread_go_on()
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> dist.Work:
         """Begin to send a tensor, which must stay as it is until the wait for it."""
@@ -61,6 +65,10 @@ class Wire:
             return self._receive([tensor], self._group_ranks[peer], tag)
         except RuntimeError as error:
             raise LostRank({self.processes.pipeline[peer]}, str(error)) from error
+
+    #: So begin the messages of the plan, once it is known what comes: here like all others.
+    post_send = send
+    post_receive = receive
 
     def operation(
         self, call: Callable[..., dist.Work | None], tensor: Tensor, peer: int
@@ -152,7 +160,7 @@ class Wire:
             return pickle.loads(data.numpy().tobytes())
 
 
-def _let_main_thread_go_on() -> None:
+def let_main_thread_go_on() -> None:
     """Keep gloo's threads from interrupting the main thread, on Linux.
 
     A thread of gloo wakes up when a message comes from a rank, but can do nothing while the main
@@ -168,7 +176,7 @@ def _let_main_thread_go_on() -> None:
 
 def warm_up(plan: Plan, processes: Processes, device: torch.device) -> None:
     """On GPUs, let NCCL make its communicators: one of all ranks, for batches; one of every two
-    ranks that have transfers outside of batches; and one of replicas.
+    ranks that have transfers outside of batches; and one of replicas. Those of edges are there.
 
     Ranks wait for each other here, so all come to the pairs in the same order.
     """
@@ -187,7 +195,8 @@ def warm_up(plan: Plan, processes: Processes, device: torch.device) -> None:
         ]
         for work in dist.batch_isend_irecv([dist.P2POp(*operation, group) for operation in ring]):
             work.wait()
-    for low, high in sorted(_pairs(plan)):
+    pairs = set() if plan.transport == NCCL_EDGE.name else _pairs(plan)
+    for low, high in sorted(pairs):
         if own == low:
             dist.send(sent, pipeline[high], group)
         elif own == high:

@@ -26,6 +26,8 @@ _WIDTH = 40
 _FIRST_USES = {
     "nccl-eager": "open the process group with `device_id`",
     "portable": "use every communicator once before the step, as this project's runtime does,",
+    "nccl-edge": "make a communicator for each direction between two ranks before the step, as "
+    "this project's runtime does for such a plan,",
 }
 
 

@@ -77,7 +77,7 @@ def alternatives(transport: str) -> dict[str, Lowering]:
     the simpler first.
 
     Nothing is where transfers are on their own. Where ranks block, a receive posted early only
-    makes its rank wait.
+    makes its rank wait. By lanes for each edge, it keeps nothing waiting, and batches are nothing.
     """
     rules = transports(transport)[0]
     if transport == PORTABLE or rules.lane == "none":
@@ -88,9 +88,11 @@ def alternatives(transport: str) -> dict[str, Lowering]:
             "deferred": defer,
             "deferred and fused": lambda lowered: fuse(defer(lowered)),
         }
+    if rules.lane == "edge":
+        return {"posted early": lambda lowered: post_early(lowered, rules.lane)}
     return {
         "posted early": post_early,
-        "posted early in order": lambda lowered: post_early(lowered, in_order=True),
+        "posted early in order": lambda lowered: post_early(lowered, "rank"),
         "fused": fuse,
         "fused and posted early": lambda lowered: post_early(fuse(lowered)),
         "deferred": defer,

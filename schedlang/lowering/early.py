@@ -8,41 +8,41 @@ from schedlang.schedule.actions import Actions, is_copy, is_send, is_transfer
 from schedlang.schedule.schedule import Schedule
 
 
-def post_early(lowered: Schedule, in_order: bool = False) -> Schedule:
+def post_early(lowered: Schedule, lane: str = "pair") -> Schedule:
     """Each receive goes ahead of one more op of its rank: messages need one buffer more.
 
-    It stays behind transfers with the same rank, or if all are to stay `in_order`, behind any.
+    It stays behind what is of its `lane`: transfers with the same rank, with the same `edge` only
+    receives from there, and with `rank` any transfer.
     """
     # The receive of the next message goes ahead of the op that works on this one:
     #
     #     1RECV_F0 1F0 1RECV_F1 1F1    becomes    1RECV_F0 1RECV_F1 1F0 1F1
-    ranks = tuple(_post_early(lowered, actions, in_order) for actions in lowered.ranks)
+    ranks = tuple(_post_early(lowered, actions, lane) for actions in lowered.ranks)
     return evolve(lowered, ranks=ranks)
 
 
-def _post_early(lowered: Schedule, actions: Actions, in_order: bool) -> Actions:
+def _post_early(lowered: Schedule, actions: Actions, lane: str) -> Actions:
     order: list[range] = []
     for batch in actions.batches():
         kind = actions.kind[batch.start]
-        stage = actions.stage[batch.start]
         place = len(order)
         if len(batch) == 1 and is_transfer(kind) and not is_send(kind):
-            place = _place(lowered, actions, order, None if in_order else lowered.peer(kind, stage))
+            place = _place(lowered, actions, order, batch.start, lane)
         order.insert(place, batch)
     return actions.issued_as(order)
 
 
-def _place(lowered: Schedule, actions: Actions, order: list[range], peer: int | None) -> int:
-    """Where in the order the next receive goes: before the last op, if it need not go before a
-    transfer with its peer.
-
-    Without a peer, if it need not go before any transfer.
+def _place(lowered: Schedule, actions: Actions, order: list[range], receive: int, lane: str) -> int:
+    """Where in the order a receive goes that comes next: before the last op, if it need not go
+    before a transfer of its lane.
     """
+    peer = lowered.peer(actions.kind[receive], actions.stage[receive])
     for place in range(len(order) - 1, -1, -1):
         kind = actions.kind[order[place].start]
         stage = actions.stage[order[place].start]
         if is_transfer(kind):
-            if peer is None or lowered.peer(kind, stage) == peer:
+            is_with_peer = lowered.peer(kind, stage) == peer
+            if lane == "rank" or (is_with_peer and not (lane == "edge" and is_send(kind))):
                 break
         elif not is_copy(kind):
             return place

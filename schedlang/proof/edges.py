@@ -375,14 +375,19 @@ class _Build:
         to it.
         """
         columns = self.columns
+        batch = issued_with(columns, transport)
         rows = np.flatnonzero(columns.is_transfer)
-        heads = rows[columns.batch[rows] == rows]
+        heads = rows[batch[rows] == rows]
         lane = columns.rank[heads].astype(np.int64)
+        ranks = len(self.schedule.ranks)
         if transport.lane == "pair":
-            ranks = len(self.schedule.ranks)
             # Batches of several transfers have a lane of their own.
             peer = np.where(columns.sizes[heads] > 1, ranks, channels.peer[heads])
             lane = lane * (ranks + 1) + peer
+        if transport.lane == "edge":
+            # What has no rank to reach has lanes of its own, too.
+            edge = (channels.peer[heads] + 1) * 2 + columns.is_send[heads]
+            lane = lane * (ranks + 1) * 2 + edge
         thread = self.threads + lane
         self.threads = int(thread.max(initial=self.threads)) + 1
         # Two items of a batch, one behind the other on its lane: it is issued when its rank comes
@@ -390,7 +395,7 @@ class _Build:
         issued = self.items.add(thread, heads * 2 + _ISSUED)
         self.wait(issued, self.rank_before(heads), heads)
         self.item[heads] = self.items.add(thread, heads * 2 + _STANDS)
-        self.item[rows] = self.item[columns.batch[rows]]
+        self.item[rows] = self.item[batch[rows]]
 
     def meet(self, channels: Channels, atomic: bool) -> None:
         """Transfers are over one latency after both sides have started; and batches with the last
@@ -463,6 +468,13 @@ class _Build:
         come[rows] = np.where(before >= 0, graph.over[before], NOTHING)
         about = np.concatenate(self.about) if self.about else np.zeros(0, np.int64)
         return Events(self.schedule, graph, self.item, come, about, channels, self.after)
+
+
+def issued_with(columns: Columns, transport: Transport) -> Ints:
+    """Of each action, the first row of those that go as one with it on a transport."""
+    if not transport.splits_batches:
+        return columns.batch
+    return np.where(columns.is_transfer, np.arange(len(columns)), columns.batch)
 
 
 def latencies(layout: Layout, transfers: Transfers) -> Floats:

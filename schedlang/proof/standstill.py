@@ -197,8 +197,8 @@ class Standstill:
         return int(self.schedule.columns.source[row])
 
     def batch(self, row: int) -> list[int]:
-        """The actions that are issued together with one: on gloo, each transfer is on its own."""
-        if self.transport.lane == "none" and self.is_transfer(row):
+        """The actions that are issued together with one, or a transfer that goes for itself."""
+        if self.transport.splits_batches and self.is_transfer(row):
             return [row]
         columns = self.schedule.columns
         head = int(columns.batch[row])
@@ -331,12 +331,12 @@ class Standstill:
         columns = self.schedule.columns
         thread = self._thread(int(self.events.item[row]))
         own = np.arange(columns.first[self.rank(row)], columns.first[self.rank(row) + 1])
-        heads: Ints = own[columns.is_transfer[own] & (columns.batch[own] == own)]
+        transfers: Ints = own[columns.is_transfer[own]]
         return next(
-            int(head)
-            for head in heads
-            if self._thread(int(self.events.item[head])) == thread
-            and not graph.happened(int(graph.over[self.events.item[head]]))
+            int(first)
+            for first in transfers
+            if self._thread(int(self.events.item[first])) == thread
+            and not graph.happened(int(graph.over[self.events.item[first]]))
         )
 
     def lagging(self, row: int) -> list[int]:

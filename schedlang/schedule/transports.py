@@ -16,8 +16,9 @@ class Transport:
 
     If it `blocks`, a rank waits at each batch until it is complete; if not, at the op that needs
     what a receive brings. Batches in one `lane` of a rank go one after the other: all of the
-    rank's, or those with one other rank, or each is on its own. If batches are `apart`, those of
-    several transfers have a lane and a communicator of their own. A send is complete once
+    rank's, or those with one other rank. By lanes for each `edge`, to another rank and from it, or
+    with none, a batch is no more than its transfers, each for itself. If batches are `apart`, those
+    of several transfers have a lane and a communicator of their own. A send is complete once
     `capacity` allows its message to wait for the receive. With `tags`, messages meet by what they
     carry, not in the order of their sends. If `atomic`, batches that exchange messages complete
     together. If its communicators have a `first_use`, the first batch on each waits until all its
@@ -33,11 +34,17 @@ class Transport:
     atomic: bool = False
     first_use: bool = False
 
+    @property
+    def splits_batches(self) -> bool:
+        """Whether transfers that are issued as one go each for itself."""
+        return self.lane in ("edge", "none")
+
 
 BLOCKING = Transport("blocking", blocks=True)
 GLOO = Transport("gloo", lane="none", tags=True)
 NCCL = Transport("nccl", lane="pair", apart=True, first_use=True)
 NCCL_EAGER = Transport("nccl-eager")
+NCCL_EDGE = Transport("nccl-edge", lane="edge")
 ATOMIC = Transport("blocking with atomic batches", blocks=True, atomic=True)
 #: `nccl` once its communicators are there.
 WARM_NCCL = Transport("nccl", lane="pair", apart=True)
@@ -45,7 +52,7 @@ WARM_NCCL = Transport("nccl", lane="pair", apart=True)
 #: nothing holds a rank but what it needs, and the waits that are written.
 LOOSEST = Transport("loosest", lane="none")
 
-_BY_NAME = {each.name: (each,) for each in (BLOCKING, GLOO, NCCL, NCCL_EAGER)}
+_BY_NAME = {each.name: (each,) for each in (BLOCKING, GLOO, NCCL, NCCL_EAGER, NCCL_EDGE)}
 
 #: What a plan is proved for unless its user says otherwise: all of the others.
 PORTABLE = "portable"

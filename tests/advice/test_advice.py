@@ -309,7 +309,8 @@ def test_ranks_that_wait_for_each_other_at_first_uses() -> None:
     }
 }
 """
-    found = advice(Source("turns.sched", text), {}, "nccl")
+    source = Source("turns.sched", text)
+    found = advice(source, {}, "nccl")
     assert found
     assert found["code"] == "first-use"
     assert (
@@ -321,8 +322,11 @@ def test_ranks_that_wait_for_each_other_at_first_uses() -> None:
         (2, 0),
     ]
     assert {each["reason"] for each in found["waits"]} == {"first use"}
-    # On `nccl-eager` they would hang as well, so that is no repair of these.
-    assert found["repair"]["transport"] is None
+    # On `nccl-eager` they would hang as well, so that is no repair of these, nor do they run
+    # wherever ranks block.
+    assert found["repair"]["transport"] == "nccl-edge"
+    assert codes(source, {}, "nccl-eager") == {"deadlock"}
+    assert not codes(source, {}, "nccl-edge")
 
 
 def test_repairs_of_programs_that_import_are_edits_of_their_own_file(tmp_path: Path) -> None:

@@ -557,7 +557,7 @@ def test_check(tmp_path: Path) -> None:
     table = schedc("check", explicit, "-p", "microbatches=2", "--transport", "all")
     assert table.returncode == 1
     verdicts = [line.split(maxsplit=1) for line in table.stdout.splitlines()]
-    assert [verdict for name, verdict in verdicts if name != "nccl"] == ["proved"] * 6
+    assert [verdict for name, verdict in verdicts if name != "nccl"] == ["proved"] * 7
     assert "error[first-use]: rank 2 waits at its first batch for rank 0" in dict(verdicts)["nccl"]
     plan = str(tmp_path / "plan.json")
     assert schedc("compile", explicit, "-p", "microbatches=2", "-o", plan).returncode == 0

@@ -241,7 +241,7 @@ def test_completion_in_bash(tmp_path: Path) -> None:
         ("schedc com", {"compile", "compare", "completion"}),
         ("schedc check --tr", {"--transport"}),
         ("schedc export x.json --to torch-csv-", {"torch-csv-compute"}),
-        ("schedc check x.sched --transport nc", {"nccl", "nccl-eager"}),
+        ("schedc check x.sched --transport nc", {"nccl", "nccl-eager", "nccl-edge"}),
         ("schedc explain deadl", {"deadlock"}),
         ("schedc gallery zb_v", {"zb_v"}),
     ]:

@@ -46,6 +46,7 @@ TRANSPORTS = [
     "gloo",
     "nccl",
     "nccl-eager",
+    "nccl-edge",
     "blocking",
     "buffered:1",
     "buffered:2",
@@ -285,7 +286,7 @@ def test_every_lowering_is_the_best_of_some_program() -> None:
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "eager_1f1b", "zb_h1"])
 def test_verdicts_on_all_lowerings_are_those_of_every_interleaving(name: str) -> None:
     plain = program(name, ranks=2, microbatches=2)
-    for transport in ("nccl", "nccl-eager", "blocking", "buffered:1"):
+    for transport in ("nccl", "nccl-eager", "nccl-edge", "blocking", "buffered:1"):
         for lowering, change in alternatives(transport).items():
             changed = change(plain)
             assert verdict(changed, transport) == is_right(changed, transport), (
@@ -330,6 +331,34 @@ def test_fused_batches_are_a_send_and_a_receive_and_have_their_mirror_image(name
             for kind, stage, microbatch in batch
         )
         assert (peer, mirror) in batches, (rank, batch)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "dualpipe", "unet_1f1b"])
+def test_by_edges_receives_pass_sends_and_no_receives_from_the_same_rank(name: str) -> None:
+    """So messages of an edge stay in their order, which is all that counts there."""
+    plain = program(name, "portable")
+    early = alternatives("nccl-edge")["posted early"](plain)
+    passed = 0
+    for rank, actions in enumerate(early.ranks):
+        before = {plain.ranks[rank].row(i)[:3]: i for i in range(len(actions))}
+        assert len(before) == len(actions)
+        turns = [before[actions.row(i)[:3]] for i in range(len(actions))]
+        edges: dict[object, list[int]] = {}
+        for index, kind in enumerate(actions.kind):
+            if is_transfer(kind):
+                edge = is_send(kind), early.peer_of(rank, index)
+                edges.setdefault(edge, []).append(turns[index])
+        assert all(turns == sorted(turns) for turns in edges.values())
+        # Where the two directions between two ranks have changed places.
+        pairs = [
+            [*edges[True, peer], *edges.get((False, peer), [])] for sends, peer in edges if sends
+        ]
+        order = {turn: index for index, turn in enumerate(turns)}
+        passed += sum(
+            (a < b) != (order[a] < order[b]) for pair in pairs for a in pair for b in pair if a < b
+        )
+    assert passed
+    assert verdict(early, "nccl-edge")
 
 
 def test_the_trap_of_fused_exchanges_is_seen() -> None:

@@ -1,12 +1,13 @@
 """The pages on costs and bubbles name everything that there is, and their examples work."""
 
 import re
+import runpy
 from pathlib import Path
 
 from schedlang import compile, read_source, simulate
 from schedlang.report.bubbles.attribution import CAUSES
 from schedlang.schedule.costs import NAMES, read_costs
-from tests.support.paths import DOCS, PROGRAMS
+from tests.support.paths import DOCS, GALLERY, PROGRAMS, ROOT
 
 
 def page(name: str) -> str:
@@ -27,3 +28,16 @@ def test_every_cost_is_explained_and_the_example_is_one(tmp_path: Path) -> None:
 def test_every_cause_is_explained() -> None:
     text = page("bubbles")
     assert sorted(re.findall(r"^\| (\w+) \| ", text, re.M)) == sorted([*CAUSES, "cause"])
+
+
+def test_the_table_of_transports_is_that_of_its_command() -> None:
+    """Of some programs, which show what the page says; the others take as long again."""
+    lines = page("transport-table").splitlines()
+    command = runpy.run_path(str(ROOT / "benchmarks" / "transports.py"))
+    assert page("transport-table").startswith(command["HEAD"])
+    for name in ("1f1b", "interleaved_1f1b", "dualpipe", "zb_h1"):
+        found = [command["makespans"](name, latency) for latency in command["LATENCIES"]]
+        assert command["row"](name, found) in lines
+    assert [line.split()[1] for line in lines if line.startswith("| ")][2:-1] == [
+        path.stem for path in GALLERY
+    ]

@@ -26,7 +26,16 @@ from tests.support.own_needs import needs
 from tests.support.paths import GALLERY
 from tests.support.strategies import schedules
 
-TRANSPORTS = ["blocking", "gloo", "nccl", "nccl-eager", "buffered:1", "buffered:2", "buffered"]
+TRANSPORTS = [
+    "blocking",
+    "gloo",
+    "nccl",
+    "nccl-eager",
+    "nccl-edge",
+    "buffered:1",
+    "buffered:2",
+    "buffered",
+]
 #: Far more work than ops: of what is indexed by microbatch, a machine has not the memory.
 FAR = """
 schedule s {

@@ -30,13 +30,14 @@ from tests.support.skip_models import Skipping
 pytestmark = [pytest.mark.processes, pytest.mark.blocks(4)]
 
 SIZES = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 2), (3, 4))
-TRANSPORTS = ("blocking", "gloo")
+TRANSPORTS = ("blocking", "gloo", "nccl-edge")
 #: By whose rules processes run what is proved for a transport; schedlang's runtime, where it takes
 #: the plan.
 RUN_BY = {
     "blocking": ("blocking", "runtime"),
     "gloo": ("gloo", "runtime"),
-    "portable": ("blocking", "gloo", "runtime"),
+    "nccl-edge": ("nccl-edge", "runtime"),
+    "portable": ("blocking", "gloo", "nccl-edge", "runtime"),
 }
 #: Plans of one block, for each transport and number of ranks: so many that are proved.
 PROVED = 5
@@ -108,6 +109,8 @@ class Interpreter:
         self.plan = plan
         self.rank = rank
         self.blocks = transport == "blocking"
+        #: Without tags, messages from one rank to another meet in order.
+        self.has_tags = transport == "gloo"
         self.weights = weights(len(plan["placement"]))
         self.gradients = [torch.zeros(WIDTH, WIDTH, dtype=torch.double) for _ in self.weights]
         self.ends = {each["stop"] - 1 for each in plan["pipelines"]}
@@ -197,7 +200,7 @@ class Interpreter:
         key = (what, stage if skips else own if sends else other, microbatch)
         if skips and sends:
             self.held[key] = self.held[what, own, microbatch]
-        tag = 0 if self.blocks else 1 + ((key[1] << 8) + microbatch) * 2 + (what == "B")
+        tag = 1 + ((key[1] << 8) + microbatch) * 2 + (what == "B") if self.has_tags else 0
         if word.startswith("SEND"):
             self.sends.append(dist.isend(self.held[key], peer, tag=tag))
         else:
@@ -363,7 +366,7 @@ def test_what_deadlocks_hangs(launch: Launcher, block: int, tally: Counter[str])
     """One plan of each block, for the transports in turn: fresh processes for each, as a hang
     leaves its threads.
     """
-    transport = TRANSPORTS[block % 2]
+    transport = TRANSPORTS[block % len(TRANSPORTS)]
     plan = next(each for each in samples(block, transport) if codes(each) and codes(each) <= WAITS)
     found = launch(transport, [plan], HANGS)
     tally[f"{transport} deadlocks"] += 1

@@ -18,7 +18,16 @@ from schedlang.schedule.schedule import Kernel
 from schedlang.schedule.stream import repeat
 from tests.support.paths import PROGRAMS
 
-TRANSPORTS = ["portable", "blocking", "gloo", "nccl", "nccl-eager", "buffered:1", "buffered"]
+TRANSPORTS = [
+    "portable",
+    "blocking",
+    "gloo",
+    "nccl",
+    "nccl-eager",
+    "nccl-edge",
+    "buffered:1",
+    "buffered",
+]
 STREAMS = [
     ("pipedream", {"ranks": 2, "microbatches": 1}),
     ("pipedream", {"ranks": 4, "microbatches": 1}),

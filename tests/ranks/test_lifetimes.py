@@ -102,6 +102,7 @@ def test_the_peak_of_activations_of_programs_is_the_machines(path: Path) -> None
     [
         # When rank 0 waits for 0RECV_B0, it holds 0SEND_F0 and 0SEND_F1.
         ("nccl", {"1f1b": [3, 3], "gpipe": [17, 16]}),
+        ("nccl-edge", {"1f1b": [3, 3], "gpipe": [17, 16]}),
         # Receives are begun two ops early: there is also 0RECV_B1.
         ("gloo", {"1f1b": [4, 4], "gpipe": [19, 16]}),
         # At most eight sends wait.

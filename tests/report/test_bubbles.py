@@ -118,7 +118,7 @@ def test_programs(path: Path) -> None:
     check(plan, Costs(forward_times=tuple(1 + stage % 3 for stage in range(len(plan.placement)))))
 
 
-@pytest.mark.parametrize("transport", ["blocking", "nccl", "nccl-eager", "buffered:1"])
+@pytest.mark.parametrize("transport", ["blocking", "nccl", "nccl-eager", "nccl-edge", "buffered:1"])
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "dualpipe", "pipe_offload"])
 def test_programs_on_transports(name: str, transport: str) -> None:
     for costs in COSTS:

@@ -124,7 +124,8 @@ def test_no_message_within_a_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    "transport", ["portable", "blocking", "gloo", "nccl", "nccl-eager", "buffered:1"]
+    "transport",
+    ["portable", "blocking", "gloo", "nccl", "nccl-eager", "nccl-edge", "buffered:1"],
 )
 def test_a_unet_runs_on_every_transport(transport: str) -> None:
     for ranks in range(2, 9):

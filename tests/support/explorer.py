@@ -155,9 +155,8 @@ class _Explorer:
                     passed |= self.waits[-1].bit
                 passed = self.compute(rank, batch, passed)
                 continue
-            for part in (
-                [batch] if self.name != "gloo" else [range(index, index + 1) for index in batch]
-            ):
+            is_one = self.name not in ("gloo", "nccl-edge")
+            for part in [batch] if is_one else [range(index, index + 1) for index in batch]:
                 lane = self.lane(rank, part)
                 met = sum(self.add(rank, index, len(part), passed | lanes[lane]) for index in part)
                 lanes[lane] |= met
@@ -196,6 +195,10 @@ class _Explorer:
         """Batches of one lane go one after the other."""
         if self.name == "gloo":
             return batch.start
+        if self.name == "nccl-edge":
+            return self.schedule.ranks[rank].kind[batch.start] in SENDS, self.peer(
+                rank, batch.start
+            )
         return (
             ("alone", self.peer(rank, batch.start))
             if self.name == "nccl" and len(batch) == 1

@@ -93,7 +93,13 @@ class Replay:
                 places = [(rank, index) for index in batch]
                 sends = [is_send(kind) for kind, _, _ in rows]
                 there = [("there", rank, *row) for row in rows]
-                yield _Transfers(self.lane(rank, batch), places, sends, there)
+                if self.transport == "nccl-edge":
+                    # Each by itself, behind those of its direction with the same rank.
+                    for row, *one in zip(rows, places, sends, there, strict=True):
+                        lane = is_send(row[0]), self.schedule.peer(*row[:2])
+                        yield _Transfers(lane, *([each] for each in one))
+                else:
+                    yield _Transfers(self.lane(rank, batch), places, sends, there)
             else:
                 waits = [key for row in rows for key in self.waits(rank, *row)]
                 makes = [("made", s, m) for kind, s, m in rows if kind in (Kind.B, Kind.W)]

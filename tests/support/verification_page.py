@@ -17,6 +17,7 @@ TRANSPORTS = (
     "gloo",
     "nccl",
     "nccl-eager",
+    "nccl-edge",
     "buffered:1",
     "buffered:2",
     "buffered",
@@ -65,7 +66,7 @@ of the whole gallery go up to four ranks and eight microbatches, and there are r
 ## On real processes
 
 Programs ran on 2 and 3 processes of torch's gloo: by a plain interpreter in `tests/proof/test_processes.py`, by the rules of
-`blocking` and of `gloo` and with matrices for stages; and where it takes them, by this project's own runtime. What is
+`blocking`, of `gloo` and of `nccl-edge` (gloo without tags) and with matrices for stages; and where it takes them, by this project's own runtime. What is
 proved for these rules, or for all, must end with the gradients of one process; what is a deadlock must still hang
 {hangs} s after all ranks have started. Blocks {proved_blocks} of what is proved, {deadlock_blocks} of deadlocks.
 
@@ -116,7 +117,12 @@ def page(folder: Path) -> str:
     ]
     total = oracle["right"] + oracle["wrong"]
     ran = [("", "proved", "of these hang", "wrong gradients", "deadlocks", "of these end")]
-    for how, name in (("blocking", "`blocking`"), ("gloo", "`gloo`"), ("runtime", "our runtime")):
+    for how, name in (
+        ("blocking", "`blocking`"),
+        ("gloo", "`gloo`"),
+        ("nccl-edge", "`nccl-edge`"),
+        ("runtime", "our runtime"),
+    ):
         hung = (
             (dead[f"{how} deadlocks"], dead[f"{how} ended after deadlock"])
             if how != "runtime"
