@@ -31,6 +31,7 @@ ELSEWHERE = {
     "CONTRIBUTING.md": ["they build an environment, and run all of this"],
     "docs/training.md": ["two machines"],
     "docs/parallel.md": ["machines that come and go"],
+    "docs/torchtitan.md": ["torchtitan"] * 3,
 }
 
 
