@@ -54,6 +54,12 @@ def pipeline(schedule: Any, *, timeout: float = 300.0) -> "TorchPipeline":
     check_type("schedule", schedule, AnySchedule, what)
     own = given(schedule)
     check_are_stages(own.stages)
+    functions = own_functions(schedule, own.stages)
+    if functions:
+        raise ValueError(
+            f"`schedule` has functions of its own for {', '.join(functions)}, which only torch's "
+            "runtime calls"
+        )
     plan = _plan_of(schedule, own)
     check_agreement(plan, own.stages)
     return TorchPipeline(plan, own, timeout)
@@ -63,12 +69,6 @@ def _plan_of(schedule: Any, own: Given) -> Plan:
     """The order of a schedule's ops as a plan; without a loss that of its forwards."""
     name = type(schedule).__name__
     if isinstance(schedule, TableSchedule):
-        functions = own_functions(schedule)
-        if functions:
-            raise ValueError(
-                f"`schedule` has functions of its own for {', '.join(functions)}, which only "
-                "torch's runtime calls"
-            )
         table = table_of(schedule)
         if not table:
             raise ValueError("`schedule` has no table yet: `_load_csv` gives it one")

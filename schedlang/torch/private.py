@@ -68,17 +68,24 @@ def load(schedule: Any, table: Path) -> None:
     schedule._load_csv(str(table))
 
 
-def table_of(schedule: Any) -> str:
-    """The table of a `TableSchedule` as text: its compute ops, or if it was loaded with
-    communication, all; empty if none was loaded.
+def table_of(schedule: Any, with_communication: bool = False) -> str:
+    """The table of a `TableSchedule` as text: its compute ops, or all that torch runs; empty if
+    none was loaded. One that was loaded with communication is given whole.
     """
     order: Mapping[int, Sequence[Any]] = _part(schedule, "pipeline_order")
-    # Torch has made this one of the other, or was given it.
-    order = order or getattr(schedule, "pipeline_order_with_comms", {})
+    if with_communication or not order:
+        order = getattr(schedule, "pipeline_order_with_comms", {})
     rows = ([str(action or "") for action in order[rank]] for rank in sorted(order))
     return "\n".join(",".join(row) for row in rows)
 
 
-def own_functions(schedule: Any) -> list[str]:
-    """The kinds of action that a script has given functions of its own for."""
-    return [kind.value for kind in _part(schedule, "_comp_type_to_function_map")]
+def own_functions(schedule: Any, stages: Sequence[PipelineStage]) -> list[str]:
+    """What a script has given functions of its own for: kinds of action, and moments of stages."""
+    found = [kind.value for kind in getattr(schedule, "_comp_type_to_function_map", ())]
+    for stage in stages:
+        if stage.dw_builder is not None:
+            found.append(f"W of stage {stage.stage_index} (`dw_builder`)")
+        # Torch 2.13 has none.
+        if getattr(stage, "_forward_contexts", None):
+            found.append(f"F of stage {stage.stage_index} (a forward context)")
+    return found

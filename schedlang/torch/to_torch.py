@@ -11,10 +11,12 @@ from schedlang.compiler import NO_PARAMS
 from schedlang.diagnostics.arguments import check_params
 from schedlang.diagnostics.source import Source
 from schedlang.plan.plan import Plan
+from schedlang.plan.torch_tables import plan_of as prove_table
+from schedlang.plan.torch_tables import read_table
 from schedlang.plan.torch_tables.export import COMPUTE, export_table
 from schedlang.python.plans import plan_of
 from schedlang.torch.agreement import check_agreement, check_are_stages
-from schedlang.torch.private import TableSchedule, load
+from schedlang.torch.private import TableSchedule, load, table_of
 
 
 def schedule(
@@ -32,10 +34,11 @@ def schedule(
     path or text, or the path of a plan's file. `stages` are this rank's `PipelineStage`s, those
     that the plan gives it (`plan.stages_of(rank)`). `options` are torch's own, such as
     `scale_grads`. Torch runs the order of compute ops as the plan has it, and adds its own
-    communication.
+    communication, which is proved as well.
 
-    CompileError for a program that is wrong, and for what of a plan torch's tables have no words
-    for; ValueError where plan and stages have other numbers of ranks or stages, or the stages are
+    CompileError for a program that is wrong, for what of a plan torch's tables have no words for,
+    and for communication that trains wrong or never ends, as that of `defer_pp_recv` may;
+    ValueError where plan and stages have other numbers of ranks or stages, or the stages are
     others; TypeError for a wrong argument; ImportError for a torch whose runtime takes no tables.
     """
     check_params("params", params)
@@ -51,4 +54,6 @@ def schedule(
         table = Path(folder) / f"{plan.name}.csv"
         table.write_text(export_table(plan, COMPUTE), newline="")
         load(made, table)
+    lowered = Source(f"{plan.name}.csv", table_of(made, with_communication=True))
+    prove_table(read_table(lowered))
     return made

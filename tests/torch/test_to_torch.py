@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch", reason="the schedules are torch's", exc_type=ImportError)
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import schedules
+from torch.distributed.pipelining import PipelineStage, schedules
 
 import schedlang.torch
 from schedlang import CompileError, compile, write_plan
@@ -93,6 +93,8 @@ def refused() -> dict[str, str]:
     empty = schedules._PipelineScheduleRuntime(own, 4, loss_fn=mean)
     with_function = schedules.ScheduleInterleaved1F1B(stages([rank, rank + 2], 4), 4, loss_fn=mean)
     with_function.register_custom_function(schedules.OVERLAP_F_B, lambda action, context: None)
+    cpu = torch.device("cpu")
+    with_builder = PipelineStage(Block(rank), rank, 2, cpu, dw_builder=lambda: lambda: None)
     built = from_torch(schedules.ScheduleGPipe(own[0], 4, loss_fn=mean))
     rows = torch.ones(4, 6)
     calls: dict[str, Callable[[], object]] = {
@@ -108,6 +110,7 @@ def refused() -> dict[str, str]:
         "single": lambda: from_torch(schedules._ScheduleForwardOnly(own[0], 4)),
         "no table": lambda: from_torch(empty),
         "functions": lambda: from_torch(with_function),
+        "builder": lambda: from_torch(schedules.ScheduleGPipe(with_builder, 4, loss_fn=mean)),
         "timeout": lambda: from_torch(empty, timeout=0),
         "in loops": lambda: from_torch(
             schedules.ScheduleZBVZeroBubble(stages([rank, rank + 2], 4), 4, loss_fn=mean)
@@ -115,6 +118,9 @@ def refused() -> dict[str, str]:
         "both ways": lambda: built.step(rows, arg_mbs=[(rows,)] * 4),
         "number": lambda: built.step(arg_mbs=[(rows,)] * 3),
         "no target": lambda: built.step() if rank else None,
+        "deferred": lambda: to_torch(
+            "zb_v", stages([rank, 3 - rank], 4), mean, params=params, defer_pp_recv=True
+        ),
         "private": lambda: private._part(schedules, "_PipelineScheduleOfTomorrow"),
     }
     return {name: told(call) for name, call in calls.items()}
@@ -138,11 +144,14 @@ MESSAGES = {
     "no table": "ValueError: `schedule` has no table yet: `_load_csv` gives it one",
     "functions": "ValueError: `schedule` has functions of its own for OVERLAP_F_B, which only "
     "torch's runtime calls",
+    "builder": "ValueError: `schedule` has functions of its own for W of stage 0 (`dw_builder`), "
+    "which only torch's runtime calls",
     "timeout": "ValueError: `timeout` is 0: it must be a finite number above 0",
     "in loops": "ValueError: the plan gives rank 0 the stages [0, 3], `stages` are [0, 2]",
     "both ways": "ValueError: the batch is given by microbatch (`arg_mbs`, `kwarg_mbs`, "
     "`target_mbs`), and as a whole: it must be one of the two",
     "number": "ValueError: `arg_mbs` are 3, and the schedule has 4 microbatches",
+    "deferred": " --> zb_v.csv:",
     "private": "ImportError: schedlang.torch needs `_PipelineScheduleOfTomorrow`, a private part of "
     f"torch.distributed.pipelining that torch {torch.__version__} does not have",
 }
