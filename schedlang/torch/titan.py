@@ -45,15 +45,21 @@ def __getattr__(name: str) -> Callable[[], Any]:
     models, or `my_package.my_config`.
     """
     module, _, function = name.rpartition(".")
-    if not module or name.startswith("__"):
+    if not module:
         raise AttributeError(
             f"`{name}` is no configuration: it must be MODULE.FUNCTION, such as "
             "`llama3.llama3_debugmodel`"
         )
-    if find_spec("torchtitan") is None:
-        raise AttributeError("torchtitan is not installed: `pip install torchtitan`")
-    own = f"torchtitan.models.{module}"
-    path = own if "." not in module and find_spec(own) else module
-    registry = import_module(f"{path}.config_registry" if path == own else path)
-    configure = getattr(registry, function)
+    configure = getattr(import_module(_path_of(module)), function)
     return lambda: on_schedlang(configure())
+
+
+def _path_of(module: str) -> str:
+    """Where the configurations of a module are: as torchtitan does, models of its own come
+    first.
+    """
+    if "." not in module and find_spec("torchtitan"):
+        own = f"torchtitan.models.{module}"
+        if find_spec(own):
+            return f"{own}.config_registry"
+    return module
