@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from attrs import frozen
 from torch import Tensor
@@ -95,7 +96,7 @@ class _Cut:
 
 
 class TorchPipeline:
-    """A `Pipeline` under the signature of torch's schedules.
+    """A `Pipeline` under the signature of torch's schedules, which `pipeline` makes.
 
     `plan` is the proved plan. The modules are looked up in the stages when the `pipeline` is built,
     in the first step: so a script may still replace them, or give them their weights.
@@ -150,7 +151,8 @@ class TorchPipeline:
         None elsewhere, and without `return_outputs`.
         """
         if self._own.loss_fn is None:
-            return self.eval(*args, arg_mbs=arg_mbs, kwarg_mbs=kwarg_mbs, **kwargs)
+            output = self.eval(*args, arg_mbs=arg_mbs, kwarg_mbs=kwarg_mbs, **kwargs)
+            return output if return_outputs else None
         if not finalize_gradients and any(is_sharded(stage.submod) for stage in self._own.stages):
             raise ValueError(
                 "`finalize_gradients` is False, and a stage is sharded, whose gradients are "
@@ -191,7 +193,8 @@ class TorchPipeline:
         outputs = self.pipeline.evaluate(batch.inputs, options=batch.options)
         if outputs is not None and batch.targets is not None and losses is not None:
             pairs = zip(outputs, batch.targets.values, strict=True)
-            losses[:] = [self._loss(output, of_one) for output, of_one in pairs]
+            with torch.no_grad():
+                losses[:] = [self._loss(output, of_one) for output, of_one in pairs]
         return self._merged(outputs)
 
     def _loss(self, output: Any, target: Any) -> Any:
