@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo example test test-torch test-browser explore models trainings faults pages nodes fuzz mutation architecture
-.PHONY: gallery transport-table reference pictures
+.PHONY: demo example test test-torch test-browser titan explore models trainings faults pages nodes fuzz mutation
+.PHONY: architecture gallery transport-table reference pictures
 .PHONY: bench bench-start bench-runtime bench-walk bench-prediction
 
 demo: .venv/installed
@@ -46,6 +46,21 @@ $(OTHER)/installed: pyproject.toml constraints.txt
 test-browser: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	$(BIN)/pytest -m browser -rP
+
+# torchtitan on 4 processes of this machine: by itself, with tables of ours, and in our runtime, its losses side by side
+# (docs/torchtitan.md). It has an environment of its own, of some gigabytes, since it brings its own torch;
+# TITAN_PYTHON=PYTHON is one that is there.
+ifndef TITAN_PYTHON
+TITAN_PYTHON := build/titan/bin/python
+titan: build/titan/installed
+endif
+titan: .venv/installed
+	TITAN_PYTHON=$(abspath $(TITAN_PYTHON)) $(BIN)/pytest -m titan -s tests/torch/test_titan.py
+
+build/titan/installed: pyproject.toml
+	$(PYTHON) -m venv build/titan
+	build/titan/bin/pip install --quiet --editable . torch==2.15.0 torchtitan==0.3.0
+	touch $@
 
 # The verifier against every interleaving, an oracle and real processes, on 10^5 programs where `make test` has 10^4; then
 # docs/verification.md. A run can be divided by BLOCKS, each of its own seed; one that is tried again counts once.

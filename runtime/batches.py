@@ -54,6 +54,15 @@ class BatchDims:
 
 
 @frozen(eq=False)
+class Microbatches:
+    """Inputs or targets that were cut before: a value for each microbatch, which counts as a row.
+    Targets may be anything that the loss takes.
+    """
+
+    values: Sequence[Value]
+
+
+@frozen(eq=False)
 class Batch:
     """What a step is given: see `Pipeline.step`, and if it `evaluates`, `Pipeline.evaluate`, where
     a microbatch may have so many `rows`.
@@ -188,6 +197,8 @@ class Batches:
     def _rows_of(self, batch: Batch) -> Rows:
         """The rows of the inputs, and of a microbatch."""
         microbatches = self._plan.microbatches
+        if isinstance(batch.inputs, Microbatches):
+            return Rows(len(batch.inputs.values), 1)
         total = size_along(self._dims.inputs, batch.inputs, "inputs")
         if not total:
             raise PipelineError("`inputs` have no rows")
@@ -206,7 +217,10 @@ class Batches:
         has_last = any(self._layout.is_last(stage) for stage in self._stages)
         if not has_last or (batch.evaluates and batch.targets is None):
             return
-        total = size_along(self._dims.targets, batch.targets, "targets")
+        if isinstance(batch.targets, Microbatches):
+            total = len(batch.targets.values)
+        else:
+            total = size_along(self._dims.targets, batch.targets, "targets")
         if total != rows.total:
             raise PipelineError(
                 f"`inputs` have {rows.total} rows, and `targets` have {total}: both must have a "
@@ -248,6 +262,8 @@ class Batches:
 
 def _microbatches(name: str, batch: Value, this: Round, dim: int) -> list[Value]:
     """Those of a round."""
+    if isinstance(batch, Microbatches):
+        return list(batch.values[this.begin : this.begin + this.count])
     tensors, tree = flatten(batch, f"`{name}`")
     rows = this.count * this.rows
     narrowed = [tensor.narrow(dim, this.first_row, rows) for tensor in tensors]

@@ -5,14 +5,12 @@ from pathlib import Path
 
 from attrs import evolve
 
-from schedlang.compiler import NO_PARAMS, compile
+from schedlang.compiler import NO_PARAMS
 from schedlang.diagnostics.arguments import check_flag, check_params
 from schedlang.diagnostics.source import Source
-from schedlang.files.reading import source_of
-from schedlang.plan.plan import Plan
-from schedlang.plan.reader import read_plan
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate as execute
+from schedlang.python.plans import plan_of
 from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.schedule import Schedule
 
@@ -44,19 +42,9 @@ def simulate(
     check_costs(costs)
     check_flag("ideal", ideal)
     if not isinstance(schedule, Schedule):
-        schedule = _plan_of(schedule, params, costs)
+        schedule = plan_of(schedule, params, costs, name="schedule")
     elif params:
         raise ValueError("`params` are those of a program, `schedule` is one that was compiled")
     if transport is not None:
         schedule = evolve(schedule, transport=transport)
     return execute(schedule, costs, ideal)
-
-
-def _plan_of(program: Source | str | Path, params: Mapping[str, int], costs: Costs) -> Plan:
-    """The plan of a program, or in a file."""
-    source = source_of(program, "schedule")
-    if not source.is_plan:
-        return compile(source, params, costs)
-    if params:
-        raise ValueError(f"`params` are those of a program, `{source.path}` is a plan")
-    return read_plan(source.path)

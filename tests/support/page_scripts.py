@@ -16,6 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
     RowwiseParallel,
@@ -23,6 +24,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.optim import AdamW
 
+import schedlang.torch
 from schedlang import compile, read_source
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, load_model, load_optimizers, split
@@ -75,6 +77,22 @@ def script() -> Iterator[Names]:
     names["optimizers"] = [AdamW(stage.parameters()) for stage in stages.values()]
     names["pipeline"] = Pipeline(plan, stages, names["loss_fn"])
     yield names
+
+
+def of_torch() -> Iterator[Names]:
+    """Stages of torch's own on two ranks: the inputs are for the first one, and targets for the
+    last one.
+    """
+    names = common(program("1f1b", ranks=2, microbatches=4))
+    rank = dist.get_rank()
+    names |= {"schedlang": schedlang, "PipelineStage": PipelineStage, "rank": rank}
+    names |= {"ScheduleInterleaved1F1B": ScheduleInterleaved1F1B, "device": torch.device("cpu")}
+    inputs, targets = batch_of(0)
+    names["inputs"] = [] if rank else [inputs]
+    names["targets"] = targets if rank else None
+    yield names
+    if "outputs" in names:
+        assert len(names["outputs"]) == ROWS if rank else names["outputs"] is None
 
 
 def classes() -> Iterator[Names]:
@@ -244,7 +262,19 @@ def llama() -> Iterator[Names]:
 
 SCRIPTS: dict[str, Callable[[], Iterator[Names]]] = {
     each.__name__: each
-    for each in (script, classes, meshes, sharded, late, tied, elastic, skips, decoder, llama)
+    for each in (
+        script,
+        of_torch,
+        classes,
+        meshes,
+        sharded,
+        late,
+        tied,
+        elastic,
+        skips,
+        decoder,
+        llama,
+    )
 }
 
 

@@ -15,8 +15,8 @@ ROOT = Path(__file__).parents[2]
 HEAD = """\
 # Python
 
-What `import schedlang` and `import schedlang.runtime` offer, as their docstrings say it; `make reference` writes this
-page. How to build schedules in Python is in [building.md](building.md).
+What `import schedlang`, `import schedlang.runtime` and `import schedlang.torch` offer, as their docstrings say it;
+`make reference` writes this page. How to build schedules in Python is in [building.md](building.md).
 
 A wrong argument is a TypeError or ValueError that names it, at once. What is wrong with a program or a plan is a
 `CompileError`, with places; what stops a training run is a `PipelineError`, on all ranks.
@@ -49,6 +49,9 @@ SECTIONS = {
     "schedlang.runtime": {
         "Training": ["Pipeline", "PipelineError"],
         "Models": ["split", "EvenLayers", "measure", "load_model", "load_optimizers"],
+    },
+    "schedlang.torch": {
+        "Torch's own pipelining": ["schedule", "pipeline", "TorchPipeline"],
     },
 }
 
