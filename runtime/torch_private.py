@@ -7,6 +7,7 @@ whose backward is split; and a warning that names the part. FSDP2 has no other w
 parts, sharded stages are refused when a pipeline is built.
 """
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -511,6 +512,12 @@ def compile_with(
     import torch._functorch.config
     import torch._inductor.compile_fx as inductor
 
+    if "inner_compile" not in inspect.signature(_private(inductor, "compile_fx")).parameters:
+        raise PipelineError(
+            f"torch {torch.__version__} does not let its compiler be told how the backward of a "
+            'block is compiled; compile it by `torch.compile(block)`, without backend="schedlang": '
+            "I then computes the gradients of its weights"
+        )
     # A cache of all graphs together would not ask for them one by one; and what a forward has saved
     # must not be written over by the first half of the backward, for the second reads it too.
     with torch._functorch.config.patch(enable_autograd_cache=False, donated_buffer=False):

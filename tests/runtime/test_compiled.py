@@ -208,6 +208,14 @@ def test_inductor() -> None:
     assert isinstance(forward(stage(module, True), 7, activations()), Tensor)
 
 
+def test_another_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import compile_fx
+
+    monkeypatch.setattr(compile_fx, "compile_fx", lambda graph, examples: graph)
+    with pytest.raises(Exception, match='without backend="schedlang": I then computes'):
+        Block(linear())(activations())
+
+
 def test_it_has_a_name() -> None:
     (entry,) = entry_points(group="torch_dynamo_backends", name="schedlang")
     assert entry.load() is backend
