@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
 from schedlang import Plan, compile, read_source
-from schedlang.plan.torch_tables import export_table
+from schedlang.plan.torch_tables import dialect_of, export_table
 from schedlang.runtime import Pipeline
 
 PROGRAMS = Path(__file__).parent.parent / "programs"
@@ -84,7 +84,7 @@ def torchs(
             stages, plan.microbatches, loss_fn=nn.functional.mse_loss
         )
         with tempfile.NamedTemporaryFile("w", suffix=".csv", newline="") as file:
-            file.write(export_table(plan, "torch-csv"))
+            file.write(export_table(plan, "torch-csv", dialect_of(torch.__version__)))
             file.flush()
             schedule._load_csv(file.name, format="compute_comms")
     else:

@@ -129,7 +129,7 @@ def export(options: argparse.Namespace) -> int:
     from schedlang.files.writing import write_text
     from schedlang.plan.torch_tables import export_table
 
-    table = export_table(load(options), options.to)
+    table = export_table(load(options), options.to, options.torch)
     is_json = options.format == "json"
     if options.output:
         write_text(table, options.output)

@@ -313,6 +313,16 @@ def _export(parser: Parser) -> None:
         help="torch-csv, with communication; or torch-csv-compute, compute ops only, the form that "
         "torchtitan loads",
     )
+    dialects = ("2.13", "2.15")
+    parser.add_argument(
+        "--torch",
+        default=dialects[-1],
+        type=one_of(*dialects),
+        choices=dialects,
+        metavar="VERSION",
+        help="the torch that is to read a table with communication: 2.15, the default, or 2.13, "
+        "which knows no waits; the other form is the same for both",
+    )
     _output(parser, "TABLE", "the file to write, instead of stdout")
 
 

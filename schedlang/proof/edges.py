@@ -16,7 +16,7 @@ from schedlang.proof.channels import Channels, channels_of
 from schedlang.proof.graph import NEVER, NOTHING, Graph, Items
 from schedlang.schedule.columns import Columns, Floats, Ints
 from schedlang.schedule.costs import Costs, Durations, Transfers
-from schedlang.schedule.kinds import RECEIVES, ROWS, Kind
+from schedlang.schedule.kinds import RECEIVES, ROWS, WAITS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
@@ -62,7 +62,7 @@ class Events:
     `item[row]` is the item with which an action is over, or NOTHING for one that has none of its
     own: transfers on gloo, and ideally. `come[row]` is, for transfers and copies, the event by
     which the rank has come to it, or NOTHING. `about[edge]` is the action that an edge is about:
-    the receive that brings what is needed, or the op that needs a sum.
+    the receive that brings what is needed, the op that needs a sum, or what waits for a send.
     """
 
     schedule: Schedule
@@ -196,6 +196,7 @@ def _transport_events(build: "_Build", channels: Channels, transport: Transport)
             build.meet(channels, transport.atomic)
     build.wait_for_copies()
     build.wait_for_sums()
+    build.wait_for_sends(channels)
     return build.events(channels)
 
 
@@ -333,6 +334,27 @@ class _Build:
         target = np.where(sends >= 0, self.rank_before(sends), NEVER)
         delay = channels.latency(self._latencies)[receives]
         self.wait(self.item[self.schedule.needs.user[wanted]], target, receives, delay)
+
+    def wait_for_sends(self, channels: Channels) -> None:
+        """Actions that only wait do so until their sends are over; each send has one of them."""
+        for send, wait in WAITS.items():
+            # In one order, sends and waits are pairs.
+            sends, waits = map(self._sorted, (self.columns.where(send), self.columns.where(wait)))
+            if not len(waits):
+                continue
+            alone = self.item[sends] == NOTHING
+            self.wait(self.item[waits[~alone]], self.item[sends[~alone]], waits[~alone])
+            # A transfer on its own is over one latency after both ranks have come to it.
+            sends, waits = sends[alone], waits[alone]
+            delay = channels.latency(self._latencies)[sends]
+            receives = channels.partner[sends]
+            come = np.where(receives >= 0, self.rank_before(receives), NEVER)
+            self.wait(self.item[waits], come, waits, delay)
+            self.wait(self.item[waits], self.rank_before(sends), waits, delay)
+
+    def _sorted(self, rows: Ints) -> Ints:
+        """Actions in the order of their stages and microbatches."""
+        return rows[np.lexsort((self.columns.microbatch[rows], self.columns.stage[rows]))]
 
     def wait_for_receives(self) -> None:
         """Ops wait for the batches that bring what they need."""

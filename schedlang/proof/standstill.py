@@ -13,7 +13,7 @@ from schedlang.proof.graph import NOTHING
 from schedlang.proof.waits import Edge, describe
 from schedlang.schedule.columns import Ints
 from schedlang.schedule.findings import Finding, ranks_text
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import WAITS, Kind
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import Transport
 
@@ -130,7 +130,9 @@ class Standstill:
 
     @cached_property
     def held_at(self) -> list[int | None]:
-        """For each rank the transfer, or the optimizer step, that keeps it from going on."""
+        """For each rank what keeps it from going on: a transfer, the wait for one, or an optimizer
+        step.
+        """
         return [self._held_at(rank) for rank in range(len(self.schedule.ranks))]
 
     def _held_at(self, rank: int) -> int | None:
@@ -287,9 +289,9 @@ class Standstill:
         """A wait for another rank, and why that has not come there: it stands elsewhere, or one of
         its streams does.
         """
-        if not self.is_transfer(waiter):
+        if self.schedule.columns.kind[waiter] == Kind.U:
             reason = "sum"
-        elif self.progress(waiter) == Progress.MET:
+        elif self.is_transfer(waiter) and self.progress(waiter) == Progress.MET:
             reason = "batch"
         else:
             is_posted = self.progress(until) == Progress.POSTED
@@ -312,7 +314,8 @@ class Standstill:
             held = self.held_at[self.rank(row)]
             assert held is not None
             if row == held:
-                return self.lacking(row)
+                send = self.awaited(row)
+                return self.lacking(row) if send is None else self.waits_for(send)
             return self.unmet(self.batch(held)) if self.is_transfer(held) else held
         if progress == Progress.POSTED:
             return self.unmet(self.batch(self.head(row)))
@@ -365,6 +368,18 @@ class Standstill:
     def is_transfer(self, row: int) -> bool:
         """Whether an action is a transfer."""
         return bool(self.schedule.columns.is_transfer[row])
+
+    def awaited(self, row: int) -> int | None:
+        """The send that an action only waits for, if it is such a one."""
+        columns = self.schedule.columns
+        for send, wait in WAITS.items():
+            if columns.kind[row] == wait:
+                sends = columns.where(send)
+                is_same = (columns.stage[sends] == columns.stage[row]) & (
+                    columns.microbatch[sends] == columns.microbatch[row]
+                )
+                return int(sends[is_same][0])
+        return None
 
     def lacking(self, step: int) -> int:
         """The op that will make a gradient for which an optimizer step waits, the first that its

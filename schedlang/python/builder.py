@@ -22,7 +22,7 @@ from schedlang.plan.plan import Plan
 from schedlang.python.places import Script, caller
 from schedlang.python.text import NAMES, Call, Head, Text, program_text
 from schedlang.schedule.costs import UNIT, Costs, check_costs
-from schedlang.schedule.kinds import TRANSFERS, Kind
+from schedlang.schedule.kinds import OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_skip
 from schedlang.schedule.transports import PORTABLE
 
@@ -203,9 +203,9 @@ class Builder:
         """
         if self._plan is not None:
             raise ValueError("the schedule is compiled, it takes no more ops: make another Builder")
-        if not isinstance(kind, Kind):
-            check_choice("kind", kind, Kind.__members__)
-            kind = Kind[kind]
+        name = kind.name if isinstance(kind, Kind) else kind
+        check_choice("kind", name, [Kind(each).name for each in (*OPS, *TRANSFERS)])
+        kind = Kind[name]
         own = self._own_stage(rank, stage)
         call = Call(
             kind,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from attrs import define, field
 
-from schedlang.schedule.kinds import OPS, SENDS, TRANSFERS, Kind
+from schedlang.schedule.kinds import OPS, SENDS, TRANSFERS, WAITS, Kind
 
 NO_MICROBATCH = -1
 #: What the text of ops that overlap ends with.
@@ -14,8 +14,8 @@ OVERLAP = "OVERLAP_F_B"
 
 _NAMES: dict[int, str] = {kind: kind.name for kind in Kind}
 # The longest names first, or `RECV_F` would be found as `R` and a rest.
-_LONGEST_FIRST = sorted(Kind.__members__, key=len, reverse=True)
-#: An action in torch's spelling, as `word` writes it: stage, kind and microbatch.
+_LONGEST_FIRST = sorted((_NAMES[kind] for kind in (*OPS, *TRANSFERS)), key=len, reverse=True)
+#: An action of a plan in torch's spelling, as `word` writes it: stage, kind and microbatch.
 WORD = re.compile(rf"(\d{{1,9}})({'|'.join(_LONGEST_FIRST)})(\d{{1,9}})?")
 
 
@@ -42,6 +42,11 @@ def is_copy(kind: int) -> bool:
 def is_send(kind: int) -> bool:
     """Whether an action sends a tensor."""
     return kind in SENDS.values()
+
+
+def is_wait(kind: int) -> bool:
+    """Whether an action only waits for a send."""
+    return kind in WAITS.values()
 
 
 def word(kind: int, stage: int, microbatch: int) -> str:

@@ -12,8 +12,10 @@ from attrs import frozen
 #: The kinds of action, by their text in a plan. Torch's action tables spell them the same way: `B`
 #: is a whole backward, `I` its input-gradient half, `W` its weight-gradient half; `R` recomputes a
 #: forward whose activations were dropped; `U` is the optimizer step; OFFLOAD copies activations to
-#: the host's memory and RELOAD brings them back.
-Kind = IntEnum("Kind", "F B I W R U OFFLOAD RELOAD SEND_F RECV_F SEND_B RECV_B")
+#: the host's memory and RELOAD brings them back. No plan has a WAIT_SEND: only tables of torch do.
+Kind = IntEnum(
+    "Kind", "F B I W R U OFFLOAD RELOAD SEND_F RECV_F SEND_B RECV_B WAIT_SEND_F WAIT_SEND_B"
+)
 #: How many rows a table has that is looked up by kind; its first is of none.
 ROWS = max(Kind) + 1
 
@@ -126,6 +128,9 @@ TRANSFERS: dict[int, Transfer] = {
 #: have none: they are summed.
 SENDS = {Kind.F: Kind.SEND_F, Kind.B: Kind.SEND_B}
 RECEIVES: dict[int, Kind] = {made: TRANSFERS[send].other_end for made, send in SENDS.items()}
+
+#: The action that holds its rank until a send of its is over, for each kind of send.
+WAITS = {Kind.SEND_F: Kind.WAIT_SEND_F, Kind.SEND_B: Kind.WAIT_SEND_B}
 
 #: The send of what an op makes, where another rank needs it.
 HANDS_ON: dict[int, Kind] = {kind: send for made, send in SENDS.items() for kind in MAKERS[made]}

@@ -41,6 +41,9 @@ NCCL_EAGER = Transport("nccl-eager")
 ATOMIC = Transport("blocking with atomic batches", blocks=True, atomic=True)
 #: `nccl` once its communicators are there.
 WARM_NCCL = Transport("nccl", lane="pair", apart=True)
+#: What every transport does at least: messages of a channel meet in the order of their sends, and
+#: nothing holds a rank but what it needs, and the waits that are written.
+LOOSEST = Transport("loosest", lane="none")
 
 _BY_NAME = {each.name: (each,) for each in (BLOCKING, GLOO, NCCL, NCCL_EAGER)}
 

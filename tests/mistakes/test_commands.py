@@ -64,6 +64,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("compile my.sched --format jsn", USAGE, "there is no `jsn`"),
     ("compile my.sched --color sometimes", USAGE, "there is no `sometimes`"),
     ("compare my.sched --sort bubble", USAGE, "there is no `bubble`, there is `given`, `makespan`"),
+    ("export my.sched --to torch-csv --torch 3", USAGE, "there is no `3`, there is `2.13`, `2.15`"),
     ("export my.sched --to csv", USAGE, "there is no `csv`, there is `torch-csv`"),
     ("completion csh", USAGE, "there is no `csh`, there is `bash`, `zsh`, `fish`"),
     ("check my.sched --for ranks", USAGE, "`ranks` is not NAME=A..B with whole numbers"),

@@ -1,6 +1,7 @@
 """Torch's action tables, read and written; with torch itself, see test_torch_itself.py."""
 
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from schedlang import CompileError, Plan, Source, compile, read_plan, read_source
 from schedlang.cli.main import main
 from schedlang.lowering import lower
-from schedlang.plan.torch_tables import export_table, plan_of, read_table
+from schedlang.plan.torch_tables import DIALECTS, export_table, plan_of, read_table
 from tests.support.paths import CASES, PROGRAMS
 from tests.support.strategies import oracle, schedules
 
@@ -35,9 +36,11 @@ REFUSED = {
     "unet_1f1b": "skips from stage to stage",
 }
 EXPORTABLE = sorted({path.stem for path in PROGRAMS.glob("*.sched")} - set(REFUSED))
-SIZES = [(2, 4), (3, 6), (4, 8), (2, 8)]
+#: Ranks and microbatches.
+SIZES = [(2, 4), (2, 8), (3, 6), (4, 8), (5, 10), (6, 12), (7, 14), (8, 16)]
 
 
+@cache
 def program(name: str, ranks: int, microbatches: int) -> Plan:
     return compile(
         read_source(PROGRAMS / f"{name}.sched"), {"ranks": ranks, "microbatches": microbatches}
@@ -48,8 +51,8 @@ def table(text: str) -> Source:
     return Source("table.csv", text.replace("\r\n", "\n"))
 
 
-def imported(text: str) -> Plan:
-    return plan_of(read_table(table(text)))
+def imported(text: str, transport: str = "portable") -> Plan:
+    return plan_of(read_table(table(text)), transport)
 
 
 def texts(plan: Plan) -> list[str]:
@@ -64,8 +67,9 @@ def computes(plan: Plan) -> list[str]:
 def test_round_trip(name: str) -> None:
     for size in SIZES:
         plan = program(name, *size)
-        back = imported(export_table(plan, "torch-csv"))
-        assert (texts(back), back.layout) == (texts(plan), plan.layout)
+        for dialect in DIALECTS:
+            back = imported(export_table(plan, "torch-csv", dialect))
+            assert (texts(back), back.layout) == (texts(plan), plan.layout)
         back = imported(export_table(plan, "torch-csv-compute"))
         assert (computes(back), back.layout) == (computes(plan), plan.layout)
 
@@ -93,12 +97,17 @@ def test_losses_are_numbered_by_the_order_of_forwards() -> None:
 
 
 def test_weights_are_there_from_the_first_op_to_the_last() -> None:
-    assert export_table(program("1f1b_v", 1, 2), "torch-csv") == (
+    assert export_table(program("1f1b_v", 1, 2), "torch-csv", "2.13") == (
         "0UNSHARD,0F0,1UNSHARD,1F0,1B0,0B0,0F1,1F1,1B1,1REDUCE_GRAD,1RESHARD,0B1,0REDUCE_GRAD,0RESHARD\r\n"
+    )
+    assert export_table(program("1f1b_v", 1, 2), "torch-csv", "2.15") == (
+        "0UNSHARD,0F0,1UNSHARD,1F0,1B0,0B0,0F1,1F1,1B1,1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1RESHARD,"
+        "0B1,0REDUCE_GRAD,0WAIT_REDUCE_GRAD,0RESHARD\r\n"
     )
 
 
-# Every malformed table of which torch was seen to hang, crash, or train wrong; and others.
+# Every malformed table of which torch was seen to hang, crash, or train wrong; and others. Those
+# with waits, which torch 2.15 has, are in test_torch_waits.py.
 GOOD = "0F0,0F1,0B0,0B1\n1F0,1F1,1B0,1B1\n"
 HALVES = "0F0,0F1,0I0,0W0,0I1,0W1\n1F0,1F1,1I0,1W0,1I1,1W1\n"
 COMMS = (
@@ -318,13 +327,20 @@ def test_commands(
     summary = "table: 2 ranks, 2 stages, 8 microbatches, 64 actions; no deadlock; 11.1% idle at unit costs\n"
     assert (captured.out, captured.err) == (f"{summary}wrote plan.json\n", "")
     assert texts(read_plan("plan.json")) == texts(program("1f1b", 2, 8))
+    # Other versions of torch read another dialect.
+    waits = Path("table.csv").read_text().count("WAIT_SEND")
+    assert waits == Path("table.csv").read_text().replace("WAIT_", "").count("SEND") // 2 > 0
+    as_json = ["export", "plan.json", "--to", "torch-csv", "--format", "json", "--torch"]
+    for dialect, has_waits in (("2.13", False), ("2.15", True)):
+        assert main([*as_json, dialect]) == 0
+        assert ("WAIT_SEND_F" in capsys.readouterr().out) == has_waits
     # A plan is exported like the program it comes from.
     assert main(["export", "plan.json", "--to", "torch-csv", "-o", "again.csv"]) == 0
     assert Path("again.csv").read_bytes() == Path("table.csv").read_bytes()
     capsys.readouterr()
 
     Path("old.csv").write_text(
-        re.sub(r",\dREDUCE_GRAD,\dRESHARD", "", Path("table.csv").read_text())
+        re.sub(r",\d(REDUCE_GRAD|WAIT_REDUCE_GRAD|RESHARD)", "", Path("table.csv").read_text())
     )
     assert main(["import", "old.csv"]) == 0
     captured = capsys.readouterr()

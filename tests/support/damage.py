@@ -11,9 +11,13 @@ from attrs import evolve
 from schedlang import Actions, CompileError, Kind, Schedule, compile, read_source
 from schedlang.lowering import lower
 from schedlang.schedule.actions import NO_MICROBATCH, is_send, is_transfer
+from schedlang.schedule.kinds import OPS, TRANSFERS
 from schedlang.schedule.layout import Layout, Pipeline
 from tests.support.paths import GALLERY
 from tests.support.strategies import make_schedule
+
+#: The kinds of action that a plan can have.
+KINDS = tuple(map(Kind, (*OPS, *TRANSFERS)))
 
 Row = tuple[int, int, int, int, int]
 
@@ -74,7 +78,7 @@ def _swap(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
 
 def _other_kind(_: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
     if rows[index][0] != Kind.U:
-        rows[index] = (rng.choice([each for each in Kind if each != Kind.U]), *rows[index][1:])
+        rows[index] = (rng.choice([each for each in KINDS if each != Kind.U]), *rows[index][1:])
 
 
 def _retarget(schedule: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:

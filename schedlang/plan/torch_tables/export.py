@@ -4,19 +4,27 @@ action.
 `torch-csv-compute` has compute ops only: torch adds the communication as it loads the table
 (`compute_only`, the form that torchtitan takes). `torch-csv` has everything (`compute_comms`): the
 plan's own transfers, and for each stage when its weights are gathered (UNSHARD), when its gradients
-are reduced and scaled (REDUCE_GRAD), and when its weights are dropped again (RESHARD).
+are reduced and scaled (REDUCE_GRAD), and when its weights are dropped again (RESHARD). In the
+dialect of torch 2.15 it also has a wait for each send (WAIT_SEND_F, WAIT_SEND_B) and each reduction
+(WAIT_REDUCE_GRAD), which torch 2.13 does not know, and 2.15 does not do without.
 """
 
 from collections.abc import Iterator
 
+from schedlang.diagnostics.arguments import check_choice
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label
 from schedlang.plan.plan import Plan
-from schedlang.schedule.actions import Actions, is_transfer
-from schedlang.schedule.kinds import OPS, Kind
+from schedlang.ranks.receipts import receipts
+from schedlang.schedule.actions import is_transfer, word
+from schedlang.schedule.kinds import OPS, WAITS, Kind
 
 COMMS = "torch-csv"
 COMPUTE = "torch-csv-compute"
+
+#: The dialects of tables with communication, by the version of torch that first reads them.
+DIALECTS = ("2.13", "2.15")
+NEWEST = DIALECTS[-1]
 
 #: The kinds of op that torch's tables have.
 _TORCH = (Kind.F, Kind.B, Kind.I, Kind.W)
@@ -31,17 +39,39 @@ _HAND_ON = (
 _COMPUTE = f"`--to {COMPUTE}` leaves the transfers to torch"
 
 
-def export_table(plan: Plan, form: str) -> str:
-    """The plan in one of the two forms, as torch writes it; CompileError for what torch's tables
-    have no words for.
+def dialect_of(version: str) -> str:
+    """The dialect that a version of torch reads, such as 2.15.0+cpu; ValueError for one before
+    them all.
     """
+    number = _number(version)
+    known = [dialect for dialect in DIALECTS if _number(dialect) <= number]
+    if not known:
+        raise ValueError(f"torch {version} is older than {DIALECTS[0]}, the oldest known dialect")
+    return known[-1]
+
+
+def _number(version: str) -> tuple[int, ...]:
+    """The first two parts of a version, to compare by."""
+    return tuple(map(int, version.split(".")[:2]))
+
+
+def export_table(plan: Plan, form: str, dialect: str = NEWEST) -> str:
+    """The plan in one of the two forms, as torch writes it; CompileError for what torch's tables
+    have no words for, ValueError for an unknown dialect.
+
+    The form without communication is the same in all dialects.
+    """
+    check_choice("dialect", dialect, DIALECTS)
     for what, span, help in _not_in_tables(plan, form):
         message = f"torch's action tables have no {what}"
         label = Label(plan.spans[span])
         raise CompileError([Diagnostic("torch-table", message, (label,), plan.source, help=help)])
     lines = []
-    for actions in plan.ranks:
-        cells = actions.compute().text().split() if form == COMPUTE else _cells(actions)
+    for rank, actions in enumerate(plan.ranks):
+        if form == COMPUTE:
+            cells = actions.compute().text().split()
+        else:
+            cells = _cells(plan, rank, has_waits=dialect != "2.13")
         # Line ends as Python's `csv` writes them, with which torch does.
         lines.append(f"{','.join(cells)}\r\n")
     return "".join(lines)
@@ -96,10 +126,14 @@ def _batches(plan: Plan) -> Iterator[tuple[str, int, str]]:
                 yield what, actions.source[batch.start], _COMPUTE
 
 
-def _cells(actions: Actions) -> list[str]:
+def _cells(plan: Plan, rank: int, has_waits: bool) -> list[str]:
     """A rank's actions, with the UNSHARD of each stage before its first op, and its REDUCE_GRAD and
-    RESHARD after its last one.
+    RESHARD after its last one; and waits, where the dialect has them.
+
+    A rank waits for a send behind the op whose message shows that it has been received, so that the
+    wait takes no time, or else at the end.
     """
+    actions = plan.ranks[rank]
     batches = list(actions.batches())
     # For each stage the number of the batch with its first op, and with its last.
     first: dict[int, int] = {}
@@ -109,6 +143,12 @@ def _cells(actions: Actions) -> list[str]:
             for index in batch:
                 first.setdefault(actions.stage[index], number)
                 last[actions.stage[index]] = number
+    waits: dict[int, list[str]] = {}
+    if has_waits:
+        for send, op in receipts(plan, rank).items():
+            wait = WAITS[Kind(actions.kind[send])]
+            text = word(wait, actions.stage[send], actions.microbatch[send])
+            waits.setdefault(op, []).append(text)
     cells: list[str] = []
     # What the op before asks for. Transfers that follow it go first: another rank waits for them.
     pending: list[str] = []
@@ -117,11 +157,14 @@ def _cells(actions: Actions) -> list[str]:
             cells.append(actions.batch_text(batch))
             continue
         cells += pending
-        pending = []
+        pending = [wait for index in batch for wait in waits.get(index, [])]
         for stage in dict.fromkeys(actions.stage[index] for index in batch):
             if first[stage] == number:
                 cells.append(f"{stage}UNSHARD")
             if last[stage] == number:
-                pending += [f"{stage}REDUCE_GRAD", f"{stage}RESHARD"]
+                pending.append(f"{stage}REDUCE_GRAD")
+                if has_waits:
+                    pending.append(f"{stage}WAIT_REDUCE_GRAD")
+                pending.append(f"{stage}RESHARD")
         cells.append(actions.batch_text(batch))
-    return cells + pending
+    return cells + pending + waits.get(len(actions), [])

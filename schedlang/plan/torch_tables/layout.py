@@ -7,7 +7,8 @@ from itertools import count
 
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label, Source, Span
-from schedlang.schedule.actions import Actions, is_transfer
+from schedlang.schedule.actions import Actions
+from schedlang.schedule.kinds import OPS
 from schedlang.schedule.layout import Layout, Pipeline
 
 
@@ -23,7 +24,7 @@ def find_layout(source: Source, spans: list[Span], ranks: list[Actions]) -> Layo
     others: dict[int, tuple[int, int]] = {}
     for rank, actions in enumerate(ranks):
         for kind, stage, microbatch, cell, _ in map(actions.row, range(len(actions))):
-            if is_transfer(kind):
+            if kind not in OPS:
                 continue
             stage_cells.setdefault(stage, cell)
             microbatch_cells.setdefault(microbatch, cell)

@@ -1,5 +1,5 @@
 """The cells of a table that are about a whole stage: when its weights are gathered, and when its
-gradients are reduced.
+gradients are reduced. Waits for reductions are looked at beside those for sends, in `waits`.
 
 Torch checks none of this: a REDUCE_GRAD too many or too early scales gradients wrongly, and nobody
 is told.
@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from attrs import frozen
 
 from schedlang.diagnostics.diagnostic import CompileError
-from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.findings import Finding, diagnose
+from schedlang.schedule.kinds import OPS
 from schedlang.schedule.schedule import Schedule
 
 
 @frozen
 class Marker:
-    """UNSHARD, RESHARD or REDUCE_GRAD of a stage on a rank.
+    """UNSHARD, RESHARD, REDUCE_GRAD or WAIT_REDUCE_GRAD of a stage on a rank.
 
     `cell` is an index into the schedule's spans, which grow along a row.
     """
@@ -27,8 +27,13 @@ class Marker:
     rank: int
     cell: int
 
+    @property
+    def text(self) -> str:
+        """The text of its cell."""
+        return f"{self.stage}{self.what}"
+
     def __str__(self) -> str:
-        return f"`{self.stage}{self.what}` on rank {self.rank}"
+        return f"`{self.text}` on rank {self.rank}"
 
 
 def check_markers(schedule: Schedule, markers: list[Marker]) -> None:
@@ -47,7 +52,7 @@ def check_markers(schedule: Schedule, markers: list[Marker]) -> None:
             findings.append(Finding("not-on-this-rank", message, marker.rank, marker.cell))
         elif marker.what == "REDUCE_GRAD":
             reductions[marker.stage].append(marker)
-        else:
+        elif marker.what in ("UNSHARD", "RESHARD"):
             gathers[marker.stage].append(marker)
     # Older tables have no REDUCE_GRAD at all; one that has some has all.
     are_reduced = any(marker.what == "REDUCE_GRAD" for marker in markers)
@@ -65,7 +70,7 @@ def _ops(schedule: Schedule, stage: int) -> list[int]:
     return [
         cell
         for kind, number, cell in zip(actions.kind, actions.stage, actions.source, strict=True)
-        if number == stage and not is_transfer(kind)
+        if number == stage and kind in OPS
     ]
 
 

@@ -5,8 +5,9 @@ Torch reads the beginning of a cell and ignores what follows; here a cell is an 
 
 Tables come in two forms. One has compute ops only, and blanks where a rank idles; it is lowered
 like a program. The other has communication too. It also says for each stage when its weights are
-gathered (UNSHARD) and dropped (RESHARD), and when its gradients are reduced (REDUCE_GRAD). Of these
-it is checked that they come at the right time; they are not in the plan, which implies them.
+gathered (UNSHARD) and dropped (RESHARD), and when its gradients are reduced (REDUCE_GRAD); and
+since torch 2.15, when a rank waits for each of its sends and reductions. Of these it is checked
+that they come at the right time; they are not in the plan, which implies them.
 """
 
 import re
@@ -21,15 +22,17 @@ from schedlang.lowering import lower
 from schedlang.plan.plan import Plan
 from schedlang.plan.torch_tables.layout import find_layout
 from schedlang.plan.torch_tables.markers import Marker, check_markers
+from schedlang.plan.torch_tables.waits import check_waits
 from schedlang.proof.prove import prove
 from schedlang.proof.structure import check_structure
-from schedlang.schedule.actions import OVERLAP, Actions, is_transfer
+from schedlang.schedule.actions import OVERLAP, Actions, is_transfer, is_wait
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import PORTABLE
 
 _ACTION = re.compile(
-    r"([0-9]{1,9})(?:(F|B|I|W|SEND_F|RECV_F|SEND_B|RECV_B)([0-9]{1,9})|(UNSHARD|RESHARD|REDUCE_GRAD))"
+    r"([0-9]{1,9})(?:(F|B|I|W|(?:SEND|RECV|WAIT_SEND)_[FB])([0-9]{1,9})|"
+    r"(UNSHARD|RESHARD|REDUCE_GRAD|WAIT_REDUCE_GRAD))"
 )
 _COMPUTE = re.compile("[0-9]+[FBIW][0-9]+")
 _GROUP = re.compile(rf"\((.*)\){OVERLAP}")
@@ -58,7 +61,15 @@ class Table:
     def has_communication(self) -> bool:
         """Whether the table is of the form with communication."""
         transfers = any(is_transfer(kind) for actions in self.ranks for kind in actions.kind)
-        return transfers or self.reduces_gradients
+        return transfers or self.reduces_gradients or self.has_waits
+
+    @property
+    def has_waits(self) -> bool:
+        """Whether the table is in the dialect of torch 2.15, which waits for every send and every
+        reduction by a cell of its own.
+        """
+        waits = any(is_wait(kind) for actions in self.ranks for kind in actions.kind)
+        return waits or any(marker.what == "WAIT_REDUCE_GRAD" for marker in self.markers)
 
     @property
     def reduces_gradients(self) -> bool:
@@ -158,6 +169,12 @@ def plan_of(table: Table, transport: str = PORTABLE) -> Plan:
         schedule = evolve(_schedule(table), transport=transport)
         check_structure(schedule)
         check_markers(schedule, table.markers)
+        if table.has_waits:
+            check_waits(schedule, table.markers)
+            without = tuple(
+                actions.select(lambda kind: not is_wait(kind)) for actions in schedule.ranks
+            )
+            schedule = evolve(schedule, ranks=without)
         # As torch does when it loads such a table.
         if not table.has_communication:
             schedule = lower(schedule)
@@ -180,7 +197,14 @@ def _for_tables(table: Table, diagnostic: Diagnostic) -> Diagnostic:
     """A diagnostic of a table: where its help speaks of programs, another one."""
     halves = "`B` is a whole backward; `I` and `W` are its halves, and go together"
     helps = {"missing-op": halves, "repeated-op": halves}
-    if table.has_communication:
+    if diagnostic.code == "deadlock" and any(
+        "WAIT_" in wait.at.action for wait in diagnostic.waits
+    ):
+        helps["deadlock"] = (
+            "a wait for a send belongs behind all that the other rank needs before its receive, as "
+            "behind the backward of its stage and microbatch, or at the end of the row"
+        )
+    elif table.has_communication:
         leave_out = "a table without SEND and RECV gets them in an order that runs"
         helps["order"] = leave_out
         helps["deadlock"] = leave_out
