@@ -3,6 +3,10 @@ read and proved.
 """
 
 import itertools
+import logging
+import re
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,15 +17,26 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from schedlang import compile, read_source
-from schedlang.plan.torch_tables import export_table, plan_of, read_table
+from schedlang import CompileError, compile, read_source
+from schedlang.diagnostics.diagnostic import Diagnostic
+from schedlang.plan.torch_tables import DIALECTS, dialect_of, export_table, plan_of, read_table
 from tests.plan.test_torch_tables import DEFERRED, EXPORTABLE, SIZES, computes, program, texts
+from tests.plan.test_torch_waits import EACH_OTHER, RING, RING_RUNS
 from tests.support.paths import PROGRAMS
 from tests.support.ranks import Run
 
-MARKERS = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
+#: The dialect of the tables of this torch. What has to do with waits is tried where it has them.
+DIALECT = dialect_of(torch.__version__)
+HAS_WAITS = DIALECT != "2.13"
+needs_waits = pytest.mark.skipif(
+    not HAS_WAITS, reason=f"torch {torch.__version__} has no waits: they came with 2.15"
+)
+#: The kinds of cell that stand for no action of a plan.
+IMPLIED = ("UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD", "WAIT_SEND_F", "WAIT_SEND_B")
 FORMS = {"torch-csv": "compute_comms", "torch-csv-compute": "compute_only"}
 WIDTH = 4
+#: Seconds after which a step of a few actions hangs.
+HANGS = 10.0
 
 
 def stages(ranks: int, number: int, local: int) -> list[SimpleNamespace]:
@@ -41,7 +56,7 @@ def test_torch_reads_what_we_write(name: str, form: str, tmp_path: Path) -> None
     """
     for ranks, microbatches in SIZES:
         plan = program(name, ranks, microbatches)
-        (tmp_path / "table.csv").write_text(export_table(plan, form), newline="")
+        (tmp_path / "table.csv").write_text(export_table(plan, form, DIALECT), newline="")
         runtime = schedules._PipelineScheduleRuntime(
             stages(ranks, len(plan.placement), 1), microbatches
         )
@@ -61,27 +76,66 @@ def test_torch_reads_what_we_write(name: str, form: str, tmp_path: Path) -> None
         schedules._simulate_comms_compute(moves, plan.placement.__getitem__, len(plan.placement))
 
 
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_torch_reads_one_dialect(dialect: str, tmp_path: Path) -> None:
+    plan = program("1f1b", 2, 4)
+    (tmp_path / "table.csv").write_text(export_table(plan, "torch-csv", dialect), newline="")
+    runtime = schedules._PipelineScheduleRuntime(stages(2, 2, 1), 4)
+    refused = pytest.raises((AssertionError, ValueError))
+    with nullcontext() if dialect == DIALECT else refused:
+        runtime._load_csv(str(tmp_path / "table.csv"), format="compute_comms")
+
+
+#: Torch's schedules, with 30 sizes or more of each: stages of a rank, ranks, microbatches.
 CLASSES = {
-    "ScheduleInterleaved1F1B": (1, 2, 3),
-    "ScheduleLoopedBFS": (1, 2, 5),
-    "ScheduleInterleavedZeroBubble": (1, 2, 3),
-    "ScheduleZBVZeroBubble": (2,),
-    "ScheduleDualPipeV": (2,),
+    "ScheduleInterleaved1F1B": [
+        (local, ranks, ranks * rounds)
+        for local, ranks, rounds in itertools.product((1, 2, 3), (1, 2, 3, 4), (1, 2, 3))
+    ],
+    "ScheduleLoopedBFS": [
+        (local, ranks, ranks * rounds)
+        for local, ranks, rounds in itertools.product((1, 2, 5), (1, 2, 3, 4), (1, 2, 3))
+    ],
+    "ScheduleInterleavedZeroBubble": [
+        (local, ranks, ranks * rounds)
+        for local, ranks, rounds in itertools.product((1, 2, 3), (1, 2, 3, 4), (1, 2, 3))
+    ],
+    "ScheduleZBVZeroBubble": [
+        (2, ranks, microbatches)
+        for ranks, microbatches in itertools.product((1, 2, 3, 4), range(1, 9))
+    ],
+    "ScheduleDualPipeV": [
+        (2, ranks, 2 * ranks + more) for ranks, more in itertools.product((1, 2, 3, 4), range(8))
+    ],
 }
+#: What torch 2.15 can be asked for: waits for sends earlier, or for reductions later, and weights
+#: gathered later.
+OPTIONS = [
+    {
+        "max_outstanding_sends": sends,
+        "defer_reduce_grad_wait": defers_waits,
+        "unshard_lookahead": lookahead,
+    }
+    for sends, defers_waits, lookahead in itertools.product(
+        (None, 1, 2, 4), (False, True), ("full", "auto")
+    )
+]
 
 
 @pytest.mark.parametrize("name", CLASSES)
 def test_schedules_of_torch_prove(name: str, tmp_path: Path) -> None:
     path = tmp_path / "table.csv"
-    for local, ranks, rounds in itertools.product(CLASSES[name], (1, 2, 3, 4), (1, 2, 3)):
-        microbatches = ranks * rounds * (2 if name == "ScheduleDualPipeV" else 1)
-        schedule = getattr(schedules, name)(stages(ranks, local * ranks, local), microbatches)
+    for number, (local, ranks, microbatches) in enumerate(CLASSES[name]):
+        # Each size with some other options: all of them come several times.
+        options = OPTIONS[number * 5 % len(OPTIONS)] if HAS_WAITS else {}
+        of = stages(ranks, local * ranks, local)
+        schedule = getattr(schedules, name)(of, microbatches, **options)
         rows = [
             " ".join(str(action) for action in row if action)
             for row in schedule.pipeline_order.values()
         ]
         with_comms = [
-            " ".join(str(action) for action in row if action.computation_type.value not in MARKERS)
+            " ".join(str(action) for action in row if action.computation_type.value not in IMPLIED)
             for row in schedule.pipeline_order_with_comms.values()
         ]
         schedule._dump_csv(str(path), format="compute_only")
@@ -111,7 +165,9 @@ def test_torch_still_defers_receives_so(path: Path, tmp_path: Path) -> None:
         stages(int(ranks), 2 * int(ranks), 2), int(microbatches), defer_pp_recv=True
     )
     schedule._dump_csv(str(tmp_path / "table.csv"))
-    assert (tmp_path / "table.csv").read_bytes() == path.read_bytes()
+    # Waits aside, which torch 2.13 does not have.
+    text = re.sub(r",\d+WAIT_\w+", "", (tmp_path / "table.csv").read_text())
+    assert text == path.read_text()
 
 
 def model(stages: int) -> list[torch.nn.Module]:
@@ -155,24 +211,111 @@ def gradient_errors(cases: dict[str, tuple[Path, str, list[int], int]]) -> dict[
 
 @pytest.mark.processes
 def test_torch_trains_with_our_tables(run_ranks: Run, tmp_path: Path) -> None:
-    """On two processes of torch's own runtime, the gradients of one."""
+    """On four processes of torch's own runtime, the gradients of one."""
     cases = {}
     for (name, microbatches), form in itertools.product(
         [
             ("1f1b", 3),
-            ("interleaved_1f1b", 4),
+            ("interleaved_1f1b", 8),
             ("hanayo", 3),
-            ("zb_v", 4),
-            ("dualpipe_v", 5),
+            ("zb_v", 8),
+            ("dualpipe_v", 9),
             ("v_min", 4),
         ],
         FORMS,
     ):
-        plan = program(name, 2, microbatches)
+        plan = program(name, 4, microbatches)
         file = tmp_path / f"{name}.{form}"
-        file.write_text(export_table(plan, form), newline="")
+        file.write_text(export_table(plan, form, DIALECT), newline="")
         cases[file.name] = file, FORMS[form], plan.placement, microbatches
-    for found in run_ranks(gradient_errors, 2, cases).results():
+    for found in run_ranks(gradient_errors, 4, cases).results():
         assert found.keys() == cases.keys()
         for case, error in found.items():
             assert error < 1e-12, case
+
+
+def dumped(name: str, local: int, ranks: int, microbatches: int, path: Path) -> Path:
+    """The table that a schedule of torch has with `defer_pp_recv`."""
+    of = stages(ranks, local * ranks, local)
+    schedule = getattr(schedules, name)(of, microbatches, defer_pp_recv=True)
+    schedule._dump_csv(str(path), format="compute_comms")
+    return path
+
+
+def refusal(path: Path) -> Diagnostic:
+    with pytest.raises(CompileError) as caught:
+        plan_of(read_table(read_source(path)))
+    return caught.value.diagnostics[0]
+
+
+@needs_waits
+@pytest.mark.processes
+def test_what_deferred_receives_do(run_ranks: Run, tmp_path: Path) -> None:
+    """In torch itself on gloo: where they come in another order than the sends, gradients are
+    wrong; where they only cross with sends, torch trains right where sends hold nobody, and the
+    import says where that is.
+    """
+    wrong: dict[str, tuple[Path, str, list[int], int]] = {}
+    right: dict[str, tuple[Path, str, list[int], int]] = {}
+    v_of_two = [0, 1, 1, 0]
+    for name, placement, microbatches, code in (
+        ("ScheduleZBVZeroBubble", v_of_two, 4, "mismatched-transfer"),
+        ("ScheduleInterleavedZeroBubble", [0, 1, 0, 1], 4, "mismatched-transfer"),
+        ("ScheduleZBVZeroBubble", v_of_two, 2, "deadlock"),
+        ("ScheduleDualPipeV", v_of_two, 4, "deadlock"),
+        ("ScheduleInterleaved1F1B", [0, 1, 0, 1], 4, "deadlock"),
+        ("ScheduleLoopedBFS", [0, 1, 0, 1], 4, "deadlock"),
+    ):
+        case = f"{name} {microbatches}"
+        path = dumped(name, 2, 2, microbatches, tmp_path / f"{case}.csv")
+        diagnostic = refusal(path)
+        assert diagnostic.code == code, case
+        if code == "deadlock":
+            assert "`--transport gloo`" in str(diagnostic.help), case
+            plan_of(read_table(read_source(path)), "gloo")
+        cases = right if code == "deadlock" else wrong
+        cases[case] = path, "compute_comms", placement, microbatches
+    errors = run_ranks(gradient_errors, 2, right | wrong).results()
+    for case in right:
+        assert max(of_rank[case] for of_rank in errors) < 1e-12, case
+    for case in wrong:
+        assert max(of_rank[case] for of_rank in errors) > 1e-3, case
+
+
+def train(file: Path, placement: list[int], microbatches: int) -> float:
+    """A step with a table, with a line in the log for each action that begins."""
+    logging.basicConfig(stream=sys.stdout, format="%(message)s")
+    logging.getLogger(schedules.__name__).setLevel(logging.DEBUG)
+    return gradient_error(file, "compute_comms", placement, microbatches)
+
+
+@needs_waits
+@pytest.mark.processes
+def test_torch_hangs_at_the_cells_that_the_import_names(run_ranks: Run, tmp_path: Path) -> None:
+    for text, placement in ((EACH_OTHER, [0, 1]), (RING, [0, 1, 2, 0])):
+        path = tmp_path / "table.csv"
+        path.write_text(text)
+        with pytest.raises(CompileError) as caught:
+            plan_of(read_table(read_source(path)))
+        (diagnostic,) = caught.value.diagnostics
+        ranks = len(text.splitlines())
+        # A rank that waits for a message stands, in torch, at the op that needs it.
+        cells = {
+            wait.at.rank: re.sub(r"RECV_(F|B)", r"\1", wait.at.action) for wait in diagnostic.waits
+        }
+        assert len(cells) == ranks
+        outcome = run_ranks(train, ranks, path, placement, 2, seconds=HANGS)
+        assert outcome.codes == [None] * ranks, outcome.logs
+        for rank, cell in cells.items():
+            last = re.findall(r"running time_step \d+, action (\S+)", outcome.logs[rank])[-1]
+            assert last == cell, outcome.logs[rank]
+
+
+@needs_waits
+@pytest.mark.processes
+def test_torch_trains_once_the_wait_stands_later(run_ranks: Run, tmp_path: Path) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text(RING_RUNS)
+    plan_of(read_table(read_source(path)), "gloo")
+    errors = run_ranks(train, 3, path, [0, 1, 2, 0], 2).results()
+    assert max(errors) < 1e-12

@@ -13,6 +13,7 @@ from schedlang import CompileError, Costs, Plan, read_plan, write_plan
 from schedlang.plan.torch_tables import DIALECTS, dialect_of, export_table, read_table
 from schedlang.plan.torch_tables.reader import _schedule
 from schedlang.proof.edges import transport_events
+from schedlang.proof.prove import run_on
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.transports import LOOSEST
 from tests.plan.test_torch_tables import (
@@ -41,11 +42,16 @@ EACH_OTHER = (
 )
 RING = (
     "0F0,0SEND_F0,0F1,0SEND_F1,0WAIT_SEND_F1,3RECV_F0,3F0,3B0,3SEND_B0,0RECV_B0,0B0,0WAIT_SEND_F0,"
-    "3RECV_F1,3F1,3B1,3SEND_B1,0RECV_B1,0B1,3WAIT_SEND_B0,3WAIT_SEND_B1\n"
+    "3RECV_F1,3F1,3B1,3SEND_B1,3REDUCE_GRAD,3WAIT_REDUCE_GRAD,0RECV_B1,0B1,0REDUCE_GRAD,"
+    "0WAIT_REDUCE_GRAD,3WAIT_SEND_B0,3WAIT_SEND_B1\n"
     "1RECV_F0,1F0,1SEND_F0,1RECV_B0,1B0,1SEND_B0,1RECV_F1,1F1,1SEND_F1,1RECV_B1,1B1,1SEND_B1,"
-    "1WAIT_SEND_F0,1WAIT_SEND_B0,1WAIT_SEND_F1,1WAIT_SEND_B1\n"
+    "1REDUCE_GRAD,1WAIT_REDUCE_GRAD,1WAIT_SEND_F0,1WAIT_SEND_B0,1WAIT_SEND_F1,1WAIT_SEND_B1\n"
     "2RECV_F0,2F0,2SEND_F0,2RECV_B0,2B0,2SEND_B0,2RECV_F1,2F1,2SEND_F1,2RECV_B1,2B1,2SEND_B1,"
-    "2WAIT_SEND_F0,2WAIT_SEND_B0,2WAIT_SEND_F1,2WAIT_SEND_B1\n"
+    "2REDUCE_GRAD,2WAIT_REDUCE_GRAD,2WAIT_SEND_F0,2WAIT_SEND_B0,2WAIT_SEND_F1,2WAIT_SEND_B1\n"
+)
+#: The same with that wait at the end of its row, which runs where sends do not hold their ranks.
+RING_RUNS = RING.replace("0WAIT_SEND_F1,", "").replace(
+    "3WAIT_SEND_B1", "3WAIT_SEND_B1,0WAIT_SEND_F1"
 )
 #: The defect: a good table, what is replaced in it, by what; and the row and column of what is
 #: wrong, its text, and the reason.
@@ -382,11 +388,9 @@ def test_waits_that_wait_for_each_other_are_told_with_both_cells(transport: str)
 
 
 def test_a_wait_is_all_that_hangs() -> None:
-    """Where sends hold nobody, the same table runs with that wait at the end of its row."""
     with pytest.raises(CompileError, match="rank 0 waits here, at `0WAIT_SEND_F1`"):
         imported(RING, "gloo")
-    first, rest = RING.replace("0WAIT_SEND_F1,", "").split("\n", 1)
-    imported(f"{first},0WAIT_SEND_F1\n{rest}", "gloo")
+    imported(RING_RUNS, "gloo")
 
 
 def without_waits(text: str) -> str:
@@ -452,3 +456,77 @@ def test_no_plan_has_waits(tmp_path: Path) -> None:
     path.write_text(text.replace("1SEND_B1", "1WAIT_SEND_B1"))
     with pytest.raises(CompileError):
         read_plan(path)
+
+
+def runs_to_its_end(rows: list[list[str]], placement: tuple[int, ...]) -> bool:
+    """Whether ranks that do these cells one by one, as torch does, come to the end of their rows: a
+    message is there once both ranks have come to it, and the n-th send from one rank to another
+    meets the n-th receive.
+    """
+    begun: dict[tuple[int, int], dict[str, list[str]]] = {}
+    at = [0] * len(rows)
+
+    def is_over(rank: int, transfer: str) -> bool:
+        for (sender, receiver), sides in begun.items():
+            for side, own, other in (("SEND", sender, "RECV"), ("RECV", receiver, "SEND")):
+                if own == rank and transfer in sides[side]:
+                    return len(sides[other]) > sides[side].index(transfer)
+        return False
+
+    def may_go_on(rank: int, cell: str) -> bool:
+        match = re.fullmatch(r"(\d+)([A-Z_]+?)(\d*)", cell)
+        assert match is not None
+        stage, kind, microbatch = int(match[1]), match[2], match[3]
+        other = stage + (1 if kind in ("SEND_F", "RECV_B") else -1)
+        if kind.startswith(("SEND", "RECV")):
+            ends = rank, placement[other]
+            key = ends if kind.startswith("SEND") else ends[::-1]
+            begun.setdefault(key, {"SEND": [], "RECV": []})[kind[:4]].append(cell)
+            return True
+        if kind.startswith("WAIT_SEND"):
+            return is_over(rank, cell.replace("WAIT_", ""))
+        receive = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}.get(kind)
+        wanted = f"{stage}{receive}{microbatch}"
+        return wanted not in rows[rank] or is_over(rank, wanted)
+
+    moves = True
+    while moves:
+        moves = False
+        for rank, row in enumerate(rows):
+            while at[rank] < len(row) and may_go_on(rank, row[at[rank]]):
+                at[rank] += 1
+                moves = True
+    return at == list(map(len, rows))
+
+
+def with_waits_anywhere(rows: list[list[str]], rng: random.Random) -> None:
+    """Let receives wait until right before the ops that need them, and move waits to some place
+    behind their sends.
+    """
+    for row in rows:
+        for receive in [cell for cell in row if "RECV_F" in cell and rng.random() < 0.7]:
+            row.remove(receive)
+            row.insert(row.index(receive.replace("RECV_", "")), receive)
+        for wait in [cell for cell in row if "WAIT_SEND" in cell and rng.random() < 0.8]:
+            row.remove(wait)
+            begin = row.index(wait.replace("WAIT_", "")) + 1
+            row.insert(rng.randint(begin, min(begin + 4, len(row))), wait)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "hanayo", "zb_h1"])
+def test_tables_with_waits_anywhere_hang_where_the_import_says(name: str) -> None:
+    rng = random.Random(name)
+    verdicts = []
+    for _ in range(60):
+        plan = program(name, *rng.choice([(2, 4), (3, 6), (4, 8)]))
+        rows = [row.split(",") for row in export_table(plan, "torch-csv").splitlines()]
+        with_waits_anywhere(rows, rng)
+        text = "\n".join(map(",".join, rows))
+        try:
+            run_on(_schedule(read_table(table(text))), Costs(), LOOSEST)
+            verdicts.append("runs")
+        except CompileError as error:
+            verdicts.append(error.diagnostics[0].code)
+        if verdicts[-1] != "mismatched-transfer":
+            assert (verdicts[-1] == "runs") == runs_to_its_end(rows, plan.placement), text
+    assert {"runs", "deadlock"} <= set(verdicts)

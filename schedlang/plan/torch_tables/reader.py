@@ -23,12 +23,12 @@ from schedlang.plan.plan import Plan
 from schedlang.plan.torch_tables.layout import find_layout
 from schedlang.plan.torch_tables.markers import Marker, check_markers
 from schedlang.plan.torch_tables.waits import check_waits
-from schedlang.proof.prove import prove
+from schedlang.proof.prove import prove, run_on
 from schedlang.proof.structure import check_structure
 from schedlang.schedule.actions import OVERLAP, Actions, is_transfer, is_wait
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
-from schedlang.schedule.transports import PORTABLE
+from schedlang.schedule.transports import LOOSEST, NAMES, PORTABLE, transports
 
 _ACTION = re.compile(
     r"([0-9]{1,9})(?:(F|B|I|W|(?:SEND|RECV|WAIT_SEND)_[FB])([0-9]{1,9})|"
@@ -171,18 +171,51 @@ def plan_of(table: Table, transport: str = PORTABLE) -> Plan:
         check_markers(schedule, table.markers)
         if table.has_waits:
             check_waits(schedule, table.markers)
-            without = tuple(
-                actions.select(lambda kind: not is_wait(kind)) for actions in schedule.ranks
-            )
-            schedule = evolve(schedule, ranks=without)
+        if table.has_communication:
+            return _as_written(schedule)
         # As torch does when it loads such a table.
-        if not table.has_communication:
-            schedule = lower(schedule)
-        execution = prove(schedule)
+        return _proved(lower(schedule))
     except CompileError as error:
-        diagnostics = [_for_tables(table, diagnostic) for diagnostic in error.diagnostics]
+        diagnostics = [_for_tables(table, transport, each) for each in error.diagnostics]
         raise CompileError(diagnostics) from None
+
+
+def _as_written(schedule: Schedule) -> Plan:
+    """The plan of a schedule with the communication of a table; waits, which are in it, are proved
+    and left out.
+    """
+    # What a portable plan may run on includes ranks that block, where a send holds its rank, and
+    # its wait adds nothing. What torch itself does comes first: only what is written holds a rank.
+    is_portable = schedule.transport == PORTABLE
+    for rule in (LOOSEST,) if is_portable else transports(schedule.transport):
+        run_on(schedule, schedule.costs, rule)
+    without = tuple(actions.select(lambda kind: not is_wait(kind)) for actions in schedule.ranks)
+    return _proved(evolve(schedule, ranks=without))
+
+
+def _proved(schedule: Schedule) -> Plan:
+    """A schedule with communication as a plan."""
+    execution = prove(schedule)
     return Plan(**asdict(schedule, recurse=False), idle=execution.timeline.bubble_over_makespan)
+
+
+def _runs_on(table: Table) -> list[str]:
+    """Of a table whose ranks wait for each other where ranks block, the transports where it runs,
+    in torch as well as here.
+    """
+
+    def runs(transport: str) -> bool:
+        try:
+            # Messages have no tags in torch.
+            run_on(schedule, schedule.costs, LOOSEST)
+            _as_written(evolve(schedule, transport=transport))
+        except CompileError:
+            return False
+        return True
+
+    schedule = _schedule(table)
+    names = [name for name in NAMES if not any(rule.blocks for rule in transports(name))]
+    return list(filter(runs, names))
 
 
 def _schedule(table: Table) -> Schedule:
@@ -193,21 +226,30 @@ def _schedule(table: Table) -> Schedule:
     return Schedule(name, params, layout, tuple(table.ranks), table.source, tuple(table.spans))
 
 
-def _for_tables(table: Table, diagnostic: Diagnostic) -> Diagnostic:
+def _for_tables(table: Table, transport: str, diagnostic: Diagnostic) -> Diagnostic:
     """A diagnostic of a table: where its help speaks of programs, another one."""
     halves = "`B` is a whole backward; `I` and `W` are its halves, and go together"
     helps = {"missing-op": halves, "repeated-op": halves}
-    if diagnostic.code == "deadlock" and any(
-        "WAIT_" in wait.at.action for wait in diagnostic.waits
-    ):
-        helps["deadlock"] = (
-            "a wait for a send belongs behind all that the other rank needs before its receive, as "
-            "behind the backward of its stage and microbatch, or at the end of the row"
-        )
-    elif table.has_communication:
+    if table.has_communication:
         leave_out = "a table without SEND and RECV gets them in an order that runs"
         helps["order"] = leave_out
         helps["deadlock"] = leave_out
+        if diagnostic.code == "deadlock":
+            helps["deadlock"] = _deadlock_help(table, transport, diagnostic) or leave_out
     if not diagnostic.help:
         return diagnostic
     return evolve(diagnostic, help=helps.get(diagnostic.code, diagnostic.help))
+
+
+def _deadlock_help(table: Table, transport: str, diagnostic: Diagnostic) -> str | None:
+    """What helps against ranks that wait for each other, but for leaving the transfers to us."""
+    if any("WAIT_" in wait.at.action for wait in diagnostic.waits):
+        return (
+            "a wait for a send belongs behind all that the other rank needs before its receive, as "
+            "behind the backward of its stage and microbatch, or at the end of the row"
+        )
+    names = _runs_on(table) if transport == PORTABLE else []
+    if not names:
+        return None
+    options = " or ".join(f"`--transport {name}`" for name in names)
+    return f"it runs where sends do not hold their ranks: {options} proves it for that"
