@@ -338,10 +338,10 @@ class _Build:
     def wait_for_sends(self, channels: Channels) -> None:
         """Actions that only wait do so until their sends are over; each send has one of them."""
         for send, wait in WAITS.items():
+            if not len(self.columns.where(wait)):
+                continue
             # In one order, sends and waits are pairs.
             sends, waits = map(self._sorted, (self.columns.where(send), self.columns.where(wait)))
-            if not len(waits):
-                continue
             alone = self.item[sends] == NOTHING
             self.wait(self.item[waits[~alone]], self.item[sends[~alone]], waits[~alone])
             # A transfer on its own is over one latency after both ranks have come to it.

@@ -17,8 +17,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from schedlang import CompileError, compile, read_source
-from schedlang.diagnostics.diagnostic import Diagnostic
+from schedlang import CompileError, Source, compile, read_source
 from schedlang.plan.torch_tables import DIALECTS, dialect_of, export_table, plan_of, read_table
 from tests.plan.test_torch_tables import DEFERRED, EXPORTABLE, SIZES, computes, program, texts
 from tests.plan.test_torch_waits import EACH_OTHER, RING, RING_RUNS
@@ -43,7 +42,9 @@ def stages(ranks: int, number: int, local: int) -> list[SimpleNamespace]:
     """What torch's schedules ask of stages while no process runs."""
     modules = SimpleNamespace(modules=lambda: [])
     return [
-        SimpleNamespace(num_stages=number, group_size=ranks, group_rank=0, submod=modules)
+        SimpleNamespace(
+            num_stages=number, group_size=ranks, group_rank=0, submod=modules, has_backward=True
+        )
         for _ in range(local)
     ]
 
@@ -146,6 +147,20 @@ def test_schedules_of_torch_prove(name: str, tmp_path: Path) -> None:
         assert plan.microbatches == microbatches
 
 
+def test_gpipe_of_torch_proves() -> None:
+    """It runs without a table, and has one for show: of ops, and of reductions."""
+    for ranks, microbatches in itertools.product((1, 2, 3, 4, 5), range(1, 7)):
+        (stage,) = stages(ranks, ranks, 1)
+        order = schedules.ScheduleGPipe(stage, microbatches)._get_pipeline_order()
+        assert order is not None
+        rows = [
+            [str(action) for action in row if action and action.computation_type.value in "FB"]
+            for row in order.values()
+        ]
+        table = Source("table.csv", "\n".join(map(",".join, rows)))
+        assert computes(plan_of(read_table(table))) == list(map(" ".join, rows))
+
+
 def test_interleaved_zero_bubble_is_that_of_torch() -> None:
     """Op for op."""
     source = read_source(PROGRAMS / "interleaved_zb.sched")
@@ -242,44 +257,69 @@ def dumped(name: str, local: int, ranks: int, microbatches: int, path: Path) -> 
     return path
 
 
-def refusal(path: Path) -> Diagnostic:
-    with pytest.raises(CompileError) as caught:
-        plan_of(read_table(read_source(path)))
-    return caught.value.diagnostics[0]
-
-
-@needs_waits
-@pytest.mark.processes
-def test_what_deferred_receives_do(run_ranks: Run, tmp_path: Path) -> None:
-    """In torch itself on gloo: where they come in another order than the sends, gradients are
-    wrong; where they only cross with sends, torch trains right where sends hold nobody, and the
-    import says where that is.
+@pytest.mark.parametrize("name", CLASSES)
+def test_deferred_receives_are_proved_or_refused_with_cells(name: str, tmp_path: Path) -> None:
+    """Refused where messages meet the receives of others, or where a send that holds its rank hangs;
+    of the latter the import says where they run.
     """
-    wrong: dict[str, tuple[Path, str, list[int], int]] = {}
-    right: dict[str, tuple[Path, str, list[int], int]] = {}
-    v_of_two = [0, 1, 1, 0]
-    for name, placement, microbatches, code in (
-        ("ScheduleZBVZeroBubble", v_of_two, 4, "mismatched-transfer"),
-        ("ScheduleInterleavedZeroBubble", [0, 1, 0, 1], 4, "mismatched-transfer"),
-        ("ScheduleZBVZeroBubble", v_of_two, 2, "deadlock"),
-        ("ScheduleDualPipeV", v_of_two, 4, "deadlock"),
-        ("ScheduleInterleaved1F1B", [0, 1, 0, 1], 4, "deadlock"),
-        ("ScheduleLoopedBFS", [0, 1, 0, 1], 4, "deadlock"),
-    ):
+    codes = set()
+    for local, ranks, microbatches in CLASSES[name]:
+        path = dumped(name, local, ranks, microbatches, tmp_path / "table.csv")
+        try:
+            plan_of(read_table(read_source(path)))
+        except CompileError as error:
+            diagnostic = error.diagnostics[0]
+            assert diagnostic.labels
+            if diagnostic.code == "deadlock":
+                assert "`--transport gloo`" in str(diagnostic.help)
+            codes.add(diagnostic.code)
+    assert {"deadlock"} <= codes <= {"deadlock", "mismatched-transfer"}
+
+
+#: Tables with deferred receives, by ranks: the schedule, its placement, how many microbatches, and
+#: why the import refuses it.
+V_OF_TWO = [0, 1, 1, 0]
+V_OF_FOUR = [0, 1, 2, 3, 3, 2, 1, 0]
+DEFERS = {
+    2: [
+        ("ScheduleZBVZeroBubble", V_OF_TWO, 4, "mismatched-transfer"),
+        ("ScheduleInterleavedZeroBubble", [0, 1] * 2, 4, "mismatched-transfer"),
+        ("ScheduleZBVZeroBubble", V_OF_TWO, 2, "deadlock"),
+        ("ScheduleDualPipeV", V_OF_TWO, 4, "deadlock"),
+        ("ScheduleInterleaved1F1B", [0, 1] * 2, 4, "deadlock"),
+        ("ScheduleLoopedBFS", [0, 1] * 2, 4, "deadlock"),
+    ],
+    4: [
+        ("ScheduleZBVZeroBubble", V_OF_FOUR, 8, "mismatched-transfer"),
+        ("ScheduleDualPipeV", V_OF_FOUR, 8, "mismatched-transfer"),
+        ("ScheduleZBVZeroBubble", V_OF_FOUR, 4, "deadlock"),
+        ("ScheduleInterleavedZeroBubble", [0, 1, 2, 3] * 2, 8, "deadlock"),
+        ("ScheduleInterleaved1F1B", [0, 1, 2, 3] * 2, 8, "deadlock"),
+        ("ScheduleLoopedBFS", [0, 1, 2, 3] * 2, 8, "deadlock"),
+    ],
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("ranks", DEFERS)
+def test_what_deferred_receives_do(ranks: int, run_ranks: Run, tmp_path: Path) -> None:
+    """In torch itself on gloo: where they come in another order than the sends, gradients are
+    wrong; where they only cross with sends, torch trains right, since a send holds nobody there.
+    """
+    cases = {}
+    codes = {}
+    for name, placement, microbatches, code in DEFERS[ranks]:
         case = f"{name} {microbatches}"
-        path = dumped(name, 2, 2, microbatches, tmp_path / f"{case}.csv")
-        diagnostic = refusal(path)
-        assert diagnostic.code == code, case
-        if code == "deadlock":
-            assert "`--transport gloo`" in str(diagnostic.help), case
-            plan_of(read_table(read_source(path)), "gloo")
-        cases = right if code == "deadlock" else wrong
+        path = dumped(name, 2, ranks, microbatches, tmp_path / f"{case}.csv")
+        with pytest.raises(CompileError) as caught:
+            plan_of(read_table(read_source(path)))
+        assert caught.value.diagnostics[0].code == code, case
         cases[case] = path, "compute_comms", placement, microbatches
-    errors = run_ranks(gradient_errors, 2, right | wrong).results()
-    for case in right:
-        assert max(of_rank[case] for of_rank in errors) < 1e-12, case
-    for case in wrong:
-        assert max(of_rank[case] for of_rank in errors) > 1e-3, case
+        codes[case] = code
+    errors = run_ranks(gradient_errors, ranks, cases).results()
+    for case, code in codes.items():
+        worst = max(of_rank[case] for of_rank in errors)
+        assert worst > 1e-3 if code == "mismatched-transfer" else worst < 1e-12, case
 
 
 def train(file: Path, placement: list[int], microbatches: int) -> float:
