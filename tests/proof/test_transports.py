@@ -296,6 +296,23 @@ def test_a_skip_has_not_the_number_of_a_stage_behind_the_last() -> None:
     assert right_on(schedule, ["gloo"]) == {"gloo": True}
 
 
+@pytest.mark.parametrize(
+    ("transport", "start"), [("nccl-edge", 3), ("gloo", 3), ("nccl-eager", 12)]
+)
+def test_by_edges_an_op_waits_for_what_it_needs_of_a_batch(transport: str, start: float) -> None:
+    """Rank 1 receives F2 at 3, while what it sends in the same batch is received at 12."""
+    texts = (
+        "0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2",
+        "1RECV_F0 1F0 1SEND_F0 1RECV_F1 1F1 (1SEND_F1;1RECV_F2) 1F2 1SEND_F2",
+        "2RECV_F0 2F0 2RECV_F1 2F1 2RECV_F2 2F2",
+    )
+    schedule = make_schedule((0, 1, 2), 3, tuple(map(actions_of, texts)))
+    timeline = simulate(
+        evolve(schedule, transport=transport), Costs(forward_times=(1, 1, 10))
+    ).timeline
+    assert timeline.ranks[1][2].start == start
+
+
 PLACES = (Span(0, 1), Span(1, 2), Span(2, 3))
 
 
