@@ -303,3 +303,12 @@ def test_old_names_of_costs_are_taken_with_a_warning() -> None:
         assert costs.p2p == 1.0  # type: ignore[attr-defined]
     # The warning is about the line that has the old name.
     assert warned[0].filename == __file__
+
+
+def test_an_ideal_execution_is_of_its_schedule_and_costs() -> None:
+    """Its memory is worked out of both, as that of an execution on a transport."""
+    plan = program("cost send = 1")
+    costs = Costs(forward_times=(2, 3))
+    ideal = simulate(plan, costs, ideal=True)
+    assert ideal.schedule is plan
+    assert ideal.costs == simulate(plan, costs).costs == costs.over(plan.costs)
