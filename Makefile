@@ -48,8 +48,8 @@ test-browser: .venv/installed
 	$(BIN)/pytest -m browser -rP
 
 # torchtitan on 4 processes of this machine: by itself, with tables of ours, and in our runtime, its losses side by side
-# (docs/torchtitan.md). It has an environment of its own, of some gigabytes, since it brings its own torch;
-# TITAN_PYTHON=PYTHON is one that is there.
+# (docs/torchtitan.md). It has an environment of its own, with the torch that it is made for (CONTRIBUTING.md says how to
+# get a build for the CPU alone); TITAN_PYTHON=PYTHON is one that is there.
 ifndef TITAN_PYTHON
 TITAN_PYTHON := build/titan/bin/python
 titan: build/titan/installed
