@@ -26,6 +26,8 @@ LATE_IMPORTS = {
     "schedlang.files.documents": "loads yaml; only costs in a file need it",
     "schedlang.language.parser": "loads lark and its tables; only a text that is new needs it",
     "schedlang.passes": "many modules; most programs have no pass",
+    "torch._functorch.config": "takes seconds; only a block that is compiled needs it",
+    "torch._inductor": "takes seconds; only a block that is compiled needs it",
     "torch.utils._device": "private: a version of torch may not have it",
     "torch.utils._pytree": "private: a version of torch may not have it",
     "torch.fx.experimental.symbolic_shapes": "takes a second; only who builds a pipeline needs it",
