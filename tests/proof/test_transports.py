@@ -112,7 +112,7 @@ def test_verdicts_are_those_of_every_interleaving(
 def test_a_schedule_is_proved_for_its_transport_as_for_many(kind: str) -> None:
     """Each plan for one transport, in turn."""
     seen = set()
-    for number, plan in enumerate(damaged_plans(KINDS[kind], 80, random.Random(kind))):
+    for number, plan in enumerate(damaged_plans(KINDS[kind], 220, random.Random(kind))):
         transport = ALL[number % len(ALL)]
         right = verdict(plan, transport)
         assert verdicts(plan)[transport] == right, (transport, as_case(plan))
