@@ -520,7 +520,6 @@ CASES: dict[str, Case] = {
 
 #: Under which schedules a case is refused, and how: below.
 REFUSED: dict[tuple[str, str], str] = {
-    ("a gradient inside", SPLIT): r"cannot differentiate its own layers twice",
     ("a hook inside", RECOMPUTED): r"register the hook if the tensor requires grad",
     ("a hook after", TWO_PIPELINES): r"a hook of the weight sees only its own part of the sum",
     ("Python's random numbers", RECOMPUTED): r"is run again \(R\): does it draw random numbers",
