@@ -242,26 +242,23 @@ _after: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 def _hooks_before(leaf: Tensor) -> _Hooks:
     """Those that see the gradient of a leaf (`Tensor.register_hook`)."""
-    hooks: _Hooks | None = _before.get(id(leaf))
-    if hooks is None:
-        handle = leaf.register_hook(_no_hook)  # type: ignore[no-untyped-call]
-        hooks = _before[id(leaf)] = _hooks_of(handle)
-    return hooks
+    return _hooks_of(leaf, _before, leaf.register_hook)
 
 
 def _hooks_after(leaf: Tensor) -> _Hooks:
     """Those that see what a leaf's gradients have added up to."""
-    hooks: _Hooks | None = _after.get(id(leaf))
+    return _hooks_of(leaf, _after, leaf.register_post_accumulate_grad_hook)
+
+
+def _hooks_of(
+    leaf: Tensor, known: WeakValueDictionary[int, Any], register: Callable[..., RemovableHandle]
+) -> _Hooks:
+    hooks: _Hooks | None = known.get(id(leaf))
     if hooks is None:
-        handle = leaf.register_post_accumulate_grad_hook(_no_hook)  # type: ignore[no-untyped-call]
-        hooks = _after[id(leaf)] = _hooks_of(handle)
-    return hooks
-
-
-def _hooks_of(handle: RemovableHandle) -> _Hooks:
-    hooks: _Hooks | None = handle.hooks_dict_ref()
-    assert hooks is not None
-    handle.remove()
+        handle = register(_no_hook)
+        hooks = known[id(leaf)] = handle.hooks_dict_ref()
+        assert hooks is not None
+        handle.remove()
     return hooks
 
 
@@ -506,9 +503,14 @@ def compile_with(
     inner: Callable[..., Any],
     graph: GraphModule,
     examples: Sequence[Any],
+    mode: str | None,
     options: Mapping[str, Any] | None,
 ) -> Callable[..., Any]:
-    """Compile as inductor does, but each graph, of the forward and of the backward, by `inner`."""
+    """Compile as inductor does, but each graph, of the forward and of the backward, by `inner`.
+
+    PipelineError where CUDA graphs are asked for: each run of one writes over what the run before
+    has left for W.
+    """
     import torch._functorch.config
     import torch._inductor.compile_fx as inductor
 
@@ -518,11 +520,19 @@ def compile_with(
             'block is compiled; compile it by `torch.compile(block)`, without backend="schedlang": '
             "I then computes the gradients of its weights"
         )
+    chosen = {**(torch._inductor.list_mode_options(mode) if mode else {}), **(options or {})}
+    if chosen.get("triton.cudagraphs"):
+        raise PipelineError(
+            'a block that is compiled with backend="schedlang" has no CUDA graphs, which would '
+            'write over what I leaves to W; take mode="max-autotune-no-cudagraphs", or leave '
+            "`triton.cudagraphs` out of the options"
+        )
+    chosen["triton.cudagraphs"] = False
     # A cache of all graphs together would not ask for them one by one; and what a forward has saved
     # must not be written over by the first half of the backward, for the second reads it too.
     with torch._functorch.config.patch(enable_autograd_cache=False, donated_buffer=False):
         compiled: Callable[..., Any] = _private(inductor, "compile_fx")(
-            graph, examples, inner_compile=inner, config_patches=options and dict(options)
+            graph, examples, inner_compile=inner, config_patches=chosen
         )
     return compiled
 

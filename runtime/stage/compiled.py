@@ -33,18 +33,25 @@ _NODE = "CompiledFunctionBackward"
 
 
 def backend(
-    graph: GraphModule, examples: Sequence[Any], *, options: Mapping[str, Any] | None = None
+    graph: GraphModule,
+    examples: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
 ) -> Callable[..., Any]:
     """A backend for `torch.compile`, also by its name `"schedlang"`: inductor, with a backward that
-    a plan can split. The options are inductor's.
+    a plan can split. Mode and options are inductor's; PipelineError for those with CUDA graphs.
     """
     block = _Block([_shape_of_weight(example) for example in examples])
-    compiled = compile_with(block.compile, graph, examples, options)
+    compiled = compile_with(block.compile, graph, examples, mode, options)
 
     def run(*args: Any) -> Any:
         outputs = compiled(*args)
         if STORES and torch.is_grad_enabled():
-            weights = block.weights_of(args)
+            weights = [
+                None if shape is None else arg
+                for arg, shape in zip(args, block.shapes, strict=True)
+            ]
             for node in _nodes_of(outputs, weights):
                 node.register_prehook(partial(block.begin, STORES[-1], weights))
         return outputs
@@ -57,11 +64,11 @@ def _shape_of_weight(example: Any) -> torch.Size | None:
     return example.shape if type(example) is nn.Parameter and example.requires_grad else None
 
 
-def _nodes_of(outputs: Iterable[Any], weights: Iterable[Tensor]) -> set[AutogradNode]:
+def _nodes_of(outputs: Iterable[Any], weights: Iterable[Tensor | None]) -> set[AutogradNode]:
     """The node of a compiled block with these weights, behind its outputs or what these are views
     of.
     """
-    ids = set(map(id, weights))
+    ids = {id(weight) for weight in weights if weight is not None}
     nodes: set[AutogradNode] = set()
     for output in outputs:
         node = output.grad_fn if isinstance(output, Tensor) else None
@@ -85,14 +92,11 @@ class _Block:
 
     #: Of each of its inputs, the shape of a weight that is trained, None of all else.
     shapes: list[torch.Size | None]
-    #: The microbatch whose backward begins now: where it leaves its W, and its weights.
-    _begun: tuple[Store, Sequence[Tensor]] | None = None
+    #: The microbatch whose backward begins now: where it leaves its W, and of each input the
+    #: weight, if it is one.
+    _begun: tuple[Store, Sequence[Tensor | None]] | None = None
 
-    def weights_of(self, args: Sequence[Any]) -> list[Tensor]:
-        """The weights among the inputs."""
-        return [arg for arg, shape in zip(args, self.shapes, strict=True) if shape is not None]
-
-    def begin(self, store: Store, weights: Sequence[Tensor], _: Any) -> None:
+    def begin(self, store: Store, weights: Sequence[Tensor | None], _: Any) -> None:
         """The next backward is that of a microbatch."""
         self._begun = store, weights
 
@@ -123,12 +127,11 @@ class _Block:
         ]
         if begun is not None and not begun[0].is_whole:
             store, weights = begun
-            are_late = [
-                is_late
-                for is_late, shape in zip(halves.are_late, self.shapes, strict=True)
-                if shape is not None
+            late = [
+                weight
+                for weight, is_late in zip(weights, halves.are_late, strict=True)
+                if is_late and weight is not None
             ]
-            late = [weight for weight, is_late in zip(weights, are_late, strict=True) if is_late]
             store.deferred.append(Deferred(late, late, compute=partial(second, between)))
             return gradients
         of_weights = iter(second(between))

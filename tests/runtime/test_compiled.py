@@ -208,6 +208,20 @@ def test_inductor() -> None:
     assert isinstance(forward(stage(module, True), 7, activations()), Tensor)
 
 
+@pytest.mark.parametrize(
+    "asked", [{"mode": "reduce-overhead"}, {"options": {"triton.cudagraphs": True}}]
+)
+def test_cuda_graphs_are_refused(asked: dict[str, Any]) -> None:
+    """The next microbatch's I would write over what W of this one reads."""
+    with pytest.raises(Exception, match='take mode="max-autotune-no-cudagraphs"'):
+        Block(linear(), **asked)(activations())
+
+
+def test_a_mode_of_inductor(as_graphs: list[str]) -> None:
+    compare(Block(linear(), mode="max-autotune-no-cudagraphs"), tolerance=ROUNDING)
+    assert as_graphs == ["forward", "backward", "backward"]
+
+
 def test_another_compiler_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._inductor import compile_fx
 
