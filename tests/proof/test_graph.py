@@ -25,17 +25,8 @@ from tests.support.damage import damaged_plans, gallery, one_of, random_plan, re
 from tests.support.own_needs import needs
 from tests.support.paths import GALLERY
 from tests.support.strategies import schedules
+from tests.support.transports import TRANSPORTS
 
-TRANSPORTS = [
-    "blocking",
-    "gloo",
-    "nccl",
-    "nccl-eager",
-    "nccl-edge",
-    "buffered:1",
-    "buffered:2",
-    "buffered",
-]
 #: Far more work than ops: of what is indexed by microbatch, a machine has not the memory.
 FAR = """
 schedule s {

@@ -16,18 +16,9 @@ from schedlang.proof.repetition import prove_for_all_updates
 from schedlang.schedule.columns import actions_from, table_of
 from schedlang.schedule.schedule import Kernel
 from schedlang.schedule.stream import repeat
+from schedlang.schedule.transports import NAMES
 from tests.support.paths import PROGRAMS
 
-TRANSPORTS = [
-    "portable",
-    "blocking",
-    "gloo",
-    "nccl",
-    "nccl-eager",
-    "nccl-edge",
-    "buffered:1",
-    "buffered",
-]
 STREAMS = [
     ("pipedream", {"ranks": 2, "microbatches": 1}),
     ("pipedream", {"ranks": 4, "microbatches": 1}),
@@ -118,7 +109,7 @@ def test_kernels_that_meet_only_later(repeats: int, transport: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize(("name", "params"), STREAMS)
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", NAMES)
 def test_compiled_streams_go_on(name: str, params: dict[str, int], transport: str) -> None:
     """And so they are proved by one step, however many updates they show."""
     plan = compile(read_source(PROGRAMS / f"{name}.sched"), params, transport=transport)
@@ -172,7 +163,7 @@ def is_right(plan: Plan, times: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.parametrize("transport", NAMES)
 def test_what_is_proved_by_induction_is_what_is_proved_one_by_one(transport: str) -> None:
     rng = random.Random(transport)
     plans = [

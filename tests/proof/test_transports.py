@@ -30,17 +30,8 @@ from tests.support.damage import (
 from tests.support.explorer import right_on
 from tests.support.paths import CASES, DIAGNOSTICS, GALLERY, PROGRAMS
 from tests.support.strategies import make_schedule
+from tests.support.transports import TRANSPORTS
 
-TRANSPORTS = [
-    "blocking",
-    "gloo",
-    "nccl",
-    "nccl-eager",
-    "nccl-edge",
-    "buffered:1",
-    "buffered:2",
-    "buffered",
-]
 ALL = [*TRANSPORTS, "portable"]
 #: Ranks and microbatches at which every interleaving of a program can be tried.
 SMALL = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 2))

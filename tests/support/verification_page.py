@@ -10,19 +10,8 @@ from datetime import date
 from pathlib import Path
 
 from tests.proof.test_processes import HANGS
-from tests.proof.test_transports import KINDS, PROGRAMS_OF_A_BLOCK, SMALL
+from tests.proof.test_transports import ALL, KINDS, PROGRAMS_OF_A_BLOCK, SMALL
 
-TRANSPORTS = (
-    "blocking",
-    "gloo",
-    "nccl",
-    "nccl-eager",
-    "nccl-edge",
-    "buffered:1",
-    "buffered:2",
-    "buffered",
-    "portable",
-)
 INTERLEAVINGS = "test_verdicts_are_those_of_every_interleaving"
 ORACLE = "test_damaged_plans_are_judged_as_by_the_oracle"
 PROVED = "test_what_is_proved_ends_with_the_right_gradients"
@@ -107,7 +96,7 @@ def page(folder: Path) -> str:
         counts[each] for each in (INTERLEAVINGS, ORACLE, PROVED, DEADLOCKS)
     )
     verdicts = [("transport", "programs", "right", "wrong", "the verifier says otherwise")]
-    for each in TRANSPORTS:
+    for each in ALL:
         right = found[f"{each} right"]
         wrong = found[f"{each} wrong"]
         verdicts.append((each, right + wrong, right, wrong, found[f"{each} disagreements"]))
