@@ -146,6 +146,7 @@ def _compile(parser: Parser) -> None:
         "--forward-only", action="store_true", help="keep only the forwards: the inference plan"
     )
     _transport(parser, "what the plan is proved for, and its communication chosen", "portable")
+    _costs(parser)
     parser.add_argument(
         "-v",
         "--verbose",
@@ -173,6 +174,7 @@ def _check(parser: Parser) -> None:
         metavar="NAME=A..B",
         help="every value of a parameter from A to B: which sizes hold, which fail, and why",
     )
+    _costs(parser)
 
 
 def _show(parser: Parser) -> None:
@@ -194,7 +196,7 @@ def _show(parser: Parser) -> None:
         help="when sharded weights are gathered, of at most N stages of a rank at once, and "
         "gradients reduced",
     )
-    parser.add_argument("--costs", metavar="FILE", help="a file with `weights_bytes`, for --shards")
+    _costs(parser)
 
 
 def _simulate(parser: Parser) -> None:
@@ -342,6 +344,7 @@ def _export(parser: Parser) -> None:
         help="the torch that is to read a table with communication: 2.15, the default, or 2.13, "
         "which knows no waits; the other form is the same for both",
     )
+    _costs(parser)
     _output(parser, "TABLE", "the file to write, instead of stdout")
 
 
@@ -402,8 +405,15 @@ def _pipeline(parser: Parser) -> None:
 
 def _run(parser: Parser) -> None:
     _file(parser)
+    add_training(parser)
+    _force(parser)
+
+
+def add_training(parser: Parser) -> None:
+    """Add the options of a training: for `schedc run`, and for the processes that it starts."""
     _params(parser)
-    parser.add_argument("--steps", type=count, metavar="N", help="how many updates")
+    _costs(parser)
+    parser.add_argument("--steps", type=count, metavar="N", help="how many updates (default: 20)")
     parser.add_argument(
         "--optimizer",
         type=one_of(*OPTIMIZERS),
@@ -453,7 +463,6 @@ def _run(parser: Parser) -> None:
         metavar="N",
         help="how many updates from one checkpoint to the next (default: 10)",
     )
-    _force(parser)
 
 
 def _explain(parser: Parser) -> None:

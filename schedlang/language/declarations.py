@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.diagnostics.source import Span
 from schedlang.language import syntax
-from schedlang.language.arithmetic import multiply, quotient, require, rest
+from schedlang.language.arithmetic import decimal, divide, multiply, quotient, require, rest
 from schedlang.language.codegen import LARGEST_PARAMETER, Code, generate
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
@@ -51,7 +51,7 @@ class Price:
 
     word: str
     is_memory: bool
-    of: Callable[..., int]
+    of: Callable[..., Any]
     is_per_stage: bool
     location: int
     value_location: int
@@ -130,6 +130,8 @@ class Declarations:
 
     def __attrs_post_init__(self) -> None:
         self.names |= {
+            "decimal": decimal,
+            "divide": divide,
             "divide_quotient": quotient,
             "divide_rest": rest,
             "multiply": multiply,

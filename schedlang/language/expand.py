@@ -20,7 +20,7 @@ from schedlang.language.declarations import (
     Unfinished,
     declare,
 )
-from schedlang.language.faults import Fault, Met, values_text
+from schedlang.language.faults import Fault, Met, number_text, values_text
 from schedlang.language.names import check_names
 from schedlang.language.pricing import program_costs, program_objective
 from schedlang.language.record import Calls, make_stream, record
@@ -281,15 +281,16 @@ def _changed(schedule: Schedule, change: Change) -> Schedule:
                 stages = stage_range(start, stop, len(schedule.placement), location)
                 return recompute(schedule, stages)
             case "fill", (limit,):
-                return _filled(fill_within(schedule, limit), limit, change.location)
+                return _filled(fill_within(schedule, float(limit)), limit, change.location)
         return fill_weights(schedule)
     except ValueError as error:
         raise Fault("pass", f"the ops cannot be moved: {error}", change.location) from None
 
 
-def _filled(filled: Schedule | None, limit: int, location: int) -> Schedule:
+def _filled(filled: Schedule | None, limit: float, location: int) -> Schedule:
     """The schedule with its weight gradients filled in, if there is an order for the limit."""
     if filled is None:
         help = "give it more, or write an order that holds less"
-        raise Fault("memory", f"no order was found that holds at most {limit}", location, help)
+        message = f"no order was found that holds at most {number_text(limit)}"
+        raise Fault("memory", message, location, help)
     return filled

@@ -5,7 +5,7 @@ from typing import Any
 
 from schedlang.language import syntax
 from schedlang.language.declarations import Price
-from schedlang.language.faults import Fault
+from schedlang.language.faults import Fault, number_text
 from schedlang.language.names import OBJECTIVES, OLD_OBJECTIVES
 from schedlang.language.sites import Sites
 from schedlang.schedule.costs import Costs
@@ -35,7 +35,7 @@ def program_costs(prices: Iterable[Price], stages: int, sites: Sites) -> Costs:
             message = f"`{'memory' if price.is_memory else 'cost'} {price.word}` is given already"
             raise Fault("repeated-part", message, price.location, help)
         if min(values) < 0 and not price.is_memory:
-            message = f"a duration of {min(values)}, it must be 0 or more"
+            message = f"a duration of {number_text(min(values))}, it must be 0 or more"
             raise Fault("negative-cost", message, price.value_location)
         costs[name] = float(values[0]) if name == "p2p_time" else tuple(map(float, values))
     return Costs(**costs)

@@ -490,10 +490,16 @@ BUILDER: dict[str, Mistake] = {
         "there are 2 stages",
     ),
     "costs that a program cannot say": (
-        built(repr, costs=Costs(forward_times=(1.5,))),
+        built(repr, costs=Costs(activation_bytes=(1.5,))),
         ValueError,
-        "`costs` have `forward_times` [1.5]",
+        "`costs` have `activation_bytes`, which a program cannot say",
         "give it to `compile`",
+    ),
+    "costs of more digits than a program's": (
+        built(repr, costs=Costs(forward_times=(1e-20,))),
+        ValueError,
+        "`costs` have `forward_times` [1e-20]",
+        "at most 18 digits",
     ),
     "costs of other stages": (
         built(repr, costs=Costs(forward_times=(1, 2, 3))),
