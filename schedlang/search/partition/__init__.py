@@ -5,6 +5,17 @@ shows them to do most, in turn with the schedule's passes.
 """
 
 from schedlang.search.partition.balance import Sizes, partition
+from schedlang.search.partition.joint import Fit, fit, gallery, search
 from schedlang.search.partition.layers import Layer, costs_of_stages, names_by_stage
 
-__all__ = ["Layer", "Sizes", "costs_of_stages", "names_by_stage", "partition"]
+__all__ = [
+    "Fit",
+    "Layer",
+    "Sizes",
+    "costs_of_stages",
+    "fit",
+    "gallery",
+    "names_by_stage",
+    "partition",
+    "search",
+]

@@ -226,3 +226,11 @@ def held_activations(execution: Execution) -> list[int]:
         for own in set(stage.tolist()):
             held[own] = int(counts[fullest, own])
     return held
+
+
+def work_of_ranks(layers: Sequence[Layer], sizes: Sizes, layout: Layout) -> list[float]:
+    """How long each rank works for a microbatch."""
+    cuts = tuple(accumulate(sizes, initial=0))
+    work = costs_of_pieces([layer.time for layer in layers], cuts)
+    loads = loads_of_ranks(layout)
+    return [sum(share * work[piece] for piece, share in load.items()) for load in loads]
