@@ -6,7 +6,12 @@ shows them to do most, in turn with the schedule's passes.
 
 from schedlang.search.partition.balance import Sizes, partition
 from schedlang.search.partition.joint import Fit, fit, gallery, search
-from schedlang.search.partition.layers import Layer, costs_of_stages, names_by_stage
+from schedlang.search.partition.layers import (
+    Layer,
+    costs_of_stages,
+    layers_of_run,
+    names_by_stage,
+)
 
 __all__ = [
     "Fit",
@@ -15,6 +20,7 @@ __all__ = [
     "costs_of_stages",
     "fit",
     "gallery",
+    "layers_of_run",
     "names_by_stage",
     "partition",
     "search",

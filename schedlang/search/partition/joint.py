@@ -148,8 +148,8 @@ def gallery(ranks: int, microbatches: int) -> Iterator[tuple[str, dict[str, int]
             continue
         layout = plan.layout
         is_plain = layout.slices == layout.updates == len(layout.pipelines) == 1
-        has_others = plan.kernels or plan.is_forward_only or plan.columns.is_copy.any()
-        if is_plain and not layout.skips and not has_others:
+        trains = not (plan.is_forward_only or plan.has_updates or plan.kernels)
+        if is_plain and trains and not layout.skips and not plan.columns.is_copy.any():
             yield name, params
 
 
