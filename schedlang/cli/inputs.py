@@ -67,7 +67,7 @@ def load_with_costs(
     costs = read_cost_options(options)
     with wrong_as_usage():
         plan = load(options, file, costs=costs, **choices)
-        costs.check(len(plan.placement))
+        costs.check(plan.layout)
     return plan, costs
 
 

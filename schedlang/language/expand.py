@@ -124,14 +124,14 @@ class _Expansion:
         """The schedule with what the program says of it, after the program's passes."""
         declared = self.declared
         layout = declared.layout()
-        self.costs.check(len(layout.placement))
+        self.costs.check(layout)
         slots: Slots | None = None
         if isinstance(declared.order, syntax.Repeated):
             ranks, slots = self.run_block(layout)
         else:
             ranks = self.run_ranks(layout)
         stream = make_stream(layout, declared.sites, ranks)
-        own_costs = program_costs(declared.prices, len(layout.placement), declared.sites)
+        own_costs = program_costs(declared.prices, layout, declared.sites)
         schedule = Schedule(
             name=declared.tree.name.text,
             params=declared.params,
