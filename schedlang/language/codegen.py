@@ -279,6 +279,10 @@ class Codegen:
                 of = f"lambda {names}: {self.expression(value)}"
                 locations = f"{self.location(item)}, {self.location(value)}"
                 return f"price({word!r}, {is_memory}, {of}, {len(indices or ())}, {locations})"
+            case syntax.Capacity(rank, value):
+                of = self.function(rank, value)
+                locations = f"{self.location(item)}, {self.location(value)}"
+                return f"price('capacity', True, {of}, {int(rank is not None)}, {locations})"
             case syntax.Pass(name):
                 return f"change({name!r}, {self.location(item)}, ())"
             case syntax.Fill(limit):

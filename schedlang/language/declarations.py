@@ -49,7 +49,7 @@ class StageLine:
 class Price:
     """A cost that the program gives: of an op by its word, as a function of so many `indices`: of
     none, of a stage, of a stage and a microbatch, or of a slice as well; of a transfer, of its two
-    ranks.
+    ranks; or of a rank, its `capacity`.
     """
 
     word: str

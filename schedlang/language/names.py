@@ -186,6 +186,8 @@ class _Checker(Scopes):
             case syntax.Cost(_, indices, value):
                 self.cost(node)
                 self.expression(value, self.inner(scope, *(indices or ())))
+            case syntax.Capacity(rank, value):
+                self.expression(value, self.inner(scope, rank) if rank else scope)
             case syntax.Link(name, number):
                 self.whole(number, "the number of a link", self.inner(scope, name))
             case syntax.Skip(name, range, earlier, later):

@@ -33,7 +33,7 @@ def program_costs(prices: Iterable[Price], layout: Layout, sites: Sites) -> Cost
         if name in costs or (price.word == "send" and _SENDS & costs.keys()):
             same = not is_half and price.word in ("B", "BW")
             help = "where `B` is a whole backward, `B` and `BW` are one" if same else None
-            message = f"`{'memory' if price.is_memory else 'cost'} {price.word}` is given already"
+            message = f"`{_item(price)}` is given already"
             raise Fault("repeated-part", message, price.location, help)
         costs[name] = _values(price, layout)
     return Costs(**costs)
@@ -41,10 +41,19 @@ def program_costs(prices: Iterable[Price], layout: Layout, sites: Sites) -> Cost
 
 def _name(price: Price, is_half: bool) -> str:
     """The field of `Costs` that a price is; `is_half`: `B` is the input half of a backward."""
+    if price.word == "capacity":
+        return "capacity_bytes"
     if price.word == "send":
         return "link_times" if price.indices else "p2p_time"
     name = "input" if is_half and price.word == "B" else _COSTS[price.word]
     return f"{name}_memory" if price.is_memory else f"{name}_times"
+
+
+def _item(price: Price) -> str:
+    """How the line of a price begins."""
+    if price.word == "capacity":
+        return price.word
+    return f"{'memory' if price.is_memory else 'cost'} {price.word}"
 
 
 def _values(price: Price, layout: Layout) -> Any:
@@ -52,13 +61,17 @@ def _values(price: Price, layout: Layout) -> Any:
 
     def of(*indices: int) -> float:
         value = price.of(*indices)
-        if value < 0 and not price.is_memory:
-            message = f"a duration of {number_text(value)}, it must be 0 or more"
+        # An op may give memory back; nothing takes less than no time, nor has less than no room.
+        if value < 0 and (price.word == "capacity" or not price.is_memory):
+            what = "capacity" if price.is_memory else "duration"
+            message = f"a {what} of {number_text(value)}, it must be 0 or more"
             raise Fault("negative-cost", message, price.value_location)
         return float(value)
 
+    ranks = range(max(layout.placement) + 1)
+    if price.word == "capacity" and price.indices:
+        return [of(rank) for rank in ranks]
     if price.word == "send":
-        ranks = range(max(layout.placement) + 1)
         if not price.indices:
             return of()
         # Within a rank nothing is sent.

@@ -230,6 +230,14 @@ class Memory(Cost):
 
 
 @frozen(eq=False, repr=False)
+class Capacity(Node):
+    """`capacity = 80000000000`, or `capacity(r) = …` per rank: the bytes that it has room for."""
+
+    rank: Name | None
+    value: Node
+
+
+@frozen(eq=False, repr=False)
 class Objective(Node):
     """`objective span`: what passes minimise."""
 

@@ -518,7 +518,7 @@ def _check_program_costs(costs: Costs) -> None:
     """Whether a program can say these costs."""
     for name, given in costs.to_json().items():
         way_out = "give it to `compile`"
-        if not name.endswith(("_times", "_time", "_memory")):
+        if not name.endswith(("_times", "_time", "_memory")) and name != "capacity_bytes":
             raise ValueError(f"`costs` have `{name}`, which a program cannot say: {way_out}")
         values = given if isinstance(given, list) else [given]
         if name == "link_times" or any(isinstance(value, list) for value in values):

@@ -56,6 +56,7 @@ _TOGETHER = (
     _MEMORY,
     ("activation_bytes", "kept_bytes"),
     ("weights_bytes",),
+    ("capacity_bytes",),
 )
 
 #: The largest number that is taken: sums and products of such ones are still numbers.
@@ -225,6 +226,9 @@ class Costs:
     activation_bytes: _Values = field(default=None, converter=_tuple)
     kept_bytes: _Values = field(default=None, converter=_tuple)
     weights_bytes: _Values = field(default=None, converter=_tuple)
+    #: What a rank has room for: one number for all ranks, or one per rank; without, as much as it
+    #: needs.
+    capacity_bytes: _Values = field(default=None, converter=_tuple)
 
     def __attrs_post_init__(self) -> None:
         """TypeError for what is no number, ValueError for one that cannot be a cost, and for costs
@@ -281,6 +285,11 @@ class Costs:
         return bool(self._given(_MEMORY))
 
     @property
+    def gives_bytes(self) -> bool:
+        """Whether it is given how many bytes anything takes."""
+        return bool(self._given(_BYTES))
+
+    @property
     def differ_by_microbatch(self) -> bool:
         """Whether some op takes longer for one microbatch, or slice, than for another."""
         return any(_has_lists(getattr(self, name)) for name in self._given(tuple(BY_UNIT)))
@@ -304,6 +313,7 @@ class Costs:
             raise ValueError(
                 f"`link_times` are for {len(self.link_times)} ranks, there are {ranks}"
             )
+        self.capacities(ranks)
 
     def durations(self, layout: Layout | int) -> Durations:
         """How long compute actions take in a layout, or on each of so many stages if they are alike
@@ -416,7 +426,7 @@ class Costs:
 
         ValueError as above.
         """
-        if not self._given(_BYTES):
+        if not self.gives_bytes:
             return None
         held = _spread("`activation_bytes`", self.activation_bytes, [0.0] * stages)
         kept = _spread("`kept_bytes`", self.kept_bytes, held)
@@ -428,6 +438,17 @@ class Costs:
     def bytes_of_weights(self, stages: int) -> list[float]:
         """What one version of each stage's weights takes; ValueError as above."""
         return _spread("`weights_bytes`", self.weights_bytes, [0.0] * stages)
+
+    def capacities(self, ranks: int) -> list[float] | None:
+        """The bytes that each rank has room for; None if none are given, ValueError for a wrong
+        number.
+        """
+        given = self.capacity_bytes
+        if given is None:
+            return None
+        if len(given) not in (1, ranks):
+            raise ValueError(f"{len(given)} `capacity_bytes` are given, there are {ranks} ranks")
+        return list(given) * (ranks if len(given) == 1 else 1)
 
     def to_json(self) -> dict[str, Any]:
         """What is given, as a file has it."""
