@@ -169,7 +169,7 @@ def check(options: argparse.Namespace) -> int:
     with progress(f"proving {source.path}"), wrong_as_usage():
         if source.is_plan:
             plan = read_plan(options.file)
-            costs.check(len(plan.placement))
+            costs.check(plan.layout)
             plan = evolve(plan, costs=costs.over(plan.costs))
             verdicts = check_schedule(plan, names, plan.kernels, costs)
         else:

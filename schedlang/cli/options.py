@@ -319,6 +319,12 @@ def _costs(parser: Parser) -> None:
     parser.add_argument(
         "--costs", metavar="FILE", help="a JSON or YAML file with these and more, see docs/costs.md"
     )
+    parser.add_list(
+        "--capacity-bytes",
+        type=numbers,
+        metavar="B",
+        help="bytes that ranks have room for, one for all or one per rank; also beside --costs",
+    )
 
 
 def _export(parser: Parser) -> None:

@@ -16,7 +16,7 @@ from schedlang.proof.channels import Channels, channels_of
 from schedlang.proof.graph import NEVER, NOTHING, Graph, Items
 from schedlang.schedule.columns import Columns, Floats, Ints
 from schedlang.schedule.costs import Costs, Durations, Transfers
-from schedlang.schedule.kinds import RECEIVES, ROWS, WAITS, Kind
+from schedlang.schedule.kinds import RECEIVES, WAITS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Bars, Timeline
@@ -134,7 +134,7 @@ def _in_turns(
     events = events_of(None)
     links = schedule.layout.links
     copies = np.flatnonzero(schedule.columns.is_copy)
-    durations = costs.durations(len(schedule.placement))
+    durations = costs.durations(schedule.layout)
     # A copy that takes no time keeps nobody waiting.
     takes_time = any(durations[Kind.OFFLOAD]) or any(durations[Kind.RELOAD])
     if len(set(links)) == len(links) or not len(copies) or not takes_time:
@@ -230,7 +230,7 @@ class _Build:
     @cached_property
     def durations(self) -> Durations:
         """How long ops take."""
-        return self.costs.durations(len(self.schedule.placement))
+        return self.costs.durations(self.schedule.layout)
 
     @cached_property
     def _latencies(self) -> Floats:
@@ -293,7 +293,8 @@ class _Build:
             links = self.schedule.layout.links
             order = self.turns
         link: Ints = np.unique(links, return_inverse=True)[1]
-        takes = _by_kind(self.durations)[self.columns.kind[rows], self.columns.stage[rows]]
+        columns = self.columns
+        takes = self.durations.of(columns.kind[rows], columns.stage[rows], columns.microbatch[rows])
         thread = self.threads + link[self.columns.rank[rows]]
         self.threads += len(link)
         self.item[rows] = self.items.add(thread, order, takes)
@@ -491,30 +492,24 @@ def latencies(layout: Layout, transfers: Transfers) -> Floats:
     return table
 
 
-def _by_kind(durations: Durations) -> Floats:
-    """How long ops take, by kind and stage."""
-    table = np.zeros((ROWS, len(durations.by_kind[Kind.F])))
-    for kind, times in durations.by_kind.items():
-        table[kind] = times
-    return table
-
-
 def op_ends(columns: Columns, ops: Ints, durations: Durations) -> Floats:
     """For each op, its end after the start of the ops that it overlaps with."""
-    table = _by_kind(durations)
     kind = columns.kind[ops]
     stage = columns.stage[ops]
-    after = table[kind, stage]
+    microbatch = columns.microbatch[ops]
+    after = durations.of(kind, stage, microbatch)
     heads = columns.batch[ops]
     is_alone = columns.sizes[ops] == 1
     if is_alone.all():
         return after
-    # Overlaps come in few combinations of kinds and stages: each is asked for once.
-    known: dict[tuple[tuple[int, int], ...], list[float]] = {}
+    # Overlaps come in few combinations of kinds and stages: each is asked for once. Only where
+    # durations differ by microbatch, each is one of its own.
+    known: dict[tuple[tuple[int, int, int], ...], list[float]] = {}
+    unit = microbatch if durations.by_unit else np.zeros_like(microbatch)
     overlapping = np.flatnonzero(~is_alone)
     starts = overlapping[heads[overlapping] == ops[overlapping]]
     sizes = columns.sizes[ops[starts]]
-    words = list(zip(kind.tolist(), stage.tolist(), strict=True))
+    words = list(zip(kind.tolist(), stage.tolist(), unit.tolist(), strict=True))
     for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
         group = tuple(words[start : start + size])
         if group not in known:
