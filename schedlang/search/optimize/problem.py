@@ -40,7 +40,9 @@ class Problem:
         to the host are written out.
         """
         if schedule.stream or schedule.layout.updates > 1:
-            raise ValueError("it has no flush, and its updates overlap: it has no end to bring near")
+            raise ValueError(
+                "it has no flush, and its updates overlap: it has no end to bring near"
+            )
         ranks = tuple(actions.compute() for actions in schedule.ranks)
         ops = evolve(schedule, ranks=ranks, slots=None)
         graph = Graph(ops)
@@ -51,9 +53,7 @@ class Problem:
     def fits(self, orders: Orders) -> bool:
         """Whether no rank holds more than its limit."""
         peaks = map(self.graph.peak, orders)
-        return all(
-            peak <= limit + ROUNDING for peak, limit in zip(peaks, self.limits, strict=True)
-        )
+        return all(peak <= limit + ROUNDING for peak, limit in zip(peaks, self.limits, strict=True))
 
     def value(self, orders: Orders) -> float:
         """The objective of some orders; infinite for those that hold too much, or cannot run."""
