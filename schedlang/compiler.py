@@ -23,6 +23,7 @@ from schedlang.language.imports import load
 from schedlang.language.variables import with_variables
 from schedlang.lowering.choice import choose_lowering
 from schedlang.plan.plan import Plan
+from schedlang.proof.capacity import check_capacity
 from schedlang.proof.lints import lint
 from schedlang.proof.prove import proofs
 from schedlang.proof.repetition import prove_for_all_updates, prove_repeats
@@ -91,6 +92,7 @@ def compile_tree(
         # Only now somebody wants to know the loop variables.
         raise type(error)(with_variables(error.diagnostics, tree, params)) from None
     check_claims(choice.schedule, execution, costs)
+    check_capacity(execution)
     # Claims are functions of the program; a plan is data.
     fields = asdict(evolve(choice.schedule, claims=()), recurse=False)
     return Plan(
@@ -126,29 +128,34 @@ def _schedule_of_ops(
 
 
 def check_program(
-    source: Source, params: Mapping[str, int], names: Iterable[str]
+    source: Source, params: Mapping[str, int], names: Iterable[str], costs: Costs = UNIT
 ) -> dict[str, list[Diagnostic]]:
-    """For each of some transports what is wrong with a program there, as `check_schedule`;
-    CompileError for what is wrong whatever the transport.
+    """For each of some transports what is wrong with a program there, compiled for some costs, as
+    `check_schedule`; CompileError for what is wrong whatever the transport, ValueError for costs of
+    another number of stages.
     """
     whole, tree = load(source)
     try:
-        ops = _schedule_of_ops(whole, tree, params, UNIT, False)
-        choice = choose_lowering(ops, UNIT)
+        ops = _schedule_of_ops(whole, tree, params, costs, False)
+        choice = choose_lowering(ops, costs)
     except CompileError as error:
         raise CompileError(with_variables(error.diagnostics, tree, params)) from None
     old = old_forms(whole, tree)
-    verdicts = check_schedule(choice.schedule, names, choice.kernels)
+    verdicts = check_schedule(choice.schedule, names, choice.kernels, costs)
     for name, diagnostics in verdicts.items():
         verdicts[name] = with_variables(diagnostics, tree, params) + old
     return verdicts
 
 
 def check_schedule(
-    schedule: Schedule, names: Iterable[str], kernels: tuple[Kernel, ...] = ()
+    schedule: Schedule,
+    names: Iterable[str],
+    kernels: tuple[Kernel, ...] = (),
+    given: Costs = UNIT,
 ) -> dict[str, list[Diagnostic]]:
     """For each of some transports what is wrong there with a schedule and its communication,
-    however often its kernels are repeated; if nothing is, the warnings.
+    however often its kernels are repeated; if nothing is, the warnings. Of its costs, some may be
+    `given` by a user: see `check_claims`.
     """
     verdicts: dict[str, list[Diagnostic]] = {}
     for name, proof in proofs(schedule, names).items():
@@ -157,7 +164,8 @@ def check_schedule(
             if isinstance(proof, CompileError):
                 raise proof
             prove_repeats(on_transport, kernels)
-            check_claims(on_transport, proof)
+            check_claims(on_transport, proof, given)
+            check_capacity(proof)
             verdicts[name] = [*on_transport.warnings, *lint(on_transport)]
         except CompileError as error:
             verdicts[name] = error.diagnostics
@@ -176,10 +184,14 @@ class Instance:
 
 
 def check_range(
-    source: Source, params: Mapping[str, int], ranges: Mapping[str, range], transport: str
+    source: Source,
+    params: Mapping[str, int],
+    ranges: Mapping[str, range],
+    transport: str,
+    costs: Costs = UNIT,
 ) -> Iterator[Instance]:
-    """A program at every size in some ranges of parameters, the smallest size first; all cores work
-    on it.
+    """A program at every size in some ranges of parameters, the smallest size first, compiled for
+    some costs; all cores work on it. ValueError for costs of another number of stages.
     """
     from concurrent.futures import ProcessPoolExecutor
 
@@ -199,7 +211,9 @@ def check_range(
             # Nor may it come while they are made, or one of them would be forgotten.
             before = pthread_sigmask(SIG_BLOCK, {SIGINT})
             try:
-                instances = pool.map(partial(_instance, source, transport), sizes, chunksize=4)
+                instances = pool.map(
+                    partial(_instance, source, transport, costs), sizes, chunksize=4
+                )
             finally:
                 pthread_sigmask(SIG_SETMASK, before)
             yield from instances
@@ -207,9 +221,9 @@ def check_range(
             pool.shutdown(cancel_futures=True)
 
 
-def _instance(source: Source, transport: str, params: dict[str, int]) -> Instance:
+def _instance(source: Source, transport: str, costs: Costs, params: dict[str, int]) -> Instance:
     try:
-        compile(source, params, transport=transport)
+        compile(source, params, costs, transport=transport)
     except CompileError as error:
         refused = all(diagnostic.code == "require" for diagnostic in error.diagnostics)
         return Instance(params, refused, error.diagnostics)

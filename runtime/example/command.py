@@ -13,11 +13,12 @@ from typing import Any, NoReturn
 import torch
 import torch.distributed as dist
 
+from schedlang.cli.inputs import read_cost_options
+from schedlang.cli.options import add_training
 from schedlang.cli.outputs import check_output
-from schedlang.cli.parser import Named
+from schedlang.cli.parser import Parser
 from schedlang.cli.run import STARTED
-from schedlang.cli.usage import UsageError
-from schedlang.cli.values import OPTIMIZERS, count, param, rate
+from schedlang.cli.usage import USAGE, UsageError
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.plan.plan import Plan
 from schedlang.report.measured import run_of
@@ -82,49 +83,14 @@ def main() -> NoReturn:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="torchrun --nproc-per-node N -m schedlang.runtime",
         description="Train a small GPT, on the source of Python's standard library, with N ranks.",
-        allow_abbrev=False,
     )
     help = "a program, compiled for N ranks; or a plan for N ranks, from `schedc compile -o`"
     parser.add_argument("file", type=Path, metavar="FILE", help=help)
-    help = "set a parameter of the program"
-    parser.add_argument(
-        "-p",
-        dest="params",
-        action=Named,
-        default={},
-        type=param,
-        metavar="NAME=VALUE",
-        help=help,
-    )
-    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="sgd", help="default: sgd")
-    help = "the learning rate (default: one that suits the optimizer, and how late gradients are)"
-    parser.add_argument("--lr", type=rate, metavar="RATE", help=help)
-    help = "end where a loss is not a finite number, before the update"
-    parser.add_argument("--stop-on-nan", action="store_true", help=help)
-    parser.add_argument("--steps", type=count, default=20, help="how many updates (default: 20)")
-    parser.add_argument(
-        "--check", action="store_true", help="compare with the same training in one process"
-    )
-    help = "compare every stage with itself alone, in the first step"
-    parser.add_argument("--audit", action="store_true", help=help)
-    help = "train so many replicas of the plan, each with batches of its own (default: 1)"
-    parser.add_argument("--replicas", type=count, default=1, help=help)
-    help = "write what the last steps of the first replica did and when, for ui.perfetto.dev"
-    parser.add_argument("--trace", type=Path, metavar="FILE", help=help)
-    help = (
-        "resume from the newest checkpoint in a folder, and write more there; the newest two are "
-        "kept, older ones are deleted"
-    )
-    parser.add_argument("--checkpoint", type=Path, metavar="DIR", help=help)
-    parser.add_argument(
-        "--every",
-        type=count,
-        default=10,
-        help="how many updates from one to the next (default: 10)",
-    )
+    add_training(parser)
+    parser.set_defaults(optimizer="sgd", steps=20, every=10)
     parser.add_argument(
         "--json", action="store_true", help="only the result on stdout, as one line of JSON"
     )
@@ -132,13 +98,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--timeout", type=float, default=60, help="seconds that a rank waits at most (default: 60)"
     )
-    options = parser.parse_args()
-    # `schedc run` has looked itself, and knows what it was given.
-    if options.trace and STARTED not in os.environ:
-        try:
-            check_output(str(options.trace), [str(options.file)], force=False)
-        except (UsageError, CompileError) as error:
-            parser.error(str(error))
+    try:
+        options: argparse.Namespace = parser.parse_args(sys.argv[1:])
+        # `schedc run` has looked itself, and knows what it was given.
+        if options.trace and STARTED not in os.environ:
+            check_output(options.trace, [str(options.file)], force=False)
+        options.given_costs = read_cost_options(options)
+    except (UsageError, CompileError) as error:
+        parser.exit(USAGE, f"error: {error}\nsee: {parser.prog} --help\n")
     return options
 
 
@@ -147,10 +114,10 @@ def _start(options: argparse.Namespace) -> tuple[Workload, CheckpointFolder | No
     end.
     """
     group = join(options.timeout)
-    plan = share_plan(options.file, options.params, options.replicas, group)
+    plan = share_plan(options.file, options.params, options.given_costs, options.replicas, group)
     corpus = together(read_corpus, group)
     checkpoints = (
-        find_checkpoints(options.checkpoint, options.every, plan, group)
+        find_checkpoints(Path(options.checkpoint), options.every, plan, group)
         if options.checkpoint
         else None
     )
@@ -180,7 +147,7 @@ def _conclude(workload: Workload, options: argparse.Namespace, found: list[Train
     figures = report(workload, run_of(workload.plan, actions), found)
     if options.trace:
         try:
-            write_trace(options.trace, workload.plan, actions)
+            write_trace(Path(options.trace), workload.plan, actions)
         except CompileError as error:
             say(str(error))
             return False

@@ -8,19 +8,25 @@ from pathlib import Path
 import torch.distributed as dist
 
 from schedlang.advice.compiling import compile_with_advice
+from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.files.reading import read_source
 from schedlang.plan.plan import Plan
 from schedlang.plan.reader import open_plan, read_plan
 from schedlang.runtime.checks import wrong_number
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.example.collective import share, together
+from schedlang.schedule.costs import UNIT, Costs
 
 
 def share_plan(
-    path: Path, params: Mapping[str, int], replicas: int, group: dist.ProcessGroup
+    path: Path,
+    params: Mapping[str, int],
+    costs: Costs,
+    replicas: int,
+    group: dist.ProcessGroup,
 ) -> Plan:
-    """The plan in a file; or if the file is a program, its plan for as many ranks as were started,
-    divided among some replicas.
+    """The plan in a file; or if the file is a program, its plan for some costs and as many ranks as
+    were started, divided among some replicas.
 
     If something is wrong with it, all processes end.
     """
@@ -28,16 +34,19 @@ def share_plan(
     # Rank 0 proves the plan. The others only open it: the pipeline compares that all have the same.
     read = read_plan if is_first else open_plan
     of_program = share(
-        together(lambda: _of_program(path, params, replicas) if is_first else None, group), group
+        together(lambda: _of_program(path, params, costs, replicas) if is_first else None, group),
+        group,
     )
     return together(lambda: _fitting(of_program or read(path), path, replicas), group)
 
 
-def _of_program(path: Path, params: Mapping[str, int], replicas: int) -> Plan | None:
+def _of_program(path: Path, params: Mapping[str, int], costs: Costs, replicas: int) -> Plan | None:
     """The plan of a program for the processes that were started; None if the file is a plan."""
     source = read_source(path)
     if source.is_plan and params:
         raise PipelineError(f"-p sets parameters of a program, `{path}` is a plan")
+    if source.is_plan and costs != UNIT:
+        raise PipelineError(f"costs decide about the order of a program, `{path}` is a plan")
     if source.is_plan:
         return None
     if "ranks" in params:
@@ -48,7 +57,13 @@ def _of_program(path: Path, params: Mapping[str, int], replicas: int) -> Plan | 
             f"{replicas} replicas need a multiple of {replicas} processes, not "
             f"{dist.get_world_size()}"
         )
-    return compile_with_advice(source, {"ranks": ranks, **params})
+    try:
+        return compile_with_advice(source, {"ranks": ranks, **params}, costs)
+    except CompileError:
+        raise
+    except ValueError as error:
+        # Costs of another number of stages.
+        raise PipelineError(str(error)) from None
 
 
 def _fitting(plan: Plan, path: Path, replicas: int) -> Plan:

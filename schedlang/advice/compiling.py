@@ -13,7 +13,7 @@ from schedlang.schedule.costs import UNIT, Costs
 
 
 def compile_with_advice(
-    source: Source, params: Mapping[str, int], costs: Costs | None = None, **choices: Any
+    source: Source, params: Mapping[str, int], costs: Costs = UNIT, **choices: Any
 ) -> Plan:
     """The plan of a program; a CompileError comes with advice: repairs, and the smallest size.
 
@@ -33,11 +33,11 @@ def compile_with_advice(
         )
 
         def make() -> Plan:
-            return compile_tree(whole, tree, dict(params), costs or UNIT, **choices)
+            return compile_tree(whole, tree, dict(params), costs, **choices)
 
         return cached(PLAN, key, make)
     except CompileError as error:
-        if costs:
+        if costs != UNIT:
             raise
         from schedlang.advice.advice import advise
 

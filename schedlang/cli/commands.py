@@ -9,8 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from attrs import evolve
+
 from schedlang.cli.diagnosed import has_colour, print_diagnostics
-from schedlang.cli.inputs import load, load_with_costs, read_cost_options
+from schedlang.cli.inputs import load_compiled, load_to_execute, read_cost_options, wrong_as_usage
 from schedlang.cli.outputs import check_outputs
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
@@ -28,10 +30,12 @@ def compile_program(options: argparse.Namespace) -> int:
     source = read_source(options.file)
     if source.is_plan and kind_of(source.text) is FileKind.PLAN:
         raise UsageError(f"`{options.file}` is a plan, which `schedc check` proves again")
-    with progress(f"compiling {source.path}"):
+    costs = read_cost_options(options)
+    with progress(f"compiling {source.path}"), wrong_as_usage():
         plan = compile_with_advice(
             source,
             options.params,
+            costs,
             forward_only=options.forward_only,
             transport=options.transport,
         )
@@ -129,7 +133,7 @@ def export(options: argparse.Namespace) -> int:
     from schedlang.files.writing import write_text
     from schedlang.plan.torch_tables import export_table
 
-    table = export_table(load(options), options.to, options.torch)
+    table = export_table(load_compiled(options), options.to, options.torch)
     is_json = options.format == "json"
     if options.output:
         write_text(table, options.output)
@@ -150,6 +154,7 @@ def check(options: argparse.Namespace) -> int:
     from schedlang.cli.sizes import check_sizes
     from schedlang.cli.verdicts import errors, verdicts_json, verdicts_text, warnings
     from schedlang.compiler import check_program, check_schedule
+    from schedlang.schedule.costs import UNIT
     from schedlang.schedule.transports import NAMES
 
     source = read_source(options.file)
@@ -160,12 +165,15 @@ def check(options: argparse.Namespace) -> int:
     if options.ranges:
         return check_sizes(options, source)
     names = NAMES if options.transport == "all" else (options.transport,)
-    with progress(f"proving {source.path}"):
+    costs = read_cost_options(options)
+    with progress(f"proving {source.path}"), wrong_as_usage():
         if source.is_plan:
             plan = read_plan(options.file)
-            verdicts = check_schedule(plan, names, plan.kernels)
+            costs.check(plan.layout)
+            plan = evolve(plan, costs=costs.over(plan.costs))
+            verdicts = check_schedule(plan, names, plan.kernels, costs)
         else:
-            verdicts = check_program(source, options.params, names)
+            verdicts = check_program(source, options.params, names, costs)
     exit_code = WRONG if any(map(errors, verdicts.values())) else FINE
     if options.format == "json":
         document = {"file": options.file, "verdicts": verdicts_json(verdicts)}
@@ -174,7 +182,8 @@ def check(options: argparse.Namespace) -> int:
     if len(verdicts) == 1 and exit_code == WRONG:
         # Of one transport everything is said that `compile` would say.
         error = CompileError(verdicts[options.transport])
-        if source.is_plan:
+        # Advice is for a program's own costs.
+        if source.is_plan or costs != UNIT:
             raise error
         with progress(f"looking for a repair of {source.path}"):
             raise advise(error, source, options.params, transport=options.transport)
@@ -192,12 +201,15 @@ def check(options: argparse.Namespace) -> int:
 
 
 def simulate(options: argparse.Namespace) -> int:
-    """Print the figures of an execution."""
+    """Print the figures of an execution, and of runs with noise, if there is any."""
     from schedlang.proof.prove import simulate as execute
     from schedlang.report.figures import figures, figures_text
+    from schedlang.report.runs import runs_json, runs_text
 
-    plan, costs = load_with_costs(options)
+    noise = _noise(options)
+    plan, costs = load_to_execute(options)
     with progress(f"simulating {plan.name}"):
+        runs = _runs(plan, costs, noise, options) if noise else None
         execution = execute(plan, costs, options.ideal)
         # What the transport adds is shown as what is beyond the ideal.
         ideal = execution if options.ideal else execute(plan, costs, ideal=True)
@@ -205,11 +217,48 @@ def simulate(options: argparse.Namespace) -> int:
         if options.format == "json":
             document = figures(plan, execution, costs)
             document["ideal_makespan"] = makespan
+            if runs:
+                document["noise"] = runs_json(runs)
             text = json.dumps(document)
         else:
             text = figures_text(plan, execution, makespan, costs)
+            if runs:
+                text += f"\n\n{runs_text(runs)}"
     print(text)
     return FINE
+
+
+def _noise(options: argparse.Namespace) -> Any:
+    """The noise in the options; None without any."""
+    from schedlang.proof.noise import SEED, Noise
+
+    if not options.jitter and (options.runs is not None or options.seed is not None):
+        name = "--seed" if options.runs is None else "--runs"
+        raise UsageError(f"{name} is for --jitter: without it, all runs are the same")
+    if not options.jitter and not options.slow:
+        return None
+    slow = list(options.slow.values())
+    slow_ranks = {ends[0]: factor for ends, factor in slow if len(ends) == 1}
+    slow_links = {ends: factor for ends, factor in slow if len(ends) == 2}
+    seed = SEED if options.seed is None else options.seed
+    try:
+        return Noise(options.jitter or 0.0, slow_ranks, slow_links, seed)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _runs(plan: Any, costs: Any, noise: Any, options: argparse.Namespace) -> Any:
+    """The simulated runs of a plan with noise."""
+    from schedlang.proof.runs import RUNS, simulate_runs
+
+    # Without a jitter, all runs are the same.
+    count = (options.runs or RUNS) if noise.jitter else 1
+    try:
+        return simulate_runs(plan, noise, costs, count, options.ideal)
+    except CompileError:
+        raise
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def view(options: argparse.Namespace) -> int:
@@ -255,7 +304,7 @@ def _picture(options: argparse.Namespace, file: str) -> Any:
     from schedlang.schedule.costs import Costs
 
     if not is_trace(read_source(file).text):
-        plan, costs = load_with_costs(options, file)
+        plan, costs = load_to_execute(options, file)
         with progress(f"laying out {plan.name}"):
             return lay_out(plan, execute(plan, costs, options.ideal))
     # Of a program beside a run, the options are for the program.

@@ -8,20 +8,22 @@ import sys
 from typing import TYPE_CHECKING
 
 from schedlang.cli.diagnosed import has_colour, print_diagnostics
-from schedlang.cli.inputs import load, load_with_costs, read_cost_options
+from schedlang.cli.inputs import load, load_to_execute, read_cost_options
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
 from schedlang.diagnostics.diagnostic import CompileError
 
 if TYPE_CHECKING:
+    from schedlang.plan.plan import Plan
     from schedlang.report.difference.difference import Side
+    from schedlang.report.measured import Run
 
 
 def explain_bubble(options: argparse.Namespace) -> int:
     """Print the causes of idle time, the critical path, and what a faster op would give."""
     from schedlang.report.bubbles.report import explain_bubble, explanation_json, explanation_text
 
-    plan, costs = load_with_costs(options)
+    plan, costs = load_to_execute(options)
     with progress(f"explaining the idle time of {plan.name}"):
         explanation = explain_bubble(plan, costs)
     if options.format == "json":
@@ -108,9 +110,24 @@ def _side(options: argparse.Namespace, file: str, params: dict[str, int]) -> Sid
     """One of the two schedules of `diff`, simulated."""
     from schedlang.report.difference.difference import side_of
 
-    plan, costs = load_with_costs(options, file, params=params, takes_tables=True)
+    plan, costs = load_to_execute(options, file, params=params, takes_tables=True)
     with progress(f"simulating {plan.name}"):
         return side_of(file, plan, costs)
+
+
+def _plan_of_run(options: argparse.Namespace, run: Run) -> Plan:
+    """The plan in the first of two files, or of the program in it, for the costs that the plan of a
+    run was compiled for: for others, its passes may give another order.
+    """
+    program = options.files[0]
+    try:
+        plan: Plan = load(options, program, costs=run.plan.costs)
+    except CompileError:
+        raise
+    except ValueError:
+        # The costs are of another number of stages: the comparison says what the run is of.
+        plan = load(options, program)
+    return plan
 
 
 def _compare_with_run(options: argparse.Namespace, traces: list[str]) -> int:
@@ -125,8 +142,8 @@ def _compare_with_run(options: argparse.Namespace, traces: list[str]) -> int:
         )
     if options.transport:
         raise UsageError("--transport is for what is simulated, a run is compared as it was")
-    plan = load(options, options.files[0])
     run = read_run(options.files[1])
+    plan = _plan_of_run(options, run)
     try:
         comparison = compare(plan, run, read_cost_options(options))
     except ValueError as error:

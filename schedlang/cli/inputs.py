@@ -1,7 +1,8 @@
 """What several commands take: a program or a plan, and costs."""
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from attrs import evolve
@@ -58,39 +59,53 @@ def _is_table(text: str) -> bool:
 
 
 def load_with_costs(
+    options: argparse.Namespace, file: str | None = None, **choices: Any
+) -> tuple[Any, Any]:
+    """The plan in a file, or of the program in it, compiled for the costs in the options, if there
+    are any, and else for its own; and the costs in the options. `choices` are those of `load`.
+    """
+    costs = read_cost_options(options)
+    with wrong_as_usage():
+        plan = load(options, file, costs=costs, **choices)
+        costs.check(plan.layout)
+    return plan, costs
+
+
+def load_compiled(options: argparse.Namespace) -> Any:
+    """The plan in the file of the options, or of the program in it, compiled for the costs in the
+    options; for a command to which the costs are nothing else. UsageError for the costs of a plan.
+    """
+    from schedlang import read_source
+    from schedlang.schedule.costs import UNIT
+
+    if read_cost_options(options) != UNIT and read_source(options.file).is_plan:
+        raise UsageError(
+            f"costs decide about the order of a program, `{options.file}` is a plan: it has its "
+            "order, and the costs that it was compiled for"
+        )
+    plan, _ = load_with_costs(options)
+    return plan
+
+
+def load_to_execute(
     options: argparse.Namespace, file: str | None = None, **inputs: Any
 ) -> tuple[Any, Any]:
-    """The plan in a file, or of the program in it, for the transport and the number of updates in
-    the options; and the costs in the options. `inputs` are those of `load`.
-    """
-    from schedlang import CompileError
-    from schedlang.schedule.costs import Costs
-
-    choices: dict[str, Any] = {}
-    if options.transport:
-        choices["transport"] = options.transport
-    try:
-        costs = read_cost_options(options)
-        # A program is compiled for the costs, if there are any, and else for its own.
-        compiled_for = {"costs": costs} if costs != Costs() else {}
-        plan = load(options, file, **inputs, **compiled_for, **choices)
-        # A plan from a file may be for another transport.
-        plan = evolve(plan, **choices)
-        costs.check(len(plan.placement))
-        if options.updates is not None:
+    """`load_with_costs` for the transport and the number of updates in the options."""
+    choices = {"transport": options.transport} if options.transport else {}
+    plan, costs = load_with_costs(options, file, **inputs, **choices)
+    # A plan from a file may be for another transport.
+    plan = evolve(plan, **choices)
+    if options.updates is not None:
+        with wrong_as_usage():
             plan = plan.for_updates(options.updates)
-    except CompileError:
-        raise
-    except ValueError as error:
-        raise UsageError(str(error)) from None
     return plan, costs
 
 
 def read_cost_options(options: argparse.Namespace) -> Any:
-    """The costs in the options, or in the file that the options name; ValueError for what cannot be
-    a cost.
+    """The costs in the options, or in the file that the options name; UsageError for what cannot be
+    a cost, CompileError for a file that has none.
     """
-    from schedlang.schedule.costs import NAMES, make_costs, read_costs
+    from schedlang.schedule.costs import NAMES, UNIT, make_costs, read_costs
 
     values: dict[str, list[float]] = {}
     for name in NAMES:
@@ -98,8 +113,26 @@ def read_cost_options(options: argparse.Namespace) -> Any:
         if value is not None:
             # One value is for all stages; a list has one for each.
             values[name] = value if isinstance(value, list) else [value]
+    # How much room there is depends on the machine, and not on what ops cost.
+    room = {name: values.pop(name) for name in ("capacity_bytes",) if name in values}
     if options.costs and values:
         raise UsageError("give costs as options or as a file, not both")
-    if options.costs:
-        return read_costs(options.costs)
-    return make_costs(values)
+    given = read_costs(options.costs) if options.costs else UNIT
+    with wrong_as_usage():
+        return make_costs(values | room).over(given)
+
+
+@contextmanager
+def wrong_as_usage() -> Iterator[None]:
+    """A ValueError becomes a UsageError: it is of a value in the options, such as costs of another
+    number of stages.
+    """
+    from schedlang import CompileError
+
+    try:
+        yield
+    except CompileError:
+        # Some are also ValueErrors, for Python.
+        raise
+    except ValueError as error:
+        raise UsageError(str(error)) from None

@@ -13,6 +13,7 @@ from schedlang.cli.usage import near
 from schedlang.cli.values import (
     OPTIMIZERS,
     count,
+    natural,
     number,
     numbers,
     one_of,
@@ -21,6 +22,7 @@ from schedlang.cli.values import (
     rate,
     setting,
     sizes,
+    slow,
     transport,
     transport_or_all,
 )
@@ -146,6 +148,7 @@ def _compile(parser: Parser) -> None:
         "--forward-only", action="store_true", help="keep only the forwards: the inference plan"
     )
     _transport(parser, "what the plan is proved for, and its communication chosen", "portable")
+    _costs(parser)
     parser.add_argument(
         "-v",
         "--verbose",
@@ -173,6 +176,7 @@ def _check(parser: Parser) -> None:
         metavar="NAME=A..B",
         help="every value of a parameter from A to B: which sizes hold, which fail, and why",
     )
+    _costs(parser)
 
 
 def _show(parser: Parser) -> None:
@@ -194,7 +198,7 @@ def _show(parser: Parser) -> None:
         help="when sharded weights are gathered, of at most N stages of a rank at once, and "
         "gradients reduced",
     )
-    parser.add_argument("--costs", metavar="FILE", help="a file with `weights_bytes`, for --shards")
+    _costs(parser)
 
 
 def _simulate(parser: Parser) -> None:
@@ -202,6 +206,31 @@ def _simulate(parser: Parser) -> None:
     _params(parser)
     _execution(parser)
     parser.add_argument("--ideal", action="store_true", help=_IDEAL)
+    parser.add_argument(
+        "--jitter",
+        type=number,
+        metavar="SHARE",
+        help="simulate many runs, in which each op and transfer takes longer or shorter: 0.1 is a "
+        "standard deviation of 10%% of its duration, see docs/robust.md",
+    )
+    parser.add_argument(
+        "--slow",
+        action=Named,
+        default={},
+        type=slow,
+        metavar="WHAT:FACTOR",
+        help="a rank whose ops, or a link whose transfers take so many times as long in all runs: "
+        "rank=3:1.3, link=0-1:2; also several times",
+    )
+    parser.add_argument(
+        "--runs", type=count, metavar="N", help="how many runs, with --jitter (default: 200)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=natural,
+        metavar="N",
+        help="what --jitter draws from: the same number, the same runs (default: 0)",
+    )
 
 
 def _view(parser: Parser) -> None:
@@ -317,6 +346,12 @@ def _costs(parser: Parser) -> None:
     parser.add_argument(
         "--costs", metavar="FILE", help="a JSON or YAML file with these and more, see docs/costs.md"
     )
+    parser.add_list(
+        "--capacity-bytes",
+        type=numbers,
+        metavar="B",
+        help="bytes that ranks have room for, one for all or one per rank; also beside --costs",
+    )
 
 
 def _export(parser: Parser) -> None:
@@ -342,6 +377,7 @@ def _export(parser: Parser) -> None:
         help="the torch that is to read a table with communication: 2.15, the default, or 2.13, "
         "which knows no waits; the other form is the same for both",
     )
+    _costs(parser)
     _output(parser, "TABLE", "the file to write, instead of stdout")
 
 
@@ -402,8 +438,15 @@ def _pipeline(parser: Parser) -> None:
 
 def _run(parser: Parser) -> None:
     _file(parser)
+    add_training(parser)
+    _force(parser)
+
+
+def add_training(parser: Parser) -> None:
+    """Add the options of a training: for `schedc run`, and for the processes that it starts."""
     _params(parser)
-    parser.add_argument("--steps", type=count, metavar="N", help="how many updates")
+    _costs(parser)
+    parser.add_argument("--steps", type=count, metavar="N", help="how many updates (default: 20)")
     parser.add_argument(
         "--optimizer",
         type=one_of(*OPTIMIZERS),
@@ -453,7 +496,6 @@ def _run(parser: Parser) -> None:
         metavar="N",
         help="how many updates from one checkpoint to the next (default: 10)",
     )
-    _force(parser)
 
 
 def _explain(parser: Parser) -> None:

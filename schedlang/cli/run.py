@@ -8,7 +8,7 @@ from pathlib import Path
 from time import sleep
 from typing import Any
 
-from schedlang.cli.inputs import load
+from schedlang.cli.inputs import load_compiled
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import USAGE, UsageError
 from schedlang.diagnostics.diagnostic import counted
@@ -27,7 +27,7 @@ def run(options: argparse.Namespace) -> int:
 
     from schedlang import write_plan
 
-    plan = load(options)
+    plan = load_compiled(options)
     if find_spec("torch") is None:
         print("error: schedc run needs torch: pip install 'schedlang[runtime]'", file=sys.stderr)
         return USAGE

@@ -5,18 +5,19 @@ import json
 from textwrap import indent
 from typing import Any
 
-from schedlang.cli.inputs import load
-from schedlang.cli.usage import FINE, UsageError
+from attrs import evolve
+
+from schedlang.cli.inputs import load_compiled, load_with_costs
+from schedlang.cli.usage import FINE
 from schedlang.plan.plan import Plan
 from schedlang.ranks.lifetimes import frees
 from schedlang.ranks.shards import shards_figures, shards_text
-from schedlang.schedule.costs import read_costs
 from schedlang.schedule.findings import skip_text
 
 
 def show(options: argparse.Namespace) -> int:
     """Print what each rank does."""
-    plan = load(options)
+    plan = _load(options)
     texts = [_rank_text(plan, rank, options) for rank in range(len(plan.ranks))]
     if options.format == "json":
         print(json.dumps(_document(plan, texts, options)))
@@ -36,6 +37,15 @@ def show(options: argparse.Namespace) -> int:
         print(f"\nrank {rank}, {stages}{figures[rank]}")
         print(indent(text, "  "))
     return FINE
+
+
+def _load(options: argparse.Namespace) -> Plan:
+    """The plan that the options name; for what its gathers move, with the costs in the options."""
+    if not options.shards:
+        plan: Plan = load_compiled(options)
+        return plan
+    plan, costs = load_with_costs(options)
+    return evolve(plan, costs=costs.over(plan.costs))
 
 
 def _document(plan: Plan, texts: list[str], options: argparse.Namespace) -> dict[str, Any]:
@@ -77,14 +87,8 @@ def _gather_figures(plan: Plan, options: argparse.Namespace) -> list[str]:
     """
     ranks = range(len(plan.ranks))
     if not options.shards:
-        if options.costs:
-            raise UsageError("--costs is for --shards")
         return ["" for _ in ranks]
-    costs = read_costs(options.costs) if options.costs else plan.costs
     sizes = None
-    try:
-        if costs.weights_bytes is not None:
-            sizes = costs.bytes_of_weights(len(plan.placement))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    if plan.costs.weights_bytes is not None:
+        sizes = plan.costs.bytes_of_weights(len(plan.placement))
     return [f": {shards_figures(plan, rank, options.shards, sizes)}" for rank in ranks]

@@ -11,6 +11,7 @@ from typing import Any
 from attrs import define, frozen
 
 from schedlang.cli.diagnosed import print_diagnostics
+from schedlang.cli.inputs import read_cost_options
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, WRONG, UsageError
 from schedlang.compiler import Instance, check_range
@@ -71,6 +72,7 @@ class Verdicts:
 def check_sizes(options: argparse.Namespace, source: Any) -> int:
     """Prove a program at every size that `--for` names, and print at which it holds."""
     ranges: Mapping[str, range] = options.ranges
+    costs = read_cost_options(options)
     if options.transport == "all":
         raise UsageError("--for checks many sizes for one transport, not for all")
     in_both = ranges.keys() & options.params.keys()
@@ -81,8 +83,12 @@ def check_sizes(options: argparse.Namespace, source: Any) -> int:
         raise UsageError(f"--for asks for {number:,} sizes, at most {MOST_SIZES:,} are looked at")
     with progress(f"proving {counted(number, 'size')}"):
         # The smallest size comes first, where a mistake is easiest to see.
-        instances = check_range(source, options.params, ranges, options.transport)
-        verdicts = judge(instances, ranges)
+        instances = check_range(source, options.params, ranges, options.transport, costs)
+        try:
+            verdicts = judge(instances, ranges)
+        except ValueError as error:
+            message = f"{error}: give one number for all stages, since sizes differ in these"
+            raise UsageError(message) from None
     wrong = [reason for reason in verdicts.reasons if not reason.is_refusal]
     if options.format == "json":
         print(json.dumps(verdicts_json(verdicts, options.file, options.transport), indent=1))

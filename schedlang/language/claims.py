@@ -1,27 +1,42 @@
 """What a program claims of its schedule with `assert`, held against the figures of an execution."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial
+from itertools import chain
 from types import CodeType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.language import expressions, syntax
-from schedlang.language.arithmetic import multiply, quotient, rest
+from schedlang.language.arithmetic import (
+    as_fraction,
+    decimal,
+    divide,
+    exact,
+    multiply,
+    quotient,
+    rest,
+)
 from schedlang.language.codegen import Codegen, variable
-from schedlang.language.faults import Fault
+from schedlang.language.faults import Fault, number_text
 from schedlang.language.sites import ClaimSite
 from schedlang.language.stages import stage_functions
 from schedlang.language.trees import Itself
+from schedlang.proof.edges import latencies
 from schedlang.proof.execution import Execution
 from schedlang.ranks.weights import Versions, follow_weights
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.schedule import Claim, Schedule
+
+if TYPE_CHECKING:
+    from fractions import Fraction
 
 _TIMES = frozenset(["makespan", "work", "bubble", "span", "span_bubble"])
 _AMOUNTS = frozenset(["peak"])
@@ -57,17 +72,22 @@ def check_claims(schedule: Schedule, execution: Execution, given: Costs = UNIT) 
         raise CompileError(diagnose(schedule, findings))
 
 
-def _names(schedule: Schedule, figures: "_Figures", claim: Claim) -> dict[str, Any]:
+def _names(schedule: Schedule, figures: _Figures, claim: Claim) -> dict[str, Any]:
     """What the names in a claim are, its figures included."""
     held = schedule.stages_of(claim.rank) if claim.rank is not None else []
     return {
+        "decimal": decimal,
+        "divide": divide,
         "divide_quotient": quotient,
         "divide_rest": rest,
         "multiply": multiply,
         "own_stage": partial(_own_stage, held),
         **stage_functions(schedule.layout.pipelines),
         **{variable(name): value for name, value in claim.values.items()},
-        **{variable(name): figures.of(name) for name in claim.statement.figures},
+        **{
+            variable(name): figures.of(name, claim.statement.has_decimals)
+            for name in claim.statement.figures
+        },
     }
 
 
@@ -115,7 +135,8 @@ class _Judge:
     def sides(self, node: expressions.Binary) -> str:
         """A comparison with the values of its two sides."""
         text = self.text(node)
-        values = f"{self.value(node.left):.10g} {node.operator} {self.value(node.right):.10g}"
+        left, right = map(number_text, (self.value(node.left), self.value(node.right)))
+        values = f"{left} {node.operator} {right}"
         if text == values:
             return f"`{text}`"
         # Under a `not`, it is what holds that makes the claim fail.
@@ -128,7 +149,7 @@ class _Judge:
         if isinstance(node, expressions.Reference | expressions.Call | expressions.OwnStage):
             # Where it stands in a branch that was not taken, it need not have a value.
             with suppress(Fault):
-                yield f"{self.text(node)} = {self.value(node):.10g}"
+                yield f"{self.text(node)} = {number_text(self.value(node))}"
 
     def text(self, node: syntax.Node) -> str:
         """An expression as the program has it, on one line."""
@@ -138,13 +159,13 @@ class _Judge:
 @lru_cache(64)
 def _compiled(site: Itself[ClaimSite], node: Itself[syntax.Node]) -> CodeType:
     """Python that binds an expression of a claim as a function `value`, after those it calls."""
-    codegen = Codegen(notes_variables=True)
+    codegen = Codegen(has_decimals=site.it.has_decimals, notes_variables=True)
     functions = [line for function in site.it.functions for line in codegen.statement(function)]
     text = [*functions, f"def value(): return {codegen.expression(node.it)}"]
     return compile("\n".join(text), "<claim>", "exec")
 
 
-def _check(schedule: Schedule, claim: Claim, figures: "_Figures") -> Finding | None:
+def _check(schedule: Schedule, claim: Claim, figures: _Figures) -> Finding | None:
     """What is wrong with a claim, if anything is."""
     site: ClaimSite = claim.statement
     rank = claim.rank or 0
@@ -168,70 +189,91 @@ def _check(schedule: Schedule, claim: Claim, figures: "_Figures") -> Finding | N
 
 
 class _Figures:
-    """The figures of a schedule, each found out when it is asked for."""
+    """The figures of a schedule, each found out when it is asked for, exactly."""
 
     def __init__(self, schedule: Schedule, execution: Execution) -> None:
         self._schedule = schedule
         self._execution = execution
 
-    def of(self, name: str) -> Any:
-        """A figure by its name; one of ranks as a function of a rank, or of none for the
-        highest.
+    def of(self, name: str, as_decimal: bool) -> Any:
+        """A figure by its name, of time or memory `as_decimal` even if it is whole; one of ranks as
+        a function of a rank, or of none for the highest.
         """
         value = getattr(self, name)
-        return partial(_of_rank, name, value) if name in _OF_RANKS else value
+        as_decimal &= name in _TIMES | _AMOUNTS
+        if name not in _OF_RANKS:
+            return as_fraction(value) if as_decimal else value
+        values = list(map(as_fraction, value)) if as_decimal else value
+        return partial(_of_rank, name, values)
 
     @cached_property
     def text(self) -> str:
         """All of them."""
-        texts = [f"{name} {getattr(self, name):.10g}" for name in _OF_ALL]
+        texts = [f"{name} {number_text(getattr(self, name))}" for name in _OF_ALL]
         for name in _OF_RANKS:
-            values = " ".join(f"{value:.10g}" for value in getattr(self, name))
+            values = " ".join(map(number_text, getattr(self, name)))
             texts.append(f"{name} per rank {values}")
         return f"the figures are {', '.join(texts)}"
 
     @cached_property
-    def makespan(self) -> float:
-        return self._execution.timeline.makespan
+    def makespan(self) -> int | Fraction:
+        return self._time(self._execution.timeline.makespan)
 
     @cached_property
-    def work(self) -> float:
-        return max(self._execution.timeline.busy)
+    def work(self) -> int | Fraction:
+        return max(map(self._time, self._execution.timeline.busy))
 
     @property
-    def bubble(self) -> float:
+    def bubble(self) -> int | Fraction:
         return self.makespan - self.work
 
-    @property
-    def span(self) -> float:
-        return self._execution.timeline.span
+    @cached_property
+    def span(self) -> int | Fraction:
+        return self._time(self._execution.timeline.span)
 
     @property
-    def span_bubble(self) -> float:
+    def span_bubble(self) -> int | Fraction:
         return self.span - self.work
 
     @property
     def staleness(self) -> int:
         return self._versions.staleness
 
-    @property
-    def peak(self) -> Sequence[float]:
-        return self._execution.peak_memory
+    @cached_property
+    def peak(self) -> Sequence[int | Fraction]:
+        return [exact(peak, self._amounts) for peak in self._execution.peak_memory]
 
     @property
-    def versions(self) -> Sequence[float]:
+    def versions(self) -> Sequence[int]:
         return self._versions.held
+
+    def _time(self, time: float) -> int | Fraction:
+        return exact(time, self._times)
+
+    def _times(self) -> Iterable[float]:
+        """All that times are sums of."""
+        stages = len(self._schedule.placement)
+        costs = self._execution.costs
+        yield from costs.durations(self._schedule.layout).all()
+        yield from latencies(self._schedule.layout, costs.transfers(stages)).flat
+
+    def _amounts(self) -> Iterable[float]:
+        """All that amounts of memory are sums of."""
+        amounts = self._execution.costs.memory(len(self._schedule.placement))
+        return chain(*amounts.values())
 
     @cached_property
     def _versions(self) -> Versions:
         return follow_weights(self._schedule)
 
 
-def _of_rank(name: str, values: Sequence[float], rank: float | None = None) -> float:
+def _of_rank(
+    name: str, values: Sequence[int | Fraction], rank: int | Fraction | None = None
+) -> int | Fraction:
     """A rank's figure, or the highest of all ranks; which rank may be a figure itself."""
     if rank is None:
         return max(values)
     if rank not in range(len(values)):
-        message = f"`{name}({rank:g})`, there are ranks 0 to {len(values) - 1}"
+        message = f"`{name}({number_text(rank)})`, there are ranks 0 to {len(values) - 1}"
         raise Fault("no-such-rank", message, 0)
     return values[int(rank)]

@@ -18,6 +18,7 @@ from schedlang.language.expressions import references
 from schedlang.language.forms import splits_backward, writes_halves
 from schedlang.language.scopes import BUILTINS, LARGEST
 from schedlang.language.sites import CallSite, ClaimSite, Sites
+from schedlang.language.syntax import walk
 from schedlang.language.trees import Itself
 
 # A program, and its Python:
@@ -70,7 +71,7 @@ def _generate(
     key: Itself[syntax.Schedule], positive: frozenset[str], notes_variables: bool
 ) -> Code:
     tree = key.it
-    codegen = Codegen(positive=positive)
+    codegen = Codegen(positive, any(isinstance(node, expressions.Decimal) for node in walk(tree)))
     # The first location stands for the schedule as a whole.
     codegen.location(tree.name)
     items = "\n".join(line for item in tree.items for line in codegen.item(item))
@@ -115,10 +116,12 @@ class Codegen:
     """Generates Python for one program.
 
     Meanwhile `spans` collects what locations refer to, `sites` the ops and `claims` the claims.
-    Parameters in `positive` are taken to be 1 or more, so that dividing by them is safe.
+    Parameters in `positive` are taken to be 1 or more, so that dividing by them is safe. Where the
+    program `has_decimals`, numbers need not be whole.
     """
 
     positive: frozenset[str] = frozenset()
+    has_decimals: bool = False
     notes_variables: bool = False
     spans: list[Span] = field(factory=list)
     sites: dict[int, CallSite] = field(factory=dict)
@@ -145,6 +148,8 @@ class Codegen:
         match node:
             case expressions.Number(value):
                 return str(value)
+            case expressions.Decimal(text):
+                return f"decimal({text!r})"
             case expressions.Reference(name):
                 return variable(name)
             case expressions.Next():
@@ -176,6 +181,8 @@ class Codegen:
         """
         left_text = self.expression(left)
         right_text = self.expression(right)
+        if operator == "/" and self.has_decimals:
+            return f"divide({left_text}, {right_text}, {self.location(node)})"
         is_literal = isinstance(right, expressions.Number) and right.value > 0
         if operator in _CHECKED and not is_literal:
             location = self.location(node)
@@ -266,14 +273,16 @@ class Codegen:
                 return f"skip({self.bounds(range)}, {ends}, {self.location(item)})"
             case syntax.Link(name, number):
                 return f"link({self.function(name, number)}, {self.location(item)})"
-            case syntax.Cost(word, stage, value):
+            case syntax.Cost(word, indices, value):
                 is_memory = isinstance(item, syntax.Memory)
-                is_per_stage = stage is not None
+                names = ", ".join(variable(name.text) for name in indices or ())
+                of = f"lambda {names}: {self.expression(value)}"
                 locations = f"{self.location(item)}, {self.location(value)}"
-                return (
-                    f"price({word!r}, {is_memory}, {self.function(stage, value)}, {is_per_stage}, "
-                    f"{locations})"
-                )
+                return f"price({word!r}, {is_memory}, {of}, {len(indices or ())}, {locations})"
+            case syntax.Capacity(rank, value):
+                of = self.function(rank, value)
+                locations = f"{self.location(item)}, {self.location(value)}"
+                return f"price('capacity', True, {of}, {int(rank is not None)}, {locations})"
             case syntax.Pass(name):
                 return f"change({name!r}, {self.location(item)}, ())"
             case syntax.Fill(limit):
@@ -432,6 +441,7 @@ class Codegen:
             node.reason,
             tuple(functions[name] for name in order),
             frozenset(figures),
+            self.has_decimals,
         )
         shown = ", ".join(f"{name!r}: {variable(name)}" for name in dict.fromkeys(values))
         return f"claim({location}, {{{shown}}})"

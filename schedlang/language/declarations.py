@@ -13,7 +13,7 @@ from attrs import define, field, frozen
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.diagnostics.source import Span
 from schedlang.language import syntax
-from schedlang.language.arithmetic import multiply, quotient, require, rest
+from schedlang.language.arithmetic import decimal, divide, multiply, quotient, require, rest
 from schedlang.language.codegen import LARGEST_PARAMETER, Code, generate
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
@@ -47,12 +47,15 @@ class StageLine:
 
 @frozen
 class Price:
-    """A cost that the program gives: of an op by its word, for all stages or for each."""
+    """A cost that the program gives: of an op by its word, as a function of so many `indices`: of
+    none, of a stage, of a stage and a microbatch, or of a slice as well; of a transfer, of its two
+    ranks; or of a rank, its `capacity`.
+    """
 
     word: str
     is_memory: bool
-    of: Callable[..., int]
-    is_per_stage: bool
+    of: Callable[..., Any]
+    indices: int
     location: int
     value_location: int
 
@@ -130,6 +133,8 @@ class Declarations:
 
     def __attrs_post_init__(self) -> None:
         self.names |= {
+            "decimal": decimal,
+            "divide": divide,
             "divide_quotient": quotient,
             "divide_rest": rest,
             "multiply": multiply,

@@ -79,6 +79,13 @@ class Number(Node):
 
 
 @frozen(eq=False, repr=False)
+class Decimal(Node):
+    """A number with a point, as it is written: `1.50`."""
+
+    text: str
+
+
+@frozen(eq=False, repr=False)
 class Reference(Node):
     """A name where it is used."""
 

@@ -34,7 +34,7 @@ _FUNCTION = "write `{}`: a function is one expression"
 _ONE_ORDER = (
     "write `{}`: one `rank` says what every rank does, `if r == 0 { … }` what only one does"
 )
-_WHOLE = "numbers are whole: take a smaller unit"
+_DIGITS = "write `{}`: there are digits on both sides of a point"
 _NO_LIST = (
     "there are no lists: a value for each stage is an expression of the stage, "
     "`cost F(s) = if s == 0 then 3 else 2`"
@@ -160,7 +160,7 @@ HABITS = (
     Habit(
         r"(?P<head>(?:let|param)\s+\w+)\s*(?P<at>:)\s*[A-Za-z]\w*\s*(?==)",
         r"\g<head> ",
-        "write `{}`: all values are whole numbers",
+        "write `{}`: a value is a number, without a type",
     ),
     Habit(
         r"(?P<head>(?:let|param|cost|memory)\s+\w+)\s*(?P<at>:)\s*(?P<v>\w+)", r"\g<head> = \g<v>"
@@ -178,10 +178,12 @@ HABITS = (
         r"fn \g<n>(\g<a>) = \g<v>",
         _FUNCTION,
     ),
-    Habit(r"(?P<n>\d+)(?P<at>\.\d+)(?:e-?\d+)?", r"\g<n>", _WHOLE),
-    Habit(r"(?P<at>\.\d+)", "1", _WHOLE),
+    Habit(r"(?P<at>\.\d+)", r"0\g<at>", _DIGITS),
+    Habit(r"(?P<n>\d+)(?P<at>\.)(?![.\d])", r"\g<n>.0", _DIGITS),
     Habit(r"(?P<n>\d+)(?P<at>(?:_\d+)+)", r"\g<n>", "write the digits without `_`"),
-    Habit(r"(?P<n>\d+)(?P<at>e\d+)", r"\g<n>", "write the number out: `1000` for `1e3`"),
+    Habit(
+        r"(?P<n>\d+(?:\.\d+)?)(?P<at>e-?\d+)", r"\g<n>", "write the number out: `1000` for `1e3`"
+    ),
     Habit(r"(?P<n>0)(?P<at>[xXbo][0-9a-fA-F]+)", r"\g<n>", "numbers are decimal"),
     Habit(r"'(?P<text>[^'\n\"]*)'", r'"\g<text>"'),
     Habit(r"[“”](?P<text>[^“”\n\"]*)[“”]", r'"\g<text>"'),

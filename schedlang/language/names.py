@@ -5,9 +5,9 @@ arguments in each.
 from attrs import define
 
 from schedlang.diagnostics.diagnostic import Diagnostic, counted
-from schedlang.diagnostics.source import Label, Source
+from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.language import expressions, syntax
-from schedlang.language.scopes import Declared, Scopes, nearest
+from schedlang.language.scopes import Declared, Scopes, is_decimal, nearest
 
 #: How many arguments an op takes: a microbatch, and before it a stage.
 _ARGUMENTS = (1, 2)
@@ -101,16 +101,19 @@ class _Checker(Scopes):
         match node:
             case syntax.Let(name, value):
                 self.expression(value, scope)
-                self.declare(name, scope)
+                self.declare(name, scope, is_decimal=is_decimal(value, scope))
             case syntax.Fn(name, params, body):
+                gives_decimals = False
                 if not self.recursion(node, functions, scope):
-                    self.expression(body, self.inner(scope, *params))
-                self.declare(name, scope, (len(params), len(params)))
+                    inner = self.inner(scope, *params)
+                    self.expression(body, inner)
+                    gives_decimals = is_decimal(body, inner)
+                self.declare(name, scope, (len(params), len(params)), gives_decimals)
             case syntax.For(name, range, body):
                 self.bounds(range, scope)
                 self.block(body.statements, self.inner(scope, name))
             case syntax.Repeat(count, body):
-                self.expression(count, scope)
+                self.whole(count, "a number of rounds", scope)
                 self.block(body.statements, dict(scope))
             case syntax.If(condition, then, otherwise):
                 self.expression(condition, scope)
@@ -137,7 +140,7 @@ class _Checker(Scopes):
         match node:
             case syntax.Param(name, default):
                 if default is not None:
-                    self.expression(default, scope)
+                    self.whole(default, "a parameter", scope)
                 self.declare(name, scope)
             case syntax.Require(condition):
                 self.expression(condition, scope)
@@ -146,12 +149,12 @@ class _Checker(Scopes):
                 self.expression(condition, figures | scope)
             case syntax.Stage(name, range, rank):
                 self.bounds(range, scope)
-                self.expression(rank, self.inner(scope, name))
+                self.whole(rank, "the number of a rank", self.inner(scope, name))
             case syntax.Pipeline(name, number, range, microbatches, stage):
                 inner = self.inner(scope, number) if number else scope
                 if range is not None:
                     self.bounds(range, scope)
-                self.expression(microbatches, inner)
+                self.whole(microbatches, "a number of microbatches", inner)
                 self.item(stage, inner, functions)
                 arguments = 2 if number else 1
                 self.declare(name, scope, arity=(arguments, arguments))
@@ -160,7 +163,7 @@ class _Checker(Scopes):
                 self.block(body.statements, self.inner(scope, name))
                 self.in_rank = False
             case syntax.Repeated(microbatches, interval, rows):
-                self.expression(interval, scope)
+                self.whole(interval, "a number of slots", scope)
                 inner = self.inner(scope, *microbatches)
                 for row in rows:
                     self.row(row, inner, functions)
@@ -174,31 +177,45 @@ class _Checker(Scopes):
                 self.bounds(range, scope)
             case syntax.Weights(rule, stages):
                 if rule.updates is not None:
-                    self.expression(rule.updates, scope)
+                    self.whole(rule.updates, "a number of updates", scope)
                 if stages is not None:
                     self.bounds(stages, scope)
             case syntax.Fill(limit):
                 if limit is not None:
                     self.expression(limit, scope)
-            case syntax.Cost(word, stage, value):
-                self.expression(value, self.inner(scope, stage) if stage else scope)
-                if word == "send" and stage:
-                    self.report(
-                        "wrong-arguments", "`cost send` is one for all transfers", Label(stage.span)
-                    )
+            case syntax.Cost(_, indices, value):
+                self.cost(node)
+                self.expression(value, self.inner(scope, *(indices or ())))
+            case syntax.Capacity(rank, value):
+                self.expression(value, self.inner(scope, rank) if rank else scope)
             case syntax.Link(name, number):
-                self.expression(number, self.inner(scope, name))
+                self.whole(number, "the number of a link", self.inner(scope, name))
             case syntax.Skip(name, range, earlier, later):
                 self.bounds(range, scope)
                 inner = self.inner(scope, name)
-                self.expression(earlier, inner)
-                self.expression(later, inner)
+                self.whole(earlier, "the number of a stage", inner)
+                self.whole(later, "the number of a stage", inner)
             case syntax.Objective(name) if name.text not in (*OBJECTIVES, *OLD_OBJECTIVES):
                 known = " or ".join(f"`{objective}`" for objective in OBJECTIVES)
                 help = nearest(name.text, OBJECTIVES) or f"it is {known}"
                 self.report(
                     "unknown-name", f"no objective `{name.text}`", Label(name.span), help=help
                 )
+
+    def cost(self, cost: syntax.Cost) -> None:
+        """Check what the value of a cost may differ by."""
+        forms: dict[int, str] = {1: "(s)"}
+        if cost.word == "send":
+            forms = {2: "(r, q)"}
+        elif not isinstance(cost, syntax.Memory) and cost.word not in ("U", "overlap"):
+            forms |= {2: "(s, m)", 3: "(s, m, k)"} if self.has_slices else {2: "(s, m)"}
+        if cost.indices is None or len(cost.indices) in forms:
+            return
+        item = f"{'memory' if isinstance(cost, syntax.Memory) else 'cost'} {cost.word}"
+        known = " or ".join(f"`{item}{form}`" for form in ("", *forms.values()))
+        message = f"`{item}` with {counted(len(cost.indices), 'name')}"
+        labels = Label(Span(cost.indices[0].span.start, cost.indices[-1].span.end))
+        self.report("wrong-arguments", message, labels, help=f"write {known}")
 
     def row(
         self, row: syntax.Row, scope: dict[str, Declared], functions: dict[str, syntax.Fn]
@@ -208,7 +225,7 @@ class _Checker(Scopes):
         inner = self.inner(scope, row.name)
         for placed in row.ops:
             self.statement(placed.op, inner, functions)
-            self.expression(placed.slot, inner)
+            self.whole(placed.slot, "the number of a slot", inner)
             if placed.op.kind == "U":
                 help = "without it, the optimizer steps come after all backwards"
                 self.report(
@@ -263,4 +280,4 @@ class _Checker(Scopes):
                     # It may be the one word that is no name.
                     self.reference(arg, name, scope | {"next": Declared(arg.span)})
                     continue
-            self.expression(arg, scope)
+            self.whole(arg, "the number of a stage, a microbatch or a slice", scope)

@@ -28,6 +28,7 @@ Parser = ParserState[Any]
 _SHOWN = {
     "NAME": "a name",
     "NUMBER": "a number",
+    "DECIMAL": "a decimal number",
     "STRING": "a text in quotes",
     END: "the end of the file",
 }

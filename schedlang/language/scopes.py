@@ -17,16 +17,18 @@ BUILTINS = {"min": (1, _ANY), "max": (1, _ANY), "abs": (1, 1)}
 
 #: Numbers of a program stay within plus and minus this.
 LARGEST = 10**18
+_MOST_DIGITS = 18
 
 
 @frozen
 class Declared:
-    """A name in scope; `arity` is the least and the most arguments of a function, None for a
-    value.
+    """A name in scope; `arity` is the least and the most arguments of a function, None for a value.
+    A value that `is_decimal` need not be whole, nor what such a function gives.
     """
 
     span: Span
     arity: tuple[int, int] | None = None
+    is_decimal: bool = False
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -55,7 +57,11 @@ class Scopes:
         self.diagnostics.append(Diagnostic(code, message, labels, self.source, help=help))
 
     def declare(
-        self, name: syntax.Name, scope: dict[str, Declared], arity: tuple[int, int] | None = None
+        self,
+        name: syntax.Name,
+        scope: dict[str, Declared],
+        arity: tuple[int, int] | None = None,
+        is_decimal: bool = False,
     ) -> None:
         """Bring a name into scope; a name never has two meanings in one place."""
         if name.text in BUILTINS:
@@ -66,7 +72,7 @@ class Scopes:
             message = f"`{name.text}` is already declared"
             self.report("duplicate-name", message, Label(name.span), first, help=help)
         else:
-            scope[name.text] = Declared(name.span, arity)
+            scope[name.text] = Declared(name.span, arity, is_decimal)
 
     def inner(self, scope: dict[str, Declared], *names: syntax.Name) -> dict[str, Declared]:
         """A scope inside another, with names of its own."""
@@ -92,8 +98,16 @@ class Scopes:
 
     def bounds(self, range: syntax.Range, scope: dict[str, Declared]) -> None:
         """Check a range's two expressions."""
-        self.expression(range.start, scope)
-        self.expression(range.stop, scope)
+        self.whole(range.start, "the start of a range", scope)
+        self.whole(range.stop, "the end of a range", scope)
+
+    def whole(self, node: syntax.Node, what: str, scope: dict[str, Declared]) -> None:
+        """Check an expression that counts or numbers something, so it cannot be a decimal."""
+        self.expression(node, scope)
+        if is_decimal(node, scope):
+            message = f"{what} is a whole number, this is a decimal"
+            help = "decimals are for `cost`, `memory`, `assert` and what these refer to"
+            self.report("decimal", message, Label(node.span), help=help)
 
     def expression(self, node: syntax.Node, scope: dict[str, Declared]) -> None:
         """Check an expression and those within it."""
@@ -104,6 +118,10 @@ class Scopes:
                 self.call(node, name, len(args), scope)
             case expressions.Number(value) if value > LARGEST:
                 self.report("too-large", "a number beyond 10^18", Label(node.span))
+            case expressions.Decimal(text) if is_too_long(text):
+                self.report("too-large", "a number of more than 18 digits", Label(node.span))
+            case expressions.OwnStage(number) if is_decimal(number, scope):
+                self.whole(number, "the number of a chunk", scope)
             case expressions.Next():
                 message = "`next` stands only for the microbatch of an op, as in `F(s, next)`"
                 self.report("next", message, Label(node.span))
@@ -162,6 +180,33 @@ class Scopes:
                 f"`{name.text}` with {counted(count, 'argument')}, it takes {takes}",
                 Label(node.span),
             )
+
+
+def is_decimal(node: syntax.Node, scope: dict[str, Declared]) -> bool:
+    """Whether the value of an expression need not be whole, by the decimals in it."""
+    match node:
+        case expressions.Decimal():
+            return True
+        case expressions.Reference(name):
+            return name in scope and scope[name].is_decimal
+        case expressions.Call(name, args):
+            is_function = name.text in scope and scope[name.text].is_decimal
+            return is_function or any(is_decimal(arg, scope) for arg in args)
+        case expressions.Conditional(_, value, other):
+            return is_decimal(value, scope) or is_decimal(other, scope)
+        case expressions.Unary("-", operand):
+            return is_decimal(operand, scope)
+        case expressions.Binary("+" | "-" | "*" | "/" | "%", left, right):
+            return is_decimal(left, scope) or is_decimal(right, scope)
+    return False
+
+
+def is_too_long(text: str) -> bool:
+    """Whether a decimal number has more digits on one side of its point than numbers may grow
+    to.
+    """
+    whole, _, decimals = text.partition(".")
+    return max(len(whole.lstrip("-0")), len(decimals.rstrip("0"))) > _MOST_DIGITS
 
 
 def _reaches(fn: syntax.Fn, name: str, functions: dict[str, syntax.Fn]) -> bool:

@@ -38,12 +38,16 @@ class CallSite:
 
 @frozen
 class ClaimSite:
-    """An `assert` as it is written in the program: what figures it is about, what it calls."""
+    """An `assert` as it is written in the program: what figures it is about, what it calls.
+
+    In a program that `has_decimals`, figures of time and memory are decimals.
+    """
 
     condition: syntax.Node
     reason: str | None
     functions: tuple[syntax.Fn, ...]
     figures: frozenset[str]
+    has_decimals: bool
 
 
 @frozen

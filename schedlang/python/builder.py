@@ -18,9 +18,10 @@ from schedlang.diagnostics.arguments import check_choice, check_type, check_whol
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, counted
 from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.diagnostics.waits import Stand, Wait
+from schedlang.language.scopes import is_too_long
 from schedlang.plan.plan import Plan
 from schedlang.python.places import Script, caller
-from schedlang.python.text import NAMES, Call, Head, Text, program_text
+from schedlang.python.text import NAMES, Call, Head, Text, number_text, program_text
 from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.kinds import OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_skip
@@ -54,8 +55,8 @@ class Builder:
     numbered on, as in plans. `slices` is into how many parts of its sequence a microbatch is cut;
     `skips` are pairs of an earlier and a later stage; `links[r]` is the link to the host of rank r,
     by default each has its own. `weights` is "latest", "stash" or "delay 1", or a list of these
-    with one for each stage. `costs` are those of the program, in whole numbers; others are for
-    `compile`.
+    with one for each stage. `costs` are those of the program: times and memory; others, as bytes,
+    are for `compile`.
 
     Ops take a rank and a microbatch, both counted from 0; a `stage` where the rank holds several;
     and a `slice` where there are slices. TypeError or ValueError names a wrong argument, at once.
@@ -95,7 +96,7 @@ class Builder:
         layout = _layout(lines, microbatches // len(lines), slices, skips, links, ranks)
         check_costs(costs)
         _check_program_costs(costs)
-        costs.check(len(layout.placement))
+        costs.check(layout)
         rules = _weights(weights, len(layout.placement))
         self._head = Head(name, ranks, microbatches, layout, rules, costs)
         self._calls: list[list[Call]] = [[] for _ in range(ranks)]
@@ -517,10 +518,13 @@ def _check_program_costs(costs: Costs) -> None:
     """Whether a program can say these costs."""
     for name, given in costs.to_json().items():
         way_out = "give it to `compile`"
-        if not name.endswith(("_times", "_time", "_memory")):
+        if not name.endswith(("_times", "_time", "_memory")) and name != "capacity_bytes":
             raise ValueError(f"`costs` have `{name}`, which a program cannot say: {way_out}")
         values = given if isinstance(given, list) else [given]
-        if any(value != int(value) for value in values):
+        if name == "link_times" or any(isinstance(value, list) for value in values):
+            raise ValueError(f"`costs` have `{name}` by microbatch or link: {way_out}")
+        if any(is_too_long(number_text(value)) for value in values):
             raise ValueError(
-                f"`costs` have `{name}` {shown(given)}, a program has whole numbers: {way_out}"
+                f"`costs` have `{name}` {shown(given)}, a number of a program has at most 18 "
+                f"digits on each side of its point: {way_out}"
             )

@@ -5,6 +5,7 @@ it is as long as the script, whatever the size.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from decimal import Decimal
 
 from attrs import define, field, frozen
 
@@ -280,22 +281,33 @@ def _weights(rules: Sequence[str]) -> Iterator[str]:
 
 
 def _costs(costs: Costs, words: dict[int, str]) -> Iterator[str]:
-    """The lines of costs, whose numbers are whole."""
+    """The lines of costs."""
     if costs.p2p_time is not None:
-        yield f"cost send = {int(costs.p2p_time)}"
+        yield f"cost send = {number_text(costs.p2p_time)}"
+    if costs.capacity_bytes is not None:
+        yield from _values("capacity", "r", costs.capacity_bytes)
     names = {op.cost: words[kind] for kind, op in OPS.items()} | {"overlap": "overlap"}
     for name, word in names.items():
         for item, amount in (("cost", "times"), ("memory", "memory")):
             values = getattr(costs, f"{name}_{amount}", None)
-            if values is None:
-                continue
-            if len(values) == 1:
-                yield f"{item} {word} = {int(values[0])}"
-            else:
-                yield f"{item} {word}(s) = {_by_number('s', list(map(int, values)))}"
+            if values is not None:
+                yield from _values(f"{item} {word}", "s", values)
 
 
-def _by_number(name: str, values: Sequence[int]) -> str:
+def _values(item: str, name: str, values: Sequence[float]) -> Iterator[str]:
+    """The line that gives one value, or one for each number."""
+    if len(values) == 1:
+        yield f"{item} = {number_text(values[0])}"
+    else:
+        yield f"{item}({name}) = {_by_number(name, values)}"
+
+
+def number_text(value: float) -> str:
+    """A number as a program has it: without an exponent, and whole if it is."""
+    return format(Decimal(repr(value)).normalize(), "f")
+
+
+def _by_number(name: str, values: Sequence[float]) -> str:
     """An expression that has these values for the numbers from 0 on.
 
     The numbers are cut into runs in which values count up, count down, or stay the same.
@@ -305,7 +317,8 @@ def _by_number(name: str, values: Sequence[int]) -> str:
     while start < len(values):
         step = values[start + 1] - values[start] if start + 1 < len(values) else 0
         stop = start + 1
-        if step in (-1, 0, 1):
+        # Decimals, whose sums are rounded, are only counted where they stay the same.
+        if step == 0 or (step in (-1, 1) and float(values[start]).is_integer()):
             while stop < len(values) and values[stop] - values[stop - 1] == step:
                 stop += 1
         runs.append((start, stop))
@@ -316,10 +329,10 @@ def _by_number(name: str, values: Sequence[int]) -> str:
         value = values[first]
         step = values[first + 1] - value if stop > first + 1 else 0
         if step == 0:
-            return str(value)
+            return number_text(value)
         if step < 0:
-            return f"{value + first} - {name}"
-        return _shifted(name, value - first)
+            return f"{number_text(value + first)} - {name}"
+        return _shifted(name, int(value - first))
 
     # Halved again and again, since a program must not be nested deeply.
     def between(low: int, high: int) -> str:

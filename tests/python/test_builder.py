@@ -322,7 +322,21 @@ def test_a_script_without_a_file_has_its_lines() -> None:
         b.compile()
 
 
-def test_costs_are_whole_numbers_in_the_program() -> None:
+def test_costs_are_decimals_in_the_program() -> None:
+    costs = Costs(
+        forward_times=(1.1, 1.1, 2.1, 3.1),
+        backward_times=(0.1 + 0.2,),
+        p2p_time=0.05,
+        forward_memory=(0.5, -1.5, 3, 4),
+    )
+    b = Builder(ranks=4, microbatches=4, costs=costs)
+    one_f_one_b(b, 4, 4)
+    assert b.compile().costs == costs
+    assert "cost B = 0.30000000000000004" in b.text()
+    assert "cost send = 0.05" in b.text()
+
+
+def test_costs_in_the_program() -> None:
     costs = Costs(forward_times=(2, 3), backward_times=(4,), p2p_time=1, forward_memory=(2,))
     b = Builder(ranks=2, microbatches=2, costs=costs)
     one_f_one_b(b, 2, 2)
