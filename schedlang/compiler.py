@@ -23,6 +23,7 @@ from schedlang.language.imports import load
 from schedlang.language.variables import with_variables
 from schedlang.lowering.choice import choose_lowering
 from schedlang.plan.plan import Plan
+from schedlang.proof.capacity import check_capacity
 from schedlang.proof.lints import lint
 from schedlang.proof.prove import proofs
 from schedlang.proof.repetition import prove_for_all_updates, prove_repeats
@@ -91,6 +92,7 @@ def compile_tree(
         # Only now somebody wants to know the loop variables.
         raise type(error)(with_variables(error.diagnostics, tree, params)) from None
     check_claims(choice.schedule, execution, costs)
+    check_capacity(execution)
     # Claims are functions of the program; a plan is data.
     fields = asdict(evolve(choice.schedule, claims=()), recurse=False)
     return Plan(
@@ -163,6 +165,7 @@ def check_schedule(
                 raise proof
             prove_repeats(on_transport, kernels)
             check_claims(on_transport, proof, given)
+            check_capacity(proof)
             verdicts[name] = [*on_transport.warnings, *lint(on_transport)]
         except CompileError as error:
             verdicts[name] = error.diagnostics

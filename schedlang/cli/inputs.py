@@ -67,7 +67,7 @@ def load_with_costs(
     costs = read_cost_options(options)
     with wrong_as_usage():
         plan = load(options, file, costs=costs, **choices)
-        costs.check(len(plan.placement))
+        costs.check(plan.layout)
     return plan, costs
 
 
@@ -105,7 +105,7 @@ def read_cost_options(options: argparse.Namespace) -> Any:
     """The costs in the options, or in the file that the options name; UsageError for what cannot be
     a cost, CompileError for a file that has none.
     """
-    from schedlang.schedule.costs import NAMES, make_costs, read_costs
+    from schedlang.schedule.costs import NAMES, UNIT, make_costs, read_costs
 
     values: dict[str, list[float]] = {}
     for name in NAMES:
@@ -113,12 +113,13 @@ def read_cost_options(options: argparse.Namespace) -> Any:
         if value is not None:
             # One value is for all stages; a list has one for each.
             values[name] = value if isinstance(value, list) else [value]
+    # How much room there is depends on the machine, and not on what ops cost.
+    room = {name: values.pop(name) for name in ("capacity_bytes",) if name in values}
     if options.costs and values:
         raise UsageError("give costs as options or as a file, not both")
-    if options.costs:
-        return read_costs(options.costs)
+    given = read_costs(options.costs) if options.costs else UNIT
     with wrong_as_usage():
-        return make_costs(values)
+        return make_costs(values | room).over(given)
 
 
 @contextmanager

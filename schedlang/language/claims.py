@@ -254,8 +254,7 @@ class _Figures:
         """All that times are sums of."""
         stages = len(self._schedule.placement)
         costs = self._execution.costs
-        durations = costs.durations(stages)
-        yield from chain(*durations.by_kind.values(), durations.overlap or ())
+        yield from costs.durations(self._schedule.layout).all()
         yield from latencies(self._schedule.layout, costs.transfers(stages)).flat
 
     def _amounts(self) -> Iterable[float]:

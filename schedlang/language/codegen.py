@@ -273,14 +273,16 @@ class Codegen:
                 return f"skip({self.bounds(range)}, {ends}, {self.location(item)})"
             case syntax.Link(name, number):
                 return f"link({self.function(name, number)}, {self.location(item)})"
-            case syntax.Cost(word, stage, value):
+            case syntax.Cost(word, indices, value):
                 is_memory = isinstance(item, syntax.Memory)
-                is_per_stage = stage is not None
+                names = ", ".join(variable(name.text) for name in indices or ())
+                of = f"lambda {names}: {self.expression(value)}"
                 locations = f"{self.location(item)}, {self.location(value)}"
-                return (
-                    f"price({word!r}, {is_memory}, {self.function(stage, value)}, {is_per_stage}, "
-                    f"{locations})"
-                )
+                return f"price({word!r}, {is_memory}, {of}, {len(indices or ())}, {locations})"
+            case syntax.Capacity(rank, value):
+                of = self.function(rank, value)
+                locations = f"{self.location(item)}, {self.location(value)}"
+                return f"price('capacity', True, {of}, {int(rank is not None)}, {locations})"
             case syntax.Pass(name):
                 return f"change({name!r}, {self.location(item)}, ())"
             case syntax.Fill(limit):

@@ -47,12 +47,15 @@ class StageLine:
 
 @frozen
 class Price:
-    """A cost that the program gives: of an op by its word, for all stages or for each."""
+    """A cost that the program gives: of an op by its word, as a function of so many `indices`: of
+    none, of a stage, of a stage and a microbatch, or of a slice as well; of a transfer, of its two
+    ranks; or of a rank, its `capacity`.
+    """
 
     word: str
     is_memory: bool
     of: Callable[..., Any]
-    is_per_stage: bool
+    indices: int
     location: int
     value_location: int
 

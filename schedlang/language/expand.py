@@ -124,14 +124,14 @@ class _Expansion:
         """The schedule with what the program says of it, after the program's passes."""
         declared = self.declared
         layout = declared.layout()
-        self.costs.check(len(layout.placement))
+        self.costs.check(layout)
         slots: Slots | None = None
         if isinstance(declared.order, syntax.Repeated):
             ranks, slots = self.run_block(layout)
         else:
             ranks = self.run_ranks(layout)
         stream = make_stream(layout, declared.sites, ranks)
-        own_costs = program_costs(declared.prices, len(layout.placement), declared.sites)
+        costs = self.costs.over(program_costs(declared.prices, layout, declared.sites))
         schedule = Schedule(
             name=declared.tree.name.text,
             params=declared.params,
@@ -143,8 +143,8 @@ class _Expansion:
             slots=slots,
             stream=stream,
             claims=tuple(declared.claims),
-            warnings=tuple(self.warnings(ranks)),
-            costs=self.costs.over(own_costs),
+            warnings=tuple(self.warnings(ranks, costs)),
+            costs=costs,
             objective=program_objective(declared.tree.items),
         )
         for number, change in enumerate(declared.changes, 1):
@@ -153,8 +153,8 @@ class _Expansion:
             schedule = _changed(schedule, change)
         return schedule
 
-    def warnings(self, ranks: Sequence[Actions]) -> Iterator[Diagnostic]:
-        """What in a program leaves ops out, maybe by mistake."""
+    def warnings(self, ranks: Sequence[Actions], costs: Costs) -> Iterator[Diagnostic]:
+        """What in a program leaves ops out, maybe by mistake, and a capacity that says nothing."""
         declared = self.declared
 
         def warning(code: str, message: str, location: int, help: str) -> Diagnostic:
@@ -172,6 +172,12 @@ class _Expansion:
             message = "no backward ever runs: what is left is an inference"
             help = "see which loop or `if` leaves them all out; or leave them out yourself"
             yield warning("forward-only", message, backward, help)
+        if costs.capacity_bytes is not None and not costs.gives_bytes:
+            of_program = (price for price in declared.prices if price.word == "capacity")
+            location = next((price.location for price in of_program), 0)
+            message = "a capacity is given, and nothing says how many bytes ranks hold"
+            help = "give `activation_bytes` and `weights_bytes` with --costs"
+            yield warning("capacity", message, location, help)
 
     def run_ranks(self, layout: Layout) -> Sequence[Actions]:
         """The actions of every rank; CompileError with the faults of all ranks, of which each has

@@ -5,7 +5,7 @@ arguments in each.
 from attrs import define
 
 from schedlang.diagnostics.diagnostic import Diagnostic, counted
-from schedlang.diagnostics.source import Label, Source
+from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.language import expressions, syntax
 from schedlang.language.scopes import Declared, Scopes, is_decimal, nearest
 
@@ -183,12 +183,11 @@ class _Checker(Scopes):
             case syntax.Fill(limit):
                 if limit is not None:
                     self.expression(limit, scope)
-            case syntax.Cost(word, stage, value):
-                self.expression(value, self.inner(scope, stage) if stage else scope)
-                if word == "send" and stage:
-                    self.report(
-                        "wrong-arguments", "`cost send` is one for all transfers", Label(stage.span)
-                    )
+            case syntax.Cost(_, indices, value):
+                self.cost(node)
+                self.expression(value, self.inner(scope, *(indices or ())))
+            case syntax.Capacity(rank, value):
+                self.expression(value, self.inner(scope, rank) if rank else scope)
             case syntax.Link(name, number):
                 self.whole(number, "the number of a link", self.inner(scope, name))
             case syntax.Skip(name, range, earlier, later):
@@ -202,6 +201,21 @@ class _Checker(Scopes):
                 self.report(
                     "unknown-name", f"no objective `{name.text}`", Label(name.span), help=help
                 )
+
+    def cost(self, cost: syntax.Cost) -> None:
+        """Check what the value of a cost may differ by."""
+        forms: dict[int, str] = {1: "(s)"}
+        if cost.word == "send":
+            forms = {2: "(r, q)"}
+        elif not isinstance(cost, syntax.Memory) and cost.word not in ("U", "overlap"):
+            forms |= {2: "(s, m)", 3: "(s, m, k)"} if self.has_slices else {2: "(s, m)"}
+        if cost.indices is None or len(cost.indices) in forms:
+            return
+        item = f"{'memory' if isinstance(cost, syntax.Memory) else 'cost'} {cost.word}"
+        known = " or ".join(f"`{item}{form}`" for form in ("", *forms.values()))
+        message = f"`{item}` with {counted(len(cost.indices), 'name')}"
+        labels = Label(Span(cost.indices[0].span.start, cost.indices[-1].span.end))
+        self.report("wrong-arguments", message, labels, help=f"write {known}")
 
     def row(
         self, row: syntax.Row, scope: dict[str, Declared], functions: dict[str, syntax.Fn]

@@ -90,6 +90,7 @@ class _Builder(Transformer[Token, Any]):
         if rule in (
             "items",
             "names",
+            "indices",
             "args",
             "ops",
             "transfers",

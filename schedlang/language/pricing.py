@@ -10,43 +10,82 @@ from schedlang.language.names import OBJECTIVES, OLD_OBJECTIVES
 from schedlang.language.sites import Sites
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.kinds import OPS
+from schedlang.schedule.layout import Layout
 
 #: What `Costs` call an op by its word: `forward` has a duration, `forward_times`, and may have a
 #: `forward_memory`. Where a program splits backwards and writes no `I`, `B` is the input half.
 _COSTS = {op.word: op.cost for op in OPS.values()}
 _COSTS |= {"BW": "backward", "overlap": "overlap"}
+#: What transfers take is said once.
+_SENDS = frozenset(["p2p_time", "link_times"])
+#: Of how many indices the cost of an op is that differs by microbatch.
+_OF_MICROBATCH = 2
 
 
-def program_costs(prices: Iterable[Price], stages: int, sites: Sites) -> Costs:
-    """The costs that a program gives for so many stages; a fault for a cost given twice, or below
+def program_costs(prices: Iterable[Price], layout: Layout, sites: Sites) -> Costs:
+    """The costs that a program gives for what it lays out; a fault for a cost given twice, or below
     what it can be.
     """
     costs: dict[str, Any] = {}
     is_half = sites.splits_backward and not sites.writes_halves
     for price in prices:
         name = _name(price, is_half)
-        if price.is_per_stage:
-            values = [price.of(stage) for stage in range(stages)]
-        else:
-            values = [price.of()]
-        if name in costs:
+        if name in costs or (price.word == "send" and _SENDS & costs.keys()):
             same = not is_half and price.word in ("B", "BW")
             help = "where `B` is a whole backward, `B` and `BW` are one" if same else None
-            message = f"`{'memory' if price.is_memory else 'cost'} {price.word}` is given already"
+            message = f"`{_item(price)}` is given already"
             raise Fault("repeated-part", message, price.location, help)
-        if min(values) < 0 and not price.is_memory:
-            message = f"a duration of {number_text(min(values))}, it must be 0 or more"
-            raise Fault("negative-cost", message, price.value_location)
-        costs[name] = float(values[0]) if name == "p2p_time" else tuple(map(float, values))
+        costs[name] = _values(price, layout)
     return Costs(**costs)
 
 
 def _name(price: Price, is_half: bool) -> str:
     """The field of `Costs` that a price is; `is_half`: `B` is the input half of a backward."""
+    if price.word == "capacity":
+        return "capacity_bytes"
     if price.word == "send":
-        return "p2p_time"
+        return "link_times" if price.indices else "p2p_time"
     name = "input" if is_half and price.word == "B" else _COSTS[price.word]
     return f"{name}_memory" if price.is_memory else f"{name}_times"
+
+
+def _item(price: Price) -> str:
+    """How the line of a price begins."""
+    if price.word == "capacity":
+        return price.word
+    return f"{'memory' if price.is_memory else 'cost'} {price.word}"
+
+
+def _values(price: Price, layout: Layout) -> Any:
+    """The value of a price, or those of all that it is for, as `Costs` has them."""
+
+    def of(*indices: int) -> float:
+        value = price.of(*indices)
+        # An op may give memory back; nothing takes less than no time, nor has less than no room.
+        if value < 0 and (price.word == "capacity" or not price.is_memory):
+            what = "capacity" if price.is_memory else "duration"
+            message = f"a {what} of {number_text(value)}, it must be 0 or more"
+            raise Fault("negative-cost", message, price.value_location)
+        return float(value)
+
+    ranks = range(max(layout.placement) + 1)
+    if price.word == "capacity" and price.indices:
+        return [of(rank) for rank in ranks]
+    if price.word == "send":
+        if not price.indices:
+            return of()
+        # Within a rank nothing is sent.
+        return [[of(r, q) if r != q else 0.0 for q in ranks] for r in ranks]
+    if not price.indices:
+        return [of()]
+    stages = range(len(layout.placement))
+    if price.indices == 1:
+        return [of(stage) for stage in stages]
+    microbatches = [range(layout.units_of_update(stage) // layout.slices) for stage in stages]
+    if price.indices == _OF_MICROBATCH:
+        return [[of(s, m) for m in microbatches[s]] for s in stages]
+    slices = range(layout.slices)
+    return [[[of(s, m, k) for k in slices] for m in microbatches[s]] for s in stages]
 
 
 def program_objective(items: Iterable[syntax.Node]) -> str:

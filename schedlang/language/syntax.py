@@ -214,18 +214,27 @@ class Assert(Node):
 
 @frozen(eq=False, repr=False)
 class Cost(Node):
-    """`cost F = 3`, or `cost F(s) = …` per stage: how long an op takes; `cost overlap`, ops that
-    overlap together; `cost send = 1`, any transfer between ranks.
+    """`cost F = 3`, `cost F(s) = …` per stage, `cost F(s, m) = …` per microbatch, or `cost F(s, m,
+    k) = …` per slice: how long an op takes; `cost overlap`, ops that overlap together; `cost send`,
+    a transfer between ranks, and `cost send(r, q) = …` one from rank r to rank q.
     """
 
     word: str
-    stage: Name | None
+    indices: tuple[Name, ...] | None
     value: Node
 
 
 @frozen(eq=False, repr=False)
 class Memory(Cost):
     """`memory F = 2`, or `memory F(s) = …` per stage: what an op adds to what its rank holds."""
+
+
+@frozen(eq=False, repr=False)
+class Capacity(Node):
+    """`capacity = 80000000000`, or `capacity(r) = …` per rank: the bytes that it has room for."""
+
+    rank: Name | None
+    value: Node
 
 
 @frozen(eq=False, repr=False)

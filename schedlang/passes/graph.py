@@ -83,7 +83,7 @@ class Graph:
         actions = self._actions
         node = np.repeat(np.arange(len(self._sizes)), self._sizes)
         overlaps = evolve(actions, group=np.where(self._sizes[node] > 1, node + 1, 0))
-        after = op_ends(overlaps, np.arange(len(actions)), costs.durations(stages))
+        after = op_ends(overlaps, np.arange(len(actions)), costs.durations(self.schedule.layout))
         last = np.cumsum(self._sizes) - 1
         self.time: list[float] = after[last].tolist()
         table = np.zeros((ROWS, stages))

@@ -54,9 +54,12 @@ def _parts(schedule: Schedule) -> Iterator["_Part"]:
     """The schedule with fewer and then more of its microbatches, up to a third of them.
 
     If some rank has less work than others, it waits for them with every microbatch, and what is
-    best depends on all of these waits: there are no parts then. Nor are there where communication
-    or copies are written, which leave no order to look for.
+    best depends on all of these waits: there are no parts then. Nor are there where microbatches
+    take different times, or where communication or copies are written, which leave no order to look
+    for.
     """
+    if schedule.costs.differ_by_microbatch:
+        return
     if schedule.columns.is_transfer.any() or schedule.columns.is_copy.any():
         return
     work = _work(schedule)
@@ -78,7 +81,7 @@ def _parts(schedule: Schedule) -> Iterator["_Part"]:
 def _work(schedule: Schedule) -> Floats:
     """How long the ops of each rank take."""
     columns = schedule.columns
-    durations = schedule.costs.durations(len(schedule.placement))
+    durations = schedule.costs.durations(schedule.layout)
     after = op_ends(columns, np.arange(len(columns)), durations)
     # Of ops that overlap, the last one ends when all have.
     is_last = np.diff(columns.batch, append=-1) != 0

@@ -118,7 +118,7 @@ class _Reader:
             spans=spans,
             weights=self.weights(len(placement)),
             transport=self.transport(),
-            costs=self.costs(len(placement)),
+            costs=self.costs(layout),
             kernels=self.kernels(actions),
         )
         unknown = self.document.keys() - {*plan.head(), "lines", "actions", "sources"}
@@ -187,11 +187,11 @@ class _Reader:
             )
         return tuple((earlier, later) for earlier, later in pairs)
 
-    def costs(self, stages: int) -> Costs:
+    def costs(self, layout: Layout) -> Costs:
         """The field `costs`, which may be empty."""
         # Two checks: of the numbers by themselves, and of how many there are.
         costs = self.check(lambda: costs_of(self.document.get("costs")), "costs")
-        self.check(lambda: costs.check(stages), "costs")
+        self.check(lambda: costs.check(layout), "costs")
         return costs
 
     def pipelines(self, stages: int) -> tuple[Pipeline, ...]:

@@ -182,6 +182,7 @@ def _without_ways(schedule: Schedule) -> Costs:
     return evolve(
         schedule.costs,
         p2p_time=None,
+        link_times=None,
         boundary_bytes=None,
         latency_in_node=None,
         bandwidth_in_node=None,

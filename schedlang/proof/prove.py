@@ -125,7 +125,7 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, ideal: bool = False) -> Ex
     schedule that does not run there.
     """
     costs = costs.over(schedule.costs)
-    costs.check(len(schedule.placement))
+    costs.check(schedule.layout)
     check_actions(schedule)
     transport = timed(schedule.transport)
     events = run_on(schedule, costs, transport)

@@ -96,7 +96,7 @@ class Builder:
         layout = _layout(lines, microbatches // len(lines), slices, skips, links, ranks)
         check_costs(costs)
         _check_program_costs(costs)
-        costs.check(len(layout.placement))
+        costs.check(layout)
         rules = _weights(weights, len(layout.placement))
         self._head = Head(name, ranks, microbatches, layout, rules, costs)
         self._calls: list[list[Call]] = [[] for _ in range(ranks)]
@@ -518,9 +518,11 @@ def _check_program_costs(costs: Costs) -> None:
     """Whether a program can say these costs."""
     for name, given in costs.to_json().items():
         way_out = "give it to `compile`"
-        if not name.endswith(("_times", "_time", "_memory")):
+        if not name.endswith(("_times", "_time", "_memory")) and name != "capacity_bytes":
             raise ValueError(f"`costs` have `{name}`, which a program cannot say: {way_out}")
         values = given if isinstance(given, list) else [given]
+        if name == "link_times" or any(isinstance(value, list) for value in values):
+            raise ValueError(f"`costs` have `{name}` by microbatch or link: {way_out}")
         if any(is_too_long(number_text(value)) for value in values):
             raise ValueError(
                 f"`costs` have `{name}` {shown(given)}, a number of a program has at most 18 "

@@ -284,16 +284,22 @@ def _costs(costs: Costs, words: dict[int, str]) -> Iterator[str]:
     """The lines of costs."""
     if costs.p2p_time is not None:
         yield f"cost send = {number_text(costs.p2p_time)}"
+    if costs.capacity_bytes is not None:
+        yield from _values("capacity", "r", costs.capacity_bytes)
     names = {op.cost: words[kind] for kind, op in OPS.items()} | {"overlap": "overlap"}
     for name, word in names.items():
         for item, amount in (("cost", "times"), ("memory", "memory")):
             values = getattr(costs, f"{name}_{amount}", None)
-            if values is None:
-                continue
-            if len(values) == 1:
-                yield f"{item} {word} = {number_text(values[0])}"
-            else:
-                yield f"{item} {word}(s) = {_by_number('s', values)}"
+            if values is not None:
+                yield from _values(f"{item} {word}", "s", values)
+
+
+def _values(item: str, name: str, values: Sequence[float]) -> Iterator[str]:
+    """The line that gives one value, or one for each number."""
+    if len(values) == 1:
+        yield f"{item} = {number_text(values[0])}"
+    else:
+        yield f"{item}({name}) = {_by_number(name, values)}"
 
 
 def number_text(value: float) -> str:

@@ -88,7 +88,7 @@ def _entry(
 ) -> Entry:
     try:
         plan = _plan(file, source, params, costs, transport)
-        costs.check(len(plan.placement))
+        costs.check(plan.layout)
         return Entry(file, figures(plan, simulate(plan, costs), costs))
     except CompileError as error:
         # Not every program is for every size: the table goes on without it.

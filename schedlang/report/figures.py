@@ -3,6 +3,7 @@
 from typing import Any
 
 from schedlang.plan.plan import Plan
+from schedlang.proof.capacity import fullness
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate
 from schedlang.ranks.lifetimes import peak_messages
@@ -49,6 +50,10 @@ def figures(plan: Plan, execution: Execution, costs: Costs = UNIT) -> dict[str, 
     }
     if execution.peak_bytes is not None:
         document["peak_bytes"] = list(execution.peak_bytes)
+    full = fullness(execution)
+    if full is not None:
+        document["capacity_bytes"] = execution.costs.capacities(len(full))
+        document["full"] = full
     return document
 
 
@@ -89,6 +94,9 @@ def figures_text(plan: Plan, execution: Execution, ideal: float, costs: Costs = 
     if execution.peak_bytes is not None:
         peaks = " ".join(f"{peak:,.0f}" for peak in execution.peak_bytes)
         rows.append(("peak bytes", peaks, "per rank, of activations and weights"))
+    if "full" in document:
+        full = " ".join(f"{part:.1%}" for part in document["full"])
+        rows.append(("full", full, "per rank, peak bytes of its capacity"))
     # How much of the chain each kind of op is.
     terms = [f"{what} {_number(time)}" for what, time in document["critical_path"].items()]
     path = f"{' + '.join(terms)}: the chain of ops and waits that is the makespan"

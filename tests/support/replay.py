@@ -43,8 +43,9 @@ class Replay:
     def __init__(self, schedule: Schedule, transport: str, costs: Costs) -> None:
         self.schedule = schedule
         self.transport = transport
-        self.durations = costs.over(schedule.costs).durations(len(schedule.placement))
+        self.durations = costs.over(schedule.costs).durations(schedule.layout)
         self.p2p = costs.over(schedule.costs).p2p_time or 0.0
+        self.links = costs.over(schedule.costs).link_times
         self.capacity = (
             float(transport.partition(":")[2] or "inf") if transport.startswith("buffered") else 0
         )
@@ -103,7 +104,7 @@ class Replay:
             else:
                 waits = [key for row in rows for key in self.waits(rank, *row)]
                 makes = [("made", s, m) for kind, s, m in rows if kind in (Kind.B, Kind.W)]
-                takes = sum(self.durations[kind][stage] for kind, stage, _ in rows)
+                takes = sum(self.durations.time(*row) for row in rows)
                 yield _Ops(takes, waits, makes)
 
     def lane(self, rank: int, batch: range) -> Hashable:
@@ -168,9 +169,12 @@ class Replay:
         if sends and place in self.room:
             start = max(start, self.times["end", *self.room[place]])
         self.put(("start", *place), start)
-        other = self.times["start", *self.partner[place]]
+        partner = self.partner[place]
+        other = self.times["start", *partner]
+        sender, receiver = (place[0], partner[0]) if sends else (partner[0], place[0])
+        way = self.links[sender][receiver] if self.links else self.p2p
         if self.capacity:
-            return start if sends else max(start, other + self.p2p)
+            return start if sends else max(start, other + way)
         if self.transport == "gloo":
-            return start + self.p2p if sends else max(start, other + self.p2p)
-        return max(start, other) + self.p2p
+            return start + way if sends else max(start, other + way)
+        return max(start, other) + way

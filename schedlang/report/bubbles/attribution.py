@@ -194,7 +194,7 @@ def _phase(alternatives: Alternatives, index: int) -> str:
 def _even(waits: Waits, costs: Costs) -> Floats:
     """How long each step would take if all stages were alike."""
     columns = waits.schedule.columns
-    durations = costs.durations(len(waits.schedule.placement))
+    durations = costs.durations(waits.schedule.layout)
     overlap = durations.overlap and [fmean(durations.overlap)] * len(durations.overlap)
     even = Durations(
         {kind: [fmean(each)] * len(each) for kind, each in durations.by_kind.items()}, overlap

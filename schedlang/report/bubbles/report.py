@@ -60,21 +60,26 @@ def explain_bubble(plan: Plan, costs: Costs) -> Explanation:
 
 def _faster(plan: Plan, costs: Costs, path: list[Segment]) -> list[Faster]:
     """Of the ops that take most of the critical path, what it would give if each took less time."""
-    stages = len(plan.placement)
     costs = costs.over(plan.costs)
-    durations = costs.every_duration(stages)
+    durations = costs.every_duration(plan.layout)
+    takes = costs.durations(plan.layout)
     on_path: dict[tuple[str, int], float] = {}
     for segment in path:
         if segment.kind in ("op", "copy"):
             rows = [plan.ranks[segment.step.rank].row(row) for row in segment.step.rows]
-            ops = [(COST_OF[Kind(kind)], stage) for kind, stage, *_ in rows]
-            if len(ops) > 1 and "overlap" in durations:
-                ops = [("overlap", ops[0][1])]
-            for field, stage in ops:
-                on_path[field, stage] = on_path.get((field, stage), 0.0) + durations[field][stage]
+            ops = [
+                (COST_OF[Kind(kind)], stage, takes.time(kind, stage, microbatch))
+                for kind, stage, microbatch, *_ in rows
+            ]
+            if len(ops) > 1 and takes.overlap is not None:
+                first = ops[0][1]
+                ops = [("overlap", first, takes.overlap[first])]
+            for field, stage, time in ops:
+                on_path[field, stage] = on_path.get((field, stage), 0.0) + time
     found = []
     for field, stage in sorted(on_path, key=lambda op: -on_path[op])[:_TRIED]:
-        makespan = simulate(plan, costs.faster(field, stage, stages, _FACTOR)).timeline.makespan
+        faster = costs.faster(field, stage, plan.layout, _FACTOR)
+        makespan = simulate(plan, faster).timeline.makespan
         found.append(Faster(field, stage, durations[field][stage], makespan))
     return found
 

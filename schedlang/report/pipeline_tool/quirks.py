@@ -31,7 +31,7 @@ def quirky_timeline(plan: Plan, costs: Costs, gaps: bool = True) -> Timeline:
     graph = Graph(evolve(plan, ranks=compute, costs=costs))
     graph.wait_for(_needs(graph, costs.p2p_time or 0.0, gaps))
     ends = graph.ends(graph.order)
-    durations = costs.durations(len(plan.placement))
+    durations = costs.durations(plan.layout)
     ranks: list[Bars] = []
     for order in graph.order:
         bars = Bars()
@@ -49,7 +49,7 @@ def quirky_bubble_rate(plan: Plan, timeline: Timeline, costs: Costs) -> float:
     """The bubble over the time of forwards and whole backwards; it is below 0 where overlaps take
     less than that.
     """
-    durations = costs.over(plan.costs).durations(len(plan.placement))
+    durations = costs.over(plan.costs).durations(plan.layout)
     work = 0.0
     for stage in range(len(plan.placement)):
         once = durations[Kind.F][stage] + durations[Kind.B][stage]

@@ -1,24 +1,27 @@
 """What actions cost: how long they take, and what they add to the memory of their rank."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import wraps
 from itertools import accumulate
 from math import inf
-from operator import add, neg, sub
+from operator import neg, sub
 from typing import Any, TypeVar
 
 import numpy as np
 from attrs import evolve, field, fields, frozen
 
 from schedlang.diagnostics.arguments import check_number, check_type, check_whole, shown
+from schedlang.schedule.columns import Floats, Ints
 from schedlang.schedule.costs.transfers import Transfers
-from schedlang.schedule.kinds import OPS, Kind
+from schedlang.schedule.kinds import OPS, ROWS, Kind
+from schedlang.schedule.layout import Layout
 
 T = TypeVar("T")
 
 #: What `Costs` call each kind of op: the duration of a `forward` is in `forward_times`.
 COST_OF = {kind: op.cost for kind, op in OPS.items()}
+_KIND_OF = {name: kind for kind, name in COST_OF.items()}
 _TIMES = tuple(f"{name}_times" for name in (*COST_OF.values(), "overlap"))
 _LINKS = (
     "boundary_bytes",
@@ -31,8 +34,14 @@ _LINKS = (
 _MEMORY = ("forward_memory", "backward_memory", "input_memory", "weight_memory")
 _BYTES = ("activation_bytes", "kept_bytes", "weights_bytes")
 
+#: How long transfers take is given by one of these, or by links.
+_WAYS = ("p2p_time", "link_times")
+
 #: Of these there is one number; the others have one for all stages, or one per stage.
 SINGLE = frozenset(["p2p_time", *_LINKS]) - {"boundary_bytes"}
+#: Of these, the number of a stage may be a list with one for each microbatch, and that of a
+#: microbatch one for each of its slices.
+BY_UNIT = frozenset(_TIMES) - {"update_times", "overlap_times"}
 
 #: What depends on each other: costs that give one of these leave none of them to others.
 _TOGETHER = (
@@ -43,51 +52,90 @@ _TOGETHER = (
     ("overlap_times",),
     ("offload_times",),
     ("reload_times",),
-    ("p2p_time", *_LINKS),
+    (*_WAYS, *_LINKS),
     _MEMORY,
     ("activation_bytes", "kept_bytes"),
     ("weights_bytes",),
+    ("capacity_bytes",),
 )
 
 #: The largest number that is taken: sums and products of such ones are still numbers.
 _MOST = 1e100
 
 _Values = tuple[float, ...] | None
+#: The same, where there may be a number for each microbatch or slice.
+_UnitValues = tuple[float | tuple[float | tuple[float, ...], ...], ...] | None
+_Matrix = tuple[tuple[float, ...], ...] | None
 
 #: What arguments and attributes of `Costs` were called before they were called as in files.
 _OLD_NAMES = {name.removesuffix("_times"): name for name in _TIMES} | {"p2p": "p2p_time"}
 
 
-def _tuple(values: Sequence[float] | None) -> _Values:
-    """A list of numbers as a tuple; what is no such list is left for the checks of `Costs`."""
-    if values is None or isinstance(values, str) or not isinstance(values, Iterable):
-        return values
+def _tuple(values: Any) -> Any:
+    """A list of numbers, or of such lists, as a tuple; what is none is left for the checks of
+    `Costs`.
+    """
     # Those of numpy count as what they are.
-    return tuple(float(value) if isinstance(value, np.number) else value for value in values)
+    if isinstance(values, np.number):
+        return float(values)
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        return values
+    return tuple(map(_tuple, values))
 
 
 @frozen
 class Durations:
     """How long ops take, for each kind on each stage; and ops that overlap together, by the stage
     of the first.
+
+    Of kinds whose durations differ by microbatch, `by_kind` has the means. `by_unit` has their
+    tables, with a row for each stage: those of its microbatches in an update, or of their slices,
+    of which it has `units[stage]`.
     """
 
     by_kind: dict[int, list[float]]
     overlap: list[float] | None = None
+    by_unit: dict[int, Floats] = field(factory=dict)
+    units: Ints = field(factory=lambda: np.ones(0, np.int64))
 
     def __getitem__(self, kind: int) -> list[float]:
         return self.by_kind[kind]
 
-    def ends(self, ops: Sequence[tuple[int, ...]]) -> list[float]:
-        """When each of some ops (kind, stage, …) that are issued as one ends, counted from their
-        start.
+    def of(self, kind: Ints, stage: Ints, microbatch: Ints) -> Floats:
+        """How long some ops take, each on its own."""
+        table = np.zeros((ROWS, len(self.by_kind[Kind.F])))
+        for number, times in self.by_kind.items():
+            table[number] = times
+        takes: Floats = table[kind, stage]
+        for number, by_unit in self.by_unit.items():
+            rows = np.flatnonzero(kind == int(number))
+            stages = stage[rows]
+            takes[rows] = by_unit[stages, microbatch[rows] % self.units[stages]]
+        return takes
+
+    def all(self) -> Iterator[float]:
+        """All durations that there are."""
+        for kind, times in self.by_kind.items():
+            table = self.by_unit.get(kind)
+            yield from times if table is None else table[~np.isnan(table)].tolist()
+        yield from self.overlap or ()
+
+    def time(self, kind: int, stage: int, microbatch: int) -> float:
+        """How long an op takes on its own."""
+        if kind in self.by_unit:
+            return float(self.by_unit[kind][stage, microbatch % self.units[stage]])
+        return self.by_kind[kind][stage]
+
+    def ends(self, ops: Sequence[tuple[int, int, int]]) -> list[float]:
+        """When each of some ops (kind, stage, microbatch) that are issued as one ends, counted from
+        their start.
 
         They count as one after the other. Where overlaps have a time of their own, each has the
         share of it that it has of their sum.
         """
         if len(ops) == 1:
-            return [self.by_kind[ops[0][0]][ops[0][1]]]
-        ends = list(accumulate(self.by_kind[kind][stage] for kind, stage, *_ in ops))
+            return [self.time(*ops[0])]
+        ends = list(accumulate(self.time(*op) for op in ops))
         if self.overlap is None:
             return ends
         together = self.overlap[ops[0][1]]
@@ -129,7 +177,9 @@ def _new_name(name: str) -> str:
 class Costs:
     """How long ops and transfers take, and what they hold: a sequence with one number for all
     stages, or with one per stage; None is not given, and what stands in for it is said beside the
-    fields.
+    fields. Where an op's time differs by microbatch, the number of a stage is a sequence with one
+    per microbatch of its pipeline, and that of a microbatch, where there are slices, one with a
+    number per slice.
 
     Times are in any unit, all in the same, and so is the time of simulations; memory is in a unit
     of its own; bytes are bytes, a bandwidth is bytes per unit of time. The names are those of files
@@ -140,20 +190,22 @@ class Costs:
     # How long ops take. Without, they have the unit costs of the pipeline papers: a forward is 1,
     # a whole backward 2 or its halves together, a half of it half of that; a recomputation is a
     # forward, and so is a copy to the host, or back; an optimizer step is 0.
-    forward_times: _Values = field(default=None, converter=_tuple)
-    backward_times: _Values = field(default=None, converter=_tuple)
-    input_times: _Values = field(default=None, converter=_tuple)
-    weight_times: _Values = field(default=None, converter=_tuple)
-    recompute_times: _Values = field(default=None, converter=_tuple)
+    forward_times: _UnitValues = field(default=None, converter=_tuple)
+    backward_times: _UnitValues = field(default=None, converter=_tuple)
+    input_times: _UnitValues = field(default=None, converter=_tuple)
+    weight_times: _UnitValues = field(default=None, converter=_tuple)
+    recompute_times: _UnitValues = field(default=None, converter=_tuple)
     update_times: _Values = field(default=None, converter=_tuple)
-    offload_times: _Values = field(default=None, converter=_tuple)
-    reload_times: _Values = field(default=None, converter=_tuple)
+    offload_times: _UnitValues = field(default=None, converter=_tuple)
+    reload_times: _UnitValues = field(default=None, converter=_tuple)
     #: Ops that `overlap`, together; without, as long as one after the other.
     overlap_times: _Values = field(default=None, converter=_tuple)
 
-    # How long a transfer between ranks takes: `p2p_time`, or what its link makes of its size, see
-    # `Transfers`; without either, 0.
+    # How long a transfer between ranks takes: `p2p_time`; or by `link_times`, a row for each rank
+    # that sends, with a number for each that receives; or what its link makes of its size, see
+    # `Transfers`; without any, 0.
     p2p_time: float | None = None
+    link_times: _Matrix = field(default=None, converter=_tuple)
     boundary_bytes: _Values = field(default=None, converter=_tuple)
     ranks_per_node: int | None = None
     latency_in_node: float | None = None
@@ -174,6 +226,9 @@ class Costs:
     activation_bytes: _Values = field(default=None, converter=_tuple)
     kept_bytes: _Values = field(default=None, converter=_tuple)
     weights_bytes: _Values = field(default=None, converter=_tuple)
+    #: What a rank has room for: one number for all ranks, or one per rank; without, as much as it
+    #: needs.
+    capacity_bytes: _Values = field(default=None, converter=_tuple)
 
     def __attrs_post_init__(self) -> None:
         """TypeError for what is no number, ValueError for one that cannot be a cost, and for costs
@@ -182,6 +237,13 @@ class Costs:
         for name in self._given(NAMES):
             (_check_single if name in SINGLE else _check_values)(name, getattr(self, name))
         links = self._given(_LINKS)
+        if self.link_times is not None:
+            _check_matrix(self.link_times)
+            others = self._given(("p2p_time", *_LINKS))
+            if others:
+                raise ValueError(
+                    f"`link_times` are the times of all transfers, `{others[0]}` says others"
+                )
         bandwidths = self._given(("bandwidth_in_node", "bandwidth_between_nodes"))
         between_nodes = self._given(("latency_between_nodes", "bandwidth_between_nodes"))
         if self.p2p_time is not None and links:
@@ -215,58 +277,114 @@ class Costs:
     @property
     def gives_times(self) -> bool:
         """Whether any duration is given."""
-        return bool(self._given((*_TIMES, "p2p_time", *_LINKS)))
+        return bool(self._given((*_TIMES, *_WAYS, *_LINKS)))
 
     @property
     def gives_memory(self) -> bool:
         """Whether any amount of memory is given."""
         return bool(self._given(_MEMORY))
 
-    def check(self, stages: int) -> None:
-        """ValueError where what is given per stage is not for so many stages."""
-        self.durations(stages)
+    @property
+    def gives_bytes(self) -> bool:
+        """Whether it is given how many bytes anything takes."""
+        return bool(self._given(_BYTES))
+
+    @property
+    def differ_by_microbatch(self) -> bool:
+        """Whether some op takes longer for one microbatch, or slice, than for another."""
+        return any(_has_lists(getattr(self, name)) for name in self._given(tuple(BY_UNIT)))
+
+    def check(self, layout: Layout | int) -> None:
+        """ValueError where what is given per stage, microbatch, slice or rank is not for those of a
+        layout; or per stage, not for so many stages.
+        """
+        self.durations(layout)
+        stages = layout if isinstance(layout, int) else len(layout.placement)
+        if not isinstance(layout, int):
+            self._check_ranks(max(layout.placement) + 1)
         self.transfers(stages)
         self.memory(stages)
         self.bytes(stages)
         self.bytes_of_weights(stages)
 
-    def durations(self, stages: int) -> Durations:
-        """How long compute actions take on each stage; ValueError for a wrong number of values."""
-        forward = _spread("durations of `F`", self.forward_times, [1.0] * stages)
+    def _check_ranks(self, ranks: int) -> None:
+        """ValueError where what is given per rank is not for so many ranks."""
+        if self.link_times is not None and len(self.link_times) != ranks:
+            raise ValueError(
+                f"`link_times` are for {len(self.link_times)} ranks, there are {ranks}"
+            )
+        self.capacities(ranks)
+
+    def durations(self, layout: Layout | int) -> Durations:
+        """How long compute actions take in a layout, or on each of so many stages if they are alike
+        for all microbatches; ValueError for a wrong number of values.
+        """
+        if not isinstance(layout, int):
+            stages = len(layout.placement)
+            units = np.array(list(map(layout.units_of_update, range(stages))), np.int64)
+        elif self.differ_by_microbatch:
+            raise ValueError("the costs differ by microbatch: they are for a layout")
+        else:
+            stages = layout
+            units = np.ones(stages, np.int64)
+
+        def spread(name: str, values: Any, default: Floats) -> Floats:
+            what = f"durations of {name}"
+            if values is None:
+                return default
+            if isinstance(layout, int) or not _has_lists(values):
+                return np.array(_spread(what, values, [0.0] * stages), np.float64)[:, np.newaxis]
+            return _by_unit(what, values, layout, units)
+
+        # Columns of one number for each stage, or tables with one for each of its microbatches.
+        ones = np.ones((stages, 1))
+        forward = spread("`F`", self.forward_times, ones)
         # A half takes half of a whole backward, and a whole one as long as its halves.
-        whole = _spread("durations of `B`", self.backward_times, [2.0] * stages)
-        half = [duration / 2 for duration in whole]
-        input = _spread("durations of `I`", self.input_times, half)
-        weight = _spread("durations of `W`", self.weight_times, half)
-        offload = _spread("durations of `offload`", self.offload_times, forward)
-        by_kind: dict[int, list[float]] = {
+        half = spread("`B`", self.backward_times, 2 * ones) / 2
+        input = spread("`I`", self.input_times, half)
+        weight = spread("`W`", self.weight_times, half)
+        offload = spread("`offload`", self.offload_times, forward)
+        tables: dict[int, Floats] = {
             Kind.F: forward,
-            Kind.B: _spread("durations of `B`", self.backward_times, list(map(add, input, weight))),
+            Kind.B: spread("`B`", self.backward_times, input + weight),
             Kind.I: input,
             Kind.W: weight,
-            Kind.R: _spread("durations of `R`", self.recompute_times, forward),
-            Kind.U: _spread("durations of `U`", self.update_times, [0.0] * stages),
+            Kind.R: spread("`R`", self.recompute_times, forward),
+            Kind.U: spread("`U`", self.update_times, 0 * ones),
             Kind.OFFLOAD: offload,
-            Kind.RELOAD: _spread("durations of `reload`", self.reload_times, offload),
+            Kind.RELOAD: spread("`reload`", self.reload_times, offload),
         }
         overlap = _spread("durations of overlaps", self.overlap_times, [0.0] * stages)
-        return Durations(by_kind, None if self.overlap_times is None else overlap)
+        return Durations(
+            {kind: _means(table, units) for kind, table in tables.items()},
+            None if self.overlap_times is None else overlap,
+            {kind: table for kind, table in tables.items() if table.shape[1] > 1},
+            units,
+        )
 
-    def every_duration(self, stages: int) -> dict[str, list[float]]:
+    def every_duration(self, layout: Layout | int) -> dict[str, list[float]]:
         """How long everything takes on each stage, given or not, by what costs call it, such as
-        `forward`; `overlap` only if it is given.
+        `forward`, on average over its microbatches; `overlap` only if it is given.
         """
-        durations = self.durations(stages)
+        durations = self.durations(layout)
         by_name = {name: durations[kind] for kind, name in COST_OF.items()}
         if durations.overlap is not None:
             by_name["overlap"] = durations.overlap
         return by_name
 
-    def faster(self, name: str, stage: int, stages: int, factor: float) -> "Costs":
+    def faster(self, name: str, stage: int, layout: Layout | int, factor: float) -> "Costs":
         """The costs if something, such as `forward`, took `factor` times as long on a stage."""
-        lists = {name: list(values) for name, values in self.every_duration(stages).items()}
-        lists[name][stage] *= factor
-        changed: dict[str, Any] = {f"{name}_times": tuple(values) for name, values in lists.items()}
+        durations = self.durations(layout)
+        changed: dict[str, Any] = {}
+        for cost, means in self.every_duration(layout).items():
+            values: list[Any] = list(means)
+            kind = _KIND_OF.get(cost)
+            if kind in durations.by_unit and not isinstance(layout, int):
+                rows = zip(durations.by_unit[kind], durations.units.tolist(), strict=True)
+                values = [_nested(row[:length], layout.slices) for row, length in rows]
+            if cost == name:
+                values[stage] = _scaled(values[stage], factor)
+            changed[f"{cost}_times"] = tuple(values)
         return evolve(self, **changed)
 
     def transfers(self, stages: int) -> Transfers:
@@ -284,6 +402,7 @@ class Costs:
             (bandwidth, bandwidth_between),
             tuple(sizes),
             self.ranks_per_node,
+            self.link_times,
         )
 
     def memory(self, stages: int) -> dict[int, list[float]]:
@@ -307,7 +426,7 @@ class Costs:
 
         ValueError as above.
         """
-        if not self._given(_BYTES):
+        if not self.gives_bytes:
             return None
         held = _spread("`activation_bytes`", self.activation_bytes, [0.0] * stages)
         kept = _spread("`kept_bytes`", self.kept_bytes, held)
@@ -320,11 +439,22 @@ class Costs:
         """What one version of each stage's weights takes; ValueError as above."""
         return _spread("`weights_bytes`", self.weights_bytes, [0.0] * stages)
 
+    def capacities(self, ranks: int) -> list[float] | None:
+        """The bytes that each rank has room for; None if none are given, ValueError for a wrong
+        number.
+        """
+        given = self.capacity_bytes
+        if given is None:
+            return None
+        if len(given) not in (1, ranks):
+            raise ValueError(f"{len(given)} `capacity_bytes` are given, there are {ranks} ranks")
+        return list(given) * (ranks if len(given) == 1 else 1)
+
     def to_json(self) -> dict[str, Any]:
         """What is given, as a file has it."""
         given = {name: getattr(self, name) for name in self._given(NAMES)}
         return {
-            name: list(map(float, value)) if isinstance(value, tuple) else value
+            name: _as_json(value) if isinstance(value, tuple) else value
             for name, value in given.items()
         }
 
@@ -346,17 +476,48 @@ def check_costs(costs: Any) -> None:
 
 def _check_values(name: str, values: Any) -> None:
     """Whether the values of a cost, one for all stages or one per stage, are numbers that can be
-    costs.
+    costs; or of some costs lists of these.
     """
-    if not isinstance(values, tuple) or not set(map(type, values)) <= {int, float}:
+    depth = 3 if name in BY_UNIT else 2 if name == "link_times" else 1
+    numbers = list(_leaves(values, depth)) if isinstance(values, tuple) else None
+    if numbers is None or not set(map(type, numbers)) <= {int, float}:
         wanted = "numbers, one for all stages or one for each, such as (1.0,)"
         raise TypeError(f"`{name}` is {shown(values)}: it must be {wanted}")
     # An op may give memory back; nothing takes less than no time.
     least = -_MOST if name in _MEMORY else 0
-    if not values or not all(least <= value <= _MOST for value in values):
+    if not numbers or not all(least <= value <= _MOST for value in numbers):
         raise ValueError(
             f"`{name}` must be numbers from {least:g} to {_MOST:g}, not {shown(values)}"
         )
+
+
+def _leaves(values: tuple[Any, ...], depth: int) -> Iterator[Any]:
+    """What stands in a list, or in lists of so many levels."""
+    for value in values:
+        if isinstance(value, tuple) and depth > 1 and value:
+            yield from _leaves(value, depth - 1)
+        else:
+            yield value
+
+
+def _as_json(value: Any) -> Any:
+    """A number, or all numbers of nested tuples in lists."""
+    return list(map(_as_json, value)) if isinstance(value, tuple) else float(value)
+
+
+def _has_lists(values: tuple[Any, ...]) -> bool:
+    """Whether some value is a list with one for each microbatch."""
+    return any(isinstance(value, tuple) for value in values)
+
+
+def _check_matrix(rows: Any) -> None:
+    """Whether the times of links are a square."""
+    for row in rows:
+        if not isinstance(row, tuple) or len(row) != len(rows):
+            raise ValueError(
+                f"`link_times` must have a row for each rank, with a number for each rank: it has "
+                f"{len(rows)} rows, and one of them is {shown(row)}"
+            )
 
 
 def _check_single(name: str, value: Any) -> None:
@@ -382,6 +543,58 @@ def _spread(what: str, values: _Values, default: list[float]) -> list[float]:
     """One value per stage."""
     if values is None:
         return default
-    if len(values) not in (1, len(default)):
-        raise ValueError(f"{len(values)} {what} are given, there are {len(default)} stages")
-    return list(values) * (len(default) if len(values) == 1 else 1)
+    return list(_of_stages(what, values, len(default)))
+
+
+def _of_stages(what: str, values: tuple[T, ...], stages: int) -> tuple[T, ...]:
+    """The value of each stage, where there may be one for all."""
+    if len(values) not in (1, stages):
+        raise ValueError(f"{len(values)} {what} are given, there are {stages} stages")
+    return values * (stages if len(values) == 1 else 1)
+
+
+def _by_unit(what: str, values: tuple[Any, ...], layout: Layout, units: Ints) -> Floats:
+    """A row for each stage with a value for each of its microbatches in an update, or slices of
+    these; what a row has too many is not a number.
+    """
+    table = np.full((len(units), int(units.max())), np.nan)
+    for stage, value in enumerate(_of_stages(what, values, len(units))):
+        microbatches = int(units[stage]) // layout.slices
+        row = value if isinstance(value, tuple) else (value,) * microbatches
+        if len(row) != microbatches:
+            raise ValueError(
+                f"{len(row)} {what} are given for the microbatches of stage {stage}, there are "
+                f"{microbatches}"
+            )
+        for microbatch, entry in enumerate(row):
+            of_slices = entry if isinstance(entry, tuple) else (entry,)
+            if len(of_slices) not in (1, layout.slices):
+                raise ValueError(
+                    f"{len(of_slices)} {what} are given for the slices of microbatch {microbatch} "
+                    f"on stage {stage}, there are {layout.slices}"
+                )
+            first = microbatch * layout.slices
+            table[stage, first : first + layout.slices] = of_slices
+    return table
+
+
+def _means(table: Floats, units: Ints) -> list[float]:
+    """The mean of each row, over as many values as it has."""
+    if table.shape[1] == 1:
+        means: list[float] = table[:, 0].tolist()
+        return means
+    return [float(row[:length].mean()) for row, length in zip(table, units, strict=True)]
+
+
+def _nested(row: Floats, slices: int) -> tuple[Any, ...]:
+    """The values of a stage's microbatches, and slices, as `Costs` has them."""
+    if slices == 1:
+        return tuple(row.tolist())
+    return tuple(map(tuple, row.reshape(-1, slices).tolist()))
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    """A number, or all numbers in nested tuples, times a factor."""
+    if isinstance(value, tuple):
+        return tuple(_scaled(each, factor) for each in value)
+    return value * factor

@@ -62,10 +62,17 @@ def costs_of(document: Any) -> Costs:
     lists = {}
     for name, values in document.items():
         lists[name] = values if isinstance(values, list) else [values]
-        # Not `isinstance`: True is an int as well.
-        if not all(type(value) in (int, float) for value in lists[name]):
+        if not all(map(_are_numbers, lists[name])):
             raise ValueError(f"`{name}` must be numbers")
     return make_costs(lists)
+
+
+def _are_numbers(value: Any) -> bool:
+    """Whether a value is a number, or a list of such, as those of microbatches and slices are."""
+    if isinstance(value, list):
+        return all(map(_are_numbers, value))
+    # Not `isinstance`: True is an int as well.
+    return type(value) in (int, float)
 
 
 def _traced_costs(events: Any) -> Costs:

@@ -12,13 +12,15 @@ class Transfers:
     Ranks `n * ranks_per_node` up to the next multiple are node n; without `ranks_per_node` all are
     on one node. `latency` and `bandwidth` are those inside a node, then those between nodes.
     `boundary_bytes[s]` is the size of what stage s hands on of one microbatch, or of one slice, to
-    each stage that takes it; the gradient that comes back is as large.
+    each stage that takes it; the gradient that comes back is as large. Or all transfers from rank
+    r to rank q take `link_times[r][q]`.
     """
 
     latency: tuple[float, float]
     bandwidth: tuple[float, float]
     boundary_bytes: tuple[float, ...]
     ranks_per_node: int | None = None
+    link_times: tuple[tuple[float, ...], ...] | None = None
 
     def time(self, kind: int, earlier: int, sender: int, receiver: int) -> float:
         """How long what an op of a kind makes takes from its rank to another; 0 on the same rank.
@@ -28,6 +30,8 @@ class Transfers:
         """
         if sender == receiver or kind not in SENDS:
             return 0.0
+        if self.link_times is not None:
+            return self.link_times[sender][receiver]
         size = self.ranks_per_node
         is_between = size is not None and sender // size != receiver // size
         latency = self.latency[is_between]
