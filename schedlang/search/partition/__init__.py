@@ -12,16 +12,21 @@ from schedlang.search.partition.layers import (
     layers_of_run,
     names_by_stage,
 )
+from schedlang.search.partition.place import Placed, Solution, place, solve
 
 __all__ = [
     "Fit",
     "Layer",
+    "Placed",
     "Sizes",
+    "Solution",
     "costs_of_stages",
     "fit",
     "gallery",
     "layers_of_run",
     "names_by_stage",
     "partition",
+    "place",
     "search",
+    "solve",
 ]
