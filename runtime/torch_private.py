@@ -196,7 +196,7 @@ def gradients_of(
 
 # --- The graph of a forward -----------------------------------------------------------------------
 
-_Nodes = tuple[Callable[[Node], Tensor | None], Callable[[Node], bool]]
+_Nodes = tuple[Callable[[Node], Tensor | None], Callable[[type[Node]], bool]]
 
 
 def _torchs_nodes() -> _Nodes:
@@ -205,14 +205,14 @@ def _torchs_nodes() -> _Nodes:
     output = CheckpointFunction.apply(Tensor.clone, False, leaf)  # type: ignore[no-untyped-call]
     checkpoint = type(output.grad_fn)
     _must(checkpoint is not type(leaf.clone().grad_fn))
-    return lambda node: getattr(node, "variable", None), lambda node: isinstance(node, checkpoint)
+    return lambda node: getattr(node, "variable", None), lambda kind: issubclass(kind, checkpoint)
 
 
 _NO_NODES: _Nodes = (lambda _: None), (lambda _: True)
 
-#: The leaf whose gradient adds up at a node, if it is one of those; and whether a node is what a
-#: reentrant checkpoint leaves in the graph. Where that is not known, no leaves are found, and every
-#: node is taken for one: so gradients of leaves add up in B.
+#: The leaf whose gradient adds up at a node, if it is one of those; and whether nodes of a type are
+#: what reentrant checkpoints leave in the graph. Where that is not known, no leaves are found, and
+#: every type is taken for one: so gradients of leaves add up in B.
 leaf_of, is_reentrant_checkpoint = _instead(
     "AccumulateGrad.variable",
     _torchs_nodes,

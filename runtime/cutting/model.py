@@ -28,11 +28,12 @@ from schedlang.runtime.arguments import (
     check_rank,
 )
 from schedlang.runtime.cutting.layouts import EvenLayers, StageLayout, check_layout, cuts_of
-from schedlang.runtime.cutting.partition import Partition, check_costs, partition
+from schedlang.runtime.cutting.partition import Partition, partition
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.gradients.shared_weights import Tied
 from schedlang.runtime.torch_private import changes_of
 from schedlang.runtime.values import Value, flatten
+from schedlang.schedule.cuts import check_costs
 from schedlang.schedule.layout import Layout
 
 #: A model's blocks by their names, in the order in which it calls them.

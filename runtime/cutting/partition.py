@@ -1,29 +1,24 @@
-"""A model's blocks divided among the pieces of a layout, as evenly as can be: a small, exact
-dynamic program.
+"""A model's blocks divided among the pieces of a layout, as evenly as can be.
 
-The slowest stage sets the pace of a pipeline: PipeDream's optimizer minimises the same (Narayanan
-et al. 2019, SOSP, section 3.1). A V, and two pipelines in opposite directions, have a piece and its
-mirror image on the same ranks, where one may make up for the other. So pieces are filled from both
-ends of the model inwards; what is left between is then all that the next pieces need to know.
+The slowest stage sets the pace of a pipeline. A V, and two pipelines in opposite directions, have a
+piece and its mirror image on the same ranks, where one may make up for the other. What is minimised
+is minimised exactly, by `schedlang.schedule.cuts`.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from itertools import accumulate, pairwise
-from math import inf, isfinite
+from collections.abc import Sequence
 
 from attrs import frozen
 
 from schedlang.diagnostics.diagnostic import counted
+from schedlang.schedule.cuts import (
+    ROUNDING,
+    Cuts,
+    best_cuts,
+    check_costs,
+    costs_of_pieces,
+    loads_of_ranks,
+)
 from schedlang.schedule.layout import Layout
-
-#: Sums of costs that differ by less, relative to their size, are equal.
-_ROUNDING = 1e-9
-#: The factor from one bound that is tried to the next.
-_STEP = 1.1
-
-#: The first block of each piece, and the end of the last one.
-Cuts = tuple[int, ...]
 
 
 @frozen
@@ -49,7 +44,7 @@ class Partition:
     @property
     def pieces(self) -> list[float]:
         """The cost of each piece."""
-        return _pieces(_sums(self.costs), self.cuts)
+        return costs_of_pieces(self.costs, self.cuts)
 
     @property
     def ranks(self) -> list[float]:
@@ -71,7 +66,7 @@ class Partition:
         `names` are the blocks'.
         """
         total = sum(self.costs)
-        weights = _pieces(_sums(self.weights), self.cuts) if self.weights else []
+        weights = costs_of_pieces(self.weights, self.cuts) if self.weights else []
         lines = []
         for piece, cost in enumerate(self.pieces):
             stages = [pipeline.start + piece for pipeline in self.layout.pipelines]
@@ -104,7 +99,7 @@ class Partition:
         if len(self.costs) < self.layout.pieces:
             return "there are not enough blocks for all stages"
         least = partition(self.costs, self.layout).imbalance
-        if self.imbalance <= least * (1 + _ROUNDING) + _ROUNDING:
+        if self.imbalance <= least * (1 + ROUNDING) + ROUNDING:
             return "no split has less"
         return f"the most even split {least:.1%}"
 
@@ -122,25 +117,12 @@ def partition(costs: Sequence[float], layout: Layout) -> Partition:
             f"{counted(len(costs), 'block')} for {pieces} stages, of which each has one or more"
         )
     check_costs(costs)
-    sums = _sums(costs)
-    shares = _shares(layout)
-
-    def work(pair: int, low: float, high: float) -> float:
-        if max(low, high) > slowest * (1 + _ROUNDING):
-            return inf
-        return max(first * low + last * high for first, last in shares[pair])
-
-    sides = [1 if 2 * pair + 1 == pieces else 2 for pair in range(len(shares))]
-    cuts, slowest = _fastest(sums, pieces, lambda _, low, high: max(low, high), sides)
+    stages = [{piece: 1.0} for piece in range(pieces)]
+    cuts, slowest = best_cuts(costs, pieces, stages)
     if _is_mirrored(layout):
-        cuts, _ = _fastest(sums, pieces, work, [len(share) for share in shares])
+        within = [(stages, slowest)]
+        cuts, _ = best_cuts(costs, pieces, loads_of_ranks(layout), within=within)
     return Partition(layout, tuple(costs), cuts)
-
-
-def check_costs(costs: Sequence[float]) -> None:
-    """ValueError unless these can be the costs of blocks."""
-    if any(not isfinite(cost) or cost < 0 for cost in costs) or not any(costs):
-        raise ValueError("the costs of the blocks must be numbers from 0, not all 0")
 
 
 def _is_mirrored(layout: Layout) -> bool:
@@ -161,89 +143,3 @@ def _largest(shares: Sequence[float]) -> int:
 
 def _excess(shares: Sequence[float]) -> float:
     return max(shares) * len(shares) / sum(shares) - 1
-
-
-def _sums(costs: Iterable[float]) -> list[float]:
-    return list(accumulate(costs, initial=0.0))
-
-
-#: For a piece and its mirror image, for each of their ranks the shares of either that are its work.
-_Shares = list[tuple[float, float]]
-
-
-def _shares(layout: Layout) -> list[_Shares]:
-    """By pair of pieces, the outermost first; in the middle of the model, a piece may be alone."""
-    found = []
-    for low in range((layout.pieces + 1) // 2):
-        ranks: dict[int, list[float]] = {}
-        for pipeline in layout.pipelines:
-            share = pipeline.microbatches / layout.microbatches
-            for side, piece in enumerate(sorted({low, layout.pieces - 1 - low})):
-                ranks.setdefault(layout.placement[pipeline.start + piece], [0.0, 0.0])[side] += (
-                    share
-                )
-        found.append([(first, last) for first, last in ranks.values()])
-    return found
-
-
-def _fastest(
-    sums: list[float], pieces: int, cost: Callable[[int, float, float], float], parts: Sequence[int]
-) -> tuple[Cuts, float]:
-    """The cuts whose worst cost is least, and that cost. `sums[i]` is what the blocks before block
-    i cost.
-
-    `cost(pair, low, high)` is that of a piece and its mirror image which cost so much, the
-    outermost being pair 0, and `parts[pair]` how many costs these are: added up, those of all pairs
-    are no less than the blocks.
-    """
-    further_in = [*accumulate(reversed(parts), initial=0)][::-1]
-    # No cuts are better than even; what a bound near the best rules out need not be looked at.
-    bound = sums[-1] / further_in[0]
-    while True:
-        capacity = [bound * (1 + _ROUNDING) * count for count in further_in]
-        worst, cuts = _search(sums, pieces, cost, capacity, bound * (1 + _ROUNDING))
-        if worst < inf:
-            return (*cuts, len(sums) - 1), worst
-        bound *= _STEP
-
-
-def _search(
-    sums: list[float],
-    pieces: int,
-    cost: Callable[[int, float, float], float],
-    capacity: list[float],
-    bound: float,
-) -> tuple[float, Cuts]:
-    """The least worst cost up to a bound, infinite if there is none, and where its pieces begin."""
-
-    @cache
-    def fill(pair: int, begin: int, end: int) -> tuple[float, Cuts]:
-        """The same for the blocks from `begin` up to `end`, which go to a pair of pieces and all
-        between them.
-        """
-        between = pieces - 2 * pair - 2
-        if between == -2:
-            return (0.0 if begin == end else inf), ()
-        if between == -1:
-            alone = cost(pair, sums[end] - sums[begin], 0.0)
-            return (alone if alone <= bound else inf), (begin,)
-        best: tuple[float, Cuts] = inf, ()
-        for first in range(begin + 1, end - between):
-            low = sums[first] - sums[begin]
-            if cost(pair, low, 0.0) > bound:
-                break
-            for last in range(end - 1, first + between - 1, -1):
-                own = cost(pair, low, sums[end] - sums[last])
-                if own > bound or own >= best[0]:
-                    break
-                if sums[last] - sums[first] <= capacity[pair + 1]:
-                    others, cuts = fill(pair + 1, first, last)
-                    if max(own, others) < best[0]:
-                        best = max(own, others), (begin, *cuts, last)
-        return best
-
-    return fill(0, 0, len(sums) - 1)
-
-
-def _pieces(sums: list[float], cuts: Cuts) -> list[float]:
-    return [sums[end] - sums[begin] for begin, end in pairwise(cuts)]

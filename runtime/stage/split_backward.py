@@ -203,12 +203,10 @@ def _leaves(outputs: Iterable[Tensor]) -> tuple[list[Tensor], bool]:
     in it.
     """
     leaves = []
-    is_reentrant = False
     ahead: list[Node] = list(dict.fromkeys(get_gradient_edge(output).node for output in outputs))
     seen = set(ahead)
     while ahead:
         node = ahead.pop()
-        is_reentrant = is_reentrant or is_reentrant_checkpoint(node)
         following = node.next_functions
         if not following:
             leaf = leaf_of(node)
@@ -219,4 +217,4 @@ def _leaves(outputs: Iterable[Tensor]) -> tuple[list[Tensor], bool]:
             if each is not None and each not in seen:
                 seen.add(each)
                 ahead.append(each)
-    return leaves, is_reentrant
+    return leaves, any(map(is_reentrant_checkpoint, set(map(type, seen))))

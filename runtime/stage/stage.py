@@ -129,6 +129,7 @@ class Stage:
     ) -> None:
         self.plan = plan
         self.number = plan.number
+        self._output_name = f"the output of stage {plan.number}"
         self.module = module
         self.device = device
         self.loss = loss
@@ -335,7 +336,7 @@ class Stage:
         return run.handed_on(tensors, tree)
 
     def _tensors_of(self, output: Value) -> tuple[list[Tensor], TreeSpec | None]:
-        return flatten(output, f"the output of stage {self.number}")
+        return flatten(output, self._output_name)
 
     def _has_no_backward(self, tensors: Sequence[Tensor]) -> None:
         """Say that nothing that came out of a forward wants a gradient, as where all that went

@@ -4,7 +4,9 @@ Autograd counts changes of a tensor in place, and refuses a backward whose weigh
 after its forward. It does not see what is done by way of `weight.data`. Alone every forward is
 followed by its backward; in a pipeline the forwards of other microbatches come between them, and
 the gradients would be those of other weights, without a word. So they would where a hook steps an
-optimizer as soon as a gradient is there.
+optimizer as soon as a gradient is there. And where the plan updates the weights, forwards of the
+next update may come before the last backwards of this one: a gradient that a forward adds up by
+itself would be counted for the wrong update.
 """
 
 from torch import Tensor, nn
@@ -17,7 +19,8 @@ from schedlang.runtime.values import are_same, sample
 
 class Weights(Part):
     """The weights of one stage, which the first forward must not change behind autograd's back; and
-    where the plan does not update them (`is_updated`), no hook within a step.
+    where the plan does not update them (`is_updated`), no hook within a step. Where it does, no
+    forward may add to their gradients.
     """
 
     def __init__(self, stage: int, module: nn.Module, is_updated: bool) -> None:
@@ -29,6 +32,9 @@ class Weights(Part):
         self._before: dict[str, tuple[Tensor, int, Tensor]] = {}
         #: Of weights with a hook that sees what has added up, by name, at the begin of a step.
         self._hooked: dict[str, tuple[Tensor, int]] = {}
+        #: Before a forward, where the plan updates weights: each weight by its name, its gradient,
+        #: and how often that was changed in place.
+        self._gradients: dict[str, tuple[Tensor, Tensor | None, int]] = {}
 
     def begin_step(self) -> None:
         """Note how often weights with hooks have been changed."""
@@ -51,15 +57,31 @@ class Weights(Part):
 
     def before_forward(self, run: Forward) -> None:
         """Keep some numbers of each weight."""
-        if self._is_first and not run.is_evaluation:
-            weights = dict(self._module.named_parameters()) | run.substitutes
+        if run.is_evaluation or not (self._is_first or self._is_updated):
+            return
+        weights = dict(self._module.named_parameters()) | run.substitutes
+        if self._is_updated:
+            self._gradients = {
+                name: (weight, weight.grad, _changes_of_gradient(weight))
+                for name, weight in weights.items()
+            }
+        if self._is_first:
             self._before = {
                 name: (weight, changes_of(weight), sample(weight).clone())
                 for name, weight in weights.items()
             }
 
     def after_forward(self, run: Forward) -> None:
-        """PipelineError where one has changed uncounted."""
+        """PipelineError where one has changed uncounted, or its gradient has."""
+        for name, (weight, gradient, changes) in self._gradients.items():
+            if weight.grad is not gradient or _changes_of_gradient(weight) != changes:
+                raise PipelineError(
+                    f"the forward of stage {self._stage} adds to the gradient of its weight "
+                    f"`{name}`, by a backward of its own: the plan updates weights within a step, "
+                    "and another update's gradients may be there; add that loss to the one of the "
+                    "model, or take a schedule with a flush"
+                )
+        self._gradients = {}
         if not self._is_first or run.is_evaluation:
             return
         self._is_first = False
@@ -71,3 +93,8 @@ class Weights(Part):
                     "update, or compute with a changed copy"
                 )
         self._before = {}
+
+
+def _changes_of_gradient(weight: Tensor) -> int:
+    """How often a weight's gradient was changed in place; 0 where there is none."""
+    return 0 if weight.grad is None else changes_of(weight.grad)

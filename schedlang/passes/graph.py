@@ -128,11 +128,12 @@ class Graph:
         needed = list(zip(makers_of.tolist(), delay[edges].tolist(), strict=True))
         #: What a node waits for, each with the time its result takes to arrive.
         self.needs: list[list[tuple[int, float]]] = _grouped(needed, users_of, nodes)
-        rank = np.array(self.rank)
-        far = np.flatnonzero(rank[makers_of] != rank[users_of])
-        far = far[np.argsort(makers_of[far], kind="stable")]
-        #: The nodes on other ranks that wait for a node.
-        self.users: Orders = _grouped(users_of[far].tolist(), makers_of[far], nodes)
+        by_maker = np.argsort(makers_of, kind="stable")
+        waiting = list(
+            zip(users_of[by_maker].tolist(), delay[edges][by_maker].tolist(), strict=True)
+        )
+        #: The nodes that wait for a node, each with the time that its result takes to arrive.
+        self.users: list[list[tuple[int, float]]] = _grouped(waiting, makers_of[by_maker], nodes)
         # A weight gradient is alone in its node.
         kind = self._actions.kind[np.cumsum(self._sizes) - 1]
         owed = np.flatnonzero(kind[users_of] == Kind.W)

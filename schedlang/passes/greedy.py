@@ -49,6 +49,8 @@ class Greedy(Online):
     paid: list[int] = field(init=False)
     waited: list[float] = field(init=False)
     longest: float = 0.0
+    #: What a rank may hold at most.
+    _most: float = field(init=False)
     #: What other rules would decide the same all along: any share above `share_below` and up to
     #: `share_above`; others in `even` and `spare`, or in `skips`, unless these counted.
     share_below: float = 0.0
@@ -58,6 +60,7 @@ class Greedy(Online):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
+        self._most = self.limit + ROUNDING
         self.owed = [[] for _ in self.given]
         self.paid = [0 for _ in self.given]
         self.waited = [0.0 for _ in self.given]
@@ -88,49 +91,55 @@ class Greedy(Online):
         """Let an idle rank do what is next, or a weight gradient, or wait."""
         forwards, others = self.queues[rank]
         until = inf
-        full = False
+        is_full = False
         if forwards or others:
             is_forward = bool(forwards) and not (others and others[-1][0] < forwards[-1][0])
             queue = forwards if is_forward else others
-            until, full = self.possible(rank, queue, now)
+            node = queue[-1][1]
+            until = self.arrival[node]
+            if self.held[rank] + self.graph.rise[node] > self._most:
+                # Only the memory may be in the way of what is next.
+                is_full = until <= now
+                until = inf
             if until > now and is_forward and others:
                 # A backward may go before a forward that cannot run.
-                earlier, is_full = self.possible(rank, others, now)
-                if earlier < until or is_full > full:
+                backward = others[-1][1]
+                earlier = self.arrival[backward]
+                is_other_full = False
+                if self.held[rank] + self.graph.rise[backward] > self._most:
+                    is_other_full = earlier <= now
+                    earlier = inf
+                if earlier < until or is_other_full > is_full:
                     self.do_skips_count = True
                     if self.rules.skips:
                         queue = others
+                        node = backward
                         until = min(until, earlier)
-                        full = full or is_full
+                        is_full = is_full or is_other_full
             if until <= now:
-                _, node = queue.pop()
-                self.owed[rank] += self.graph.weights.get(node, ())
+                queue.pop()
+                if node in self.graph.weights:
+                    self.owed[rank] += self.graph.weights[node]
                 self.start(rank, node, now)
                 return
-        if self.paid[rank] < len(self.owed[rank]) and (full or self.is_worth(rank, until - now)):
-            self.paid[rank] += 1
-            self.start(rank, self.owed[rank][self.paid[rank] - 1], now)
+        owed = self.owed[rank]
+        paid = self.paid[rank]
+        if paid < len(owed) and (is_full or self.is_worth(rank, until - now)):
+            self.paid[rank] = paid + 1
+            self.start(rank, owed[paid], now)
         elif until < inf:
             heappush(self.events, (until, rank))
-
-    def possible(self, rank: int, queue: Queue, now: float) -> tuple[float, bool]:
-        """From when on a rank can run what is next in a queue, as far as it is known by now; and
-        whether only the memory is in the way.
-        """
-        _, node = queue[-1]
-        arrival = self.arrival(node)
-        if self.held[rank] + self.graph.rise[node] > self.limit + ROUNDING:
-            return inf, arrival <= now
-        return arrival, False
 
     def is_worth(self, rank: int, wait: float) -> bool:
         """Whether the oldest weight gradient owed is to fill a wait."""
         time = self.graph.time[self.owed[rank][self.paid[rank]]]
         share = (wait + ROUNDING) / time if time else inf
         if share >= self.rules.share:
-            self.share_above = min(self.share_above, share)
+            if share < self.share_above:
+                self.share_above = share
             return True
-        self.share_below = max(self.share_below, share)
+        if share > self.share_below:
+            self.share_below = share
         longest = max([self.longest, *self.rules.spare[rank : rank + 1]])
         is_longest = self.waited[rank] + wait > longest
         self.does_even_count = self.does_even_count or is_longest
@@ -145,8 +154,10 @@ class Greedy(Online):
                 self.longest = waited
         super().start(rank, node, now)
 
-    def notice(self, node: int, now: float) -> None:
-        """An idle rank learns how long it has to wait."""
-        other = self.graph.rank[node]
-        if self.free[other] <= now:
-            heappush(self.events, (now, other))
+    def notice(self, node: int, rank: int, now: float) -> None:
+        """An idle rank learns how long it has to wait for what is next."""
+        if self.free[rank] <= now:
+            forwards, others = self.queues[rank]
+            is_next = (forwards and forwards[-1][1] == node) or (others and others[-1][1] == node)
+            if is_next:
+                heappush(self.events, (now, rank))

@@ -65,7 +65,7 @@ class _Warmup(Online):
         if not self.left[rank] or not self.warming:
             return
         node: int | None = self.left[rank][0]
-        arrival = self.arrival(self.left[rank][0])
+        arrival = self.arrival[self.left[rank][0]]
         if arrival > now:
             node = self.early(rank, now, arrival)
         if node is not None:
@@ -76,10 +76,9 @@ class _Warmup(Online):
         elif arrival < inf:
             heappush(self.events, (arrival, rank))
 
-    def notice(self, node: int, now: float) -> None:
+    def notice(self, node: int, rank: int, now: float) -> None:
         """The rank may do a node, whichever it is, once all that it waits for is there."""
-        if (arrival := self.arrival(node)) < inf:
-            heappush(self.events, (arrival, self.graph.rank[node]))
+        heappush(self.events, (self.arrival[node], rank))
 
     def early(self, rank: int, now: float, until: float) -> int | None:
         """A later forward for a rank that would wait in its warm-up."""
@@ -89,7 +88,7 @@ class _Warmup(Online):
         if len(self.orders[rank]) + len(self.forwards(left)) >= self.most[rank]:
             return None
         for node in left:
-            if self.graph.kind[node] == Kind.F and self.arrival(node) <= now:
+            if self.graph.kind[node] == Kind.F and self.arrival[node] <= now:
                 fits = self.held[rank] + self.graph.rise[node] <= self.limit + ROUNDING
                 ends_in_time = self.beyond or now + self.graph.time[node] <= until
                 return node if fits and ends_in_time else None

@@ -646,6 +646,28 @@ def test_late_gradients_are_those_of_the_model_however_it_is_written(run_ranks: 
         assert max(differences.values()) < 1e-6, differences
 
 
+def with_a_loss_of_its_own(self: Any, x: Tensor) -> Tensor:
+    y = self.part(x.detach())
+    y.square().mean().backward()
+    return torch.tanh(self.linear(x)) + y.detach()
+
+
+def trained_with_losses_of_their_own(schedule: str) -> None:
+    trained(schedule, everywhere(with_a_loss_of_its_own, part=lambda: nn.Linear(WIDTH, WIDTH)))
+
+
+@pytest.mark.parametrize("schedule", ["pipedream", "pipedream_2bw", "pipedream_vertical"])
+def test_forwards_with_gradients_are_refused_where_updates_overlap(
+    run_ranks: Run, schedule: str
+) -> None:
+    outcome = run_ranks(partial(trained_with_losses_of_their_own, schedule), 2)
+    assert outcome.has_started()
+    assert outcome.codes == [1, 1]
+    said = "adds to the gradient of its weight `part.weight`, by a backward of its own"
+    for log in outcome.logs:
+        assert said in log
+
+
 # What is said of a model or a batch.
 
 

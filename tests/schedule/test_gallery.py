@@ -171,6 +171,32 @@ def test_no_bubble_by_span(name: str, ranks: int) -> None:
     assert timeline.makespan == timeline.span + ranks - 1
 
 
+@pytest.mark.parametrize("ranks", range(2, 33))
+def test_two_thirds_of_1f1bs_memory(ranks: int) -> None:
+    """A peak of two thirds at every number of ranks, rounded up to whole microbatches, or one
+    microbatch more.
+    """
+    claim = "assert peak() <= (2 * ranks + 1) / 3 + 1"
+    assert claim in (PROGRAMS / "two_thirds_memory.sched").read_text()
+    execution = simulate(program("two_thirds_memory", ranks=ranks, microbatches=2 * ranks))
+    timeline = execution.timeline
+    assert max(execution.peak_activations) == (2 * ranks + 1) // 3 + 1
+    assert timeline.makespan - max(timeline.busy) <= max(2 * ranks - 3, 1)
+
+
+@pytest.mark.parametrize("ranks", range(3, 17))
+def test_zb_v_with_few_microbatches(ranks: int) -> None:
+    """With two microbatches as the published generator: the second one is two slots behind the
+    first, and its weight gradient comes last. More of them never take less time.
+    """
+    makespans = [
+        simulate(program("zb_v", ranks=ranks, microbatches=microbatches)).timeline.makespan
+        for microbatches in range(1, 2 * ranks)
+    ]
+    assert makespans[1] == 4 * ranks + (4 if ranks == 3 else 3)
+    assert makespans == sorted(makespans)
+
+
 @pytest.mark.parametrize("ranks", range(1, 9))
 @pytest.mark.parametrize("microbatches", [1, 2, 3, 7, 8, 16])
 def test_closed_forms(ranks: int, microbatches: int) -> None:

@@ -13,8 +13,8 @@ from schedlang.runtime.arguments import check_list
 from schedlang.runtime.cutting.layouts.even_layers import EvenLayers, sizes_by_number
 from schedlang.runtime.cutting.layouts.letters import sizes_by_letters
 from schedlang.runtime.cutting.layouts.names import sizes_by_names
-from schedlang.runtime.cutting.partition import Cuts
 from schedlang.runtime.errors import PipelineError
+from schedlang.schedule.cuts import Cuts
 
 __all__ = ["EvenLayers", "StageLayout", "check_layout", "cuts_of"]
 

@@ -1,0 +1,107 @@
+"""What is to be put in order, and what comes of it: what all who search have in common."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from math import inf
+from typing import Protocol
+
+from attrs import evolve, frozen
+
+from schedlang.passes.graph import ROUNDING, Graph, Orders
+from schedlang.schedule.schedule import Schedule
+
+#: The kinds and the stages of a node's ops, and their slices: what they do, whatever the
+#: microbatch.
+Name = tuple[tuple[int, int, int], ...]
+
+
+@frozen(eq=False)
+class Problem:
+    """The ops of a schedule, to be put in the order that makes its objective least, where no rank
+    holds more than its limit.
+
+    Ops, or ops that overlap, are the nodes of a graph, whose lists have all there is to know of
+    node n: its `ops`, each a kind, a stage and a microbatch; its `rank`; its `time`; the nodes that
+    it `needs`, each with how long its result takes to arrive; what its rank holds more at most
+    while it runs, `rise`, and once it has run, `change`. `graph.order` is the order as it was
+    given. `limits[r]` is the most that rank r may hold, in the unit of these. The objective is that
+    of `graph.schedule`: its makespan or its span.
+    """
+
+    graph: Graph
+    limits: tuple[float, ...]
+
+    @classmethod
+    def of(cls, schedule: Schedule, limit: float | None = None) -> "Problem":
+        """The problem of a schedule, with or without communication, which is left out; by default
+        no rank may hold more than the highest peak of the schedule.
+
+        ValueError for a schedule that leaves no order to look for: it has no flush, or its copies
+        to the host are written out.
+        """
+        if schedule.stream or schedule.layout.updates > 1:
+            raise ValueError(
+                "it has no flush, and its updates overlap: it has no end to bring near"
+            )
+        ranks = tuple(actions.compute() for actions in schedule.ranks)
+        ops = evolve(schedule, ranks=ranks, slots=None)
+        graph = Graph(ops)
+        if limit is None:
+            limit = graph.highest_peak(graph.order)
+        return cls(graph, (limit,) * len(ranks))
+
+    def fits(self, orders: Orders) -> bool:
+        """Whether no rank holds more than its limit."""
+        peaks = map(self.graph.peak, orders)
+        return all(peak <= limit + ROUNDING for peak, limit in zip(peaks, self.limits, strict=True))
+
+    def value(self, orders: Orders) -> float:
+        """The objective of some orders; infinite for those that hold too much, or cannot run."""
+        ends = self.graph.ends(orders) if self.fits(orders) else []
+        return self.graph.objective(orders, ends) if ends else inf
+
+    @cached_property
+    def names(self) -> list[Name]:
+        """For each node what it does, whatever the microbatch."""
+        slices = self.graph.schedule.layout.slices
+        return [
+            tuple((kind, stage, microbatch % slices) for kind, stage, microbatch in ops)
+            for ops in self.graph.ops
+        ]
+
+
+@frozen(eq=False)
+class Answer:
+    """Orders, what they come to, and a `bound` that is proved: no order comes to less. `source`
+    says in a few words where the orders are from.
+    """
+
+    orders: Orders
+    value: float
+    bound: float
+    source: str
+
+    @property
+    def gap(self) -> float:
+        """By which share of the bound the value may be above the least."""
+        return self.value / self.bound - 1 if self.bound else 0.0
+
+    @property
+    def is_best(self) -> bool:
+        """Whether it is proved that no order comes to less."""
+        return self.value <= self.bound + ROUNDING * max(1.0, self.bound)
+
+    def better(self, other: "Answer") -> "Answer":
+        """The best of what two know: the least value, and the highest bound."""
+        best = other if other.value < self.value - ROUNDING else self
+        return evolve(best, bound=max(self.bound, other.bound))
+
+
+class Solver(Protocol):
+    """Looks for better orders, or for a better bound, for some seconds.
+
+    It starts from the answer that is there, and yields a better one whenever it has one; an answer
+    is never worse than the one before. Who asked may stop listening at any moment.
+    """
+
+    def __call__(self, problem: Problem, known: Answer, seconds: float) -> Iterator[Answer]: ...

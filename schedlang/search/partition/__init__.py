@@ -1,0 +1,21 @@
+"""How many layers each stage has, which rank each stage is on, and the schedule, together.
+
+`partition` shares layers out evenly for a schedule; `fit` also moves layers to where a simulation
+shows them to do most, in turn with the schedule's passes.
+"""
+
+from schedlang.search.partition.balance import Sizes, partition
+from schedlang.search.partition.joint import Fit, fit, gallery, search
+from schedlang.search.partition.layers import Layer, costs_of_stages, names_by_stage
+
+__all__ = [
+    "Fit",
+    "Layer",
+    "Sizes",
+    "costs_of_stages",
+    "fit",
+    "gallery",
+    "names_by_stage",
+    "partition",
+    "search",
+]

@@ -1,0 +1,242 @@
+"""The partition and the schedule in turn, each at what the other one has become.
+
+With the order of the ops as it is, layers move from stage to stage as long as that makes the
+simulated step shorter; then the program is compiled anew at the costs of these stages, which its
+passes see; and so on, until neither finds more.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from math import inf
+
+from attrs import field, frozen
+
+from schedlang.compiler import compile
+from schedlang.diagnostics.activity import doing
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.diagnostics.source import Source
+from schedlang.files.programs import names, path_of
+from schedlang.files.reading import read_source
+from schedlang.plan.plan import Plan
+from schedlang.proof.execution import Execution
+from schedlang.proof.prove import simulate
+from schedlang.schedule.costs import UNIT, Costs
+from schedlang.schedule.layout import Layout
+from schedlang.search.partition.balance import (
+    Capacity,
+    Sizes,
+    balanced,
+    capacities,
+    equal_sizes,
+    held_activations,
+    neighbours,
+    work_of_ranks,
+)
+from schedlang.search.partition.layers import Layer, check_layers, costs_of_stages, names_by_stage
+
+#: What may be gained by one more turn is less than this share of the makespan.
+_LEAST_GAIN = 1e-6
+#: Turns of partition and schedule: two or three are what it takes.
+_MOST_TURNS = 8
+
+
+@frozen
+class Fit:
+    """A `program`, a name of the gallery or a text, with its `params`, and a partition for it:
+    `sizes` are how many layers each stage of the model has, `costs` what stages of these layers
+    cost, and `execution` the plan at these costs.
+    """
+
+    program: Source | str = field(repr=False)
+    params: Mapping[str, int]
+    sizes: Sizes
+    plan: Plan = field(repr=False)
+    costs: Costs = field(repr=False)
+    execution: Execution = field(repr=False)
+
+    @property
+    def makespan(self) -> float:
+        """From the first start to the last end, in the unit of the layers' times."""
+        return self.execution.timeline.makespan
+
+    def layout(self, layers: Sequence[Layer]) -> list[list[str]]:
+        """The names of the layers by stage, as `split(..., layout=...)` of the runtime takes it."""
+        return names_by_stage(layers, self.sizes)
+
+
+def fit(
+    layers: Sequence[Layer],
+    program: Source | str,
+    params: Mapping[str, int],
+    links: Costs = UNIT,
+    capacity: Capacity | None = None,
+    starts: Iterable[Sizes] = (),
+) -> Fit:
+    """The best partition that is found for a program, and its plan at the costs of these stages.
+
+    `links` and `capacity` are those of `costs_of_stages` and `partition`. It starts from
+    `partition`, from equal stages, and from further `starts`, and is never worse than any of these
+    that fits.
+
+    CompileError for a program that does not compile; ValueError where there are too few layers, or
+    none of the partitions fits.
+    """
+
+    def compiled(costs: Costs) -> Plan:
+        return compile(program, params, costs)
+
+    plan = compiled(links)
+    check_layers(layers, plan.layout.pieces)
+    search = _Fitting(layers, links, capacity, compiled)
+    tried = [search.at(plan, sizes) for sizes in _starts(layers, plan, capacity, starts)]
+    # The passes see the costs, so each start is compiled for its own.
+    tried += [search.at(compiled(trial.costs), trial.sizes) for trial in tried]
+    best = min(tried, key=_value)
+    for _ in range(_MOST_TURNS):
+        moved = search.descended(best)
+        compiled_for_it = search.at(compiled(moved.costs), moved.sizes)
+        following = min(moved, compiled_for_it, key=_value)
+        if _value(following) >= _less(_value(best)):
+            break
+        best = following
+    if best.excess > 0:
+        raise ValueError(
+            f"no partition was found that fits: by {best.excess:,.0f} bytes of {best.sizes} layers "
+            "by stage; give more ranks, or a schedule that holds fewer activations"
+        )
+    return Fit(program, dict(params), best.sizes, best.plan, best.costs, best.execution)
+
+
+def search(
+    layers: Sequence[Layer],
+    programs: Iterable[tuple[str, Mapping[str, int]]],
+    links: Costs = UNIT,
+    capacity: Capacity | None = None,
+) -> list[Fit]:
+    """The best partitions for some programs of the gallery, each a name with its parameters, the
+    one with the shortest step first.
+
+    A program that cannot become better than the best so far, since some rank has to work for
+    longer, is left out, as is one that does not compile at its parameters, has more stages than
+    there are layers, or does not fit.
+    """
+    fits: list[Fit] = []
+    shortest = inf
+    for program, params in programs:
+        doing(f"{program}: sharing out {len(layers)} layers")
+        try:
+            if _least(layers, compile(program, params, links)) >= shortest:
+                continue
+            fits.append(fit(layers, program, params, links, capacity))
+        except (CompileError, ValueError):
+            # Another program may do; where none does, the list is empty.
+            continue
+        shortest = min(shortest, fits[-1].makespan)
+    return sorted(fits, key=lambda found: found.makespan)
+
+
+def gallery(ranks: int, microbatches: int) -> Iterator[tuple[str, dict[str, int]]]:
+    """The programs of the gallery that train one model with a flush, on each microbatch as it is:
+    no updates within a step, no second pipeline with a replica, no slices, skips, or copies to the
+    host. All at their defaults, but for the sizes.
+    """
+    params = {"ranks": ranks, "microbatches": microbatches}
+    for name in names():
+        try:
+            plan = compile(read_source(path_of(name)), params)
+        except CompileError:
+            continue
+        layout = plan.layout
+        is_plain = layout.slices == layout.updates == len(layout.pipelines) == 1
+        has_others = plan.kernels or plan.is_forward_only or plan.columns.is_copy.any()
+        if is_plain and not layout.skips and not has_others:
+            yield name, params
+
+
+@frozen
+class _Trial:
+    """A partition under a plan, and by how many bytes ranks hold too much."""
+
+    sizes: Sizes
+    plan: Plan
+    costs: Costs
+    execution: Execution
+    excess: float
+
+
+def _value(trial: _Trial) -> tuple[float, float]:
+    """What is minimised: first what does not fit, then time."""
+    return trial.excess, trial.execution.timeline.makespan
+
+
+def _less(value: tuple[float, float]) -> tuple[float, float]:
+    """A value that is enough of an improvement to go on."""
+    excess, makespan = value
+    return excess, makespan * (1 - _LEAST_GAIN)
+
+
+@frozen
+class _Fitting:
+    """The search for one program."""
+
+    layers: Sequence[Layer]
+    links: Costs
+    capacity: Capacity | None
+    compiled: Callable[[Costs], Plan]
+
+    def at(self, plan: Plan, sizes: Sizes) -> _Trial:
+        """A partition under a plan."""
+        costs = costs_of_stages(self.layers, sizes, plan.layout, self.links)
+        execution = simulate(plan, costs)
+        excess = 0.0
+        if self.capacity is not None and execution.peak_bytes is not None:
+            most = capacities(self.capacity, len(plan.ranks))
+            over = (
+                max(peak - own, 0.0) for peak, own in zip(execution.peak_bytes, most, strict=True)
+            )
+            excess = sum(over)
+        return _Trial(sizes, plan, costs, execution, excess)
+
+    def descended(self, trial: _Trial) -> _Trial:
+        """What is reached by moving a layer wherever that makes the execution better, under the
+        same plan.
+        """
+        while True:
+            better = self._first_better(trial)
+            if better is None:
+                return trial
+            trial = better
+
+    def _first_better(self, trial: _Trial) -> _Trial | None:
+        enough = _less(_value(trial))
+
+        def slowest(sizes: Sizes) -> float:
+            return max(work_of_ranks(self.layers, sizes, trial.plan.layout))
+
+        # Those first that give the slowest rank least to do.
+        for sizes in sorted(neighbours(trial.sizes), key=slowest):
+            moved = self.at(trial.plan, sizes)
+            if _value(moved) < enough:
+                return moved
+        return None
+
+
+def _starts(
+    layers: Sequence[Layer], plan: Plan, capacity: Capacity | None, others: Iterable[Sizes]
+) -> set[Sizes]:
+    """The partitions to begin with."""
+    layout: Layout = plan.layout
+    starts = {equal_sizes(len(layers), layout.pieces), *others}
+    held = held_activations(simulate(plan, UNIT, ideal=True))
+    starts.add(balanced(layers, plan, held))
+    if capacity is not None:
+        # Where none fits, some may all the same: what is held depends on the costs too.
+        with suppress(ValueError):
+            starts.add(balanced(layers, plan, held, capacity))
+    return starts
+
+
+def _least(layers: Sequence[Layer], plan: Plan) -> float:
+    """What a step cannot be shorter than: every microbatch's work, shared out evenly."""
+    work = sum(layer.forward + min(layer.backward, layer.input + layer.weight) for layer in layers)
+    return plan.microbatches * work / len(plan.ranks)

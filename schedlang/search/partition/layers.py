@@ -1,0 +1,140 @@
+"""What the layers of a model cost, and what stages made of them do."""
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+
+from attrs import evolve, field, frozen
+
+from schedlang.diagnostics.arguments import check_number, check_type
+from schedlang.diagnostics.diagnostic import counted
+from schedlang.schedule.costs import UNIT, Costs
+from schedlang.schedule.layout import Layout
+
+
+@frozen
+class Layer:
+    """What a layer of a model costs, of one microbatch (or slice): times in any unit, the same for
+    all layers and links, and bytes.
+
+    `input` and `weight` are the halves of its backward, `backward` is a whole one, by default as
+    long as both. Of the `activation_bytes` that a forward leaves until the last use, an input half
+    leaves `kept_bytes` until its weight half, by default all. `boundary_bytes` is what the layer
+    hands on, should it be the last one of a stage. `weights_bytes` is one version of its weights;
+    add what the optimizer keeps, if it is to count.
+
+    TypeError or ValueError for what is no number from 0.
+    """
+
+    forward: float
+    input: float
+    weight: float
+    backward: float = field()
+    activation_bytes: float = 0.0
+    kept_bytes: float = field()
+    weights_bytes: float = 0.0
+    boundary_bytes: float = 0.0
+    name: str = ""
+
+    @backward.default
+    def _both_halves(self) -> float:
+        return self.input + self.weight
+
+    @kept_bytes.default
+    def _all_of_it(self) -> float:
+        return self.activation_bytes
+
+    def __attrs_post_init__(self) -> None:
+        for name in _NUMBERS:
+            value = getattr(self, name)
+            check_number(name, value)
+            if value < 0:
+                raise ValueError(f"`{name}` of a layer is {value:g}: it must be a number from 0")
+
+    @property
+    def time(self) -> float:
+        """What a microbatch takes in it, forward and backward."""
+        return self.forward + max(self.backward, self.input + self.weight)
+
+
+_NUMBERS = (
+    "forward",
+    "input",
+    "weight",
+    "backward",
+    "activation_bytes",
+    "kept_bytes",
+    "weights_bytes",
+    "boundary_bytes",
+)
+
+
+def check_layers(layers: Sequence[Layer], stages: int) -> None:
+    """TypeError unless these are layers, ValueError unless they are enough for so many stages, and
+    take any time.
+    """
+    check_type("layers", layers, Sequence, "a list of Layer")
+    for index, layer in enumerate(layers):
+        check_type(f"layers[{index}]", layer, Layer, "a Layer")
+    if len(layers) < stages:
+        raise ValueError(
+            f"{counted(len(layers), 'layer')} for {stages} stages, of which each has one or more: "
+            "take a schedule with fewer stages, or cut the model into more layers"
+        )
+    if not any(layer.time for layer in layers):
+        raise ValueError("the layers take no time: give their `forward`, `input` and `weight`")
+
+
+def costs_of_stages(
+    layers: Sequence[Layer], sizes: Sequence[int], layout: Layout, links: Costs = UNIT
+) -> Costs:
+    """What the stages of a layout cost, where stage i of the model has so many layers, `sizes[i]`;
+    of two pipelines both have all.
+
+    `links` says how long transfers take (`p2p_time`, or latencies and bandwidths), and what else is
+    not of layers, such as `update_times`.
+    """
+    stages = [_together(own) for own in layers_by_stage(layers, sizes)]
+    replicas = [stages[stage - layout.pipeline_of[stage].start] for stage in _stages(layout)]
+    bandwidth = links.bandwidth_in_node or links.bandwidth_between_nodes
+    has_bytes = any(layer.activation_bytes or layer.weights_bytes for layer in layers)
+    costs = evolve(
+        links,
+        forward_times=[stage.forward for stage in replicas],
+        backward_times=[stage.backward for stage in replicas],
+        input_times=[stage.input for stage in replicas],
+        weight_times=[stage.weight for stage in replicas],
+        boundary_bytes=[stage.boundary_bytes for stage in replicas] if bandwidth else None,
+    )
+    if not has_bytes:
+        return costs
+    return evolve(
+        costs,
+        activation_bytes=[stage.activation_bytes for stage in replicas],
+        kept_bytes=[stage.kept_bytes for stage in replicas],
+        weights_bytes=[stage.weights_bytes for stage in replicas],
+    )
+
+
+def _stages(layout: Layout) -> range:
+    return range(len(layout.placement))
+
+
+def layers_by_stage(layers: Sequence[Layer], sizes: Sequence[int]) -> list[Sequence[Layer]]:
+    """The layers of each stage of the model; ValueError unless these are all layers."""
+    if sum(sizes) != len(layers):
+        raise ValueError(f"`sizes` has {sum(sizes)} layers, there are {len(layers)}")
+    cuts = accumulate(sizes, initial=0)
+    return [layers[begin:end] for begin, end in pairwise(cuts)]
+
+
+def names_by_stage(layers: Sequence[Layer], sizes: Sequence[int]) -> list[list[str]]:
+    """The names of the layers by stage: the `layout` that `split` of the runtime takes."""
+    return [[layer.name for layer in own] for own in layers_by_stage(layers, sizes)]
+
+
+def _together(layers: Sequence[Layer]) -> Layer:
+    """What some layers in a row cost as one."""
+    return Layer(
+        **{name: sum(getattr(layer, name) for layer in layers) for name in _NUMBERS[:-1]},
+        boundary_bytes=layers[-1].boundary_bytes,
+    )
