@@ -102,7 +102,7 @@ def simulate_runs(
     """
     check_runs(noise, runs)
     costs = costs.over(schedule.costs)
-    costs.check(len(schedule.placement))
+    costs.check(schedule.layout)
     transport = timed(schedule.transport)
 
     def samples_of(factors: Floats) -> Samples:
