@@ -52,6 +52,11 @@ class Channels:
         return self.peer >= 0
 
     @cached_property
+    def receives(self) -> Ints:
+        """Of each transfer the receive of its message, or NO_PARTNER."""
+        return np.where(self.is_send, self.partner, np.arange(len(self.partner)))
+
+    @cached_property
     def alone(self) -> Ints:
         """The transfers that nothing is at the other end of, though there is a rank."""
         is_alone = self.columns.is_transfer & self.has_peer & (self.partner == NO_PARTNER)
@@ -186,7 +191,7 @@ def channels_of(schedule: Schedule, transport: Transport) -> Channels:
     nth = np.zeros(len(columns), np.int64)
     peer = np.full(len(columns), -1, np.int64)
     rows = np.flatnonzero(columns.is_transfer)
-    peer[rows] = _peers(schedule, rows)
+    peer[rows] = peers(schedule, rows)
     rows = rows[peer[rows] >= 0]
     is_send = columns.is_send[rows]
     own = columns.rank[rows].astype(np.int64)
@@ -251,7 +256,7 @@ def other_numbers(layout: Layout, kind: Kind) -> Ints:
     return np.array(numbers, np.int64)
 
 
-def _peers(schedule: Schedule, rows: Ints) -> Ints:
+def peers(schedule: Schedule, rows: Ints) -> Ints:
     """The rank at the other end of each transfer; -1 where there is none."""
     numbers = schedule.layout.all_numbers
     table = np.full((ROWS, len(numbers)), -1, np.int64)

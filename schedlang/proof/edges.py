@@ -63,6 +63,7 @@ class Events:
     own: transfers on gloo, and ideally. `come[row]` is, for transfers and copies, the event by
     which the rank has come to it, or NOTHING. `about[edge]` is the action that an edge is about:
     the receive that brings what is needed, the op that needs a sum, or what waits for a send.
+    `receive[edge]` is the receive of the message whose way is the delay of an edge, or NOTHING.
     """
 
     schedule: Schedule
@@ -70,6 +71,7 @@ class Events:
     item: Ints
     come: Ints
     about: Ints
+    receive: Ints
     channels: Channels | None
     after: Floats
 
@@ -101,15 +103,29 @@ def _bars(columns: Columns, rows: Ints, starts: Floats, ends: Floats) -> tuple[B
     )
 
 
-def ideal_events(schedule: Schedule, costs: Costs) -> Events:
+#: The graph by whose times copies of several ranks take turns: the events of a schedule, with the
+#: durations that count.
+GraphOf = Callable[[Events], Graph]
+
+
+def _at_costs(events: Events) -> Graph:
+    """The graph of events with the durations that the costs give."""
+    return events.graph
+
+
+def ideal_events(schedule: Schedule, costs: Costs, graph_of: GraphOf = _at_costs) -> Events:
     """The events where what an op makes is at once on its way, and no transfer waits for another.
 
     An op that needs something of its own rank, which is not made before it, never runs.
     """
-    return _in_turns(schedule, costs, lambda turns: _ideal_events(_Build(schedule, costs, turns)))
+    return _in_turns(
+        schedule, costs, lambda turns: _ideal_events(_Build(schedule, costs, turns)), graph_of
+    )
 
 
-def transport_events(schedule: Schedule, costs: Costs, transport: Transport) -> Events:
+def transport_events(
+    schedule: Schedule, costs: Costs, transport: Transport, graph_of: GraphOf = _at_costs
+) -> Events:
     """The events on a transport.
 
     Its order is known to be right: where an op stands before what it needs, nothing waits.
@@ -119,11 +135,27 @@ def transport_events(schedule: Schedule, costs: Costs, transport: Transport) -> 
         schedule,
         costs,
         lambda turns: _transport_events(_Build(schedule, costs, turns), channels, transport),
+        graph_of,
     )
 
 
+def takes_turns(schedule: Schedule, costs: Costs) -> bool:
+    """Whether copies of several ranks wait for each other on links that these share, so that what
+    waits for what follows from how long all takes.
+    """
+    links = schedule.layout.links
+    durations = costs.durations(schedule.layout)
+    # A copy that takes no time keeps nobody waiting.
+    takes_time = any(durations[Kind.OFFLOAD]) or any(durations[Kind.RELOAD])
+    is_shared = len(set(links)) < len(links)
+    return is_shared and takes_time and bool(schedule.columns.is_copy.any())
+
+
 def _in_turns(
-    schedule: Schedule, costs: Costs, events_of: Callable[[Ints | None], Events]
+    schedule: Schedule,
+    costs: Costs,
+    events_of: Callable[[Ints | None], Events],
+    graph_of: GraphOf,
 ) -> Events:
     """The events where copies of several ranks take turns on their links, in the order in which
     their ranks come to them.
@@ -132,18 +164,14 @@ def _in_turns(
     times, and from these the order, until it stays.
     """
     events = events_of(None)
-    links = schedule.layout.links
-    copies = np.flatnonzero(schedule.columns.is_copy)
-    durations = costs.durations(schedule.layout)
-    # A copy that takes no time keeps nobody waiting.
-    takes_time = any(durations[Kind.OFFLOAD]) or any(durations[Kind.RELOAD])
-    if len(set(links)) == len(links) or not len(copies) or not takes_time:
+    if not takes_turns(schedule, costs):
         return events
+    copies = np.flatnonzero(schedule.columns.is_copy)
     # Each round the first copy that had a wrong turn gets its right one, since what comes before it
     # does not change any more. So there is an end to it.
     turns = None
     while events.graph.is_whole:
-        waits = events.graph.times_of(events.come[copies])
+        waits = graph_of(events).times_of(events.come[copies])
         following = np.argsort(np.lexsort((copies, schedule.columns.rank[copies], waits)))
         if turns is not None and (following == turns).all():
             break
@@ -172,7 +200,7 @@ def _ideal_events(build: "_Build") -> Events:
     makers = needs.maker[wanted]
     target = np.where(makers >= 0, build.item[makers], NEVER)
     delay = build.latency(needs.made[wanted], needs.number[wanted])
-    build.wait(items[wanted], target, needs.user[wanted], delay)
+    build.wait(items[wanted], target, needs.user[wanted], delay, needs.receive[wanted])
     build.wait_for_copies()
     build.wait_for_sums()
     return build.events()
@@ -209,9 +237,11 @@ class _Build:
     #: The turns of copies on the links that ranks share; without, each rank has a link of its own.
     turns: Ints | None = None
     items: Items = field(factory=Items)
-    #: How many threads there are by now; the actions that each edge is about.
+    #: How many threads there are by now; of each edge the action that it is about, and the receive
+    #: of the message that it is the way of.
     threads: int = 0
     about: list[Ints] = field(factory=list)
+    receive: list[Ints] = field(factory=list)
     item: Ints = field(init=False)
     after: Floats = field(init=False)
     #: The heads of the batches on the ranks' threads, by their rows, in order.
@@ -246,11 +276,15 @@ class _Build:
         target: Ints,
         about: Ints,
         delay: Floats | float = 0.0,
+        receive: Ints | None = None,
         at_begin: bool = False,
     ) -> None:
-        """Let items wait for others; each edge is about an action."""
+        """Let items wait for others; each edge is about an action. A delay is the way of a message,
+        to its receive.
+        """
         self.items.wait(waiter, target, delay, at_begin)
         self.about.append(about)
+        self.receive.append(np.full(len(about), NOTHING) if receive is None else receive)
 
     def wait_never(self, users: Ints) -> None:
         """Ops that need what does not come before them."""
@@ -334,7 +368,8 @@ class _Build:
         sends = channels.partner[receives]
         target = np.where(sends >= 0, self.rank_before(sends), NEVER)
         delay = channels.latency(self._latencies)[receives]
-        self.wait(self.item[self.schedule.needs.user[wanted]], target, receives, delay)
+        users = self.schedule.needs.user[wanted]
+        self.wait(self.item[users], target, receives, delay, receives)
 
     def wait_for_sends(self, channels: Channels) -> None:
         """Actions that only wait do so until their sends are over; each send has one of them."""
@@ -350,8 +385,8 @@ class _Build:
             delay = channels.latency(self._latencies)[sends]
             receives = channels.partner[sends]
             come = np.where(receives >= 0, self.rank_before(receives), NEVER)
-            self.wait(self.item[waits], come, waits, delay)
-            self.wait(self.item[waits], self.rank_before(sends), waits, delay)
+            self.wait(self.item[waits], come, waits, delay, receives)
+            self.wait(self.item[waits], self.rank_before(sends), waits, delay, receives)
 
     def _sorted(self, rows: Ints) -> Ints:
         """Actions in the order of their stages and microbatches."""
@@ -412,14 +447,18 @@ class _Build:
         rows = np.flatnonzero(is_there & (together < 0))
         others = np.where(channels.partner >= 0, self.item[channels.partner], NEVER)
         waiter = self.item[rows]
-        self.wait(waiter, others[rows], rows, latency[rows], at_begin=True)
+        receives = channels.receives[rows]
+        self.wait(waiter, others[rows], rows, latency[rows], receives, at_begin=True)
         # The way begins at the later of the two sides, so each waits for its own start as well.
         late = np.flatnonzero(latency[rows] > 0)
         delay = latency[rows[late]]
-        self.wait(waiter[late], waiter[late], rows[late], delay, at_begin=True)
-        self.meet_together(np.flatnonzero(is_there & (together >= 0)), together, others, latency)
+        self.wait(waiter[late], waiter[late], rows[late], delay, receives[late], at_begin=True)
+        rows = np.flatnonzero(is_there & (together >= 0))
+        self.meet_together(channels, rows, together, others, latency)
 
-    def meet_together(self, rows: Ints, together: Ints, others: Ints, latency: Floats) -> None:
+    def meet_together(
+        self, channels: Channels, rows: Ints, together: Ints, others: Ints, latency: Floats
+    ) -> None:
         """Batches that are complete together: each such set of batches has an item of its own,
         which waits for all of them to start, and with which they are over.
         """
@@ -428,7 +467,8 @@ class _Build:
         self.threads += len(numbers)
         whole = self.items.add(thread, np.zeros(len(numbers), np.int64))[which]
         started = np.where(others[rows] >= 0, self.item[rows], NEVER)
-        self.wait(whole, started, rows, latency[rows], at_begin=True)
+        receives = channels.receives[rows]
+        self.wait(whole, started, rows, latency[rows], receives, at_begin=True)
         self.wait(self.item[rows], whole, rows)
 
     def wait_for_room(self, channels: Channels, capacity: float) -> None:
@@ -456,7 +496,8 @@ class _Build:
         receives = rows[~columns.is_send[rows]]
         sends = channels.partner[receives]
         delay = channels.latency(self._latencies)[receives]
-        self.wait(done[receives], np.where(sends >= 0, done[sends], NEVER), receives, delay)
+        target = np.where(sends >= 0, done[sends], NEVER)
+        self.wait(done[receives], target, receives, delay, receives)
         sends, earlier = channels.taking_room(capacity)
         self.wait(done[sends], np.where(earlier >= 0, done[earlier], NEVER), sends)
 
@@ -467,8 +508,11 @@ class _Build:
         rows = np.flatnonzero(self.columns.is_transfer | self.columns.is_copy)
         before = self.rank_before(self.columns.batch[rows])
         come[rows] = np.where(before >= 0, graph.over[before], NOTHING)
-        about = np.concatenate(self.about) if self.about else np.zeros(0, np.int64)
-        return Events(self.schedule, graph, self.item, come, about, channels, self.after)
+        about, receive = (
+            np.concatenate(parts) if parts else np.zeros(0, np.int64)
+            for parts in (self.about, self.receive)
+        )
+        return Events(self.schedule, graph, self.item, come, about, receive, channels, self.after)
 
 
 def issued_with(columns: Columns, transport: Transport) -> Ints:
