@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: demo example test test-torch test-browser titan explore models trainings faults pages nodes fuzz mutation
 .PHONY: architecture gallery transport-table reference pictures
-.PHONY: bench bench-start bench-runtime bench-walk bench-prediction
+.PHONY: bench bench-start bench-runtime bench-walk bench-runs bench-prediction
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -129,6 +129,10 @@ bench-runtime: .venv/installed
 # What an action costs by itself, without models and messages.
 bench-walk: .venv/installed
 	$(BIN)/python benchmarks/walk.py
+
+# What 200 runs with noise take, walked at once, against one simulation.
+bench-runs: .venv/installed
+	$(BIN)/python benchmarks/runs.py
 
 # Predicted against measured step time, for a machine without other work.
 bench-prediction: .venv/installed

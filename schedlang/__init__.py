@@ -27,9 +27,13 @@ if TYPE_CHECKING:
     from schedlang.plan.reader import open_plan as open_plan
     from schedlang.plan.reader import read_plan as read_plan
     from schedlang.proof.execution import Execution as Execution
+    from schedlang.proof.noise import Noise as Noise
     from schedlang.proof.prove import prove as prove
+    from schedlang.proof.runs import Delays as Delays
+    from schedlang.proof.runs import Runs as Runs
     from schedlang.python.builder import Builder as Builder
     from schedlang.python.simulation import simulate as simulate
+    from schedlang.python.simulation import simulate_runs as simulate_runs
     from schedlang.report.views import write_view as write_view
     from schedlang.schedule.actions import Actions as Actions
     from schedlang.schedule.costs import Costs as Costs
@@ -47,13 +51,16 @@ _MODULES = {
     "Builder": "python.builder",
     "CompileError": "diagnostics.diagnostic",
     "Costs": "schedule.costs",
+    "Delays": "proof.runs",
     "Diagnostic": "diagnostics.diagnostic",
     "Execution": "proof.execution",
     "Kind": "schedule.kinds",
     "Layout": "schedule.layout",
+    "Noise": "proof.noise",
     "ParameterError": "diagnostics.diagnostic",
     "Pipeline": "schedule.layout",
     "Plan": "plan.plan",
+    "Runs": "proof.runs",
     "Schedule": "schedule.schedule",
     "Source": "diagnostics.source",
     "Timeline": "schedule.timeline",
@@ -64,6 +71,7 @@ _MODULES = {
     "read_plan": "plan.reader",
     "read_source": "files.reading",
     "simulate": "python.simulation",
+    "simulate_runs": "python.simulation",
     "write_plan": "plan.plan",
     "write_view": "report.views",
 }

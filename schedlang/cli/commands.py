@@ -201,12 +201,15 @@ def check(options: argparse.Namespace) -> int:
 
 
 def simulate(options: argparse.Namespace) -> int:
-    """Print the figures of an execution."""
+    """Print the figures of an execution, and of runs with noise, if there is any."""
     from schedlang.proof.prove import simulate as execute
     from schedlang.report.figures import figures, figures_text
+    from schedlang.report.runs import runs_json, runs_text
 
+    noise = _noise(options)
     plan, costs = load_to_execute(options)
     with progress(f"simulating {plan.name}"):
+        runs = _runs(plan, costs, noise, options) if noise else None
         execution = execute(plan, costs, options.ideal)
         # What the transport adds is shown as what is beyond the ideal.
         ideal = execution if options.ideal else execute(plan, costs, ideal=True)
@@ -214,11 +217,48 @@ def simulate(options: argparse.Namespace) -> int:
         if options.format == "json":
             document = figures(plan, execution, costs)
             document["ideal_makespan"] = makespan
+            if runs:
+                document["noise"] = runs_json(runs)
             text = json.dumps(document)
         else:
             text = figures_text(plan, execution, makespan, costs)
+            if runs:
+                text += f"\n\n{runs_text(runs)}"
     print(text)
     return FINE
+
+
+def _noise(options: argparse.Namespace) -> Any:
+    """The noise in the options; None without any."""
+    from schedlang.proof.noise import SEED, Noise
+
+    if not options.jitter and (options.runs is not None or options.seed is not None):
+        name = "--seed" if options.runs is None else "--runs"
+        raise UsageError(f"{name} is for --jitter: without it, all runs are the same")
+    if not options.jitter and not options.slow:
+        return None
+    slow = list(options.slow.values())
+    slow_ranks = {ends[0]: factor for ends, factor in slow if len(ends) == 1}
+    slow_links = {ends: factor for ends, factor in slow if len(ends) == 2}
+    seed = SEED if options.seed is None else options.seed
+    try:
+        return Noise(options.jitter or 0.0, slow_ranks, slow_links, seed)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _runs(plan: Any, costs: Any, noise: Any, options: argparse.Namespace) -> Any:
+    """The simulated runs of a plan with noise."""
+    from schedlang.proof.runs import RUNS, simulate_runs
+
+    # Without a jitter, all runs are the same.
+    count = (options.runs or RUNS) if noise.jitter else 1
+    try:
+        return simulate_runs(plan, noise, costs, count, options.ideal)
+    except CompileError:
+        raise
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def view(options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from schedlang.cli.usage import near
 from schedlang.cli.values import (
     OPTIMIZERS,
     count,
+    natural,
     number,
     numbers,
     one_of,
@@ -21,6 +22,7 @@ from schedlang.cli.values import (
     rate,
     setting,
     sizes,
+    slow,
     transport,
     transport_or_all,
 )
@@ -204,6 +206,31 @@ def _simulate(parser: Parser) -> None:
     _params(parser)
     _execution(parser)
     parser.add_argument("--ideal", action="store_true", help=_IDEAL)
+    parser.add_argument(
+        "--jitter",
+        type=number,
+        metavar="SHARE",
+        help="simulate many runs, in which each op and transfer takes longer or shorter: 0.1 is a "
+        "standard deviation of 10%% of its duration, see docs/robust.md",
+    )
+    parser.add_argument(
+        "--slow",
+        action=Named,
+        default={},
+        type=slow,
+        metavar="WHAT:FACTOR",
+        help="a rank whose ops, or a link whose transfers take so many times as long in all runs: "
+        "rank=3:1.3, link=0-1:2; also several times",
+    )
+    parser.add_argument(
+        "--runs", type=count, metavar="N", help="how many runs, with --jitter (default: 200)"
+    )
+    parser.add_argument(
+        "--seed",
+        type=natural,
+        metavar="N",
+        help="what --jitter draws from: the same number, the same runs (default: 0)",
+    )
 
 
 def _view(parser: Parser) -> None:

@@ -29,6 +29,36 @@ def count(text: str) -> int:
     return int(text)
 
 
+def natural(text: str) -> int:
+    """A whole number from 0."""
+    if not text.isdecimal():
+        raise ArgumentTypeError(f"`{text}` is not a whole number from 0")
+    return int(text)
+
+
+def slow(text: str) -> tuple[str, tuple[tuple[int, ...], float]]:
+    """What is slow in `--slow rank=3:1.3` or `--slow link=0-1:2`, as `rank=3`; its one rank or its
+    two, and how many times as long it takes.
+    """
+    what, _, factor = text.partition(":")
+    name, _, numbers = what.partition("=")
+    wanted = {"rank": 1, "link": 2}
+    ranks = numbers.split("-")
+    try:
+        times = float(factor)
+    except ValueError:
+        times = 0.0
+    is_known = len(ranks) == wanted.get(name) and all(rank.isdecimal() for rank in ranks)
+    if not is_known or not 0 < times < float("inf"):
+        raise ArgumentTypeError(
+            f"`{text}` is not rank=R:FACTOR or link=R-Q:FACTOR, such as rank=3:1.3, with a factor "
+            "above 0"
+        )
+    # A link is slow both ways.
+    ends = tuple(sorted(map(int, ranks)))
+    return f"{name}={'-'.join(map(str, ends))}", (ends, times)
+
+
 def rate(text: str) -> float:
     """A number above 0."""
     try:

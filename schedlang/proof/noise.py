@@ -16,6 +16,9 @@ from schedlang.schedule.columns import Flags, Floats, Ints
 from schedlang.schedule.kinds import OPS, RECEIVES, Kind
 from schedlang.schedule.schedule import Schedule
 
+#: What random factors follow from where nobody says so.
+SEED = 0
+
 _NONE: Mapping[Any, float] = MappingProxyType({})
 
 
@@ -38,10 +41,9 @@ class Noise:
 
     In each run, each op, each copy to or from the host and each transfer takes its duration times a
     random factor of its own. Factors are lognormal, of mean 1 and standard deviation `jitter`: the
-    mean stays as given, none is below 0, and durations that are as often twice as long as half as
-    long are what is measured of tasks (Trietsch et al., "Modeling activity times by the Parkinson
-    distribution with a lognormal core", EJOR 216, 2012). Ops that overlap run as one, with one
-    factor.
+    mean stays as given, none is below 0, and more are far above it than far below, as is customary
+    for how long tasks take (Trietsch et al., "Modeling activity times by the Parkinson distribution
+    with a lognormal core", EJOR 216, 2012). Ops that overlap run as one, with one factor.
 
     `slow_ranks` has, for some ranks, how many times as long all their ops take; `slow_links`, for
     some pairs of ranks, all transfers between the two, both ways.
@@ -57,7 +59,7 @@ class Noise:
     jitter: float = 0.0
     slow_ranks: Mapping[int, float] = _NONE
     slow_links: Mapping[tuple[int, int], float] = field(default=_NONE, converter=_by_ends)
-    seed: int = 0
+    seed: int = SEED
 
     def __attrs_post_init__(self) -> None:
         check_number("jitter", self.jitter)
@@ -80,41 +82,43 @@ class Noise:
                 check_whole("a rank of slow_links", rank, least=0)
             check_number(f"slow_links[{link}]", factor, above=0)
 
-    def check(self, schedule: Schedule, take_time: Flags) -> None:
-        """ValueError for a rank that a schedule does not have, and for a link whose ranks exchange
-        nothing, or that is fast however slow; `take_time` says which receives take any.
-        """
-        ranks = len(schedule.ranks)
-        named = [*self.slow_ranks, *(rank for link in self.slow_links for rank in link)]
-        for rank in named:
-            if rank >= ranks:
-                raise ValueError(f"there is no rank {rank}: there are {ranks}, from 0 on")
-        receives, ends = _links(schedule)
-        links = set(map(tuple, ends.tolist()))
-        slow = set(map(tuple, ends[take_time[receives]].tolist()))
-        for low, high in self.slow_links:
-            if (low, high) not in links:
-                there_are = ", ".join(f"{low}-{high}" for low, high in sorted(links)) or "none"
-                raise ValueError(
-                    f"ranks {low} and {high} exchange nothing, so they have no link: links are "
-                    f"{there_are}"
-                )
-            if (low, high) not in slow:
-                raise ValueError(
-                    f"transfers between ranks {low} and {high} take no time, however slow: costs "
-                    "give them one, as `p2p_time` does"
-                )
 
-    def constant(self, schedule: Schedule) -> Floats:
-        """The factor of each action that is the same in all runs: that of its rank, or its link."""
-        columns = schedule.columns
-        factors = np.ones(len(columns))
-        for rank, factor in self.slow_ranks.items():
-            factors[(columns.rank == rank) & ~columns.is_transfer & ~columns.is_copy] = factor
-        receives, ends = _links(schedule)
-        for link, factor in self.slow_links.items():
-            factors[receives[(ends == link).all(axis=1)]] = factor
-        return factors
+def check_noise(noise: Noise, schedule: Schedule, take_time: Flags) -> None:
+    """ValueError for a rank that a schedule does not have, and for a link whose ranks exchange
+    nothing, or whose transfers take no time: `take_time` says which receives take any.
+    """
+    ranks = len(schedule.ranks)
+    named = [*noise.slow_ranks, *(rank for link in noise.slow_links for rank in link)]
+    for rank in named:
+        if rank >= ranks:
+            raise ValueError(f"there is no rank {rank}: there are {ranks}, from 0 on")
+    receives, ends = _links(schedule)
+    links = set(map(tuple, ends.tolist()))
+    links_with_times = set(map(tuple, ends[take_time[receives]].tolist()))
+    for low, high in noise.slow_links:
+        if (low, high) not in links:
+            there_are = ", ".join(f"{low}-{high}" for low, high in sorted(links)) or "none"
+            raise ValueError(
+                f"ranks {low} and {high} exchange nothing, so they have no link: links are "
+                f"{there_are}"
+            )
+        if (low, high) not in links_with_times:
+            raise ValueError(
+                f"transfers between ranks {low} and {high} take no time, however slow: costs give "
+                "them one, as `p2p_time` does"
+            )
+
+
+def _slow(noise: Noise, schedule: Schedule) -> Floats:
+    """The factor of each action that is the same in all runs: that of its rank, or its link."""
+    columns = schedule.columns
+    factors = np.ones(len(columns))
+    for rank, factor in noise.slow_ranks.items():
+        factors[(columns.rank == rank) & ~columns.is_transfer & ~columns.is_copy] = factor
+    receives, ends = _links(schedule)
+    for link, factor in noise.slow_links.items():
+        factors[receives[(ends == link).all(axis=1)]] = factor
+    return factors
 
 
 def _links(schedule: Schedule) -> tuple[Ints, Ints]:
@@ -134,7 +138,7 @@ class Draws:
 
     def __init__(self, schedule: Schedule, noise: Noise, take_time: Flags) -> None:
         columns = schedule.columns
-        self.constant = noise.constant(schedule)[:, np.newaxis]
+        self.slow = _slow(noise, schedule)[:, np.newaxis]
         # A lognormal variable with this variance of its logarithm has the coefficient of variation
         # `jitter`, and with a mean of the logarithm of minus half of it the mean 1.
         variance = log1p(noise.jitter**2)
@@ -153,10 +157,10 @@ class Draws:
 
     def next(self, runs: int) -> Floats:
         """The factors of the next runs: a row for each action, and one more, of ones."""
-        factors = np.ones((len(self.constant) + 1, runs))
+        factors = np.ones((len(self.slow) + 1, runs))
         for rows, random in self.kinds:
             # Run by run, so that the first runs are the same, however many follow.
             normal = random.standard_normal((runs, len(rows)))
             factors[rows] = np.exp(normal * self.deviation + self.mean).T
-        factors[:-1] *= self.constant
+        factors[:-1] *= self.slow
         return factors

@@ -2,6 +2,8 @@
 say (docs/robust.md).
 """
 
+from typing import Any
+
 import numpy as np
 from attrs import field, frozen
 
@@ -9,7 +11,7 @@ from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.arguments import check_number, check_type, check_whole
 from schedlang.proof.edges import Events, ideal_events, takes_turns, transport_events
 from schedlang.proof.graph import Graph
-from schedlang.proof.noise import Draws, Noise
+from schedlang.proof.noise import Draws, Noise, check_noise
 from schedlang.proof.prove import run_on
 from schedlang.proof.samples import Samples
 from schedlang.schedule.columns import Floats
@@ -77,6 +79,12 @@ class Runs:
         return float(np.percentile(self.makespans, percent))
 
 
+def check_runs(noise: Any, runs: Any) -> None:
+    """TypeError unless some noise is one, and some runs a number; ValueError for less than one."""
+    check_type("noise", noise, Noise, "a Noise, such as Noise(jitter=0.1)")
+    check_whole("runs", runs, least=1)
+
+
 def simulate_runs(
     schedule: Schedule,
     noise: Noise,
@@ -92,8 +100,7 @@ def simulate_runs(
     come to them. ValueError for noise that is of ranks or links that the schedule does not have, or
     of links whose transfers take no time.
     """
-    check_type("noise", noise, Noise, "a Noise, such as Noise(jitter=0.1)")
-    check_whole("runs", runs, least=1)
+    check_runs(noise, runs)
     costs = costs.over(schedule.costs)
     costs.check(schedule.layout)
     transport = timed(schedule.transport)
@@ -113,7 +120,7 @@ def simulate_runs(
     if ideal:
         events = ideal_events(schedule, costs)
     samples = Samples(events)
-    noise.check(schedule, samples.take_time)
+    check_noise(noise, schedule, samples.take_time)
     draws = Draws(schedule, noise, samples.take_time)
     # Where copies take turns, each run may have edges of its own.
     is_alike = not takes_turns(schedule, costs)

@@ -9,7 +9,10 @@ from schedlang.compiler import NO_PARAMS
 from schedlang.diagnostics.arguments import check_flag, check_params
 from schedlang.diagnostics.source import Source
 from schedlang.proof.execution import Execution
+from schedlang.proof.noise import Noise
 from schedlang.proof.prove import simulate as execute
+from schedlang.proof.runs import RUNS, Runs, check_runs
+from schedlang.proof.runs import simulate_runs as execute_runs
 from schedlang.python.plans import plan_of
 from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.schedule import Schedule
@@ -38,6 +41,42 @@ def simulate(
     CompileError for a schedule that does not run there; TypeError or ValueError names a wrong
     argument, such as costs of another number of stages.
     """
+    return execute(_compiled(schedule, costs, ideal, params, transport), costs, ideal)
+
+
+def simulate_runs(
+    schedule: Schedule | Source | str | Path,
+    noise: Noise,
+    costs: Costs = UNIT,
+    runs: int = RUNS,
+    ideal: bool = False,
+    *,
+    params: Mapping[str, int] = NO_PARAMS,
+    transport: str | None = None,
+) -> Runs:
+    """The makespans of a schedule in many runs with noise, in which ops and transfers take longer
+    or shorter than the costs say, and some ranks and links are slow (docs/robust.md).
+
+    All arguments but `noise` and `runs` are those of `simulate`; the same call gives the same runs.
+    The order of ops, and what waits for what, are those of the plan in every run. All runs are
+    walked at once, which is far faster than as many simulations.
+
+    CompileError and errors of wrong arguments are as of `simulate`; ValueError as well for noise of
+    a rank or a link that the schedule does not have, or of a link whose transfers take no time.
+    """
+    check_runs(noise, runs)
+    plan = _compiled(schedule, costs, ideal, params, transport)
+    return execute_runs(plan, noise, costs, runs, ideal)
+
+
+def _compiled(
+    schedule: Schedule | Source | str | Path,
+    costs: Costs,
+    ideal: bool,
+    params: Mapping[str, int],
+    transport: str | None,
+) -> Schedule:
+    """What is to be simulated, with its transport; errors for wrong arguments."""
     check_params("params", params)
     check_costs(costs)
     check_flag("ideal", ideal)
@@ -47,4 +86,4 @@ def simulate(
         raise ValueError("`params` are those of a program, `schedule` is one that was compiled")
     if transport is not None:
         schedule = evolve(schedule, transport=transport)
-    return execute(schedule, costs, ideal)
+    return schedule

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 
 import schedlang
+from schedlang import Costs, Noise, compile, simulate_runs
 from schedlang.cli.main import main
 from schedlang.cli.options import parser_of_all
 from schedlang.cli.outputs import INPUTS, OUTPUTS
@@ -395,6 +396,40 @@ def test_options_may_stand_anywhere(tmp_path: Path) -> None:
     settings = ["strategy=zb1p", "--no-visualization", "num_devices=2", "num_stages=2"]
     assert schedc("pipeline", *settings).returncode == 0
     assert schedc("compare", "1f1b", "--sort", "makespan", "zb_h1").returncode == 0
+
+
+def test_runs_with_noise(capsys: pytest.CaptureFixture[str]) -> None:
+    noise = ["--p2p-time", "0.25", "--transport", "nccl", "--jitter", "0.2", "--runs", "100"]
+    noise += ["--slow", "rank=3:1.5", "--slow", "link=1-0:2"]
+    document = simulated("1f1b", *noise)
+    figures = document["noise"]
+    assert isinstance(figures, dict)
+    # What is simulated without noise is beside it, as ever.
+    assert document["makespan"] == figures["makespan"] == 37.5
+    assert (figures["slow_ranks"], figures["slow_links"]) == ({"3": 1.5}, {"0-1": 2})
+    assert len(figures["makespans"]) == figures["runs"] == 100
+    costs = Costs(p2p_time=0.25)
+    plan = compile("1f1b", costs=costs, transport="nccl")
+    expected = simulate_runs(plan, Noise(0.2, {3: 1.5}, {(0, 1): 2}), costs, runs=100)
+    assert figures["makespans"] == list(expected.makespans)
+    assert figures["percentile_95"] == expected.percentile(95)
+    assert figures["delays"]["ranks"] == list(expected.delays.ranks)
+    # The same call gives the same runs, another seed others.
+    assert simulated("1f1b", *noise)["noise"] == figures
+    assert simulated("1f1b", *noise, "--seed", "1")["noise"] != figures
+    capsys.readouterr()
+    assert main(["simulate", "1f1b", *noise]) == 0
+    text = capsys.readouterr().out
+    assert "makespan              37.5" in text
+    for value in (expected.mean, expected.median, expected.percentile(95), expected.worst):
+        assert f" {value:.5g} " in text
+    assert "of the mean: rank 3 +" in text
+    # Without jitter all runs are the same: there is one.
+    assert main(["simulate", "1f1b", "--slow", "rank=0:2", "--ideal"]) == 0
+    slow = simulate_runs(compile("1f1b"), Noise(slow_ranks={0: 2}), runs=1, ideal=True)
+    assert f"with it               {slow.worst:.5g}" in capsys.readouterr().out
+    assert main(["simulate", "1f1b", "--jitter", "0"]) == 0
+    assert "noise" not in capsys.readouterr().out
 
 
 def test_compare_on_a_transport(tmp_path: Path) -> None:

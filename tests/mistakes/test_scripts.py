@@ -14,6 +14,7 @@ from schedlang import (
     Builder,
     CompileError,
     Costs,
+    Noise,
     Plan,
     Source,
     compile,
@@ -22,6 +23,7 @@ from schedlang import (
     read_plan,
     read_source,
     simulate,
+    simulate_runs,
     write_plan,
     write_view,
 )
@@ -187,6 +189,36 @@ COMPILER: dict[str, Mistake] = {
         ValueError,
         "there is no transport `buffered:0`",
         "buffered:k",
+    ),
+    "simulate_runs: a number for the noise": (
+        lambda plan: simulate_runs(plan, 0.1),  # type: ignore[arg-type]
+        TypeError,
+        "`noise` is 0.1",
+        "it must be a Noise",
+    ),
+    "simulate_runs: none": (
+        lambda plan: simulate_runs(plan, Noise(jitter=0.1), runs=0),
+        ValueError,
+        "`runs` is 0",
+        f"{WHOLE} from 1",
+    ),
+    "simulate_runs: a rank that there is not": (
+        lambda plan: simulate_runs(plan, Noise(slow_ranks={2: 1.5})),
+        ValueError,
+        "there is no rank 2",
+        "there are 2",
+    ),
+    "Noise: per cent": (
+        lambda _: Noise(jitter=10),
+        ValueError,
+        "`jitter` is 10",
+        "a part of each duration from 0 to 1",
+    ),
+    "Noise: a list of ranks": (
+        lambda _: Noise(slow_ranks=[3]),  # type: ignore[arg-type]
+        TypeError,
+        "`slow_ranks` is [3]",
+        "such as {3: 1.3}",
     ),
     "prove: a path": (
         lambda _: prove("1f1b.sched"),  # type: ignore[arg-type]

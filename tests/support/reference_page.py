@@ -25,7 +25,7 @@ A wrong argument is a TypeError or ValueError that names it, at once. What is wr
 #: The names of each package, in the order in which they are read; each stands in one section.
 SECTIONS = {
     "schedlang": {
-        "Compile and simulate": ["compile", "simulate", "prove", "Builder"],
+        "Compile and simulate": ["compile", "simulate", "simulate_runs", "prove", "Builder"],
         "Files": [
             "read_source",
             "read_costs",
@@ -43,7 +43,15 @@ SECTIONS = {
             "Actions",
             "Kind",
         ],
-        "Time and memory": ["Costs", "Execution", "Timeline", "Bar"],
+        "Time and memory": [
+            "Costs",
+            "Execution",
+            "Timeline",
+            "Bar",
+            "Noise",
+            "Runs",
+            "Delays",
+        ],
         "What is wrong": ["CompileError", "ParameterError", "Diagnostic"],
     },
     "schedlang.runtime": {
