@@ -104,4 +104,5 @@ class Solver(Protocol):
     is never worse than the one before. Who asked may stop listening at any moment.
     """
 
-    def __call__(self, problem: Problem, known: Answer, seconds: float) -> Iterator[Answer]: ...
+    def __call__(self, problem: Problem, known: Answer, seconds: float) -> Iterator[Answer]:
+        """The answers, each at least as good as the one before."""

@@ -1,0 +1,124 @@
+"""The least that any order comes to, by CP-SAT: orders that are proved to be the best."""
+
+from collections.abc import Iterator
+from itertools import count, islice
+from math import inf
+from time import monotonic
+
+from attrs import define, evolve, field
+
+from schedlang.passes.graph import Orders
+from schedlang.search.optimize.instance import Instance
+from schedlang.search.optimize.model import Effort, Outcome, look
+from schedlang.search.optimize.problem import Answer, Problem
+from schedlang.search.optimize.starts import starts
+
+#: What a look takes at first, for one rank and for all of them; then ever twice as much.
+_RANK_EFFORT = 0.5
+_EFFORT = 1.0
+#: How far above the bound is looked, as shares of what is between it and the best that is known.
+_SHARES = (0.0, 1 / 64, 1 / 16, 1 / 4, 1.0)
+#: How many orders are made before it begins.
+_STARTS = 600
+
+
+def exact(
+    problem: Problem, known: Answer, seconds: float, workers: int = 1, seed: int = 0
+) -> Iterator[Answer]:
+    """See `Solver`. It ends before its time if the best is found and proved."""
+    yield from _Search(problem, known, monotonic() + seconds, workers, seed).answers()
+
+
+@define
+class _Search:
+    problem: Problem
+    answer: Answer
+    deadline: float
+    workers: int
+    seed: int
+    instance: Instance = field(init=False)
+    #: No order is below the one, in units; and there are orders at the other.
+    low: int = field(init=False)
+    high: int = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        self.instance = Instance.of(self.problem)
+        self.low = 0
+        # Ops of all ranks one after the other are as long as any order that does not wait for
+        # nothing.
+        time = self.instance.time
+        waits = sum(lag - time[first] for first, _, lag in self.instance.lags)
+        self.high = sum(time) + waits
+        if self.answer.value < inf:
+            self.high = self.instance.units(self.answer.value)
+
+    def answers(self) -> Iterator[Answer]:
+        """Better and better answers, until one is the best or the time is over."""
+        for _ in self._steps():
+            yield self.answer
+            if self.answer.is_best or monotonic() >= self.deadline:
+                return
+
+    def _steps(self) -> Iterator[None]:
+        self._raise(self.instance.least)
+        yield
+        for orders, value in islice(starts(self.instance, self.seed), _STARTS):
+            self._take(orders, value, "greedy")
+            yield
+        for scale in (2**times for times in count()):
+            yield from self._ranks(_RANK_EFFORT * scale)
+            yield from self._whole(_EFFORT * scale)
+
+    def _raise(self, bound: int) -> None:
+        """Take in that no order comes to less than some units."""
+        self.low = max(self.low, bound)
+        least = min(self.instance.value_of(self.low), self.answer.value)
+        self.answer = evolve(self.answer, bound=max(self.answer.bound, least))
+
+    def _take(self, orders: Orders, value: float, source: str) -> bool:
+        """Take in orders, if they are better than what is known."""
+        if value >= self.answer.value:
+            return False
+        bound = min(self.answer.bound, value)
+        self.answer = Answer(orders, value, bound, source)
+        self.high = min(self.high, self.instance.units(value))
+        return True
+
+    def _look(self, high: int, effort: float, ranks: list[int] | None = None) -> Outcome:
+        left = max(self.deadline - monotonic(), 0.01)
+        effort_left = Effort(effort, left, self.workers if ranks is None else 1, self.seed)
+        hint = self.answer.orders if ranks is None and self.answer.value < inf else None
+        return look(self.instance, self.low, high, effort_left, ranks, hint)
+
+    def _ranks(self, effort: float) -> Iterator[None]:
+        """What each rank comes to at the least, whatever the others do meanwhile."""
+        for rank in range(len(self.problem.limits)):
+            # Until there are such orders for this rank, the bound rises.
+            step = 0
+            while self.low + step < self.high:
+                outcome = self._look(self.low + step, effort, [rank])
+                refuted = outcome.bound > self.low + step
+                self._raise(outcome.bound)
+                yield
+                if not refuted:
+                    break
+                step = max(2 * step, int((self.high - self.low) * _SHARES[1]), 1)
+
+    def _whole(self, effort: float) -> Iterator[None]:
+        """What all ranks together come to: first at the bound, then ever further above it."""
+        index = 0
+        while index < len(_SHARES):
+            # At what is known already there is nothing to look for.
+            target = self.low + int((self.high - 1 - self.low) * _SHARES[index])
+            outcome = self._look(target, effort)
+            self._raise(outcome.bound)
+            if outcome.orders is not None and self._take(
+                outcome.orders, self.problem.value(outcome.orders), "exact search"
+            ):
+                index = 0
+            elif outcome.bound <= target:
+                index += 1
+            else:
+                # Step by step from the bound would take too many.
+                index = max(index, 1)
+            yield

@@ -1,0 +1,94 @@
+"""Good orders to begin a search from: greedy ones, forwards and backwards in time, again and again.
+
+An execution from the end to the begin says how urgent nodes are for one from the begin to the end,
+and the other way round (Li and Willis 1992, An iterative scheduling technique for
+resource-constrained project scheduling). Where that gains no more, the urgency of whole chains is
+changed at random, and what gains is kept.
+"""
+
+from collections.abc import Iterator, Sequence
+from math import inf
+from random import Random
+
+from attrs import frozen
+
+from schedlang.passes.graph import Orders
+from schedlang.search.optimize.greedy import greedy
+from schedlang.search.optimize.instance import Instance
+
+#: By which share of the whole the urgency of a chain may change.
+_SHARE = 0.3
+
+
+def starts(instance: Instance, seed: int = 0) -> Iterator[tuple[Orders, float]]:
+    """Orders and their values, better and worse ones, for as long as somebody wants more."""
+    random = Random(seed)
+    backwards = instance.reversed()
+    change = _Change([0.0 for _ in instance.chains], [0 for _ in instance.chains])
+    best = inf
+    changed = change
+    while True:
+        values = []
+        for orders, value in _to_and_fro(instance, backwards, *changed.of(instance)):
+            values.append(value)
+            yield orders, value
+        least = min(values, default=inf)
+        if least <= best:
+            best = least
+            change = changed
+        changed = change.varied(random, _SHARE * max(instance.least, 1))
+
+
+@frozen
+class _Change:
+    """What is otherwise with each chain: how much more urgent it is, and how many of its nodes
+    fewer a rank may hold.
+    """
+
+    urgency: list[float]
+    fewer: list[int]
+
+    def of(self, instance: Instance) -> tuple[list[float], list[int]]:
+        """The urgency of all nodes, and the room for them."""
+        urgency = [float(tail) for tail in instance.tails]
+        room = list(instance.room_for)
+        for chain, shift, fewer in zip(instance.chains, self.urgency, self.fewer, strict=True):
+            for node in chain:
+                urgency[node] += shift
+                room[node] -= fewer * max(instance.rise[node], 0)
+        return urgency, room
+
+    def varied(self, random: Random, most: float) -> "_Change":
+        """The change with another one at some chains."""
+        share = random.uniform(0.0, most)
+        often = random.choice((0.1, 0.5))
+        urgency = [
+            shift + random.uniform(-share, share) * (random.random() < often)
+            for shift in self.urgency
+        ]
+        fewer = [
+            max(count + random.choice((-1, 0, 1)), 0) if random.random() < often / 2 else count
+            for count in self.fewer
+        ]
+        return _Change(urgency, fewer)
+
+
+def _to_and_fro(
+    instance: Instance, backwards: Instance, urgency: Sequence[float], room: Sequence[int]
+) -> Iterator[tuple[Orders, float]]:
+    """Orders from the begin to the end and back again, until that gains no more."""
+    graph = instance.problem.graph
+    before = inf
+    while (orders := greedy(instance, urgency, room)) is not None:
+        value = instance.problem.value(orders)
+        yield orders, value
+        # The later a node ends, the earlier it begins the other way round.
+        turned = greedy(backwards, graph.ends(orders))
+        if value >= before or turned is None:
+            return
+        before = value
+        orders = [order[::-1] for order in turned]
+        value = instance.problem.value(orders)
+        yield orders, value
+        starts = zip(graph.ends(orders), graph.time, strict=True)
+        urgency = [time - end for end, time in starts]
