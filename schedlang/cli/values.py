@@ -1,7 +1,7 @@
 """The values of options, from their texts; what is wrong with a text is said by argparse."""
 
 from argparse import ArgumentTypeError
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from schedlang.cli.usage import near
 
@@ -68,6 +68,24 @@ def rate(text: str) -> float:
     if not 0 < value < float("inf"):
         raise ArgumentTypeError(f"`{text}` is not a number above 0")
     return value
+
+
+#: What is written behind a number of seconds.
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def seconds(text: str) -> float:
+    """A time: `60s`, `2m`, `1h`, or a number of seconds."""
+    return _with_unit(text, _SECONDS, "a time, such as 60s or 2m")
+
+
+def _with_unit(text: str, units: Mapping[str, float], what: str) -> float:
+    """A number above 0, with one of some units behind it or none."""
+    unit = next((unit for unit in units if text.endswith(unit)), "")
+    try:
+        return rate(text.removesuffix(unit).rstrip()) * units.get(unit, 1.0)
+    except ArgumentTypeError:
+        raise ArgumentTypeError(f"`{text}` is not {what}") from None
 
 
 def number(text: str) -> float:
