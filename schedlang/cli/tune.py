@@ -137,13 +137,19 @@ def _nothing(tuning: Any, programs: int) -> str | None:
     if not tuning.candidates:
         sizes = ", ".join(str(layers.samples) for layers in training.layers)
         return (
-            f"no program can divide a batch of {training.batch} among {training.ranks} ranks, with "
-            f"{sizes or 'no'} samples in a microbatch and {training.layers[0].count} layers"
+            f"no program takes a batch of {training.batch} on {training.ranks} ranks, with "
+            f"{sizes or 'no'} samples in a microbatch, of a model of {training.layers[0].count} "
+            "layers: it does not divide, or their `require` refuses it"
         )
     if tuning.least_bytes > training.memory:
         return (
             f"nothing fits into {gigabytes(training.memory)}: a rank holds at least "
             f"{gigabytes(tuning.least_bytes)}; take more ranks"
+        )
+    if not tuning.results and not tuning.is_cut_off:
+        return (
+            "no candidate compiles: `schedc check FILE --for microbatches=1..16` says at which "
+            "sizes a program does, and why not at others"
         )
     if tuning.is_cut_off:
         return "the time was over before any was known to fit: give more with --for"

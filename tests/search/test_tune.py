@@ -25,7 +25,7 @@ from schedlang.search.tune.inputs import layers_of_costs
 from schedlang.search.tune.layers import Layers, divided
 from schedlang.search.tune.programs import Program, read_programs, unlike
 from schedlang.search.tune.search import Tuning, tune
-from tests.support.paths import GALLERY, GOLDEN
+from tests.support.paths import CASES, GALLERY, GOLDEN, PROGRAMS
 
 #: Twelve layers on four ranks: what its parts take is measured in some unit.
 MEASURED = {
@@ -127,7 +127,7 @@ def test_what_is_left_out_is_no_better(
 def test_no_result_is_better_than_its_bounds() -> None:
     tuning = tune(programs(ALL), of_measured(ranks=2, batch=4), prune=False)
     words = {result.candidate.program.word for result in tuning.results}
-    assert words == {program.word for program in programs(ALL) if unlike(program) is None}
+    assert words == {program.word for program in programs(ALL) if not unlike(program, {})}
     for result in tuning.results:
         bounds = result.candidate.bounds
         assert bounds.time <= result.time * (1 + 1e-9), result.candidate
@@ -196,7 +196,7 @@ def test_programs_that_train_otherwise_are_told_apart(path: Path) -> None:
     (program,) = read_programs([str(path)])
     plan = compile(path)
     others = plan.is_forward_only or plan.kernels or plan.layout.skips or plan.layout.slices > 1
-    assert (unlike(program) is not None) == bool(others)
+    assert (unlike(program, {}) is not None) == bool(others)
 
 
 def test_every_size_and_kind_of_parameter_is_tried() -> None:
@@ -344,6 +344,39 @@ def test_golden_tables(name: str, line: str, golden: Callable[[str, Path], None]
 
 
 @pytest.mark.usefixtures("folder")
+def test_a_trace_is_where_it_can_start() -> None:
+    """Two stages were measured, on two ranks; as four layers, they are split for chunks, too."""
+    line = "tune 1f1b interleaved_1f1b --ranks 2 --batch 4 --layers 2 -p ranks=2"
+    code, text, _ = schedc(*line.split(), "--costs", str(CASES / "run.json"), "--json")
+    document = json.loads(text)
+    assert code == 0
+    best = [document["results"][index] for index in document["programs"]]
+    assert {row["program"]: sum(row["layers"]) for row in best} == {
+        "1f1b": 4,
+        "interleaved_1f1b": 4,
+    }
+    assert {len(row["layers"]) for row in best} == {2, 4}
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_program_of_one_s_own(folder: Path) -> None:
+    text = (PROGRAMS / "gpipe.sched").read_text()
+    (folder / "own.sched").write_text(text.replace("param ranks = 4", "param ranks\n param x"))
+    line = "tune own.sched --ranks 4 --batch 8 --costs costs.json"
+    code, _, errors = schedc(*line.split())
+    assert (code, errors) == (
+        1,
+        "error: no program can stand in for another one: each is for something else, as told above\n",
+    )
+    assert "`x` has no value: give one with -p x=4" in schedc(*line.split())[1]
+    code, text, errors = schedc(*line.split(), "-p", "x=3", "-p", "ranks=4")
+    assert (code, errors) == (0, "")
+    assert "the fastest: schedc compile own.sched -p ranks=4 -p microbatches=8 -p x=3" in text
+    (folder / "own.sched").write_text("schedule own { param ranks = 4 }")
+    assert "missing-part" in schedc(*line.split())[2]
+
+
+@pytest.mark.usefixtures("folder")
 def test_most_candidates_are_left_out() -> None:
     document = json.loads(schedc(*f"{OF_MODEL} --device H100 --json".split())[1])
     assert document["left_out"] > document["simulated"]
@@ -418,7 +451,7 @@ def test_the_picture(folder: Path) -> None:
         (f"{SMALL} -o tune.png", 2, "`tune.png` must end in .svg or .html"),
         (f"{SMALL.replace('--layers 3', '--layers 3,3')}", 2, "costs of 4 stages, and layers of 2"),
         (f"{SMALL} --memory 1GB", 1, "nothing fits into 1.0 GB: a rank holds at least"),
-        ("tune --ranks 5 --batch 8 --costs costs.json -p ranks=5", 1, "no program can divide"),
+        ("tune --ranks 5 --batch 8 --costs costs.json -p ranks=5", 1, "it does not divide"),
         ("tune --ranks 4 --batch 8 --costs one.json", 2, "do not say how many there are"),
         ("tune --ranks 4 --batch 8 --costs two.json", 2, "`forward_times` has 2 numbers"),
         ("tune --ranks 4 --batch 8 --costs three.json --memory 8GB", 2, "not how many are held"),
@@ -427,6 +460,16 @@ def test_the_picture(folder: Path) -> None:
         (f"{OF_MODEL.replace('llama', 'bad')} --device H100", 2, "it has no `vocab_size`"),
         (f"{OF_MODEL.replace('llama', 'text')} --device H100", 2, "`hidden_size` is 'x'"),
         (f"{OF_MODEL.replace('llama', 'none')} --device H100", 2, "cannot read `none.json`"),
+        (
+            "tune bitpipe --ranks 3 --batch 8 --costs costs.json -p ranks=3",
+            1,
+            "takes a batch of 8 on 3 ranks",
+        ),
+        (
+            "tune never.sched --ranks 2 --batch 2 -p ranks=2 --costs costs.json",
+            1,
+            "no candidate compiles",
+        ),
         ("tune forward_only --ranks 4 --batch 8 --costs costs.json", 1, "no program can stand"),
         ("tune llama.json --ranks 4 --batch 8 --costs costs.json", 2, "`llama.json` is no program"),
         (f"{SMALL} --write-costs costs.json", 2, "`costs.json` is read, and would be replaced"),
@@ -442,6 +485,9 @@ def test_mistakes(line: str, code: int, message: str, folder: Path) -> None:
         "text": LLAMA | {"hidden_size": "x"},
     }.items():
         (folder / f"{name}.json").write_text(json.dumps(text))
+    order = "if r == 0 { F(0) B(0) F(1) B(1) } else { F(0) F(1) B(0) B(1) }"
+    never = f"schedule never {{ param ranks = 2 param microbatches = 2 rank r {{ {order} }} }}"
+    (folder / "never.sched").write_text(never)
     got, _, errors = schedc(*line.split())
     assert message in errors
     assert got == code

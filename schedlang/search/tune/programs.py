@@ -7,6 +7,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
+from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.files.programs import may_name, names, path_of
 from schedlang.files.reading import source_of
@@ -15,6 +16,7 @@ from schedlang.language.declarations import Unfinished, declare
 from schedlang.language.expressions import Call, Reference
 from schedlang.language.faults import Fault
 from schedlang.language.imports import load
+from schedlang.language.names import check_names
 from schedlang.schedule.layout import Layout
 
 #: The parameters that the size of the training sets.
@@ -81,10 +83,15 @@ def _words(item: syntax.Node) -> set[str]:
 
 def read_programs(paths: Iterable[str]) -> list[Program]:
     """The programs at some paths; all of the gallery, if there are none. CompileError for one that
-    cannot be read.
+    cannot be read, or that is wrong at every size.
     """
     chosen = list(paths) or [str(path_of(name)) for name in names()]
-    return [Program(_word(path), source_of(path)) for path in chosen]
+    programs = [Program(_word(path), source_of(path)) for path in chosen]
+    for program in programs:
+        wrong = [] if program.source.is_plan else check_names(*loaded(program.source))
+        if wrong:
+            raise CompileError(wrong)
+    return programs
 
 
 def _word(path: str) -> str:
@@ -93,10 +100,15 @@ def _word(path: str) -> str:
     return name if path == str(path_of(name)) and may_name(name) else path
 
 
-def unlike(program: Program) -> str | None:
+def unlike(program: Program, fixed: Mapping[str, int]) -> str | None:
     """Why a program cannot stand for another one in training: it computes other gradients, or it is
-    for other models. None if it can.
+    for other models, or has a parameter that is neither `fixed` nor has a default. None if it can.
     """
+    items = [item for item in program.tree.items if isinstance(item, syntax.Param)]
+    known = {*SIZES, *fixed}
+    for item in items:
+        if item.default is None and item.name.text not in known:
+            return f"`{item.name.text}` has no value: give one with -p {item.name.text}=4"
     nodes = list(syntax.walk(program.tree))
     kinds = {node.kind for node in nodes if isinstance(node, syntax.Op)}
     if not kinds & {"B", "BW", "I"}:

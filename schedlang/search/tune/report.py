@@ -124,6 +124,13 @@ def _left_out(tuning: Tuning) -> list[str]:
             f"the time was over before the other {counted(rest, 'candidate')} had a turn: a longer "
             "--for may show better ones"
         )
+    # Measured costs do not say how large gradients are.
+    is_summed = any(layers.summed for layers in tuning.training.layers)
+    if not is_summed and any(result.candidate.size.replicas > 1 for result in tuning.results):
+        lines.append(
+            "not counted: the time in which replicas sum their gradients, of which the costs say "
+            "nothing; -p ranks=N keeps one number of ranks for a pipeline"
+        )
     words: dict[str, list[str]] = {}
     for word, reason in tuning.unlike.items():
         words.setdefault(reason, []).append(word)

@@ -121,7 +121,7 @@ def tune(
     since a makespan is a maximum of sums; nor is what 95 of 100 runs stay below.
     """
     deadline = monotonic() + seconds
-    reasons = {program.word: unlike(program) for program in programs}
+    reasons = {program.word: unlike(program, training.params) for program in programs}
     tried = [program for program in programs if not reasons[program.word]]
     tuning = Tuning(training, {word: why for word, why in reasons.items() if why})
     best = _Best(training.memory)
