@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: demo example test test-torch test-browser titan explore models trainings faults pages nodes fuzz mutation
 .PHONY: architecture gallery transport-table reference pictures
-.PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction
+.PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -129,6 +129,10 @@ bench-start: .venv/installed
 # The runtime against torch's own pipelining: processor time per action, and time per step.
 bench-runtime: .venv/installed
 	$(BIN)/python benchmarks/runtime.py
+
+# How many optima `schedc optimize` proves of a hundred instances, and what simpler ways give: an hour or two.
+bench-search: .venv/installed
+	$(BIN)/python benchmarks/search.py
 
 # What an action costs by itself, without models and messages.
 bench-walk: .venv/installed

@@ -311,6 +311,39 @@ def _explain_bubble(parser: Parser) -> None:
     _execution(parser)
 
 
+def _optimize(parser: Parser) -> None:
+    _file(parser)
+    _params(parser)
+    parser.add_list(
+        "--memory",
+        type=numbers,
+        metavar="N",
+        help="what a rank may hold at most, as `peak(r)` counts it, one number for all or one per "
+        "rank (default: the highest peak of the program)",
+    )
+    parser.add_argument(
+        "--for",
+        dest="seconds",
+        type=seconds,
+        default=60.0,
+        metavar="TIME",
+        help="how long to look for a better order, or a better bound: 30s, 5m (default: 60s)",
+    )
+    parser.add_argument(
+        "--workers",
+        type=count,
+        default=2,
+        metavar="N",
+        help="how many threads the solver has (default: 2)",
+    )
+    parser.add_argument(
+        "--seed", type=natural, default=0, metavar="N", help="what the search draws from"
+    )
+    _costs(parser)
+    _transport(parser, "what the order is judged on, once it is found", "portable")
+    _output(parser, "PROGRAM", "the program to write, NAME.sched")
+
+
 def _execution(parser: Parser) -> None:
     """The options of a command that executes a plan."""
     _costs(parser)
@@ -701,6 +734,12 @@ COMMANDS: dict[str, Command] = {
         "figures.explain_bubble",
         _explain_bubble,
         "programs/1f1b.sched --p2p-time 0.1",
+    ),
+    "optimize": Command(
+        "find the best order of a program's ops, and prove how good it is",
+        "optimize.optimize",
+        _optimize,
+        "programs/1f1b.sched --for 10s -o best.sched",
     ),
     "export": Command(
         "write a plan as an action table of torch",
