@@ -14,6 +14,7 @@ from schedlang.proof.graph import Graph
 from schedlang.proof.noise import Draws, Noise, check_noise
 from schedlang.proof.prove import run_on
 from schedlang.proof.samples import Samples
+from schedlang.proof.structure import check_actions
 from schedlang.schedule.columns import Floats
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.schedule import Schedule
@@ -102,7 +103,8 @@ def simulate_runs(
     """
     check_runs(noise, runs)
     costs = costs.over(schedule.costs)
-    costs.check(len(schedule.placement))
+    costs.check(schedule.layout)
+    check_actions(schedule)
     transport = timed(schedule.transport)
 
     def samples_of(factors: Floats) -> Samples:

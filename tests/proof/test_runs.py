@@ -18,6 +18,7 @@ from schedlang.proof.runs import simulate_runs
 from schedlang.proof.samples import Samples
 from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Floats
+from schedlang.schedule.costs import UNIT
 from schedlang.schedule.transports import timed
 from tests.support.paths import GALLERY
 from tests.support.replay import Place, Replay, _Ops, _Transfers
@@ -123,6 +124,31 @@ def test_runs_are_what_the_rules_of_the_transport_say(name: str, transport: str)
     factors = factors_of(plan, COSTS, NOISE, 3)
     expected = [NoisyReplay(plan, transport, COSTS, factors[:, run]).makespan() for run in range(3)]
     assert simulate_runs(plan, NOISE, COSTS, 3).makespans == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("transport", ["gloo", "nccl"])
+@pytest.mark.parametrize("name", ["1f1b", "zb_v", "interleaved_1f1b"])
+def test_runs_are_simulations_at_costs_by_microbatch(name: str, transport: str) -> None:
+    """What a user would have to write to simulate one run."""
+    plan = evolve(compile(name), transport=transport)
+    noise = Noise(jitter=0.3, slow_ranks={1: 1.5})
+    factors = factors_of(plan, UNIT, noise, 5)
+    columns = plan.columns
+    kinds = {Kind.F: "forward_times", Kind.I: "input_times", Kind.W: "weight_times"}
+    kinds |= {} if len(columns.where(Kind.I)) else {Kind.B: "backward_times"}
+    usual = UNIT.over(plan.costs).durations(plan.layout)
+    makespans = []
+    for run in range(5):
+        times: dict[str, Any] = {}
+        for kind, cost in kinds.items():
+            table = np.ones((len(plan.placement), plan.microbatches))
+            for row in columns.where(kind):
+                stage, microbatch = columns.stage[row], columns.microbatch[row]
+                time = usual.time(kind, stage, microbatch)
+                table[stage, microbatch] = time * factors[row, run]
+            times[cost] = table.tolist()
+        makespans.append(simulate(plan, Costs(**times)).timeline.makespan)
+    assert simulate_runs(plan, noise, runs=5).makespans == pytest.approx(makespans, rel=1e-12)
 
 
 def test_turns_on_a_link_are_those_of_each_run() -> None:

@@ -7,6 +7,8 @@ from attrs import evolve
 
 from schedlang import CompileError, Costs, Kind, Plan, compile, read_plan, simulate, write_plan
 from schedlang.cli.main import main
+from schedlang.proof.noise import Noise
+from schedlang.proof.runs import simulate_runs
 from schedlang.schedule.costs import read_costs
 from schedlang.schedule.layout import Layout
 from tests.support.paths import GALLERY, PROGRAMS
@@ -222,3 +224,10 @@ def test_files_have_lists_in_lists(
     for command in ("simulate", "compile", "explain-bubble", "view"):
         assert main([command, program, "-p", "microbatches=4", "--costs", str(path)]) == 0
     capsys.readouterr()
+
+
+def test_runs_with_noise_have_them_too() -> None:
+    plan = compile("zb_h1")
+    costs = random_costs(plan.layout, random.Random(0))
+    runs = simulate_runs(plan, Noise(slow_ranks={0: 1.0}), costs, runs=1)
+    assert runs.makespans == pytest.approx([simulate(plan, costs).timeline.makespan])

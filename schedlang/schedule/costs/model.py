@@ -319,14 +319,12 @@ class Costs:
         """How long compute actions take in a layout, or on each of so many stages if they are alike
         for all microbatches; ValueError for a wrong number of values.
         """
-        if not isinstance(layout, int):
-            stages = len(layout.placement)
+        stages = layout if isinstance(layout, int) else len(layout.placement)
+        units = np.ones(stages, np.int64)
+        if self.differ_by_microbatch:
+            if isinstance(layout, int):
+                raise ValueError("the costs differ by microbatch: they are for a layout")
             units = np.array(list(map(layout.units_of_update, range(stages))), np.int64)
-        elif self.differ_by_microbatch:
-            raise ValueError("the costs differ by microbatch: they are for a layout")
-        else:
-            stages = layout
-            units = np.ones(stages, np.int64)
 
         def spread(name: str, values: Any, default: Floats) -> Floats:
             what = f"durations of {name}"

@@ -54,11 +54,10 @@ class _Search:
     def __attrs_post_init__(self) -> None:
         self.instance = Instance.of(self.problem)
         self.low = 0
-        # Ops of all ranks one after the other are as long as any order that does not wait for
-        # nothing.
+        # All ops one after the other take as long as any orders that never wait without need.
         time = self.instance.time
         waits = sum(lag - time[first] for first, _, lag in self.instance.lags)
-        self.high = sum(time) + waits
+        self.high = sum(time) + waits + 1
         if self.answer.value < inf:
             self.high = self.instance.units(self.answer.value)
 
@@ -66,7 +65,8 @@ class _Search:
         """Better and better answers, until one is the best or the time is over."""
         for _ in self._steps():
             yield self.answer
-            if self.answer.is_best or monotonic() >= self.deadline:
+            # Where nothing is left to look at, no order holds so little.
+            if self.answer.is_best or self.low >= self.high or monotonic() >= self.deadline:
                 return
 
     def _steps(self) -> Iterator[None]:
@@ -119,6 +119,7 @@ class _Search:
         there is nothing; and then how far up to what is known.
         """
         share = 0.0
+        target = self.low
         while share < 1:
             outcome, target = self._try(share, effort)
             yield
@@ -126,14 +127,18 @@ class _Search:
                 break
             share = 2 * share or _SHARE
         for upper in _UPPER:
-            self._try(upper, effort)
-            yield
+            # As far as it has been looked already there is nothing new.
+            if self.is_better or self._target(upper) > target:
+                _, target = self._try(upper, effort)
+                yield
+
+    def _target(self, share: float) -> int:
+        """How far up it is looked: what is known already is beyond it."""
+        return self.low + int((self.high - 1 - self.low) * share)
 
     def _try(self, share: float, effort: float) -> tuple[Outcome, int]:
-        """Look up to a share of what is between the bound and the best that is known; that is known
-        already, so there is nothing to look for at itself.
-        """
-        target = self.low + int((self.high - 1 - self.low) * share)
+        """Look up to a share of what is between the bound and the best that is known."""
+        target = self._target(share)
         outcome = self._look(target, effort)
         self._raise(outcome.bound)
         self.is_better = outcome.orders is not None and self._take(

@@ -6,16 +6,27 @@ shows them to do most, in turn with the schedule's passes.
 
 from schedlang.search.partition.balance import Sizes, partition
 from schedlang.search.partition.joint import Fit, fit, gallery, search
-from schedlang.search.partition.layers import Layer, costs_of_stages, names_by_stage
+from schedlang.search.partition.layers import (
+    Layer,
+    costs_of_stages,
+    layers_of_run,
+    names_by_stage,
+)
+from schedlang.search.partition.place import Placed, Solution, place, solve
 
 __all__ = [
     "Fit",
     "Layer",
+    "Placed",
     "Sizes",
+    "Solution",
     "costs_of_stages",
     "fit",
     "gallery",
+    "layers_of_run",
     "names_by_stage",
     "partition",
+    "place",
     "search",
+    "solve",
 ]

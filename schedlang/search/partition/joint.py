@@ -5,7 +5,7 @@ simulated step shorter; then the program is compiled anew at the costs of these 
 passes see; and so on, until neither finds more.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 
@@ -22,6 +22,7 @@ from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.layout import Layout
+from schedlang.schedule.schedule import Schedule
 from schedlang.search.partition.balance import (
     Capacity,
     Sizes,
@@ -72,7 +73,8 @@ def fit(
     capacity: Capacity | None = None,
     starts: Iterable[Sizes] = (),
 ) -> Fit:
-    """The best partition that is found for a program, and its plan at the costs of these stages.
+    """The best partition that is found for a program, and its plan: what `compile` gives at the
+    costs of these stages.
 
     `links` and `capacity` are those of `costs_of_stages` and `partition`. It starts from
     `partition`, from equal stages, and from further `starts`, and is never worse than any of these
@@ -82,21 +84,19 @@ def fit(
     none of the partitions fits.
     """
 
-    def compiled(costs: Costs) -> Plan:
-        return compile(program, params, costs)
+    search = Fitting(layers, links, capacity)
+    first = compile(program, params, links)
+    check_layers(layers, first.layout.pieces)
 
-    plan = compiled(links)
-    check_layers(layers, plan.layout.pieces)
-    search = _Fitting(layers, links, capacity, compiled)
-    tried = [search.at(plan, sizes) for sizes in _starts(layers, plan, capacity, starts)]
-    # The passes see the costs, so each start is compiled for its own.
-    tried += [search.at(compiled(trial.costs), trial.sizes) for trial in tried]
-    best = min(tried, key=_value)
+    def compiled(sizes: Sizes) -> Trial:
+        # Passes see the costs, so each partition has a plan of its own.
+        costs = costs_of_stages(layers, sizes, first.layout, links)
+        return search.at(compile(program, params, costs), sizes)
+
+    best = min(map(compiled, _starts(layers, first, capacity, starts)), key=value_of)
     for _ in range(_MOST_TURNS):
-        moved = search.descended(best)
-        compiled_for_it = search.at(compiled(moved.costs), moved.sizes)
-        following = min(moved, compiled_for_it, key=_value)
-        if _value(following) >= _less(_value(best)):
+        following = compiled(search.descended(best).sizes)
+        if value_of(following) >= _less(value_of(best)):
             break
         best = following
     if best.excess > 0:
@@ -104,6 +104,7 @@ def fit(
             f"no partition was found that fits: by {best.excess:,.0f} bytes of {best.sizes} layers "
             "by stage; give more ranks, or a schedule that holds fewer activations"
         )
+    assert isinstance(best.plan, Plan)
     return Fit(program, dict(params), best.sizes, best.plan, best.costs, best.execution)
 
 
@@ -148,23 +149,25 @@ def gallery(ranks: int, microbatches: int) -> Iterator[tuple[str, dict[str, int]
             continue
         layout = plan.layout
         is_plain = layout.slices == layout.updates == len(layout.pipelines) == 1
-        has_others = plan.kernels or plan.is_forward_only or plan.columns.is_copy.any()
-        if is_plain and not layout.skips and not has_others:
+        trains = not (plan.is_forward_only or plan.has_updates or plan.kernels)
+        if is_plain and trains and not layout.skips and not plan.columns.is_copy.any():
             yield name, params
 
 
 @frozen
-class _Trial:
-    """A partition under a plan, and by how many bytes ranks hold too much."""
+class Trial:
+    """A partition under a plan, or a schedule with its transfers, and by how many bytes ranks hold
+    too much.
+    """
 
     sizes: Sizes
-    plan: Plan
+    plan: Schedule
     costs: Costs
     execution: Execution
     excess: float
 
 
-def _value(trial: _Trial) -> tuple[float, float]:
+def value_of(trial: Trial) -> tuple[float, float]:
     """What is minimised: first what does not fit, then time."""
     return trial.excess, trial.execution.timeline.makespan
 
@@ -176,15 +179,14 @@ def _less(value: tuple[float, float]) -> tuple[float, float]:
 
 
 @frozen
-class _Fitting:
-    """The search for one program."""
+class Fitting:
+    """Partitions of some layers, under one plan or another."""
 
     layers: Sequence[Layer]
     links: Costs
     capacity: Capacity | None
-    compiled: Callable[[Costs], Plan]
 
-    def at(self, plan: Plan, sizes: Sizes) -> _Trial:
+    def at(self, plan: Schedule, sizes: Sizes) -> Trial:
         """A partition under a plan."""
         costs = costs_of_stages(self.layers, sizes, plan.layout, self.links)
         execution = simulate(plan, costs)
@@ -195,9 +197,9 @@ class _Fitting:
                 max(peak - own, 0.0) for peak, own in zip(execution.peak_bytes, most, strict=True)
             )
             excess = sum(over)
-        return _Trial(sizes, plan, costs, execution, excess)
+        return Trial(sizes, plan, costs, execution, excess)
 
-    def descended(self, trial: _Trial) -> _Trial:
+    def descended(self, trial: Trial) -> Trial:
         """What is reached by moving a layer wherever that makes the execution better, under the
         same plan.
         """
@@ -207,8 +209,8 @@ class _Fitting:
                 return trial
             trial = better
 
-    def _first_better(self, trial: _Trial) -> _Trial | None:
-        enough = _less(_value(trial))
+    def _first_better(self, trial: Trial) -> Trial | None:
+        enough = _less(value_of(trial))
 
         def slowest(sizes: Sizes) -> float:
             return max(work_of_ranks(self.layers, sizes, trial.plan.layout))
@@ -216,14 +218,14 @@ class _Fitting:
         # Those first that give the slowest rank least to do.
         for sizes in sorted(neighbours(trial.sizes), key=slowest):
             moved = self.at(trial.plan, sizes)
-            if _value(moved) < enough:
+            if value_of(moved) < enough:
                 return moved
         return None
 
 
 def _starts(
     layers: Sequence[Layer], plan: Plan, capacity: Capacity | None, others: Iterable[Sizes]
-) -> set[Sizes]:
+) -> list[Sizes]:
     """The partitions to begin with."""
     layout: Layout = plan.layout
     starts = {equal_sizes(len(layers), layout.pieces), *others}
@@ -233,7 +235,7 @@ def _starts(
         # Where none fits, some may all the same: what is held depends on the costs too.
         with suppress(ValueError):
             starts.add(balanced(layers, plan, held, capacity))
-    return starts
+    return sorted(starts)
 
 
 def _least(layers: Sequence[Layer], plan: Plan) -> float:

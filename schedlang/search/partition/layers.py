@@ -8,6 +8,7 @@ from attrs import evolve, field, frozen
 from schedlang.diagnostics.arguments import check_number, check_type
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.costs import UNIT, Costs
+from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 
 
@@ -130,6 +131,39 @@ def layers_by_stage(layers: Sequence[Layer], sizes: Sequence[int]) -> list[Seque
 def names_by_stage(layers: Sequence[Layer], sizes: Sequence[int]) -> list[list[str]]:
     """The names of the layers by stage: the `layout` that `split` of the runtime takes."""
     return [[layer.name for layer in own] for own in layers_by_stage(layers, sizes)]
+
+
+def layers_of_run(
+    costs: Costs, sizes: Sequence[int], shares: Sequence[float], names: Sequence[str]
+) -> list[Layer]:
+    """The layers of a model that has run with so many in each stage, where `costs` are those of the
+    run (`read_costs` of its trace) and `shares` say how the layers of a stage divide its time, as
+    what `measure` of the runtime gives for them.
+
+    Where the run had whole backwards only, either half is half of one. Transfers and bytes are not
+    of layers: give the run's `p2p_time` as `links`. ValueError unless there are a share and a name
+    for each layer, and a cost for each stage.
+    """
+    if not len(shares) == len(names) == sum(sizes):
+        raise ValueError(
+            f"{len(shares)} shares and {len(names)} names are given for {sum(sizes)} layers"
+        )
+    durations = costs.durations(len(sizes))
+    layers = []
+    bounds = accumulate(sizes, initial=0)
+    for stage, (begin, end) in enumerate(pairwise(bounds)):
+        of_stage = sum(shares[begin:end])
+        for place in range(begin, end):
+            share = shares[place] / of_stage if of_stage else 1 / (end - begin)
+            layer = Layer(
+                forward=share * durations[Kind.F][stage],
+                input=share * durations[Kind.I][stage],
+                weight=share * durations[Kind.W][stage],
+                backward=share * durations[Kind.B][stage],
+                name=names[place],
+            )
+            layers.append(layer)
+    return layers
 
 
 def _together(layers: Sequence[Layer]) -> Layer:
