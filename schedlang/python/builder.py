@@ -18,10 +18,11 @@ from schedlang.diagnostics.arguments import check_choice, check_type, check_whol
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, counted
 from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.diagnostics.waits import Stand, Wait
+from schedlang.language.head import Head, number_text
 from schedlang.language.scopes import is_too_long
 from schedlang.plan.plan import Plan
 from schedlang.python.places import Script, caller
-from schedlang.python.text import NAMES, Call, Head, Text, number_text, program_text
+from schedlang.python.text import NAMES, Call, Text, program_text
 from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.kinds import OPS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_skip

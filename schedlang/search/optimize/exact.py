@@ -5,7 +5,7 @@ from itertools import count, islice
 from math import inf
 from time import monotonic
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from schedlang.passes.graph import Orders
 from schedlang.search.optimize.instance import Instance
@@ -16,17 +16,25 @@ from schedlang.search.optimize.starts import starts
 #: What a look takes at first, for one rank and for all of them; then ever twice as much.
 _RANK_EFFORT = 0.5
 _EFFORT = 1.0
-#: How far above the bound is looked, as shares of what is between it and the best that is known.
-_SHARES = (0.0, 1 / 64, 1 / 16, 1 / 4, 1.0)
+#: How far above the bound is looked at first, as a share of what is between it and the best that
+#: is known; and how far, one after the other, where the bound rises no more.
+_SHARE = 1 / 32
+_UPPER = (1 / 4, 1 / 2, 1.0)
 #: How many orders are made before it begins.
 _STARTS = 600
 
 
-def exact(
-    problem: Problem, known: Answer, seconds: float, workers: int = 1, seed: int = 0
-) -> Iterator[Answer]:
-    """See `Solver`. It ends before its time if the best is found and proved."""
-    yield from _Search(problem, known, monotonic() + seconds, workers, seed).answers()
+@frozen
+class Exact:
+    """The `Solver` that proves: with so many threads, from a seed."""
+
+    workers: int = 1
+    seed: int = 0
+
+    def __call__(self, problem: Problem, known: Answer, seconds: float) -> Iterator[Answer]:
+        """Better and better answers, until the best is found and proved."""
+        deadline = monotonic() + seconds
+        yield from _Search(problem, known, deadline, self.workers, self.seed).answers()
 
 
 @define
@@ -40,15 +48,16 @@ class _Search:
     #: No order is below the one, in units; and there are orders at the other.
     low: int = field(init=False)
     high: int = field(init=False)
+    #: Whether the last look found better orders.
+    is_better: bool = field(init=False, default=False)
 
     def __attrs_post_init__(self) -> None:
         self.instance = Instance.of(self.problem)
         self.low = 0
-        # Ops of all ranks one after the other are as long as any order that does not wait for
-        # nothing.
+        # All ops one after the other take as long as any orders that never wait without need.
         time = self.instance.time
         waits = sum(lag - time[first] for first, _, lag in self.instance.lags)
-        self.high = sum(time) + waits
+        self.high = sum(time) + waits + 1
         if self.answer.value < inf:
             self.high = self.instance.units(self.answer.value)
 
@@ -56,7 +65,8 @@ class _Search:
         """Better and better answers, until one is the best or the time is over."""
         for _ in self._steps():
             yield self.answer
-            if self.answer.is_best or monotonic() >= self.deadline:
+            # Where nothing is left to look at, no order holds so little.
+            if self.answer.is_best or self.low >= self.high or monotonic() >= self.deadline:
                 return
 
     def _steps(self) -> Iterator[None]:
@@ -84,9 +94,12 @@ class _Search:
         self.high = min(self.high, self.instance.units(value))
         return True
 
-    def _look(self, high: int, effort: float, ranks: list[int] | None = None) -> Outcome:
+    def _look(
+        self, high: int, effort: float, ranks: list[int] | None = None, probes: bool = True
+    ) -> Outcome:
         left = max(self.deadline - monotonic(), 0.01)
-        effort_left = Effort(effort, left, self.workers if ranks is None else 1, self.seed)
+        workers = self.workers if ranks is None else 1
+        effort_left = Effort(effort, left, workers, self.seed, probes)
         hint = self.answer.orders if ranks is None and self.answer.value < inf else None
         return look(self.instance, self.low, high, effort_left, ranks, hint)
 
@@ -102,23 +115,37 @@ class _Search:
                 yield
                 if not refuted:
                     break
-                step = max(2 * step, int((self.high - self.low) * _SHARES[1]), 1)
+                step = max(2 * step, int((self.high - self.low) * _SHARE), 1)
 
     def _whole(self, effort: float) -> Iterator[None]:
-        """What all ranks together come to: first at the bound, then ever further above it."""
-        index = 0
-        while index < len(_SHARES):
-            # At what is known already there is nothing to look for.
-            target = self.low + int((self.high - 1 - self.low) * _SHARES[index])
-            outcome = self._look(target, effort)
-            self._raise(outcome.bound)
-            if outcome.orders is not None and self._take(
-                outcome.orders, self.problem.value(outcome.orders), "exact search"
-            ):
-                index = 0
-            elif outcome.bound <= target:
-                index += 1
-            else:
-                # Step by step from the bound would take too many.
-                index = max(index, 1)
+        """What all ranks together come to: at the bound, then ever further above it, as long as
+        there is nothing; and then how far up to what is known.
+        """
+        share = 0.0
+        while share < 1 and self.low < self.high:
+            outcome, target = self._try(share, effort)
             yield
+            if outcome.bound <= target and not self.is_better:
+                break
+            share = 2 * share or _SHARE
+        for share in _UPPER:
+            # Each time that there is something, or nothing, there is less left to look at.
+            moved = True
+            while moved and self.low < self.high:
+                outcome, target = self._try(share, effort, probes=False)
+                moved = self.is_better or outcome.bound > target
+                yield
+
+    def _target(self, share: float) -> int:
+        """How far up it is looked: what is known already is beyond it."""
+        return self.low + int((self.high - 1 - self.low) * share)
+
+    def _try(self, share: float, effort: float, probes: bool = True) -> tuple[Outcome, int]:
+        """Look up to a share of what is between the bound and the best that is known."""
+        target = self._target(share)
+        outcome = self._look(target, effort, probes=probes)
+        self._raise(outcome.bound)
+        self.is_better = outcome.orders is not None and self._take(
+            outcome.orders, self.problem.value(outcome.orders), "exact search"
+        )
+        return outcome, target

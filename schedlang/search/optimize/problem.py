@@ -1,6 +1,6 @@
 """What is to be put in order, and what comes of it: what all who search have in common."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from math import inf
 from typing import Protocol
@@ -9,6 +9,9 @@ from attrs import evolve, frozen
 
 from schedlang.passes.graph import ROUNDING, Graph, Orders
 from schedlang.schedule.schedule import Schedule
+
+#: Values that differ by such a share are the same: sums of times are rounded.
+_ROUNDED = 1e-6
 
 #: The kinds and the stages of a node's ops, and their slices: what they do, whatever the
 #: microbatch.
@@ -32,9 +35,9 @@ class Problem:
     limits: tuple[float, ...]
 
     @classmethod
-    def of(cls, schedule: Schedule, limit: float | None = None) -> "Problem":
-        """The problem of a schedule, with or without communication, which is left out; by default
-        no rank may hold more than the highest peak of the schedule.
+    def of(cls, schedule: Schedule, limits: Sequence[float] | float | None = None) -> "Problem":
+        """The problem of a schedule, with or without communication, which is left out. There is one
+        limit for all ranks, or one for each; by default it is the highest peak of the schedule.
 
         ValueError for a schedule that leaves no order to look for: it has no flush, or its copies
         to the host are written out.
@@ -46,9 +49,10 @@ class Problem:
         ranks = tuple(actions.compute() for actions in schedule.ranks)
         ops = evolve(schedule, ranks=ranks, slots=None)
         graph = Graph(ops)
-        if limit is None:
-            limit = graph.highest_peak(graph.order)
-        return cls(graph, (limit,) * len(ranks))
+        if limits is None:
+            limits = graph.highest_peak(graph.order)
+        each = (limits,) if isinstance(limits, float | int) else tuple(limits)
+        return cls(graph, each * len(ranks) if len(each) == 1 else each)
 
     def fits(self, orders: Orders) -> bool:
         """Whether no rank holds more than its limit."""
@@ -88,8 +92,8 @@ class Answer:
 
     @property
     def is_best(self) -> bool:
-        """Whether it is proved that no order comes to less."""
-        return self.value <= self.bound + ROUNDING * max(1.0, self.bound)
+        """Whether it is proved that no order comes to less, but for what rounding leaves open."""
+        return self.value <= self.bound * (1 + _ROUNDED)
 
     def better(self, other: "Answer") -> "Answer":
         """The best of what two know: the least value, and the highest bound."""

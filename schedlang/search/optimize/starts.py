@@ -21,7 +21,9 @@ _SHARE = 0.3
 
 
 def starts(instance: Instance, seed: int = 0) -> Iterator[tuple[Orders, float]]:
-    """Orders and their values, better and worse ones, for as long as somebody wants more."""
+    """Orders and their values, better and worse ones, for as long as somebody wants more; none, if
+    what is most urgent leads nowhere.
+    """
     random = Random(seed)
     backwards = instance.reversed()
     change = _Change([0.0 for _ in instance.chains], [0 for _ in instance.chains])
@@ -32,6 +34,8 @@ def starts(instance: Instance, seed: int = 0) -> Iterator[tuple[Orders, float]]:
         for orders, value in _to_and_fro(instance, backwards, *changed.of(instance)):
             values.append(value)
             yield orders, value
+        if not values and best == inf:
+            return
         least = min(values, default=inf)
         if least <= best:
             best = least

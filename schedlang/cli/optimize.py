@@ -1,0 +1,101 @@
+"""The command `schedc optimize`: the best order of a program's ops, and how good it is."""
+
+import argparse
+import json
+import sys
+from math import inf
+from typing import Any
+
+from schedlang.cli.inputs import load_with_costs
+from schedlang.cli.progress import progress
+from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
+
+
+def optimize(options: argparse.Namespace) -> int:
+    """Look for the best order, say how good it is, and write it as a program."""
+    if options.output and not options.output.endswith(".sched"):
+        raise UsageError(f"`{options.output}` is to be a program: -o NAME.sched")
+    from schedlang.search.optimize.optimize import judged, optimize
+    from schedlang.search.optimize.problem import Answer, Problem
+
+    plan, _ = load_with_costs(options, transport=options.transport)
+    limits = options.memory
+    if limits is not None and len(limits) not in (1, len(plan.ranks)):
+        raise UsageError(f"--memory has {len(limits)} numbers, there are {len(plan.ranks)} ranks")
+    try:
+        problem = Problem.of(plan, limits)
+    except ValueError as error:
+        raise UsageError(f"`{options.file}` cannot be optimized: {error}") from None
+    given: Answer | None = None
+    answer: Answer | None = None
+    try:
+        with progress(f"optimizing {plan.name}"):
+            for answer in optimize(problem, options.seconds, options.workers, options.seed):
+                given = given or answer
+    except ImportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    assert given is not None
+    assert answer is not None
+    if answer.value == inf:
+        most = max(problem.limits)
+        print(f"error: no order was found that holds at most {most:g}", file=sys.stderr)
+        return WRONG
+    with progress(f"proving {plan.name}"):
+        result = judged(problem, answer, options.transport)
+    document = _document(problem, given, answer, result)
+    if options.output:
+        from schedlang.files.writing import write_text
+
+        write_text(result.text, options.output)
+    if options.format == "json":
+        print(json.dumps(document | {"output": options.output}))
+        return FINE
+    print(_text(document, plan.title))
+    if options.output:
+        print(f"wrote {options.output}")
+    return FINE
+
+
+def _document(problem: Any, given: Any, answer: Any, result: Any) -> dict[str, Any]:
+    """What was found, for programs."""
+    schedule = problem.graph.schedule
+    return {
+        "schedule": schedule.name,
+        "params": schedule.params,
+        "objective": schedule.objective,
+        "value": answer.value,
+        "bound": answer.bound,
+        "gap": answer.gap,
+        "proved": answer.is_best,
+        "source": answer.source,
+        "given": given.value if given.value < inf else None,
+        "peak_memory": [problem.graph.peak(order) for order in answer.orders],
+        "memory": list(problem.limits),
+        "transport": result.transport,
+        "makespan": result.makespan,
+    }
+
+
+def _text(document: dict[str, Any], title: str) -> str:
+    """The same, for people."""
+    objective = document["objective"]
+    if document["proved"]:
+        verdict = "no order has less, which is proved"
+    else:
+        verdict = f"none is below {document['bound']:.10g}, which is proved: a gap of "
+        verdict += f"{document['gap']:.2%}; the time was over"
+    rows = [
+        (objective, f"{document['value']:.10g}", f"{verdict}"),
+        ("found by", document["source"], ""),
+        ("peak memory", " ".join(f"{peak:g}" for peak in document["peak_memory"]), "per rank"),
+    ]
+    if document["given"] is None:
+        rows.insert(1, (f"{objective} before", "-", "the order as given holds more than it may"))
+    else:
+        rows.insert(1, (f"{objective} before", f"{document['given']:.10g}", "as given"))
+    on = f"makespan on {document['transport']}"
+    rows.append((on, f"{document['makespan']:.10g}", "with its transfers"))
+    width = max(len(value) for _, value, _ in rows)
+    lines = [f"{name:<22}{value:<{width}}  {meaning}".rstrip() for name, value, meaning in rows]
+    return "\n".join([title, *lines])

@@ -1,0 +1,157 @@
+"""What a program says before its ops, from a layout and costs: sizes, stages, rules, costs."""
+
+from collections.abc import Container, Iterator, Sequence
+from decimal import Decimal
+
+from attrs import frozen
+
+from schedlang.schedule.costs import Costs
+from schedlang.schedule.kinds import OPS, TRANSFERS, Kind
+from schedlang.schedule.layout import Layout
+
+#: The word of each kind of action in a program.
+WORDS = {kind: op.word for kind, op in OPS.items()}
+WORDS |= {kind: transfer.word for kind, transfer in TRANSFERS.items()}
+
+
+@frozen
+class Head:
+    """What a program says before its ops: `microbatches` are those of all pipelines, `weights` has
+    the rule of each stage.
+    """
+
+    name: str
+    ranks: int
+    microbatches: int
+    layout: Layout
+    weights: Sequence[str]
+    costs: Costs
+
+    @property
+    def one_stage_each(self) -> bool:
+        """Whether stage r is on rank r, which a program need not say."""
+        is_plain = len(self.layout.pipelines) == 1
+        return is_plain and self.layout.placement == tuple(range(self.ranks))
+
+
+def words_for(kinds: Container[int]) -> dict[int, str]:
+    """The words of a program with ops of these kinds."""
+    words = dict(WORDS)
+    if Kind.W in kinds and Kind.I not in kinds:
+        # There `B` would be the input half.
+        words[Kind.B] = "BW"
+    return words
+
+
+def shifted(name: str, shift: int) -> str:
+    """A name plus a number."""
+    return name if shift == 0 else f"{name} {'+' if shift > 0 else '-'} {abs(shift)}"
+
+
+def stage_text(layout: Layout, stage: int) -> str:
+    """A stage as a program names it: `3`, or `up(1)`."""
+    pipeline = layout.pipeline_of[stage]
+    return f"{pipeline.name}({stage - pipeline.start})" if pipeline.name else str(stage)
+
+
+def head_lines(head: Head, words: dict[int, str]) -> Iterator[str]:
+    """The lines before the ops."""
+    layout = head.layout
+    sizes = {"ranks": head.ranks, "microbatches": head.microbatches}
+    if layout.slices > 1:
+        sizes["slices"] = layout.slices
+    for name, size in sizes.items():
+        yield f"param {name} = {size}"
+    condition = " and ".join(f"{name} == {size}" for name, size in sizes.items())
+    yield f'require {condition}, "the ops below are those of this size"'
+    for pipeline in layout.pipelines:
+        stages = pipeline.stop - pipeline.start
+        on = by_number("s", layout.placement[pipeline.start : pipeline.stop])
+        line = f"stage s in 0 .. {stages} on {on}"
+        if pipeline.name:
+            yield f"pipeline {pipeline.name} runs {pipeline.microbatches} {line}"
+        elif not head.one_stage_each:
+            yield line
+    for earlier, later in layout.skips:
+        yield f"skip s in 0 .. 1 from {earlier} to {later}"
+    if layout.links:
+        yield f"link r on {by_number('r', layout.links)}"
+    yield from _weights(head.weights)
+    yield from _costs(head.costs, words)
+
+
+def _weights(rules: Sequence[str]) -> Iterator[str]:
+    """The rule of all stages, or of each that does not read the latest weights."""
+    if len(set(rules)) == 1:
+        if rules[0] != "latest":
+            yield f"weights {rules[0]}"
+        return
+    for stage, rule in enumerate(rules):
+        if rule != "latest":
+            yield f"weights {rule} on {stage} .. {stage + 1}"
+
+
+def _costs(costs: Costs, words: dict[int, str]) -> Iterator[str]:
+    """The lines of costs."""
+    if costs.p2p_time is not None:
+        yield f"cost send = {number_text(costs.p2p_time)}"
+    if costs.capacity_bytes is not None:
+        yield from _values("capacity", "r", costs.capacity_bytes)
+    names = {op.cost: words[kind] for kind, op in OPS.items()} | {"overlap": "overlap"}
+    for name, word in names.items():
+        for item, amount in (("cost", "times"), ("memory", "memory")):
+            values = getattr(costs, f"{name}_{amount}", None)
+            if values is not None:
+                yield from _values(f"{item} {word}", "s", values)
+
+
+def _values(item: str, name: str, values: Sequence[float]) -> Iterator[str]:
+    """The line that gives one value, or one for each number."""
+    if len(values) == 1:
+        yield f"{item} = {number_text(values[0])}"
+    else:
+        yield f"{item}({name}) = {by_number(name, values)}"
+
+
+def number_text(value: float) -> str:
+    """A number as a program has it: without an exponent, and whole if it is."""
+    return format(Decimal(repr(value)).normalize(), "f")
+
+
+def by_number(name: str, values: Sequence[float]) -> str:
+    """An expression that has these values for the numbers from 0 on.
+
+    The numbers are cut into runs in which values count up, count down, or stay the same.
+    """
+    runs: list[tuple[int, int]] = []
+    start = 0
+    while start < len(values):
+        step = values[start + 1] - values[start] if start + 1 < len(values) else 0
+        stop = start + 1
+        # Decimals, whose sums are rounded, are only counted where they stay the same.
+        if step == 0 or (step in (-1, 1) and float(values[start]).is_integer()):
+            while stop < len(values) and values[stop] - values[stop - 1] == step:
+                stop += 1
+        runs.append((start, stop))
+        start = stop
+
+    def run(index: int) -> str:
+        first, stop = runs[index]
+        value = values[first]
+        step = values[first + 1] - value if stop > first + 1 else 0
+        if step == 0:
+            return number_text(value)
+        if step < 0:
+            return f"{number_text(value + first)} - {name}"
+        return shifted(name, int(value - first))
+
+    # Halved again and again, since a program must not be nested deeply.
+    def between(low: int, high: int) -> str:
+        if high - low == 1:
+            return run(low)
+        middle = (low + high) // 2
+        condition = f"{name} < {runs[middle][0]}"
+        return f"(if {condition} then {between(low, middle)} else {between(middle, high)})"
+
+    text = between(0, len(runs))
+    return text[1:-1] if text.startswith("(") else text

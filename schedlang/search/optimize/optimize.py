@@ -1,0 +1,94 @@
+"""The best order that is found in some time: by the gallery and the passes, by the exact search,
+and by what repeats.
+"""
+
+from collections.abc import Iterator
+from math import inf
+from time import monotonic
+
+from attrs import frozen
+
+from schedlang.compiler import compile
+from schedlang.diagnostics.activity import doing
+from schedlang.diagnostics.source import Source
+from schedlang.proof.prove import simulate
+from schedlang.schedule.costs import UNIT
+from schedlang.search.optimize.instance import Instance
+from schedlang.search.optimize.problem import Answer, Problem, Solver
+from schedlang.search.optimize.program import can_write_times, program_of
+from schedlang.search.optimize.published import from_gallery
+
+#: With more ops than these, the exact search has little hope to come to its end.
+_MOST_AT_ONCE = 800
+
+
+def optimize(problem: Problem, seconds: float, workers: int = 1, seed: int = 0) -> Iterator[Answer]:
+    """Answers, each at least as good as the one before; the first is the order as it was given, if
+    that holds no more than it may.
+
+    It ends when an answer is proved to be the best, or after so many seconds; who has enough may
+    stop before. An answer whose value is infinite says that no orders were found that hold so
+    little. ImportError says how to get the solver, if it is not installed.
+    """
+    begin = monotonic()
+    graph = problem.graph
+    least = Instance.of(problem)
+    answer = Answer(graph.order, problem.value(graph.order), 0.0, "as given")
+    answer = answer.better(Answer([], inf, least.value_of(least.least), ""))
+    yield answer
+    for solver in _solvers(problem, workers, seed):
+        left = seconds - (monotonic() - begin)
+        if answer.is_best or left <= 0:
+            return
+        for found in solver(problem, answer, left):
+            answer = answer.better(found)
+            _tell(answer)
+            yield answer
+
+
+@frozen
+class Judged:
+    """An answer as a program: its `text`, which compiles and is proved, and the `makespan` that it
+    has on a transport.
+    """
+
+    text: str
+    transport: str
+    makespan: float
+
+
+def judged(problem: Problem, answer: Answer, transport: str) -> Judged:
+    """The program of an answer, compiled for a transport, and what its plan takes there, at the
+    costs of the problem. CompileError would be ours: it says what of the program does not hold.
+    """
+    text = program_of(problem, answer)
+    costs = problem.graph.schedule.costs
+    given = UNIT if can_write_times(problem) else costs
+    plan = compile(
+        Source(f"{problem.graph.schedule.name}.sched", text), costs=given, transport=transport
+    )
+    # The transport named here is the one that is simulated.
+    execution = simulate(plan, costs)
+    return Judged(text, execution.transport, execution.timeline.makespan)
+
+
+def _solvers(problem: Problem, workers: int, seed: int) -> Iterator[Solver]:
+    """Those that look for orders, the quickest first."""
+    yield from_gallery
+    try:
+        from schedlang.search.optimize.exact import Exact
+        from schedlang.search.optimize.large import Large
+    except ImportError:
+        message = "to optimize takes OR-tools: pip install 'schedlang[optimize]'"
+        raise ImportError(message) from None
+    if len(problem.graph.ops) > _MOST_AT_ONCE:
+        yield Large(workers)
+    yield Exact(workers, seed)
+
+
+def _tell(answer: Answer) -> None:
+    """Say how far it is."""
+    if answer.value < inf:
+        doing(f"best {answer.value:.10g}, none below {answer.bound:.10g}, gap {answer.gap:.2%}")
+    else:
+        doing(f"no order yet, none below {answer.bound:.10g}")

@@ -1,0 +1,271 @@
+"""`schedc optimize`: the best order, against every order there is, and against recorded ones."""
+
+import json
+import math
+import random
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+
+from schedlang import Costs, Source, compile, read_source, simulate
+from schedlang.cli.main import main
+from schedlang.passes.graph import Graph
+from schedlang.search.optimize.instance import Instance, chains_of
+from schedlang.search.optimize.model import Effort, look
+from schedlang.search.optimize.optimize import judged, optimize
+from schedlang.search.optimize.problem import Answer, Problem
+from tests.support.paths import CASES, PROGRAMS
+
+RECORDED = json.loads((CASES / "zero_bubble.json").read_text())["cases"]
+
+#: A program with every op, in an order that is right and far from the best.
+PROGRAM = """
+schedule any {{
+    param ranks = 2
+    param microbatches = 2
+    {stages}
+    {objective}
+    rank r {{
+        for c in 0 .. {chunks} {{ for m in 0 .. microbatches {{ F(stage(c), m) }} }}
+        for c in 0 .. {chunks} {{ for m in 0 .. microbatches {{ {backward} }} }}
+    }}
+}}
+"""
+V = "stage s in 0 .. 2 * ranks on if s < ranks then s else 2 * ranks - 1 - s"
+LOOP = "stage s in 0 .. 2 * ranks on s % ranks"
+
+
+def problem_of(
+    ranks: int,
+    microbatches: int,
+    stages: str = "",
+    is_split: bool = True,
+    costs: Costs | None = None,
+    limit: float | None = None,
+    objective: str = "makespan",
+) -> Problem:
+    chunks = 2 if stages else 1
+    last = f"stage({chunks - 1} - c), m"
+    text = PROGRAM.format(
+        stages=stages,
+        chunks=chunks,
+        objective=f"objective {objective}",
+        backward=f"I({last})  W({last})" if is_split else f"B({last})",
+    )
+    params = {"ranks": ranks, "microbatches": microbatches}
+    return Problem.of(compile(Source("any.sched", text), params, costs or Costs()), limit)
+
+
+def best_of(problem: Problem, seconds: float = 60.0) -> Answer:
+    *_, answer = optimize(problem, seconds, workers=1)
+    return answer
+
+
+def every_order(graph: Graph, nodes: list[int]) -> Iterator[list[int]]:
+    """Every order of a rank's nodes in which none stands before what it needs on its rank."""
+    if not nodes:
+        yield []
+    for node in nodes:
+        if not any(need in nodes for need, _ in graph.needs[node]):
+            for rest in every_order(graph, [other for other in nodes if other != node]):
+                yield [node, *rest]
+
+
+def peak(graph: Graph, order: list[int]) -> float:
+    """The most that is held, as written in docs/costs.md: what a node adds is there while it runs,
+    what it lets go, once it has.
+    """
+    held = most = 0.0
+    for node in order:
+        most = max(most, held + max(graph.rise[node], 0.0))
+        held += graph.change[node]
+    return most
+
+
+def time_of(graph: Graph, orders: tuple[list[int], ...], objective: str) -> float:
+    """The makespan or span of some orders, from what nodes need; infinite if they cannot run."""
+    ends: dict[int, float] = {}
+    starts: dict[int, float] = {}
+    following = [0] * len(orders)
+    clock = [0.0] * len(orders)
+    moved = True
+    while moved:
+        moved = False
+        for rank, order in enumerate(orders):
+            while following[rank] < len(order):
+                node = order[following[rank]]
+                if any(need not in ends for need, _ in graph.needs[node]):
+                    break
+                arrivals = [ends[need] + delay for need, delay in graph.needs[node]]
+                starts[node] = max([clock[rank], *arrivals])
+                clock[rank] = ends[node] = starts[node] + graph.time[node]
+                following[rank] += 1
+                moved = True
+    if len(ends) < len(graph.ops):
+        return math.inf
+    if objective == "span":
+        return max(ends[order[-1]] - starts[order[0]] for order in orders)
+    return max(ends.values()) - min(starts.values())
+
+
+def least_of_all(problem: Problem) -> float:
+    """The least objective of all orders there are that hold no more than they may."""
+    graph = problem.graph
+    of_ranks = [
+        [order for order in every_order(graph, nodes) if peak(graph, order) <= limit + 1e-9]
+        for nodes, limit in zip(graph.order, problem.limits, strict=True)
+    ]
+    objective = graph.schedule.objective
+    times = (time_of(graph, orders, objective) for orders in product(*of_ranks))
+    return min(times, default=math.inf)
+
+
+#: Ranks, microbatches, stages, and whether backwards are split: as large as all orders allow.
+TINY = [
+    (2, 2, "", True),
+    (3, 2, "", True),
+    (2, 3, "", False),
+    (3, 2, "", False),
+    (2, 2, V, False),
+    (2, 2, LOOP, False),
+]
+
+
+def drawn(seed: int) -> Problem:
+    """A tiny problem, whatever it costs."""
+    rng = random.Random(seed)
+    ranks, microbatches, stages, is_split = TINY[seed % len(TINY)]
+    count = ranks * (2 if stages else 1)
+
+    def times() -> list[float]:
+        return [rng.choice((0.5, 1, 1, 1.3, 2, 3)) for _ in range(count)]
+
+    costs = {"forward_times": times(), "p2p_time": rng.choice((0, 0, 0.4, 1))}
+    if is_split:
+        costs |= {"input_times": times(), "weight_times": times()}
+    else:
+        costs["backward_times"] = times()
+    if rng.random() < 0.3 and is_split:
+        costs |= {"forward_memory": [2], "input_memory": [-1], "weight_memory": [-1]}
+    objective = rng.choice(("makespan", "span"))
+    limit = rng.randint(1, 4)
+    return problem_of(ranks, microbatches, stages, is_split, Costs(**costs), limit, objective)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_no_order_at_all_is_better(seed: int) -> None:
+    """Of every order, also those in which microbatches overtake each other; and the program that is
+    written takes as long, and holds as much.
+    """
+    problem = drawn(seed)
+    answer = best_of(problem)
+    least = least_of_all(problem)
+    assert answer.value == pytest.approx(least)
+    if least == math.inf:
+        return
+    assert answer.is_best
+    plan = compile(Source("best.sched", judged(problem, answer, "portable").text))
+    execution = simulate(plan, ideal=True)
+    assert getattr(execution.timeline, plan.objective) == pytest.approx(least)
+    assert list(execution.peak_memory) == [problem.graph.peak(order) for order in answer.orders]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_look_at_one_rank_is_a_bound(seed: int) -> None:
+    """What a rank comes to by itself is no more than the least of all."""
+    problem = drawn(seed)
+    least = least_of_all(problem)
+    if least == math.inf:
+        return
+    instance = Instance.of(problem)
+    high = instance.units(least)
+    assert instance.least <= high
+    for rank in range(len(problem.limits)):
+        outcome = look(instance, instance.least, high, Effort(5.0, 60.0), [rank])
+        assert outcome.orders is not None
+        assert outcome.value is not None
+        assert outcome.value <= high
+
+
+def test_microbatches_of_other_costs_may_overtake_each_other() -> None:
+    """Those that are alike come in their order, and no others."""
+    alike = chains_of(problem_of(2, 3))
+    assert sorted(map(len, alike)) == [3] * 6
+    odd_ones_take_longer = Costs(forward_times=[[1, 2, 1, 2], [1, 2, 1, 2]])
+    problem = problem_of(2, 4, is_split=False, costs=odd_ones_take_longer)
+    assert sorted(map(len, chains_of(problem))) == [2] * 8
+    answer = best_of(problem)
+    assert answer.is_best
+
+
+def test_ops_that_overlap_stay_together() -> None:
+    plan = compile(
+        read_source(PROGRAMS / "interleaved_overlap.sched"), {"ranks": 2, "microbatches": 4}
+    )
+    problem = Problem.of(plan)
+    answer = best_of(problem, 20.0)
+    assert answer.value <= problem.value(problem.graph.order)
+    assert compile(Source("best.sched", judged(problem, answer, "portable").text))
+
+
+@cache
+def cases() -> list[Any]:
+    """Recorded searches that are small: their orders, and what they take at their costs."""
+    names = ("ZB-1p", "ZB-2p", "ZB-V", "V-Half", "V-Min")
+    return [case for case in RECORDED if case["schedule"] in names and case["p"] <= 4]
+
+
+@pytest.mark.parametrize(
+    "case",
+    cases(),
+    ids=lambda case: f"{case['schedule']}-{case['p']}-{case['m']}-{case['cost_profile']}",
+)
+def test_never_worse_than_a_recorded_search(case: dict[str, Any]) -> None:
+    """At the same placement, costs and memory; by span as the zero-bubble papers count, or by
+    makespan.
+    """
+    is_v = case["chunks"] == 2
+    objective = "span" if case["schedule"].startswith("ZB") else "makespan"
+    costs = {
+        "forward_times": [case["cost_f"]],
+        "input_times": [case["cost_b"]],
+        "weight_times": [case["cost_w"]],
+        "p2p_time": case["comm"],
+    }
+    limit = max(case["peak_chunk_activations_until_W"])
+    if case["mem_limit"]:
+        forward, input, weight = case["mem_deltas"]
+        costs |= {"forward_memory": [forward], "input_memory": [input], "weight_memory": [weight]}
+        limit = case["mem_limit"]
+    problem = problem_of(
+        case["p"], case["m"], V if is_v else "", True, Costs(**costs), limit, objective
+    )
+    answer = best_of(problem, 20.0)
+    recorded = case["cost"] if objective == "span" else case["flush_makespan"]
+    assert answer.value <= recorded + 1e-6
+    assert answer.bound <= recorded + 1e-6
+
+
+def test_the_command_says_how_good_it_is(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "best.sched"
+    arguments = ["optimize", "zb_h1", "-p", "ranks=3", "-p", "microbatches=4", "-o", str(path)]
+    assert main([*arguments, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["proved"]
+    assert document["value"] == document["bound"] == 14
+    plan = compile(read_source(path))
+    assert simulate(plan, ideal=True).timeline.makespan == 14
+
+
+def test_too_little_memory_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", "1f1b", "-p", "ranks=2", "--memory", "0"]) == 1
+    assert "no order was found that holds at most 0" in capsys.readouterr().err
+
+
+def test_what_has_no_end_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["optimize", "pipedream"])
+    assert "it has no flush" in capsys.readouterr().err
