@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: demo example test test-torch test-browser titan explore models trainings faults pages nodes fuzz mutation
 .PHONY: architecture gallery transport-table reference pictures
-.PHONY: bench bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
+.PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -117,6 +117,10 @@ mutation: .venv/installed
 bench: .venv/installed
 	$(BIN)/pip install --quiet matplotlib && mkdir -p build
 	$(BIN)/python benchmarks/compile.py $(BENCH) --plot build/compile.svg
+
+# How many candidates a minute schedc tune looks at, in two minutes or three.
+bench-tune: .venv/installed
+	$(BIN)/python benchmarks/tune.py
 
 # What it costs to start a command.
 bench-start: .venv/installed

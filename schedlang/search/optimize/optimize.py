@@ -16,6 +16,10 @@ from schedlang.schedule.costs import UNIT
 from schedlang.search.optimize.instance import Instance
 from schedlang.search.optimize.problem import Answer, Problem, Solver
 from schedlang.search.optimize.program import can_write_times, program_of
+from schedlang.search.optimize.published import from_gallery
+
+#: With more ops than these, the exact search has little hope to come to its end.
+_MOST_AT_ONCE = 800
 
 
 def optimize(problem: Problem, seconds: float, workers: int = 1, seed: int = 0) -> Iterator[Answer]:
@@ -32,7 +36,7 @@ def optimize(problem: Problem, seconds: float, workers: int = 1, seed: int = 0) 
     answer = Answer(graph.order, problem.value(graph.order), 0.0, "as given")
     answer = answer.better(Answer([], inf, least.value_of(least.least), ""))
     yield answer
-    for solver in _solvers(workers, seed):
+    for solver in _solvers(problem, workers, seed):
         left = seconds - (monotonic() - begin)
         if answer.is_best or left <= 0:
             return
@@ -68,13 +72,17 @@ def judged(problem: Problem, answer: Answer, transport: str) -> Judged:
     return Judged(text, execution.transport, execution.timeline.makespan)
 
 
-def _solvers(workers: int, seed: int) -> Iterator[Solver]:
+def _solvers(problem: Problem, workers: int, seed: int) -> Iterator[Solver]:
     """Those that look for orders, the quickest first."""
+    yield from_gallery
     try:
         from schedlang.search.optimize.exact import Exact
+        from schedlang.search.optimize.large import Large
     except ImportError:
         message = "to optimize takes OR-tools: pip install 'schedlang[optimize]'"
         raise ImportError(message) from None
+    if len(problem.graph.ops) > _MOST_AT_ONCE:
+        yield Large(workers)
     yield Exact(workers, seed)
 
 

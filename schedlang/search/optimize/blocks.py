@@ -1,0 +1,68 @@
+"""A block that repeats as the text of a program, for any number of microbatches."""
+
+from collections.abc import Iterator
+from itertools import groupby
+
+from schedlang.language.head import Head, by_number, head_lines, number_text, words_for
+from schedlang.schedule.kinds import Kind
+from schedlang.search.optimize.instance import Instance
+from schedlang.search.optimize.periodic import Block
+
+#: What the microbatches of a block are called.
+_NAMES = ("m", "n", "o", "p")
+#: Claims of decimals hold to this digit: sums of times are rounded.
+_DIGITS = 6
+
+
+def program_of_block(instance: Instance, block: Block) -> str:
+    """The program that repeats a block, with claims of what that takes and holds.
+
+    Ops start at the block's times or earlier, so all is over when the last of the block is, as
+    often as it repeats. ValueError for several pipelines, or slices: rows of a block are for the
+    stages of one.
+    """
+    problem = instance.problem
+    schedule = problem.graph.schedule
+    layout = schedule.layout
+    if len(layout.pipelines) > 1 or layout.slices > 1:
+        raise ValueError("a block is written for one pipeline of whole microbatches")
+    words = words_for({kind for ops in problem.graph.ops for kind, _, _ in ops})
+    rules = [str(schedule.weights_of(stage)) for stage in range(len(layout.placement))]
+    head = Head(
+        schedule.name, len(schedule.ranks), schedule.microbatches, layout, rules, schedule.costs
+    )
+    names = _NAMES[: block.microbatches]
+    lines = [f"schedule {schedule.name} {{"]
+    for line in head_lines(head, words):
+        if line.startswith("require"):
+            line = f'require ranks == {head.ranks}, "the block is for this many"'
+        lines.append(f"    {line}")
+    lines.append(f"    block {', '.join(names)} every {block.interval} {{")
+    lines.append(f"        stage s in 0 .. {len(layout.placement)} {{")
+    lines += [f"            {row}" for row in _rows(instance, block, words)]
+    lines += ["        }", "    }"]
+    most = max(map(problem.graph.peak, block.orders(instance)))
+    lines.append(f"    assert peak() <= {number_text(round(most, _DIGITS))}")
+    if block.unit == int(block.unit):
+        # Of other units, products would be decimals, which programs have only as numbers.
+        unit = int(block.unit)
+        repeats = f"((microbatches - 1) / {len(names)})" if len(names) > 1 else "(microbatches - 1)"
+        lines.append(
+            f"    assert makespan <= {block.interval * unit} * {repeats} + {block.length * unit}"
+        )
+    return "\n".join([*lines, "}", ""])
+
+
+def _rows(instance: Instance, block: Block, words: dict[int, str]) -> Iterator[str]:
+    """The ops of a block, each with its slot by the stage."""
+    names = instance.problem.names
+    chains = [
+        (names[chain[0]][0], starts)
+        for chain, starts in zip(instance.chains, block.start, strict=True)
+    ]
+    chains.sort()
+    for kind, of_kind in groupby(chains, key=lambda item: item[0][0]):
+        by_stage = [starts for _, starts in of_kind]
+        for place, name in enumerate(_NAMES[: block.microbatches]):
+            slot = by_number("s", [starts[place] for starts in by_stage])
+            yield f"{words[Kind(kind)]}(s, {name}) at {slot}"
