@@ -4,7 +4,7 @@ BIN := .venv/bin
 
 .PHONY: demo example test test-torch test-browser titan explore models trainings faults pages nodes fuzz mutation
 .PHONY: architecture gallery transport-table reference pictures
-.PHONY: bench bench-start bench-runtime bench-walk bench-runs bench-prediction
+.PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -118,6 +118,10 @@ bench: .venv/installed
 	$(BIN)/pip install --quiet matplotlib && mkdir -p build
 	$(BIN)/python benchmarks/compile.py $(BENCH) --plot build/compile.svg
 
+# How many candidates a minute schedc tune looks at, in two minutes or three.
+bench-tune: .venv/installed
+	$(BIN)/python benchmarks/tune.py
+
 # What it costs to start a command.
 bench-start: .venv/installed
 	$(BIN)/python benchmarks/start.py
@@ -125,6 +129,10 @@ bench-start: .venv/installed
 # The runtime against torch's own pipelining: processor time per action, and time per step.
 bench-runtime: .venv/installed
 	$(BIN)/python benchmarks/runtime.py
+
+# How many optima `schedc optimize` proves of a hundred instances, and what simpler ways give: an hour or two.
+bench-search: .venv/installed
+	$(BIN)/python benchmarks/search.py
 
 # What an action costs by itself, without models and messages.
 bench-walk: .venv/installed

@@ -19,6 +19,7 @@ from schedlang.runtime.stage.buffers import Buffers
 from schedlang.runtime.stage.offload import Offload
 from schedlang.runtime.stage.repeats import Repeats
 from schedlang.runtime.stage.shards import Shards, is_sharded
+from schedlang.runtime.stage.shared_hooks import BoundaryHooks, SharedHooks
 from schedlang.runtime.stage.skips import Skip, Skips
 from schedlang.runtime.stage.slices import Past
 from schedlang.runtime.stage.stage import Loss, Stage, StagePlan
@@ -89,6 +90,15 @@ def build_parts(
         parts.append(Shards(setup.modules, setup.max_gathered))
     # Replicas whose updates are in the plan have made their sums by the end of a step.
     parts.append(SharedSums([] if updates else shared, wire))
+    hooks = {
+        number: part
+        for number, stage in stages.items()
+        for part in stage.parts
+        if isinstance(part, BoundaryHooks)
+    }
+    if hooks:
+        device = next(iter(stages.values())).device
+        parts.append(SharedHooks(plan.layout, hooks, wire, device))
     return parts
 
 
@@ -131,6 +141,8 @@ def _parts_of_module(plan: Plan, number: int, setup: Setup, device: torch.device
         parts.append(Repeats(number, module, recomputed, setup.verify))
     if not is_sharded(module):
         parts.append(Weights(number, module, plan.has_updates))
+    if not plan.is_forward_only:
+        parts.append(BoundaryHooks())
     return parts
 
 

@@ -271,6 +271,11 @@ def has_hooks(leaf: Tensor) -> bool:
     return leaf.requires_grad and bool(_hooks_before(leaf) or _hooks_after(leaf))
 
 
+def has_hooks_before(tensor: Tensor) -> bool:
+    """Whether hooks are registered that see the gradient of a tensor before it goes on."""
+    return tensor.requires_grad and bool(_hooks_before(tensor))
+
+
 def has_hooks_after(leaf: Tensor) -> bool:
     """Whether hooks are registered that see what a leaf's gradients have added up to."""
     return leaf.requires_grad and bool(_hooks_after(leaf))

@@ -1,12 +1,14 @@
 """From a program to its plan; and verdicts on a program, for many transports or sizes."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from itertools import product
 from math import prod
 from pathlib import Path
 from signal import SIG_BLOCK, SIG_IGN, SIG_SETMASK, SIGINT, pthread_sigmask, signal
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from attrs import asdict, evolve, frozen
 
@@ -33,6 +35,9 @@ from schedlang.schedule.forward_only import forward_only as without_backwards
 from schedlang.schedule.schedule import Kernel, Schedule
 from schedlang.schedule.stream import unroll
 from schedlang.schedule.transports import PORTABLE, transports
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 NO_PARAMS: Mapping[str, int] = MappingProxyType({})
 
@@ -193,8 +198,6 @@ def check_range(
     """A program at every size in some ranges of parameters, the smallest size first, compiled for
     some costs; all cores work on it. ValueError for costs of another number of stages.
     """
-    from concurrent.futures import ProcessPoolExecutor
-
     sizes = []
     for values in product(*ranges.values()):
         sizes.append({**params, **dict(zip(ranges, values, strict=True))})
@@ -205,18 +208,28 @@ def check_range(
         return product_of_ranges, list(size.values())
 
     sizes.sort(key=order)
+    with processes() as pool:
+        yield from pool.map(partial(_instance, source, transport, costs), sizes, chunksize=4)
+
+
+@contextmanager
+def processes() -> Iterator["ProcessPoolExecutor"]:
+    """A process on each core, for those who compile much; what they have not begun by the end is
+    dropped.
+    """
+    from concurrent.futures import ProcessPoolExecutor
+
     # Ctrl-C is for this process only, which then ends the others.
     with ProcessPoolExecutor(initializer=signal, initargs=(SIGINT, SIG_IGN)) as pool:
         try:
             # Nor may it come while they are made, or one of them would be forgotten.
             before = pthread_sigmask(SIG_BLOCK, {SIGINT})
             try:
-                instances = pool.map(
-                    partial(_instance, source, transport, costs), sizes, chunksize=4
-                )
+                # They are made for the first call.
+                pool.submit(int)
             finally:
                 pthread_sigmask(SIG_SETMASK, before)
-            yield from instances
+            yield pool
         finally:
             pool.shutdown(cancel_futures=True)
 

@@ -128,7 +128,11 @@ class Activations(saved_tensors_hooks):
 
     def _pack(self, tensor: Tensor) -> Tensor | _View:
         storage = tensor.untyped_storage()
-        address = storage.data_ptr()
+        try:
+            address = storage.data_ptr()
+        except RuntimeError:
+            # Inside a transform of `torch.func`, a tensor has no memory of its own.
+            return tensor
         if tensor.device != self._device or not address or address in self._stays:
             return tensor
         if address not in self._memories:

@@ -12,7 +12,10 @@ from schedlang.cli.parser import Named, Parser
 from schedlang.cli.usage import near
 from schedlang.cli.values import (
     OPTIMIZERS,
+    amount,
     count,
+    counts,
+    device,
     natural,
     number,
     numbers,
@@ -22,6 +25,7 @@ from schedlang.cli.values import (
     rate,
     seconds,
     setting,
+    share,
     sizes,
     slow,
     transport,
@@ -388,6 +392,84 @@ def _costs(parser: Parser) -> None:
     )
 
 
+def _tune(parser: Parser) -> None:
+    parser.add_argument(
+        "files",
+        type=program,
+        metavar="FILE",
+        nargs="*",
+        help="programs to try; without, all of the gallery",
+    )
+    parser.add_argument(
+        "--ranks", type=count, required=True, metavar="N", help="how many ranks there are"
+    )
+    parser.add_argument(
+        "--batch", type=count, required=True, metavar="N", help="how many samples a step has"
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--model",
+        metavar="CONFIG",
+        help="a transformer, by its config.json of Hugging Face: its costs are estimated",
+    )
+    what.add_argument(
+        "--costs", metavar="FILE", help="measured costs of stages or layers, see docs/costs.md"
+    )
+    parser.add_argument(
+        "--device", type=device, metavar="NAME", help="with --model: what it runs on, such as H100"
+    )
+    parser.add_argument(
+        "--sequence", type=count, metavar="N", help="with --model: how many tokens a sample has"
+    )
+    parser.add_argument(
+        "--efficiency",
+        type=share,
+        metavar="SHARE",
+        help="with --model: the share of the device's operations that is reached (default: 0.5)",
+    )
+    parser.add_argument(
+        "--layers",
+        type=counts,
+        metavar="N",
+        help="with --costs: how many layers its stages have, one number or 8,8,7: other stages are "
+        "tried too",
+    )
+    parser.add_argument(
+        "--microbatch",
+        type=count,
+        metavar="N",
+        help="samples of a microbatch: those of --costs (default: 1); with --model, no other sizes",
+    )
+    parser.add_argument(
+        "--memory",
+        type=amount,
+        metavar="BYTES",
+        help="what a rank may hold, such as 72GB (default: with --model 90 %% of the device's)",
+    )
+    parser.add_argument(
+        "--robust",
+        type=share,
+        metavar="PART",
+        help="go by the makespan that 95 of 100 runs stay below, where durations vary by this "
+        "part of them, such as 0.1",
+    )
+    _params(parser)
+    _transport(parser, "what the plans are proved for", "portable")
+    parser.add_argument(
+        "--for",
+        dest="seconds",
+        type=seconds,
+        metavar="TIME",
+        help="end after this time, such as 60s, with what is known by then",
+    )
+    parser.add_argument(
+        "--write-costs",
+        metavar="FILE",
+        help="write what the stages of the best one cost, for --costs of the other commands",
+    )
+    _output(parser, "VIEW", "a picture of time against memory to write: NAME.svg or .html")
+
+
 def _export(parser: Parser) -> None:
     _file(parser)
     _params(parser)
@@ -640,6 +722,12 @@ COMMANDS: dict[str, Command] = {
         "figures.diff",
         _diff,
         "programs/1f1b.sched programs/zb_h1.sched --compute",
+    ),
+    "tune": Command(
+        "find the program and the parameters that train a model fastest within memory",
+        "tune.tune",
+        _tune,
+        "1f1b zb_h1 --ranks 4 --batch 32 --costs costs.json --layers 4",
     ),
     "explain-bubble": Command(
         "say what every idle time is due to, and what would make it less",

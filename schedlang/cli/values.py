@@ -70,13 +70,27 @@ def rate(text: str) -> float:
     return value
 
 
-#: What is written behind a number of seconds.
+def share(text: str) -> float:
+    """A number above 0, up to 1."""
+    value = rate(text)
+    if value > 1:
+        raise ArgumentTypeError(f"`{text}` is not a share: a number above 0, up to 1")
+    return value
+
+
+#: What is written behind a number of seconds, or of bytes.
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+_BYTES = {"GB": 1e9, "GiB": 2.0**30, "MB": 1e6, "MiB": 2.0**20, "B": 1.0}
 
 
 def seconds(text: str) -> float:
     """A time: `60s`, `2m`, `1h`, or a number of seconds."""
     return _with_unit(text, _SECONDS, "a time, such as 60s or 2m")
+
+
+def amount(text: str) -> float:
+    """An amount of memory: `80GB`, `74.5GiB`, or a number of bytes."""
+    return _with_unit(text, _BYTES, "an amount of memory, such as 80GB or 74.5GiB")
 
 
 def _with_unit(text: str, units: Mapping[str, float], what: str) -> float:
@@ -102,6 +116,11 @@ def numbers(text: str) -> list[float]:
         return [float(part) for part in text.split(",")]
     except ValueError:
         raise ArgumentTypeError(f"`{text}` is not numbers, such as 1,1,2") from None
+
+
+def counts(text: str) -> list[int]:
+    """Whole numbers from 1, with commas between them."""
+    return [count(part) for part in text.split(",")]
 
 
 def one_of(*words: str) -> Callable[[str], str]:
@@ -133,6 +152,13 @@ def transport(text: str) -> str:
     except ValueError as error:
         raise ArgumentTypeError(f"{error}{near(text, NAMES)}") from None
     return text
+
+
+def device(text: str) -> str:
+    """The name of an accelerator whose data sheet is known."""
+    from schedlang.search.tune.devices import DEVICES
+
+    return one_of(*DEVICES)(text)
 
 
 def transport_or_all(text: str) -> str:

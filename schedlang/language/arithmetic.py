@@ -4,7 +4,7 @@ the program.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import lru_cache
 from math import lcm
 from typing import TYPE_CHECKING
@@ -15,11 +15,12 @@ from schedlang.language.scopes import LARGEST
 if TYPE_CHECKING:
     from fractions import Fraction
 
-#: The most digits behind its point that a cost is looked at with: 1 / this; up to how many
-#: multiples of a unit a float tells apart after a long sum; and how near to one such a sum is.
-_FINEST = 10**9
+#: How many multiples of their unit a sum may be, so that a float still tells one from the next; and
+#: how near it is to one then.
 _MOST_MULTIPLES = 2**44
 _NEAR = 0.25
+#: The largest denominator of a number that is no decimal, such as 1.0 / 3.
+_MOST_ODD = 10**4
 
 _NOT_ZERO = "where it may be 0, say what is then: `if n > 0 then m / n else 0`"
 
@@ -79,28 +80,38 @@ def as_fraction(value: float | Fraction) -> Fraction:
     return Fraction(value)
 
 
-def exact(value: float, parts: Callable[[], Iterable[float]]) -> int | Fraction:
-    """What the float of a sum would be without rounding, by all the numbers that it is a sum of,
-    each any number of times.
+def unit_of(numbers: Iterable[float]) -> int | None:
+    """The least n for which some numbers, and so all sums of them, are whole multiples of 1 / n;
+    None where a float cannot tell such multiples apart.
+    """
+    from fractions import Fraction
+
+    unit = 1
+    for number in set(numbers):
+        # The shortest decimal that is this float is what was written, if that was a decimal.
+        fraction = Fraction(repr(float(number)))
+        if fraction.denominator > _MOST_MULTIPLES:
+            fraction = fraction.limit_denominator(_MOST_ODD)
+        unit = lcm(unit, fraction.denominator)
+        if float(fraction) != number or unit > _MOST_MULTIPLES:
+            return None
+    return unit
+
+
+def exact(value: float, unit: int | None) -> int | Fraction:
+    """What the float of a sum would be without rounding, if it is of multiples of 1 / `unit`.
 
     Of 0.1 + 0.2, which is 0.30000000000000004, it is 3/10. Where that cannot be said, since the
     numbers have too many digits, it is the float itself.
     """
-    if value.is_integer():
-        return int(value)
     from fractions import Fraction
 
-    # All sums of numbers are whole multiples of what all the numbers are multiples of.
-    unit = 1
-    for part in set(parts()):
-        fraction = Fraction(part).limit_denominator(_FINEST)
-        unit = lcm(unit, fraction.denominator)
-        if float(fraction) != part or abs(value) * unit > _MOST_MULTIPLES:
-            return Fraction(value)
+    if unit is None or abs(value) * unit > _MOST_MULTIPLES:
+        return as_number(Fraction(value))
     multiple = round(value * unit)
     # Rounding makes a small part of one multiple; a share of an overlap is none.
     is_near = abs(value * unit - multiple) < _NEAR
-    return as_number(Fraction(multiple, unit)) if is_near else Fraction(value)
+    return as_number(Fraction(multiple, unit) if is_near else Fraction(value))
 
 
 def as_number(value: Fraction) -> int | Fraction:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, lru_cache, partial
 from itertools import chain
@@ -22,6 +22,7 @@ from schedlang.language.arithmetic import (
     multiply,
     quotient,
     rest,
+    unit_of,
 )
 from schedlang.language.codegen import Codegen, variable
 from schedlang.language.faults import Fault, number_text
@@ -241,26 +242,33 @@ class _Figures:
 
     @cached_property
     def peak(self) -> Sequence[int | Fraction]:
-        return [exact(peak, self._amounts) for peak in self._execution.peak_memory]
+        return [self._amount(peak) for peak in self._execution.peak_memory]
 
     @property
     def versions(self) -> Sequence[int]:
         return self._versions.held
 
+    # Most figures are whole, which a float is exactly.
+
     def _time(self, time: float) -> int | Fraction:
-        return exact(time, self._times)
+        return int(time) if time.is_integer() else exact(time, self._unit_of_time)
 
-    def _times(self) -> Iterable[float]:
-        """All that times are sums of."""
-        stages = len(self._schedule.placement)
+    def _amount(self, amount: float) -> int | Fraction:
+        return int(amount) if amount.is_integer() else exact(amount, self._unit_of_memory)
+
+    @cached_property
+    def _unit_of_time(self) -> int | None:
+        """What all times are multiples of: they are sums of durations and latencies."""
+        layout = self._schedule.layout
         costs = self._execution.costs
-        yield from costs.durations(self._schedule.layout).all()
-        yield from latencies(self._schedule.layout, costs.transfers(stages)).flat
+        ways = latencies(layout, costs.transfers(len(layout.placement)))
+        return unit_of(chain(costs.durations(layout).all(), ways.flat))
 
-    def _amounts(self) -> Iterable[float]:
-        """All that amounts of memory are sums of."""
+    @cached_property
+    def _unit_of_memory(self) -> int | None:
+        """What all amounts of memory are multiples of."""
         amounts = self._execution.costs.memory(len(self._schedule.placement))
-        return chain(*amounts.values())
+        return unit_of(chain(*amounts.values()))
 
     @cached_property
     def _versions(self) -> Versions:

@@ -17,7 +17,7 @@ import pytest
 import schedlang
 from schedlang import Costs, Noise, compile, simulate_runs
 from schedlang.cli.main import main
-from schedlang.cli.options import parser_of_all
+from schedlang.cli.options import COMMANDS, parser_of_all
 from schedlang.cli.outputs import INPUTS, OUTPUTS
 from tests.support.paths import DOCS, PROGRAMS, ROOT
 
@@ -318,11 +318,12 @@ def test_every_command_has_an_example_that_works(
 ) -> None:
     (tmp_path / "programs").symlink_to(PROGRAMS)
     (tmp_path / "table.csv").write_text("0F0,0B0")
+    (tmp_path / "costs.json").write_text('{"forward_times": [1, 1, 1, 1]}')
     monkeypatch.chdir(tmp_path)  # the examples write files
     with pytest.raises(SystemExit):
         main(["--help"])
     commands = re.findall(r"^    ([a-z-]+)", capsys.readouterr().out, re.MULTILINE)
-    assert len(commands) == 16
+    assert commands == list(COMMANDS)
     for command in commands:
         with pytest.raises(SystemExit):
             main([command, "--help"])
@@ -344,6 +345,10 @@ def test_every_command_has_an_example_that_works(
         (["view", "1f1b"], {"traceEvents"}),
         (["compare", "1f1b", "zb_h1"], {"file", "figures"}),
         (["diff", "1f1b", "zb_h1"], {"equal", "a", "b", "settings", "ranks"}),
+        (
+            ["tune", "1f1b", "--ranks", "2", "--batch", "4", "--costs", "costs.json"],
+            {"results", "frontier", "command"},
+        ),
         (["explain-bubble", "1f1b"], {"makespan"}),
         (["export", "1f1b", "--to", "torch-csv"], {"table"}),
         (["import", "table.csv", "-o", "plan.json"], {"schedule", "output"}),
@@ -359,6 +364,7 @@ def test_every_command_has_a_document_for_programs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("table.csv").write_text("0F0,0B0")
+    Path("costs.json").write_text('{"forward_times": [1, 2]}')
     done = schedc(*command, "--json")
     document = json.loads(done.stdout)
     assert keys <= (document[0] if isinstance(document, list) else document).keys()

@@ -6,7 +6,7 @@ from random import Random
 import pytest
 
 from schedlang import CompileError, Plan, compile, simulate
-from schedlang.language.arithmetic import exact
+from schedlang.language.arithmetic import exact, unit_of
 
 HEAD = """schedule decimals {
     param ranks = 4  param microbatches = 8
@@ -34,6 +34,7 @@ def compiled(items: str) -> Plan:
         "cost F = 0.1  cost B = 0.2  assert makespan == 3.3 and bubble == 0.9 and span == 3.3",
         "cost F = 0.1  cost B = 0.2  cost send = 0.01  assert 10 * bubble == 10 * makespan - 24",
         "cost F = 0.1  cost B(s) = 0.2 + 0.01 * s  assert makespan <= 3.57 and makespan > 3.569999",
+        "cost F = 0.12345678901  cost B = 1.0  assert makespan == 12.35802467911",
         # What claims are about may also be an odd part of a whole.
         "cost F = 1.0 / 3  cost B = 2.0 / 3  assert makespan == 11 and bubble == 3.0",
         "cost F = 1.0 / 7  cost B = 1.0 / 11  assert makespan == 11.0 / 7 + 11.0 / 11",
@@ -93,7 +94,7 @@ def test_costs_in_a_plan_are_what_is_written() -> None:
 def test_figures_are_exact_at_random_decimals(seed: int) -> None:
     """1F1B at the same costs on all stages takes (ranks - 1 + microbatches) * (F + B)."""
     random = Random(seed)
-    digits = random.randrange(1, 7)
+    digits = random.randrange(1, 10)
     forward, backward = (f"{random.uniform(0.01, 30):.{digits}f}" for _ in range(2))
     makespan = 11 * (Fraction(forward) + Fraction(backward))
     costs = f"cost F = {forward}  cost B = {backward}"
@@ -106,8 +107,12 @@ def test_figures_are_exact_at_random_decimals(seed: int) -> None:
 
 
 def test_a_float_is_what_it_is_a_sum_of() -> None:
-    assert exact(0.1 + 0.2, lambda: [0.1, 0.2]) == Fraction(3, 10)
-    assert exact(sum([0.1] * 30), lambda: [0.1]) == 3
+    assert unit_of([0.1, 0.25, 3]) == 20
+    assert exact(0.1 + 0.2, unit_of([0.1, 0.2])) == Fraction(3, 10)
+    assert exact(sum([0.1] * 30), unit_of([0.1])) == 3
     # A share of an overlap, or a number of many digits, is no multiple of anything.
-    assert exact(0.25, lambda: [0.1]) == Fraction(1, 4)
-    assert exact(1 / 3 + 1e-12, lambda: [1 / 3 + 1e-12]) == Fraction(1 / 3 + 1e-12)
+    assert exact(0.25, unit_of([0.1])) == Fraction(1, 4)
+    assert unit_of([1 / 3 + 1e-12]) is None
+    assert exact(1 / 3 + 1e-12, None) == Fraction(1 / 3 + 1e-12)
+    assert unit_of([0.123456789, 1 / 7, 1 / 11, 1 / 13]) is not None
+    assert unit_of([0.123456789, 1 / 999983]) is None

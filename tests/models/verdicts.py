@@ -37,8 +37,11 @@ HANGS = "hangs"
 NOT_ALONE = "not alone"
 NOT_FOR = "-"
 
-#: What the runtime says of weights that may be one weight.
-_QUESTION = "are trained apart: if they are one weight of the model"
+#: What the runtime says of weights that may be one weight, and of hooks whose order counts.
+_QUESTIONS = (
+    "are trained apart: if they are one weight of the model",
+    "if both change it, let one of them take a view of the tensor",
+)
 
 #: More would only wait for each other.
 MOST_PROCESSES = 4
@@ -193,7 +196,8 @@ def compare_all(cells: Sequence[Cell], columns: Columns, folder: Path) -> dict[C
             left = [pickle.loads(path.read_bytes()) for path in paths]
             results = [own for own, _ in left]
             verdict = compare(results, expected, feature.model(2).tolerance)
-            asked = [words for _, said in left for words in said if _QUESTION in words]
+            said = [words for _, warned in left for words in warned]
+            asked = [words for words in said if any(each in words for each in _QUESTIONS)]
             if verdict.kind == DIFFERS and asked:
                 verdict = Verdict(ASKED, asked[0])
             verdicts[cell] = verdict

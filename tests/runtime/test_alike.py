@@ -712,6 +712,36 @@ def test_says_once_which_loss_is_not_finite(run_ranks: Run) -> None:
     assert message == "step 1 of the pipeline: the loss is not finite for microbatch 1 (inf)"
 
 
+def hooked_at_both_sides(shares: bool) -> list[str]:
+    """The warnings of a step in which both stages have hooks of what passes between them."""
+
+    def first(self: Any, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        y.register_hook(twice_as_much)
+        return y if shares else y.view_as(y)
+
+    def second(self: Any, x: Tensor) -> Tensor:
+        x.register_hook(clipped)
+        return self.linear(x)
+
+    own = {dist.get_rank(): [Stage(first), Stage(second)][dist.get_rank()]}
+    inputs = torch.randn(MICROBATCHES * ROWS, WIDTH)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        pipeline = Pipeline(small(WHOLE), own, mean_square)
+        for _ in range(2):
+            pipeline.step(inputs, inputs)
+    return [str(warning.message) for warning in caught]
+
+
+def test_asks_once_about_hooks_at_both_sides_of_a_tensor(run_ranks: Run) -> None:
+    shared, apart = (run_ranks(partial(hooked_at_both_sides, way), 2).results() for way in (1, 0))
+    (message,), others = shared
+    assert message.startswith("stage 0 has hooks of what it returns, and stage 1 of what it is")
+    assert not others
+    assert apart == [[], []]
+
+
 def other_rows() -> None:
     plan = small(WHOLE)
     own = {dist.get_rank(): plain_stages(1)[0]}

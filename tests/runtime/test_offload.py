@@ -31,6 +31,19 @@ class InCheckpoint(nn.Module):
         return checkpoint(self.part, input, use_reentrant=False)
 
 
+class WithTangent(nn.Module):
+    """A layer and its derivative along its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Linear(128, 128)
+
+    def forward(self, input: Tensor) -> Tensor:
+        along = torch.ones_like(input)
+        value, tangent = torch.func.jvp(lambda x: self.part(x).tanh(), (input,), (along,))
+        return value + tangent
+
+
 def stage(module: nn.Module, offloaded: set[int], split: bool) -> Stage:
     cpu = torch.device("cpu")
     plan = StagePlan(1, split={0, 1} if split else ())
@@ -63,10 +76,14 @@ MODULES = {
     "block": Block,
     "dropout": lambda: nn.TransformerEncoderLayer(128, 4, 64, dropout=0.3, batch_first=True),
     "checkpoint": lambda: nn.Sequential(InCheckpoint(Block()), Block()),
+    "tangent": lambda: nn.Sequential(nn.Linear(128, 128), nn.Tanh(), WithTangent()),
     "norm": lambda: nn.Sequential(nn.BatchNorm1d(16), nn.Linear(128, 128)),
 }
 
 
+# Torch's own, when its forward derivatives are loaded.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:stage 1 computes weight gradients in B:UserWarning")
 @pytest.mark.parametrize("split", [False, True], ids=["whole", "split"])
 @pytest.mark.parametrize("name", MODULES)
 def test_gradients_are_those_without_copies(name: str, split: bool) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from schedlang import Plan, Source, compile, read_plan, write_plan
+from schedlang import Costs, Plan, Source, compile, read_plan, write_plan
 from schedlang.cli.main import main
 from schedlang.report.measured import compare as compare_run
 from schedlang.report.measured import read_run
@@ -140,6 +140,29 @@ def test_one_process_needs_no_launcher(train: Train, tmp_path: Path) -> None:
     figures = json.loads(done.stdout.splitlines()[-1])
     assert "gradient_error" not in figures
     assert figures["measured_idle"][0] < 0.5
+
+
+def test_a_program_is_compiled_for_the_costs_that_are_given(train: Train, tmp_path: Path) -> None:
+    """Every process reads the options, and the plan in the trace is for these costs."""
+    trace = tmp_path / "trace.json"
+    options = ["--forward-times", "1,1.4", "--weight-times", "0.5", "--p2p-time", "0.1"]
+    done = train(2, PROGRAMS / "zb_2p.sched", *options, "--steps", 1, "--trace", trace)
+    assert done.codes == [0, 0], done.stderr
+    costs = Costs(forward_times=(1, 1.4), weight_times=(0.5,), p2p_time=0.1)
+    plan = compile(PROGRAMS / "zb_2p.sched", {"ranks": 2}, costs)
+    assert read_run(trace).plan.ranks == plan.ranks
+    assert read_run(trace).plan.costs == plan.costs
+    for wrong, message in [
+        (["--forward-times", "1,2,3"], "3 durations of `F` are given, there are 2 stages"),
+        (["--p2p-time", "-1"], "`p2p_time` is -1"),
+    ]:
+        done = train(2, PROGRAMS / "zb_2p.sched", *wrong)
+        assert 0 not in done.codes
+        assert message in done.stderr
+        assert "Traceback" not in done.stderr
+    done = train(2, plan_file(tmp_path, "1f1b", ranks=2), "--p2p-time", 1)
+    assert done.codes == [1, 1]
+    assert "costs decide about the order of a program" in done.stderr
 
 
 def test_a_wrong_number_of_processes(train: Train, tmp_path: Path) -> None:

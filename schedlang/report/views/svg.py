@@ -36,7 +36,7 @@ _MARK = 3
 # The widest picture.
 _WIDEST = 4000
 
-_GRID = "#c3c9d1"
+GRID = "#c3c9d1"
 FONTS = "Helvetica, Arial, Liberation Sans, DejaVu Sans, sans-serif"
 
 
@@ -118,7 +118,7 @@ def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
         left = frame.x(frame.origin)
         right = frame.x(frame.end)
         yield f'<text x="{_LEFT - 8}" y="{y + _ROW / 2 + 4:g}" text-anchor="end">rank {rank}</text>'
-        yield _rect(left, y, right, _ROW, "none", f' stroke="{_GRID}"')
+        yield _rect(left, y, right, _ROW, "none", f' stroke="{GRID}"')
     # Boxes without a width come last, so that no neighbour covers them.
     boxes = sorted(picture.boxes, key=lambda box: box.bar.end == box.bar.start)
     shapes = [(_fill(picture, box), _shape(frame, box)) for box in boxes]
@@ -130,7 +130,7 @@ def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
             # An optimizer step makes a version and reads none.
             if box.bar.kind != Kind.U:
                 strips.append((palette.version(box.version), _strip(frame, box)))
-        yield from _grouped(strips, f'stroke="{_GRID}" stroke-width="0.5"')
+        yield from _grouped(strips, f'stroke="{GRID}" stroke-width="0.5"')
     yield from _overlaps(picture, frame)
     labels = [label for box in ops for label in _label(picture, frame, box)]
     yield from _grouped(labels, 'text-anchor="middle"')
@@ -175,7 +175,7 @@ def _label(picture: Picture, frame: _Frame, box: Box) -> Iterator[tuple[str, str
         x = frame.x(box.bar.start) + width / 2
         y = frame.y(box.rank) + _ROW / 2 + 4
         fill = palette.fill(box.bar.kind, box.chunk, picture.chunks)
-        yield palette.ink(fill), f'<text x="{_n(x)}" y="{_n(y)}">{box.label}</text>'
+        yield palette.ink(fill), f'<text x="{number(x)}" y="{number(y)}">{box.label}</text>'
 
 
 def _overlaps(picture: Picture, frame: _Frame) -> Iterator[str]:
@@ -198,16 +198,17 @@ def _axis(frame: _Frame) -> Iterator[str]:
     """The axis of time, which counts from the first start, with round numbers at its ticks."""
     y = frame.bottom + 6
     span = frame.end - frame.origin
-    yield f'<path d="M{_LEFT} {y}H{_n(frame.x(frame.end))}" stroke="{palette.INK}"/>'
-    step = _round_step(span, max(int(span * frame.scale / 60), 2))
+    yield f'<path d="M{_LEFT} {y}H{number(frame.x(frame.end))}" stroke="{palette.INK}"/>'
+    step = round_step(span, max(int(span * frame.scale / 60), 2))
     for tick in range(int(span / step) + 1) if span else [0]:
         x = frame.x(frame.origin + tick * step)
-        yield f'<path d="M{_n(x)} {y}v4" stroke="{palette.INK}"/>'
-        yield f'<text x="{_n(x)}" y="{y + 15}" text-anchor="middle">{_n(tick * step)}</text>'
+        yield f'<path d="M{number(x)} {y}v4" stroke="{palette.INK}"/>'
+        time = number(tick * step)
+        yield f'<text x="{number(x)}" y="{y + 15}" text-anchor="middle">{time}</text>'
     yield f'<text x="{_LEFT - 8}" y="{y + 15}" text-anchor="end">time</text>'
 
 
-def _round_step(span: float, ticks: int) -> float:
+def round_step(span: float, ticks: int) -> float:
     """The distance of ticks, so that there are about so many: 1, 2 or 5 times a power of ten."""
     least = (span or 1.0) / ticks
     power = 10.0 ** floor(log10(least))
@@ -228,9 +229,9 @@ def _legend(picture: Picture, frame: _Frame) -> tuple[list[str], int]:
             x = float(_LEFT)
             y = y + _LINE
         for swatch in swatches:
-            lines.append(swatch.format(x=_n(x), y=y))
+            lines.append(swatch.format(x=number(x), y=y))
             x += 16
-        lines.append(f'<text x="{_n(x + 4)}" y="{y + 10}">{escape(name)}</text>')
+        lines.append(f'<text x="{number(x + 4)}" y="{y + 10}">{escape(name)}</text>')
         x += width - 16 * len(swatches)
     return lines, y + _LINE
 
@@ -256,10 +257,10 @@ def _entries(picture: Picture) -> Iterator[tuple[list[str], str]]:
     if any(box.overlap for row in picture.ops for box in row):
         yield [square.format("none", f' stroke="{palette.INK}" stroke-width="1.5"')], "run as one"
     if picture.has_versions:
-        shades = [square.format(shade, f' stroke="{_GRID}"') for shade in palette.VERSIONS]
+        shades = [square.format(shade, f' stroke="{GRID}"') for shade in palette.VERSIONS]
         # A strip shows the remainder, since the colours begin again.
         yield shades, f"strip: version of the weights, modulo {len(shades)}"
-    yield [square.format(palette.PAPER, f' stroke="{_GRID}"')], "idle"
+    yield [square.format(palette.PAPER, f' stroke="{GRID}"')], "idle"
 
 
 def _hatches(picture: Picture) -> Iterator[str]:
@@ -292,11 +293,11 @@ def _rect(
     left: float, top: float, right: float, height: float, fill: str = "", more: str = ""
 ) -> str:
     """A rectangle; without a `fill` it has that of its group."""
-    size = f'width="{_n(right - left)}" height="{_n(height)}"'
+    size = f'width="{number(right - left)}" height="{number(height)}"'
     colour = f' fill="{fill}"' if fill else ""
-    return f'<rect x="{_n(left)}" y="{_n(top)}" {size}{colour}{more}/>'
+    return f'<rect x="{number(left)}" y="{number(top)}" {size}{colour}{more}/>'
 
 
-def _n(number: float) -> str:
+def number(value: float) -> str:
     """A number, rounded to a hundredth of a pixel."""
-    return f"{round(number, 2):.10g}"
+    return f"{round(value, 2):.10g}"

@@ -17,9 +17,9 @@ from schedlang.search.optimize.starts import starts
 _RANK_EFFORT = 0.5
 _EFFORT = 1.0
 #: How far above the bound is looked at first, as a share of what is between it and the best that
-#: is known; and how far where the bound rises no more.
+#: is known; and how far, one after the other, where the bound rises no more.
 _SHARE = 1 / 32
-_UPPER = (1 / 8, 1 / 2, 1.0)
+_UPPER = (1 / 4, 1 / 2, 1.0)
 #: How many orders are made before it begins.
 _STARTS = 600
 
@@ -94,9 +94,12 @@ class _Search:
         self.high = min(self.high, self.instance.units(value))
         return True
 
-    def _look(self, high: int, effort: float, ranks: list[int] | None = None) -> Outcome:
+    def _look(
+        self, high: int, effort: float, ranks: list[int] | None = None, probes: bool = True
+    ) -> Outcome:
         left = max(self.deadline - monotonic(), 0.01)
-        effort_left = Effort(effort, left, self.workers if ranks is None else 1, self.seed)
+        workers = self.workers if ranks is None else 1
+        effort_left = Effort(effort, left, workers, self.seed, probes)
         hint = self.answer.orders if ranks is None and self.answer.value < inf else None
         return look(self.instance, self.low, high, effort_left, ranks, hint)
 
@@ -119,27 +122,28 @@ class _Search:
         there is nothing; and then how far up to what is known.
         """
         share = 0.0
-        target = self.low
-        while share < 1:
+        while share < 1 and self.low < self.high:
             outcome, target = self._try(share, effort)
             yield
             if outcome.bound <= target and not self.is_better:
                 break
             share = 2 * share or _SHARE
-        for upper in _UPPER:
-            # As far as it has been looked already there is nothing new.
-            if self.is_better or self._target(upper) > target:
-                _, target = self._try(upper, effort)
+        for share in _UPPER:
+            # Each time that there is something, or nothing, there is less left to look at.
+            moved = True
+            while moved and self.low < self.high:
+                outcome, target = self._try(share, effort, probes=False)
+                moved = self.is_better or outcome.bound > target
                 yield
 
     def _target(self, share: float) -> int:
         """How far up it is looked: what is known already is beyond it."""
         return self.low + int((self.high - 1 - self.low) * share)
 
-    def _try(self, share: float, effort: float) -> tuple[Outcome, int]:
+    def _try(self, share: float, effort: float, probes: bool = True) -> tuple[Outcome, int]:
         """Look up to a share of what is between the bound and the best that is known."""
         target = self._target(share)
-        outcome = self._look(target, effort)
+        outcome = self._look(target, effort, probes=probes)
         self._raise(outcome.bound)
         self.is_better = outcome.orders is not None and self._take(
             outcome.orders, self.problem.value(outcome.orders), "exact search"

@@ -70,7 +70,7 @@ def _comment(problem: Problem, answer: Answer) -> Iterator[str]:
     schedule = problem.graph.schedule
     value = number_text(round(answer.value, _DIGITS))
     objective = schedule.objective
-    yield f"# An order for {schedule.title}, by `schedc optimize`: {answer.source}."
+    yield f"# An order for {schedule.title}, found by `schedc optimize` ({answer.source})."
     if answer.is_best:
         yield f"# No order has a {objective} below {value} within this memory, which is proved."
     else:

@@ -70,15 +70,21 @@ def balanced(
     """`partition` where a stage holds the activations of so many microbatches when its rank is
     fullest.
     """
-    layout = schedule.layout
-    check_layers(layers, layout.pieces)
+    check_layers(layers, schedule.layout.pieces)
     limits = [] if capacity is None else _memory(layers, schedule, held, capacity)
+    try:
+        return most_even(layers, schedule.layout, limits)
+    except NoCuts:
+        raise ValueError(_does_not_fit(layers, schedule.layout, capacity)) from None
+
+
+def most_even(layers: Sequence[Layer], layout: Layout, limits: Sequence[Limit] = ()) -> Sizes:
+    """The partition for a layout, whatever the order of the ops, as `partition` describes it;
+    NoCuts where none keeps the limits.
+    """
     loads = loads_of_ranks(layout)
     is_small = cuts_at_once(layout.pieces, loads) <= _MOST_AT_ONCE
-    try:
-        return (_exactly if is_small else _nearly)(layers, layout.pieces, loads, limits)
-    except NoCuts:
-        raise ValueError(_does_not_fit(layers, layout, capacity)) from None
+    return (_exactly if is_small else _nearly)(layers, layout.pieces, loads, limits)
 
 
 def _exactly(

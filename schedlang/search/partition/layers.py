@@ -91,8 +91,9 @@ def costs_of_stages(
     """What the stages of a layout cost, where stage i of the model has so many layers, `sizes[i]`;
     of two pipelines both have all.
 
-    `links` says how long transfers take (`p2p_time`, or latencies and bandwidths), and what else is
-    not of layers, such as `update_times`.
+    `links` says how long transfers take (`p2p_time`, or latencies and bandwidths, in whose place of
+    `boundary_bytes` those of the layers come), and what else is not of layers, such as
+    `update_times`.
     """
     stages = [_together(own) for own in layers_by_stage(layers, sizes)]
     replicas = [stages[stage - layout.pipeline_of[stage].start] for stage in _stages(layout)]

@@ -1,0 +1,84 @@
+"""Hooks of the tensors that pass between stages.
+
+Alone, what a stage returns and what the next one takes is one tensor. Its hooks are called in the
+order in which they were registered: those of the earlier stage first. In a pipeline each stage has
+a tensor of its own, and a gradient comes to the later stage first:
+
+    alone       hooks of stage 0 ──► hooks of stage 1 ──► backward of stage 0
+    pipeline    hooks of stage 1 ──► hooks of stage 0 ──► backward of stage 0
+
+Where both change the gradient, it may come out another one. That cannot be seen by either of them,
+so it is asked about, once.
+"""
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from schedlang.runtime.part import Forward, Part
+from schedlang.runtime.torch_private import has_hooks_before
+from schedlang.runtime.transport.wire import Wire
+from schedlang.runtime.values import flatten
+from schedlang.schedule.layout import Layout
+
+
+class BoundaryHooks(Part):
+    """Whether the first forward of a stage registers hooks of its input, and of what it returns."""
+
+    def __init__(self) -> None:
+        self.of_input = False
+        self.of_output = False
+        self._is_first = True
+
+    def after_forward(self, run: Forward) -> None:
+        """See which tensors have hooks by now."""
+        if self._is_first and run.has_graph:
+            self._is_first = False
+            returned, _ = flatten(run.returned, "what a stage returns")
+            self.of_input = any(map(has_hooks_before, run.leaves))
+            self.of_output = any(map(has_hooks_before, returned))
+
+
+class SharedHooks(Part):
+    """What all ranks say after the first step, about the hooks of each stage."""
+
+    def __init__(
+        self, layout: Layout, own: Mapping[int, BoundaryHooks], wire: Wire, device: torch.device
+    ) -> None:
+        self._layout = layout
+        self._own = own
+        self._wire = wire
+        self._device = device
+        self._is_first = True
+
+    def end_step(self) -> None:
+        """Ask, on rank 0, about the first two neighbours that both have hooks of the tensor that
+        passes between them.
+        """
+        if not self._is_first:
+            return
+        self._is_first = False
+        stages = len(self._layout.placement)
+        hooks = torch.zeros(2, stages, dtype=torch.int32, device=self._device)
+        for stage, own in self._own.items():
+            hooks[0, stage] = own.of_input
+            hooks[1, stage] = own.of_output
+        self._wire.reduce(hooks, dist.ReduceOp.MAX)
+        of_input, of_output = hooks.tolist()
+        for stage in range(stages - 1):
+            are_neighbours = not self._layout.is_last(stage)
+            if are_neighbours and of_output[stage] and of_input[stage + 1]:
+                if self._wire.processes.own == 0:
+                    _warn_of(stage)
+                return
+
+
+def _warn_of(stage: int) -> None:
+    warnings.warn(
+        f"stage {stage} has hooks of what it returns, and stage {stage + 1} of what it is given: "
+        f"alone those of stage {stage} see the gradient first, here those of stage {stage + 1}; if "
+        "both change it, let one of them take a view of the tensor, `x.view_as(x)`, for its hooks",
+        stacklevel=2,
+    )

@@ -1,0 +1,176 @@
+"""`schedc tune`: the program and the parameters that train a model fastest."""
+
+import argparse
+import json
+import sys
+from math import inf
+from typing import Any
+
+from schedlang.cli.progress import progress
+from schedlang.cli.usage import FINE, WRONG, UsageError
+
+#: The options that say something of a model.
+_OF_MODEL = ("device", "sequence", "efficiency")
+
+
+def tune(options: argparse.Namespace) -> int:
+    """Try programs for a training, and print the best."""
+    from schedlang.files.documents import write_document
+    from schedlang.search.tune.picture import check_picture, write_frontier
+    from schedlang.search.tune.programs import read_programs
+    from schedlang.search.tune.report import costs_within, tuning_json, tuning_text
+    from schedlang.search.tune.search import tune as search
+
+    programs = read_programs(options.files)
+    try:
+        training, units = _training(options)
+        _check_programs(options, programs)
+        if options.output:
+            check_picture(options.output, training)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    with progress("looking for the fastest program"):
+        tuning = search(programs, training, options.seconds or inf)
+    wrong = _nothing(tuning, len(programs))
+    if options.format == "json":
+        document = tuning_json(tuning, units)
+        document["command"] = None if wrong else _command(options, tuning)
+        print(json.dumps(document))
+    else:
+        print(tuning_text(tuning, units))
+    if wrong:
+        print(f"error: {wrong}", file=sys.stderr)
+        return WRONG
+    best = tuning.fitting[0].candidate
+    if options.write_costs:
+        write_document(costs_within(best, training.memory).to_json(), options.write_costs)
+    if options.output:
+        write_frontier(tuning, units, options.output)
+    if options.format != "json":
+        _print_best(options, tuning)
+    return FINE
+
+
+def _training(options: argparse.Namespace) -> Any:
+    """What is to be trained, and the units of what is told of it; ValueError for what is wrong."""
+    from schedlang.schedule.costs import read_costs
+    from schedlang.search.tune.candidates import Training
+    from schedlang.search.tune.devices import DEVICES
+    from schedlang.search.tune.inputs import (
+        EFFICIENCY,
+        SHARE_OF_MEMORY,
+        layers_of_costs,
+        layers_of_model,
+        powers_of_two,
+    )
+    from schedlang.search.tune.report import Units
+    from schedlang.search.tune.transformer import read_transformer
+
+    memory = options.memory or inf
+    if options.model:
+        missing = [name for name in ("device", "sequence") if getattr(options, name) is None]
+        if missing:
+            raise ValueError(f"--model needs --{missing[0]}: `schedc help tune` says what it is")
+        if options.layers:
+            raise ValueError("--layers says what --costs has; a --model says it itself")
+        device = DEVICES[options.device]
+        if options.memory is None:
+            memory = SHARE_OF_MEMORY * device.memory
+        sizes = [options.microbatch] if options.microbatch else powers_of_two(options.batch)
+        layers = layers_of_model(
+            read_transformer(options.model),
+            device,
+            options.sequence,
+            sizes,
+            memory,
+            options.efficiency or EFFICIENCY,
+        )
+        units = Units(seconds=True, tokens=options.sequence)
+    else:
+        given = [name for name in _OF_MODEL if getattr(options, name) is not None]
+        if given:
+            raise ValueError(f"--{given[0]} is for --model; --costs has been measured")
+        costs = read_costs(options.costs)
+        if options.memory is None and costs.capacity_bytes is not None:
+            memory = min(costs.capacity_bytes)
+        layers = [layers_of_costs(costs, options.microbatch or 1, options.layers)]
+        units = Units(seconds=False)
+        if memory < inf and layers[0].costs.bytes(layers[0].count) is None:
+            raise ValueError(
+                f"--memory says how many bytes there are, `{options.costs}` not how many are held: "
+                "add `activation_bytes` and `weights_bytes`"
+            )
+    training = Training(
+        layers,
+        options.ranks,
+        options.batch,
+        memory,
+        options.params,
+        options.transport,
+        jitter=options.robust or 0.0,
+    )
+    return training, units
+
+
+def _check_programs(options: argparse.Namespace, programs: Any) -> None:
+    """ValueError for what is no program, and for a parameter that none has."""
+    from schedlang.search.tune.programs import SIZES
+
+    for program in programs:
+        if program.source.is_plan:
+            raise ValueError(f"`{program.word}` is no program: tune tries programs")
+    known = {*SIZES, *(name for program in programs for name in program.parameters)}
+    unknown = options.params.keys() - known
+    if unknown:
+        raise ValueError(f"no program has a parameter `{min(unknown)}`")
+
+
+def _nothing(tuning: Any, programs: int) -> str | None:
+    """Why there is no best candidate of so many programs, if there is none."""
+    from schedlang.search.tune.report import gigabytes
+
+    if tuning.fitting:
+        return None
+    training = tuning.training
+    if len(tuning.unlike) == programs:
+        return "no program can stand in for another one: each is for something else, as told above"
+    if not tuning.candidates:
+        sizes = ", ".join(str(layers.samples) for layers in training.layers)
+        return (
+            f"no program takes a batch of {training.batch} on {training.ranks} ranks, with "
+            f"{sizes or 'no'} samples in a microbatch, of a model of {training.layers[0].count} "
+            "layers: it does not divide, or their `require` refuses it"
+        )
+    if tuning.least_bytes > training.memory:
+        return (
+            f"nothing fits into {gigabytes(training.memory)}: a rank holds at least "
+            f"{gigabytes(tuning.least_bytes)}; take more ranks"
+        )
+    if not tuning.results and not tuning.is_cut_off:
+        return (
+            "no candidate compiles: `schedc check FILE --for microbatches=1..16` says at which "
+            "sizes a program does, and why not at others"
+        )
+    if tuning.is_cut_off:
+        return "the time was over before any was known to fit: give more with --for"
+    return f"no program has a plan within {gigabytes(training.memory)}"
+
+
+def _command(options: argparse.Namespace, tuning: Any) -> str:
+    """The command that compiles the best candidate."""
+    from schedlang.search.tune.report import command_of
+
+    best = tuning.fitting[0].candidate
+    return command_of(best, options.transport, options.write_costs, "plan.json")
+
+
+def _print_best(options: argparse.Namespace, tuning: Any) -> None:
+    """Print how the best candidate is compiled, and what was written."""
+    best = tuning.fitting[0].candidate
+    print(f"\nthe fastest: {_command(options, tuning)}")
+    print(f"  layers by stage: {' '.join(map(str, best.sizes))}")
+    if not options.write_costs:
+        print("  --write-costs FILE writes what its stages cost, for --costs of that command")
+    for path in (options.write_costs, options.output):
+        if path:
+            print(f"wrote {path}")

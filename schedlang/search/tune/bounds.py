@@ -1,0 +1,85 @@
+"""What no schedule of some stages can beat, whatever its order: known before it is compiled."""
+
+from collections.abc import Iterable, Sequence
+from operator import add
+
+from attrs import frozen
+
+from schedlang.schedule.costs import Costs
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout
+
+
+@frozen
+class Bounds:
+    """The least time of a training step, in the unit of the costs, and the fewest bytes that the
+    rank with the most holds.
+    """
+
+    time: float
+    bytes: float
+
+
+def bounds_of(layout: Layout, costs: Costs) -> Bounds:
+    """The bounds of a layout at some costs.
+
+    Every microbatch goes forward and backward through all stages. So a rank has its work to do,
+    once the first microbatch has come to it; and behind the last gradient of an input that it
+    makes, the stages before it have theirs to make. It holds its weights, and the activations of
+    one microbatch on one of its stages at least.
+    """
+    stages = range(len(layout.placement))
+    durations = costs.durations(len(stages))
+    forward = durations[Kind.F]
+    # A schedule may split its backwards; and in an overlap, ops may take less time together.
+    gradient = _least(durations[Kind.B], durations[Kind.I])
+    whole = _least(durations[Kind.B], map(add, durations[Kind.I], durations[Kind.W]))
+    reached, left = _ways(layout, costs, forward, gradient, whole)
+    held = (costs.bytes(len(stages)) or {}).get(Kind.F, [0.0] * len(stages))
+    weights = costs.bytes_of_weights(len(stages))
+    time = 0.0
+    most = 0.0
+    for rank in range(max(layout.placement) + 1):
+        own = layout.stages_of(rank)
+        first = min(reached[stage] for stage in own)
+        last = min(left[stage] for stage in own)
+        if durations.overlap is None:
+            work = sum(layout.units(stage) * (forward[stage] + whole[stage]) for stage in own)
+            chain = sum(layout.units(stage) * (forward[stage] + gradient[stage]) for stage in own)
+            time = max(time, first + work, first + chain + last)
+        else:
+            time = max(time, first + last)
+        most = max(most, sum(weights[stage] for stage in own) + max(held[stage] for stage in own))
+    return Bounds(time, most)
+
+
+def _least(a: Iterable[float], b: Iterable[float]) -> list[float]:
+    return list(map(min, zip(a, b, strict=True)))
+
+
+def _ways(
+    layout: Layout,
+    costs: Costs,
+    forward: Sequence[float],
+    gradient: Sequence[float],
+    whole: Sequence[float],
+) -> tuple[list[float], list[float]]:
+    """For each stage how long a microbatch takes to it from the start, and from the gradient that
+    it makes to the end.
+    """
+    transfers = costs.transfers(len(layout.placement))
+    reached = []
+    left = []
+    for stage in range(len(layout.placement)):
+        if layout.is_first(stage):
+            reached.append(0.0)
+            left.append(0.0)
+            continue
+        before = stage - 1
+        ranks = layout.placement[before], layout.placement[stage]
+        way = transfers.time(Kind.F, before, *ranks)
+        back = transfers.time(Kind.B, before, *reversed(ranks))
+        reached.append(reached[before] + forward[before] + way)
+        own = whole[before] if layout.is_first(before) else gradient[before]
+        left.append(back + own + left[before])
+    return reached, left

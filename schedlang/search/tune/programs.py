@@ -1,0 +1,193 @@
+"""Programs that may train a model: what each is for, and which values its parameters may take."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+from attrs import field, frozen
+
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.diagnostics.source import Source
+from schedlang.files.programs import may_name, names, path_of
+from schedlang.files.reading import source_of
+from schedlang.language import syntax
+from schedlang.language.declarations import Unfinished, declare
+from schedlang.language.expressions import Call, Reference
+from schedlang.language.faults import Fault
+from schedlang.language.imports import load
+from schedlang.language.names import check_names
+from schedlang.schedule.layout import Layout
+
+#: The parameters that the size of the training sets.
+SIZES = ("ranks", "microbatches")
+#: The shares of its default at which a parameter is tried, beside powers of two.
+_SHARES = ((1, 2), (3, 4), (3, 2), (2, 1))
+#: The powers of two go up to twice the default, and up to this: a small default says little of how
+#: large a parameter may be.
+_MOST_AT_LEAST = 8
+
+
+@frozen
+class Program:
+    """A program as it was given, and the `word` that names it at a command."""
+
+    word: str
+    source: Source = field(repr=False)
+
+    @property
+    def tree(self) -> syntax.Schedule:
+        """Its syntax tree, with what it imports."""
+        return loaded(self.source)[1]
+
+    @property
+    def parameters(self) -> list[str]:
+        """The names of its parameters but for the sizes."""
+        items = [item for item in self.tree.items if isinstance(item, syntax.Param)]
+        return [item.name.text for item in items if item.name.text not in SIZES]
+
+    @property
+    def placing(self) -> set[str]:
+        """The parameters that say where stages are: they stand in the lines of stages and
+        pipelines, or in values and functions that stand there.
+        """
+        items = self.tree.items
+        places = [item for item in items if isinstance(item, syntax.Stage | syntax.Pipeline)]
+        values = [item for item in items if isinstance(item, syntax.Let | syntax.Fn)]
+        known: dict[str, syntax.Node] = {item.name.text: item for item in values}
+        left: list[syntax.Node] = [*places]
+        used: set[str] = set()
+        while left:
+            words = _words(left.pop())
+            left += [known[word] for word in words - used if word in known]
+            used |= words
+        return used
+
+
+@cache
+def loaded(source: Source) -> tuple[Source, syntax.Schedule]:
+    """A program with what it imports, read once by each process."""
+    return load(source)
+
+
+def _words(item: syntax.Node) -> set[str]:
+    """The names that an item uses."""
+    words = set()
+    for node in syntax.walk(item):
+        if isinstance(node, Reference):
+            words.add(node.name)
+        elif isinstance(node, Call):
+            words.add(node.name.text)
+    return words
+
+
+def read_programs(paths: Iterable[str]) -> list[Program]:
+    """The programs at some paths; all of the gallery, if there are none. CompileError for one that
+    cannot be read, or that is wrong at every size.
+    """
+    chosen = list(paths) or [str(path_of(name)) for name in names()]
+    programs = [Program(_word(path), source_of(path)) for path in chosen]
+    for program in programs:
+        wrong = [] if program.source.is_plan else check_names(*loaded(program.source))
+        if wrong:
+            raise CompileError(wrong)
+    return programs
+
+
+def _word(path: str) -> str:
+    """What names a program at a command: of one of the gallery, its name."""
+    name = Path(path).stem
+    return name if path == str(path_of(name)) and may_name(name) else path
+
+
+def unlike(program: Program, fixed: Mapping[str, int]) -> str | None:
+    """Why a program cannot stand for another one in training: it computes other gradients, or it is
+    for other models, or has a parameter that is neither `fixed` nor has a default. None if it can.
+    """
+    items = [item for item in program.tree.items if isinstance(item, syntax.Param)]
+    known = {*SIZES, *fixed}
+    for item in items:
+        if item.default is None and item.name.text not in known:
+            return f"`{item.name.text}` has no value: give one with -p {item.name.text}=4"
+    nodes = list(syntax.walk(program.tree))
+    kinds = {node.kind for node in nodes if isinstance(node, syntax.Op)}
+    if not kinds & {"B", "BW", "I"}:
+        return "no backward: it is for inference"
+    if any(isinstance(node, syntax.Part) for node in nodes):
+        return "gradients of older weights: it has no flush"
+    if any(isinstance(node, syntax.Skip) for node in nodes):
+        return "skips between stages, which the model must have"
+    if "slices" in program.parameters:
+        return "slices of the sequence, which the model must take, and whose costs are not known"
+    return None
+
+
+@frozen
+class Setting:
+    """Values for some parameters of a program, and the layout that follows."""
+
+    params: dict[str, int]
+    layout: Layout
+
+
+def settings(
+    program: Program, sizes: Mapping[str, int], fixed: Mapping[str, int]
+) -> Iterator[Setting]:
+    """The settings of a program at a size that are worth a try.
+
+    The `fixed` parameters have their values. What says where stages are is tried in all
+    combinations. Of the other parameters one at a time has another value than its default: powers
+    of two, and halves and quarters of the default. Some of these the program may still refuse.
+    """
+    given = dict(fixed) | dict(sizes)
+    free = [name for name in program.parameters if name not in given]
+    placing = [name for name in free if name in program.placing]
+    others = [name for name in free if name not in placing]
+    for structure in _combinations(program, given, placing):
+        values, layout = _declared(program, given | structure)
+        chosen = dict(fixed) | structure
+        if layout is not None:
+            yield Setting(chosen, layout)
+        for name in others:
+            for value in _values(values.get(name)):
+                changed = layout
+                # Another value may be what the program asks for.
+                if changed is None:
+                    _, changed = _declared(program, given | structure | {name: value})
+                if changed is not None:
+                    yield Setting(chosen | {name: value}, changed)
+
+
+def _combinations(
+    program: Program, given: dict[str, int], names: list[str]
+) -> Iterator[dict[str, int]]:
+    """Values for parameters in all combinations; the first one has none, which is all defaults."""
+    defaults, _ = _declared(program, given)
+    choices: list[list[dict[str, int]]] = []
+    for name in names:
+        choices.append([{}, *({name: value} for value in _values(defaults.get(name)))])
+    for combination in product(*choices):
+        yield {name: value for chosen in combination for name, value in chosen.items()}
+
+
+def _values(default: int | None) -> list[int]:
+    """The values of a parameter that are worth a try, beside its default."""
+    if default is None:
+        return []
+    most = max(2 * default, _MOST_AT_LEAST)
+    values = {default * share // whole for share, whole in _SHARES}
+    values |= {2**power for power in range(most.bit_length()) if 2**power <= most}
+    return sorted(value for value in values if value > 0 and value != default)
+
+
+def _declared(program: Program, params: Mapping[str, int]) -> tuple[dict[str, int], Layout | None]:
+    """The values of all parameters, as far as the program gets with these; and the layout, or None
+    if it refuses them.
+    """
+    try:
+        declared = declare(program.tree, params)
+        return declared.params, declared.layout()
+    except Unfinished as unfinished:
+        return unfinished.declared.params, None
+    except Fault:
+        return declared.params, None
