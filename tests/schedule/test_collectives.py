@@ -1,6 +1,8 @@
 """Sums of gradients over replicas, and gathers of sharded weights, that take time beside the ops."""
 
+import random
 from collections import defaultdict
+from collections.abc import Callable
 from math import isclose
 from pathlib import Path
 from typing import Any
@@ -25,9 +27,13 @@ from schedlang import (
     simulate_runs,
     write_plan,
 )
+from schedlang.proof.prove import run_on
+from schedlang.proof.structure import check_structure
 from schedlang.report.bubbles.exposed import exposed
 from schedlang.report.bubbles.report import explain_bubble, explanation_text
 from schedlang.report.bubbles.waits import waits
+from schedlang.schedule.transports import transports
+from tests.support.damage import damaged_plans, random_plan, replicated_plan
 from tests.support.paths import DIAGNOSTICS, GALLERY
 
 TRANSPORTS = ("gloo", "nccl", "blocking", "nccl-edge")
@@ -253,3 +259,26 @@ def test_what_is_wrong_is_told_in_the_same_words(path: Path) -> None:
             compile(source, costs=costs)
         told.append([(each.code, each.message) for each in caught.value.diagnostics])
     assert told[0] == told[1]
+
+
+@pytest.mark.parametrize("draw", [random_plan, replicated_plan], ids=["random", "replicated"])
+def test_verdicts_do_not_depend_on_them(draw: Callable[[random.Random], Plan]) -> None:
+    """Of plans that were damaged, too: the same is wrong, in the same words."""
+    told = []
+    for plan in damaged_plans(draw, 150, random.Random(5)):
+        try:
+            check_structure(plan)
+        except CompileError:
+            continue
+        slow = evolve(plan.costs, sum_times=[2.0], gather_times=[1.0])
+        for name in ("gloo", "nccl", "blocking"):
+            verdicts: list[list[str]] = []
+            for costs in (plan.costs, slow):
+                try:
+                    run_on(plan, costs, transports(name)[0])
+                    verdicts.append([])
+                except CompileError as error:
+                    verdicts.append([each.message for each in error.diagnostics])
+            assert verdicts[0] == verdicts[1]
+            told.append(bool(verdicts[0]))
+    assert 50 < sum(told) < len(told) - 50
