@@ -31,10 +31,11 @@ _ORDERS = 4
 _TURN = {Kind.F: 0, Kind.R: 1, Kind.B: 2, Kind.I: 2, Kind.W: 3}
 
 
-def place(problem: Problem) -> Problem:
+def place(problem: Problem, weights: Sequence[float] = ()) -> Problem:
     """The problem on the best placement that is found, with `graph.order` the best order found for
     it, within the same limits: never worse than the placement and the order that it has, if these
-    hold no more than they may.
+    hold no more than they may. Where the `weights` of each stage count as well, in the unit of the
+    limits, a rank's limit is less by those that it has then.
 
     Every rank has a stage or more. ValueError for a schedule whose stages cannot move one by one:
     it has several pipelines, slices, updates of its own, or ops that overlap.
@@ -43,9 +44,11 @@ def place(problem: Problem) -> Problem:
     wrong = _why_not(schedule)
     if wrong:
         raise ValueError(wrong)
-    search = _Placing(schedule, problem.limits, _work(problem))
-    best = _Placed(problem, problem.value(problem.graph.order))
     own = schedule.layout.placement
+    beside = tuple(weights) or (0.0,) * len(own)
+    search = _Placing(schedule, problem.limits, beside, _work(problem))
+    as_given = search.problem(problem.graph.schedule, own)
+    best = _Placed(as_given, as_given.value(as_given.graph.order))
     firsts = {own, *_first_placements(search.work, len(problem.limits))}
     best = min([best, *map(search.placed, sorted(firsts))], key=lambda placed: placed.value)
     while (better := search.first_better(best)) is not None:
@@ -88,17 +91,25 @@ class _Placed:
 class _Placing:
     schedule: Schedule
     limits: tuple[float, ...]
+    weights: tuple[float, ...]
     work: list[float]
+
+    def problem(self, schedule: Schedule, placement: Placement) -> Problem:
+        """A schedule with what its ranks may hold beside their weights."""
+        left = list(self.limits)
+        for weight, rank in zip(self.weights, placement, strict=True):
+            left[rank] -= weight
+        return Problem.of(schedule, left)
 
     def placed(self, placement: Placement) -> _Placed:
         """A placement with the best of a few orders for it."""
         doing(f"stages on ranks {' '.join(map(str, placement))}")
-        problem = Problem.of(moved(self.schedule, placement), self.limits)
+        problem = self.problem(moved(self.schedule, placement), placement)
         orders = islice(starts(Instance.of(problem)), _ORDERS)
         best, value = min(orders, key=lambda found: found[1], default=(None, inf))
         if best is None:
             return _Placed(problem, inf)
-        return _Placed(Problem.of(problem.graph.reordered(best), self.limits), value)
+        return _Placed(Problem.of(problem.graph.reordered(best), problem.limits), value)
 
     def first_better(self, placed: _Placed) -> _Placed | None:
         """The first neighbour that is better, those first whose ranks have even work."""

@@ -69,7 +69,8 @@ def _solved(search: Fitting, fit: Fit) -> Trial:
     best = search.at(fit.plan, fit.sizes)
     for _ in range(_MOST_TURNS):
         try:
-            placed = place(_problem(best, search.capacity)).graph
+            weights = best.costs.bytes_of_weights(len(best.plan.placement))
+            placed = place(_problem(best, search.capacity), weights).graph
         except ValueError:
             # A program whose stages cannot move stays as it is.
             return best
@@ -99,11 +100,4 @@ def _problem(trial: Trial, capacity: Capacity | None) -> Problem:
         backward_memory=None,
         weight_memory=None,
     )
-    # Which rank will have which weights is open: what is left beside those of the rank that has
-    # the most is there on all. What is found is judged by all it holds.
-    weights = [0.0] * ranks
-    of_stages = costs.bytes_of_weights(len(trial.plan.placement))
-    for stage, rank in enumerate(trial.plan.placement):
-        weights[rank] += of_stages[stage]
-    left = [most - max(weights) for most in capacities(capacity, ranks)]
-    return Problem.of(evolve(trial.plan, costs=in_bytes), left)
+    return Problem.of(evolve(trial.plan, costs=in_bytes), capacities(capacity, ranks))
