@@ -119,10 +119,9 @@ def _left_out(tuning: Tuning) -> list[str]:
         f"{tuning.refused:,} refused by their programs"
     ]
     if tuning.is_cut_off:
-        rest = tuning.candidates - len(tuning.results) - tuning.left_out - tuning.refused
         lines.append(
-            f"the time was over before the other {counted(rest, 'candidate')} had a turn: a longer "
-            "--for may show better ones"
+            "the time was over before all candidates had a turn: a longer --for may show better "
+            "ones"
         )
     # Measured costs do not say how large gradients are.
     is_summed = any(layers.summed for layers in tuning.training.layers)
