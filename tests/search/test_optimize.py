@@ -4,7 +4,6 @@ import json
 import math
 import random
 from collections.abc import Iterator
-from functools import cache
 from itertools import product
 from typing import Any
 
@@ -59,8 +58,13 @@ def problem_of(
     return Problem.of(compile(Source("any.sched", text), params, costs or Costs()), limit)
 
 
-def best_of(problem: Problem, seconds: float = 60.0) -> Answer:
-    *_, answer = optimize(problem, seconds, workers=1)
+def best_of(problem: Problem, enough: float = -math.inf) -> Answer:
+    """The best answer, or the first one that is good enough; the time is for a machine that has
+    much else to do.
+    """
+    for answer in optimize(problem, 600.0, workers=1):
+        if answer.value <= enough:
+            break
     return answer
 
 
@@ -206,46 +210,49 @@ def test_ops_that_overlap_stay_together() -> None:
         read_source(PROGRAMS / "interleaved_overlap.sched"), {"ranks": 2, "microbatches": 4}
     )
     problem = Problem.of(plan)
-    answer = best_of(problem, 20.0)
-    assert answer.value <= problem.value(problem.graph.order)
+    given = problem.value(problem.graph.order)
+    answer = best_of(problem, enough=given)
+    assert answer.value <= given
     assert compile(Source("best.sched", judged(problem, answer, "portable").text))
 
 
-@cache
-def cases() -> list[Any]:
-    """Recorded searches that are small: their orders, and what they take at their costs."""
-    names = ("ZB-1p", "ZB-2p", "ZB-V", "V-Half", "V-Min")
-    return [case for case in RECORDED if case["schedule"] in names and case["p"] <= 4]
+#: The programs of recorded searches, whose orders are where a search begins.
+SEARCHED = {
+    "ZB-1p": "zb_1p",
+    "ZB-2p": "zb_2p",
+    "ZB-V": "zb_v",
+    "V-Half": "v_half",
+    "V-Min": "v_min",
+}
+SMALL = [case for case in RECORDED if case["schedule"] in SEARCHED and case["p"] <= 8]
 
 
 @pytest.mark.parametrize(
-    "case",
-    cases(),
-    ids=lambda case: f"{case['schedule']}-{case['p']}-{case['m']}-{case['cost_profile']}",
+    "case", SMALL, ids=lambda case: f"{case['schedule']}-{case['p']}-{case['m']}"
 )
 def test_never_worse_than_a_recorded_search(case: dict[str, Any]) -> None:
     """At the same placement, costs and memory; by span as the zero-bubble papers count, or by
     makespan.
     """
-    is_v = case["chunks"] == 2
-    objective = "span" if case["schedule"].startswith("ZB") else "makespan"
-    costs = {
-        "forward_times": [case["cost_f"]],
-        "input_times": [case["cost_b"]],
-        "weight_times": [case["cost_w"]],
-        "p2p_time": case["comm"],
-    }
+    costs = Costs(
+        forward_times=[case["cost_f"]],
+        input_times=[case["cost_b"]],
+        weight_times=[case["cost_w"]],
+        p2p_time=case["comm"],
+    )
+    params = {"ranks": case["p"], "microbatches": case["m"]}
     limit = max(case["peak_chunk_activations_until_W"])
     if case["mem_limit"]:
-        forward, input, weight = case["mem_deltas"]
-        costs |= {"forward_memory": [forward], "input_memory": [input], "weight_memory": [weight]}
+        activation, _, kept = map(int, case["mem_deltas"])
+        memory = int(case["mem_limit"]) // activation // case["chunks"]
+        params |= {"activation": activation, "kept": -kept, "memory": memory}
         limit = case["mem_limit"]
-    problem = problem_of(
-        case["p"], case["m"], V if is_v else "", True, Costs(**costs), limit, objective
-    )
-    answer = best_of(problem, 20.0)
-    recorded = case["cost"] if objective == "span" else case["flush_makespan"]
+    program = SEARCHED[case["schedule"]]
+    plan = compile(read_source(PROGRAMS / f"{program}.sched"), params, costs)
+    recorded = case["cost"] if plan.objective == "span" else case["flush_makespan"]
+    answer = best_of(Problem.of(plan, limit), enough=recorded + 1e-6)
     assert answer.value <= recorded + 1e-6
+    # No bound is above what is known to be possible.
     assert answer.bound <= recorded + 1e-6
 
 
