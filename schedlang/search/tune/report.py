@@ -124,7 +124,8 @@ def _left_out(tuning: Tuning) -> list[str]:
             "ones"
         )
     # Measured costs do not say how large gradients are.
-    is_summed = any(layers.summed for layers in tuning.training.layers)
+    choices = tuning.training.layers
+    is_summed = any(layers.summed or layers.costs.sum_times for layers in choices)
     if not is_summed and any(result.candidate.size.replicas > 1 for result in tuning.results):
         lines.append(
             "not counted: the time in which replicas sum their gradients, of which the costs say "
