@@ -27,6 +27,7 @@ LATE_IMPORTS = {
     "schedlang.files.documents": "loads yaml; only costs in a file need it",
     "schedlang.language.parser": "loads lark and its tables; only a text that is new needs it",
     "schedlang.search.optimize.exact": "loads the extra `optimize`",
+    "schedlang.search.optimize.large": "loads the extra `optimize`",
     "schedlang.passes": "many modules; most programs have no pass",
     "torch._functorch.config": "takes seconds; only a block that is compiled needs it",
     "torch._inductor": "takes seconds; only a block that is compiled needs it",

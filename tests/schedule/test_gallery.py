@@ -138,7 +138,7 @@ CLOSED_FORMS: dict[str, Callable[[int, int], tuple[int, int]]] = {
     "1f1b": lambda p, m: (3 * (p - 1), p),
     "eager_1f1b": lambda p, m: (3 * (p - 1), 2 * p - 1),
     "interleaved_1f1b": lambda p, m: (3 * (p - 1), 3 * p - 1),
-    "interleaved_low_memory": lambda p, m: (2 * (p - 1), 2 * p),
+    "interleaved_low_memory": lambda p, m: (p - 1, 2 * p),
     "seq1f1b": lambda p, m: (3 * (p - 1), p + 1),
     "zb_h1": lambda p, m: (p - 1, p),
     "zb_h2": lambda p, m: (p - 1, 2 * p - 1),
@@ -146,7 +146,7 @@ CLOSED_FORMS: dict[str, Callable[[int, int], tuple[int, int]]] = {
     "zb_v": lambda p, m: (p - 1, 2 * p),
     "v_zb": lambda p, m: (p - 1, 2 * p),
     "v_half": lambda p, m: (max(3 * p - (4 if p % 2 else 7), 1), 2 * ((p + 2) // 2)),
-    "v_min": lambda p, m: (4 * p - (5 if p % 3 == 1 else 7), 2 * ((p + 4) // 3)),
+    "v_min": lambda p, m: (max(4 * p - (7, 5, 9)[p % 3], 1), 2 * ((p + 4) // 3)),
 }
 
 

@@ -247,12 +247,21 @@ class Instance:
         """
         if self.problem.graph.schedule.objective == "makespan":
             return self.heads, self.tails
-        before = [0] * len(self.time)
-        behind = [0] * len(self.time)
-        for (first, second), lag in self.lag.items():
-            before[second] = max(before[second], lag)
-            behind[first] = max(behind[first], lag + self.time[second] - self.time[first])
-        return before, behind
+        # How long after the first start of each rank a node starts, and how long after the node's
+        # start the rank ends, by whatever way through others.
+        nodes = np.arange(len(self.time))
+        after = np.full((len(nodes), len(self.limits)), _UNKNOWN)
+        after[nodes, self.rank] = 0
+        until = np.full_like(after, _UNKNOWN)
+        until[nodes, self.rank] = self.time
+        for node in self.topological:
+            for second, lag in self.following[node]:
+                np.maximum(after[second], after[node] + lag, out=after[second])
+        for node in reversed(self.topological):
+            for second, lag in self.following[node]:
+                np.maximum(until[node], until[second] + lag, out=until[node])
+        behind = until[nodes, self.rank] - np.array(self.time)
+        return after[nodes, self.rank].tolist(), behind.tolist()
 
     @cached_property
     def least(self) -> int:
