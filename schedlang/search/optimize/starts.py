@@ -26,13 +26,13 @@ _MOST = 600
 _SHARE = 0.3
 
 
-def from_greedy(problem: Problem, known: Answer, seconds: float) -> Iterator[Answer]:
+def from_greedy(problem: Problem, known: Answer, seconds: float, seed: int = 0) -> Iterator[Answer]:
     """See `Solver`: the best of some hundred orders. The first are as urgent as in published
     schedules, whatever these hold.
     """
     deadline = monotonic() + seconds
     instance = Instance.of(problem)
-    for orders, value in chain(_as_published(instance), islice(starts(instance), _MOST)):
+    for orders, value in chain(_as_published(instance), islice(starts(instance, seed), _MOST)):
         if value < known.value:
             known = Answer(orders, value, known.bound, "greedy")
             yield known
