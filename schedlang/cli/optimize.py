@@ -109,7 +109,7 @@ def _text(document: dict[str, Any], title: str) -> str:
         verdict += f"{document['gap']:.2%}"
     rows = [
         (objective, f"{document['value']:.10g}", f"{verdict}"),
-        ("found by", document["source"], ""),
+        ("found by", "", document["source"]),
         ("stages on ranks", " ".join(map(str, document["placement"])), "in the order of the model"),
         ("peak memory", " ".join(f"{peak:g}" for peak in document["peak_memory"]), "per rank"),
     ]
