@@ -93,7 +93,7 @@ class Answer:
     @property
     def gap(self) -> float:
         """By which share of the bound the value may be above the least."""
-        return self.value / self.bound - 1 if self.bound else 0.0
+        return max(self.value / self.bound - 1, 0.0) if self.bound else 0.0
 
     @property
     def is_best(self) -> bool:
