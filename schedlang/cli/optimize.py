@@ -6,6 +6,8 @@ import sys
 from math import inf
 from typing import Any
 
+from attrs import evolve
+
 from schedlang.cli.inputs import load_with_costs
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
@@ -26,21 +28,24 @@ def optimize(options: argparse.Namespace) -> int:
         problem = Problem.of(plan, limits)
     except ValueError as error:
         raise UsageError(f"`{options.file}` cannot be optimized: {error}") from None
-    given: Answer | None = None
+    given = problem.value(problem.graph.order)
+    if options.place:
+        problem = _placed(options.file, problem)
     answer: Answer | None = None
     try:
         with progress(f"optimizing {plan.name}"):
-            for answer in optimize(problem, options.seconds, options.workers, options.seed):
-                given = given or answer
+            for better in optimize(problem, options.seconds, options.workers, options.seed):
+                answer = better
     except ImportError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
-    assert given is not None
     assert answer is not None
     if answer.value == inf:
         most = max(problem.limits)
         print(f"error: no order was found that holds at most {most:g}", file=sys.stderr)
         return WRONG
+    if options.place and answer.source == "as given":
+        answer = evolve(answer, source="the placement of its stages")
     with progress(f"proving {plan.name}"):
         result = judged(problem, answer, options.transport)
     document = _document(problem, given, answer, result)
@@ -57,7 +62,18 @@ def optimize(options: argparse.Namespace) -> int:
     return FINE
 
 
-def _document(problem: Any, given: Any, answer: Any, result: Any) -> dict[str, Any]:
+def _placed(file: str, problem: Any) -> Any:
+    """The problem with its stages on other ranks, where that is better."""
+    from schedlang.search.partition.place import place
+
+    try:
+        with progress(f"placing the stages of {problem.graph.schedule.name}"):
+            return place(problem)
+    except ValueError as error:
+        raise UsageError(f"`{file}` cannot be placed anew: {error}") from None
+
+
+def _document(problem: Any, given: float, answer: Any, result: Any) -> dict[str, Any]:
     """What was found, for programs."""
     schedule = problem.graph.schedule
     return {
@@ -69,7 +85,8 @@ def _document(problem: Any, given: Any, answer: Any, result: Any) -> dict[str, A
         "gap": answer.gap,
         "proved": answer.is_best,
         "source": answer.source,
-        "given": given.value if given.value < inf else None,
+        "placement": list(schedule.layout.placement),
+        "given": given if given < inf else None,
         "peak_memory": [problem.graph.peak(order) for order in answer.orders],
         "memory": list(problem.limits),
         "transport": result.transport,
@@ -88,6 +105,7 @@ def _text(document: dict[str, Any], title: str) -> str:
     rows = [
         (objective, f"{document['value']:.10g}", f"{verdict}"),
         ("found by", document["source"], ""),
+        ("stages on ranks", " ".join(map(str, document["placement"])), "in the order of the model"),
         ("peak memory", " ".join(f"{peak:g}" for peak in document["peak_memory"]), "per rank"),
     ]
     if document["given"] is None:

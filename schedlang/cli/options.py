@@ -322,6 +322,11 @@ def _optimize(parser: Parser) -> None:
         "rank (default: the highest peak of the program)",
     )
     parser.add_argument(
+        "--place",
+        action="store_true",
+        help="look for better ranks of the stages first: one, several or not as many on each",
+    )
+    parser.add_argument(
         "--for",
         dest="seconds",
         type=seconds,

@@ -63,7 +63,7 @@ def _training(options: argparse.Namespace) -> Any:
         layers_of_model,
         powers_of_two,
     )
-    from schedlang.search.tune.report import Units
+    from schedlang.search.tune.report import Units, gigabytes
     from schedlang.search.tune.transformer import read_transformer
 
     memory = options.memory or inf
@@ -85,6 +85,11 @@ def _training(options: argparse.Namespace) -> Any:
             memory,
             options.efficiency or EFFICIENCY,
         )
+        if not layers:
+            raise ValueError(
+                f"one layer's activations of a microbatch of {sizes[0]} x {options.sequence:,} "
+                f"tokens are more than the {gigabytes(memory)} of a rank: take fewer tokens"
+            )
         units = Units(seconds=True, tokens=options.sequence)
     else:
         given = [name for name in _OF_MODEL if getattr(options, name) is not None]
@@ -168,7 +173,7 @@ def _print_best(options: argparse.Namespace, tuning: Any) -> None:
     """Print how the best candidate is compiled, and what was written."""
     best = tuning.fitting[0].candidate
     print(f"\nthe fastest: {_command(options, tuning)}")
-    print(f"  layers by stage: {' '.join(map(str, best.sizes))}")
+    print(f"  layers by stage: {' '.join(map(str, best.shares))}")
     if not options.write_costs:
         print("  --write-costs FILE writes what its stages cost, for --costs of that command")
     for path in (options.write_costs, options.output):

@@ -16,6 +16,8 @@ _MAY_BE_BARE = {"W": (0, 2), "U": (0, 1)}
 
 #: What an `objective` can be: figures of a timeline.
 OBJECTIVES = ("makespan", "span")
+#: What has no cost of its own for each microbatch.
+_BY_STAGE = ("U", "overlap", "sum", "gather")
 #: Old names of these.
 OLD_OBJECTIVES = {"flush": "makespan"}
 
@@ -207,7 +209,7 @@ class _Checker(Scopes):
         forms: dict[int, str] = {1: "(s)"}
         if cost.word == "send":
             forms = {2: "(r, q)"}
-        elif not isinstance(cost, syntax.Memory) and cost.word not in ("U", "overlap"):
+        elif not isinstance(cost, syntax.Memory) and cost.word not in _BY_STAGE:
             forms |= {2: "(s, m)", 3: "(s, m, k)"} if self.has_slices else {2: "(s, m)"}
         if cost.indices is None or len(cost.indices) in forms:
             return

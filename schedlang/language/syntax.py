@@ -216,7 +216,8 @@ class Assert(Node):
 class Cost(Node):
     """`cost F = 3`, `cost F(s) = …` per stage, `cost F(s, m) = …` per microbatch, or `cost F(s, m,
     k) = …` per slice: how long an op takes; `cost overlap`, ops that overlap together; `cost send`,
-    a transfer between ranks, and `cost send(r, q) = …` one from rank r to rank q.
+    a transfer between ranks, and `cost send(r, q) = …` one from rank r to rank q; `cost sum` and
+    `cost gather`, what is done with the gradients and the weights of a stage over its replicas.
     """
 
     word: str

@@ -14,12 +14,13 @@ from attrs import define, field, frozen
 
 from schedlang.proof.channels import Channels, channels_of
 from schedlang.proof.graph import NEVER, NOTHING, Graph, Items
-from schedlang.schedule.columns import Columns, Floats, Ints
+from schedlang.ranks.shards import gathers
+from schedlang.schedule.columns import Columns, Floats, Ints, members
 from schedlang.schedule.costs import Costs, Durations, Transfers
 from schedlang.schedule.kinds import RECEIVES, WAITS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
-from schedlang.schedule.timeline import Bars, Timeline
+from schedlang.schedule.timeline import Bars, Beside, Timeline
 from schedlang.schedule.transports import Transport
 
 # `0F0 0SEND_F0 0F1` on rank 0, and `1RECV_F0 1F0` on rank 1. `──` is a thread, `╎` an edge.
@@ -64,6 +65,8 @@ class Events:
     which the rank has come to it, or NOTHING. `about[edge]` is the action that an edge is about:
     the receive that brings what is needed, the op that needs a sum, or what waits for a send.
     `receive[edge]` is the receive of the message whose way is the delay of an edge, or NOTHING.
+    `beside` has three rows: the items of sums and gathers that take time, and of each the actions
+    after and before it (see `Beside`).
     """
 
     schedule: Schedule
@@ -72,6 +75,7 @@ class Events:
     come: Ints
     about: Ints
     receive: Ints
+    beside: Ints
     channels: Channels | None
     after: Floats
 
@@ -90,7 +94,10 @@ class Events:
         items = self.item[copies]
         bars = _bars(columns, ops, begins, stops)
         bars_of_copies = _bars(columns, copies, starts[items], ends[items])
-        return Timeline(bars, bars_of_copies)
+        items = self.beside[0]
+        times = *self.beside[1:], starts[items], ends[items]
+        beside = zip(*(column.tolist() for column in times), strict=True)
+        return Timeline(bars, bars_of_copies, tuple(map(Beside._make, beside)))
 
 
 def _bars(columns: Columns, rows: Ints, starts: Floats, ends: Floats) -> tuple[Bars, ...]:
@@ -203,6 +210,8 @@ def _ideal_events(build: "_Build") -> Events:
     build.wait(items[wanted], target, needs.user[wanted], delay, needs.receive[wanted])
     build.wait_for_copies()
     build.wait_for_sums()
+    build.place_sums()
+    build.place_gathers()
     return build.events()
 
 
@@ -224,6 +233,8 @@ def _transport_events(build: "_Build", channels: Channels, transport: Transport)
             build.meet(channels, transport.atomic)
     build.wait_for_copies()
     build.wait_for_sums()
+    build.place_sums()
+    build.place_gathers()
     build.wait_for_sends(channels)
     return build.events(channels)
 
@@ -242,6 +253,8 @@ class _Build:
     threads: int = 0
     about: list[Ints] = field(factory=list)
     receive: list[Ints] = field(factory=list)
+    #: The items of sums and gathers, and what comes before and after them.
+    beside: list[Ints] = field(factory=list)
     item: Ints = field(init=False)
     after: Floats = field(init=False)
     #: The heads of the batches on the ranks' threads, by their rows, in order.
@@ -361,6 +374,90 @@ class _Build:
         np.maximum.at(last, which, makers)
         users = pairs // ranks
         self.wait(self.item[users], self.item[last], users)
+
+    def place_sums(self) -> None:
+        """Put sums of gradients over replicas, where they take time, on streams of their own. A sum
+        is begun when the rank has made the last gradient, and goes on once all ranks with replicas
+        have begun it; optimizer steps wait for it.
+        """
+        # Two ranks with replicas of one stage. The later one begins the sum for both:
+        #
+        #     rank 0       ── 0B3 ── … ──────────── U
+        #                      ╰╌╌╮                 │
+        #     its stream     ───── sum ─────────────╯
+        #                           ╎
+        #     of rank 1      ─────── sum ───────────╮
+        #                      ╭╌╌╌╌╯               │
+        #     rank 1       ── 2B1 ── … ──────────── U
+        if not self.costs.sum_times:
+            return
+        columns = self.columns
+        layout = self.schedule.layout
+        # Replicas have one sum, which takes the longest time that is given for any of them.
+        times = np.reshape(self.costs.sums(len(layout.placement)), (-1, layout.pieces))
+        takes = times.max(axis=0)[self.schedule.gradients.piece]
+        gradients = self.schedule.gradients.taken(takes > 0)
+        takes = takes[takes > 0]
+        last = gradients.last
+        group = gradients.piece * layout.updates + gradients.update
+        sizes = np.bincount(group)
+        # Sums over replicas outside of the plan go one after the other on each rank. Those within
+        # have a stream for each piece, so that all ranks can have them in one order.
+        is_alone = sizes[group] == 1
+        ranks = len(self.schedule.ranks)
+        thread = self.threads + gradients.rank + np.where(is_alone, 0, gradients.piece + 1) * ranks
+        turn = np.where(is_alone, last, gradients.update) * 2
+        self.threads = int(thread.max(initial=self.threads)) + 1
+        begun = self.items.add(thread, turn + _ISSUED)
+        self.wait(begun, self.item[last], last)
+        sums = self.items.add(thread, turn + _STANDS, takes)
+        # All sums of a group wait for each other's begin.
+        in_groups = np.argsort(group, kind="stable")
+        one, other = members(sizes, group[in_groups])
+        one, other = in_groups[one], in_groups[other]
+        is_other = one != other
+        self.wait(sums[one[is_other]], sums[other[is_other]], last[one[is_other]], at_begin=True)
+        # Steps wait for them; one that stands before its gradients is found to be wrong elsewhere.
+        steps = columns.where(Kind.U)
+        stage = columns.stage[steps]
+        piece = stage - np.array([pipeline.start for pipeline in layout.pipeline_of])[stage]
+        update = np.maximum(columns.microbatch[steps], 0)
+        of_step = gradients.of(columns.rank[steps], piece, update)
+        is_there = of_step >= 0
+        is_there[is_there] = last[of_step[is_there]] < columns.batch[steps[is_there]]
+        steps, of_step = steps[is_there], of_step[is_there]
+        self.wait(self.item[steps], sums[of_step], steps)
+        # Of several steps on one rank, the first one waits.
+        before = np.full(len(sums), NOTHING)
+        before[of_step[::-1]] = steps[::-1]
+        self.beside.append(np.stack([sums, last, before]))
+
+    def place_gathers(self) -> None:
+        """Put gathers of sharded weights, where they take time, on a stream of each rank. A gather
+        is begun when its rank comes to the op before the one that waits for it, or to that one
+        (`schedlang.ranks.shards`); there is a place for all stages of a rank.
+        """
+        if not self.costs.gather_times:
+            return
+        columns = self.columns
+        times = self.costs.gathers(len(self.schedule.placement))
+        begun, users, stages = [], [], []
+        for rank, actions in enumerate(self.schedule.ranks):
+            held = [stage for stage in self.schedule.stages_of(rank) if times[stage]]
+            first = int(columns.first[rank])
+            for index, stage, user in gathers(actions, held, max(len(held), 1)):
+                begun.append(first + index)
+                users.append(first + user)
+                stages.append(stage)
+        rows, waiting = np.array([begun, users], np.int64)
+        thread = self.threads + columns.rank[rows]
+        self.threads += len(self.schedule.ranks)
+        items = self.items.add(
+            thread, np.arange(len(rows)), np.array(times)[np.array(stages, np.int64)]
+        )
+        self.wait(items, self.rank_before(columns.batch[rows]), rows)
+        self.wait(self.item[waiting], items, waiting)
+        self.beside.append(np.stack([items, np.full(len(items), NOTHING), waiting]))
 
     def wait_for_messages(self, channels: Channels) -> None:
         """Each transfer is on its own: ops wait for the sends of what they need, and the way."""
@@ -512,7 +609,10 @@ class _Build:
             np.concatenate(parts) if parts else np.zeros(0, np.int64)
             for parts in (self.about, self.receive)
         )
-        return Events(self.schedule, graph, self.item, come, about, receive, channels, self.after)
+        beside = np.concatenate([np.zeros((3, 0), np.int64), *self.beside], axis=1)
+        return Events(
+            self.schedule, graph, self.item, come, about, receive, beside, channels, self.after
+        )
 
 
 def issued_with(columns: Columns, transport: Transport) -> Ints:

@@ -188,6 +188,8 @@ def _without_ways(schedule: Schedule) -> Costs:
         bandwidth_in_node=None,
         latency_between_nodes=None,
         bandwidth_between_nodes=None,
+        sum_times=None,
+        gather_times=None,
         offload_times=no_time or schedule.costs.offload_times,
         reload_times=no_time or schedule.costs.reload_times,
     )

@@ -39,11 +39,12 @@ def _by_ends(links: Any) -> Any:
 class Noise:
     """How much longer or shorter than its costs say everything takes.
 
-    In each run, each op, each copy to or from the host and each transfer takes its duration times a
-    random factor of its own. Factors are lognormal, of mean 1 and standard deviation `jitter`: the
-    mean stays as given, none is below 0, and more are far above it than far below, as is customary
-    for how long tasks take (Trietsch et al., "Modeling activity times by the Parkinson distribution
-    with a lognormal core", EJOR 216, 2012). Ops that overlap run as one, with one factor.
+    In each run, each op, each copy to or from the host, and each transfer, sum or gather takes its
+    duration times a random factor of its own. Factors are lognormal, of mean 1 and standard
+    deviation `jitter`: the mean stays as given, none is below 0, and more are far above it than far
+    below, as is customary for how long tasks take (Trietsch et al., "Modeling activity times by the
+    Parkinson distribution with a lognormal core", EJOR 216, 2012). Ops that overlap run as one,
+    with one factor.
 
     `slow_ranks` has, for some ranks, how many times as long all their ops take; `slow_links`, for
     some pairs of ranks, all transfers between the two, both ways.
@@ -132,13 +133,14 @@ def _links(schedule: Schedule) -> tuple[Ints, Ints]:
 class Draws:
     """The random factors of a schedule's actions, for one run after the other.
 
-    Those of ops, copies and receives; that of a receive is that of its message. `take_time` says
-    which actions take any.
+    Those of ops, copies and receives; that of a receive is that of its message; and behind all
+    actions, those of sums and gathers. `take_time` says which of all these take any.
     """
 
     def __init__(self, schedule: Schedule, noise: Noise, take_time: Flags) -> None:
         columns = schedule.columns
-        self.slow = _slow(noise, schedule)[:, np.newaxis]
+        beside = np.arange(len(columns), len(take_time))
+        self.slow = np.append(_slow(noise, schedule), np.ones(len(beside)))[:, np.newaxis]
         # A lognormal variable with this variance of its logarithm has the coefficient of variation
         # `jitter`, and with a mean of the logarithm of minus half of it the mean 1.
         variance = log1p(noise.jitter**2)
@@ -154,9 +156,10 @@ class Draws:
                     continue
                 in_order = rows[np.lexsort((columns.microbatch[rows], columns.stage[rows]))]
                 self.kinds.append((in_order, np.random.default_rng([noise.seed, int(kind)])))
+            self.kinds.append((beside, np.random.default_rng([noise.seed, 0])))
 
     def next(self, runs: int) -> Floats:
-        """The factors of the next runs: a row for each action, and one more, of ones."""
+        """The factors of the next runs: a row for each, and one more, of ones."""
         factors = np.ones((len(self.slow) + 1, runs))
         for rows, random in self.kinds:
             # Run by run, so that the first runs are the same, however many follow.

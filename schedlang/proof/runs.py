@@ -31,9 +31,9 @@ class Delays:
     """Why the mean of some runs is longer than the makespan at the costs.
 
     In each run, the chain of ops and waits that is its makespan was looked at: how much more than
-    at the costs its ops and copies take, by `ranks`, and its `transfers`; all are means over the
-    runs. At the costs, that chain may be shorter than the makespan, by the `slack`. So the mean is
-    longer by what ranks and transfers make, without the slack.
+    at the costs its ops and copies take, by `ranks`, and its `transfers`, sums and gathers; all are
+    means over the runs. At the costs, that chain may be shorter than the makespan, by the `slack`.
+    So the mean is longer by what ranks and transfers make, without the slack.
     """
 
     ranks: tuple[float, ...]

@@ -19,9 +19,10 @@ class Samples:
     """The events of a schedule, of which all happen, in an order in which many samples are walked
     at once.
 
-    `factors` are a table with a row for each action of the schedule and one more, of ones; and a
-    column for each sample. What an op or a copy takes is multiplied by its own factor, the way of a
-    message by that of its receive; ops that overlap have that of the first.
+    `factors` are a table with a row for each action of the schedule, for each of its sums and
+    gathers, and one more, of ones; and a column for each sample. What an op or a copy takes is
+    multiplied by its own factor, the way of a message by that of its receive; ops that overlap have
+    that of the first.
     """
 
     # Events of one level wait for none of each other, so a level is done at once:
@@ -55,11 +56,13 @@ class Samples:
 
     @property
     def take_time(self) -> Flags:
-        """Which ops and copies take any time, and the receives of which messages."""
+        """Which ops and copies take any time, and the receives of which messages; behind all
+        actions, the sums and gathers.
+        """
         actions = np.concatenate(
             [self.takes_of[self.takes[:, 0] > 0], self.delay_of[self.delay[:, 0] > 0]]
         )
-        take_time = np.zeros(len(self.events.schedule.columns), bool)
+        take_time = np.zeros(len(self.events.schedule.columns) + len(self.events.beside[0]), bool)
         take_time[actions[actions != NOTHING]] = True
         return take_time
 
@@ -70,13 +73,17 @@ class Samples:
         return receive[self.events.graph.edge]
 
     def _actions(self) -> Ints:
-        """For each event, the op or the copy that takes its time, or NOTHING."""
+        """For each event, the row of what takes its time, or NOTHING: of an op or a copy, or
+        behind all actions, of a sum or a gather.
+        """
         columns = self.events.schedule.columns
         is_head = columns.batch == np.arange(len(columns))
         rows = np.flatnonzero(is_head & ~columns.is_transfer)
         graph = self.events.graph
         actions = np.full(len(graph.waits), NOTHING)
         actions[graph.over[self.events.item[rows]]] = rows
+        beside = graph.over[self.events.beside[0]]
+        actions[beside] = len(columns) + np.arange(len(beside))
         return actions
 
     def times(self, factors: Floats) -> Floats:
@@ -100,31 +107,37 @@ class Samples:
         return arrivals
 
     def makespans(self, times: Floats, factors: Floats) -> Floats:
-        """For each sample, the time from the first start of an op to the last end of one."""
+        """For each sample, the time from the first start of an op to the last end of one; sums and
+        gathers count as well.
+        """
         first, last = self._outermost()
         arrivals = self._arrivals(first, times, factors)
         starts = np.maximum(times[self.before[first]], arrivals)
         return np.asarray(times[last].max(axis=0) - starts.min(axis=0))
 
     def _outermost(self) -> tuple[Ints, Ints]:
-        """The places of the first op of each rank, and of the last."""
+        """The places of the first op of each rank, and of the last; and of all sums and gathers."""
         columns = self.events.schedule.columns
         ops = np.flatnonzero(~columns.is_transfer & ~columns.is_copy)
         is_first = np.diff(columns.rank[ops], prepend=-1) != 0
         is_last = np.append(is_first[1:], True)
         over = self.events.graph.over
-        first, last = (
-            self.place[over[self.events.item[ops[which]]]] for which in (is_first, is_last)
+        beside = self.events.beside[0]
+        firsts, lasts = (
+            self.place[over[np.append(self.events.item[ops[which]], beside)]]
+            for which in (is_first, is_last)
         )
-        return first, last
+        return firsts, lasts
 
     def longer(self, times: Floats, factors: Floats) -> Floats:
         """How much more than at factors of 1 is taken on the chain of events that ends last, in
-        each sample: a row for the ops and copies of each rank, and one for the messages.
+        each sample: a row for the ops and copies of each rank, and one for the messages, sums and
+        gathers.
         """
         columns = self.events.schedule.columns
         ranks = len(self.events.schedule.ranks)
-        rank = np.append(columns.rank, ranks)
+        # What is no action counts with the messages.
+        rank = np.append(columns.rank, np.full(len(self.events.beside[0]) + 1, ranks))
         samples = np.arange(factors.shape[1])
         longer = np.zeros((ranks + 1, len(samples)))
         last = self._outermost()[1]

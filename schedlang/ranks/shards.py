@@ -86,6 +86,22 @@ def shards(actions: Actions, stages: Container[int], places: int) -> Shards:
     return walk.steps
 
 
+def gathers(
+    actions: Actions, stages: Container[int], places: int
+) -> Iterator[tuple[int, int, int]]:
+    """The gathers of a rank in order: the index of the action before which each begins, the stage,
+    and the index of the first op that needs it. The arguments are those of `shards`.
+    """
+    steps = shards(actions, stages, places)
+    for index in sorted(steps.before):
+        for does, stage in steps.before[index]:
+            if does == Does.UNSHARD:
+                user = index
+                while actions.stage[user] != stage or actions.kind[user] not in USES_WEIGHTS:
+                    user += 1
+                yield index, stage, user
+
+
 def shards_text(schedule: Schedule, rank: int, places: int) -> str:
     """The ops of a rank, with what is done in between if all its stages are sharded; a gather
     begins a line.

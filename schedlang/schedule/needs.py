@@ -88,17 +88,62 @@ class Sums:
         return self.step[~is_before & ~self.is_far]
 
 
+@frozen(eq=False)
+class Gradients:
+    """The gradients that a rank adds to an update of a piece of the model: an item for each rank,
+    piece and update, in the order of these.
+
+    A piece has the number of its stage in the first pipeline; the stages of others are replicas.
+    `last` is the row of the action that makes the last of the gradients.
+    """
+
+    rank: Ints
+    piece: Ints
+    update: Ints
+    last: Ints
+
+    def taken(self, items: Flags) -> "Gradients":
+        """Some of them."""
+        return Gradients(self.rank[items], self.piece[items], self.update[items], self.last[items])
+
+    def of(self, rank: Ints, piece: Ints, update: Ints) -> Ints:
+        """The items of some ranks, pieces and updates; -1 where there is none."""
+        items = {key: item for item, key in enumerate(_keys(self.rank, self.piece, self.update))}
+        return np.array([items.get(key, -1) for key in _keys(rank, piece, update)], np.int64)
+
+
+def _keys(*columns: Ints) -> Iterator[tuple[int, ...]]:
+    """The rows of some columns."""
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def gradients_of(layout: Layout, columns: Columns) -> Gradients:
+    """The gradients of all updates, as far as they are there."""
+    rules = _Rules(layout, columns)
+    placement = np.array(layout.placement, np.int64)
+    parts = []
+    for pipeline in layout.pipelines:
+        last = rules.gradients(pipeline).max(axis=2)
+        piece, update = np.indices(last.shape)
+        rank = placement[pipeline.start + piece]
+        parts.append([column.ravel() for column in (rank, piece, update, last)])
+    rank, piece, update, last = (np.concatenate(column) for column in zip(*parts, strict=True))
+    order = np.lexsort((last, update, piece, rank))
+    order = order[last[order] >= 0]
+    # Of replicas on one rank, the one whose last gradient comes last.
+    keys = np.column_stack([rank, piece, update])[order]
+    goes_on = (np.diff(keys, axis=0) == 0).all(axis=1)
+    order = np.delete(order, np.flatnonzero(goes_on))
+    return Gradients(rank[order], piece[order], update[order], last[order])
+
+
 def sums_of(layout: Layout, columns: Columns) -> Sums:
     """The sums of all optimizer steps."""
     rules = _Rules(layout, columns)
-    made = rules.rows_of(*MAKERS[Kind.W]).reshape(-1, rules.stride)
     parts = []
     for pipeline in layout.pipelines:
         step, stage, update = rules.steps(pipeline)
-        # The gradients of the pipeline's stages, update by update.
-        units = layout.units_of_update(pipeline.start)
-        table = made[pipeline.start : pipeline.stop, : units * layout.updates]
-        by_update = table.reshape(-1, layout.updates, units)
+        by_update = rules.gradients(pipeline)
         at = stage - pipeline.start, update
         parts.append((step, stage, by_update.max(axis=2)[at], by_update.min(axis=2)[at]))
     step, stage, last, first = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -252,6 +297,15 @@ class _Rules:
         own = self.columns.stage[step]
         stage: Ints = pipeline.start + own - starts[own]
         return step, stage, np.maximum(self.columns.microbatch[step], 0)
+
+    def gradients(self, pipeline: Pipeline) -> Ints:
+        """The actions that make the gradients of a pipeline's stages: stage by stage, update by
+        update, and one microbatch after the other; -1 where there is none.
+        """
+        made = self.rows_of(*MAKERS[Kind.W]).reshape(-1, self.stride)
+        units = self.layout.units_of_update(pipeline.start)
+        table = made[pipeline.start : pipeline.stop, : units * self.layout.updates]
+        return table.reshape(-1, self.layout.updates, units)
 
     def sends(self) -> Iterator[_Part]:
         """A send needs what it carries."""

@@ -20,7 +20,7 @@ from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.kinds import FORWARD, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
-from schedlang.schedule.needs import Needs, Sums, needs_of, sums_of
+from schedlang.schedule.needs import Gradients, Needs, Sums, gradients_of, needs_of, sums_of
 from schedlang.schedule.transports import PORTABLE
 
 #: The most actions of one schedule.
@@ -141,6 +141,11 @@ class Schedule:
     def sums(self) -> Sums:
         """What optimizer steps need; of a schedule that has the right structure."""
         return sums_of(self.layout, self.columns)
+
+    @cached_property
+    def gradients(self) -> Gradients:
+        """What each rank adds to the updates; of a schedule that has the right structure."""
+        return gradients_of(self.layout, self.columns)
 
     @cached_property
     def all_needs(self) -> Needs:

@@ -30,6 +30,19 @@ class Bar(NamedTuple):
         return word(*self[:3])
 
 
+class Beside(NamedTuple):
+    """A sum of gradients over replicas, or a gather of sharded weights, beside the ops of a rank.
+
+    `after` is the action with whose end a sum begins at the earliest, `before` the op that waits
+    for what is summed or gathered: rows of the schedule's columns, or -1 where there is none.
+    """
+
+    after: int
+    before: int
+    start: float
+    end: float
+
+
 @define
 class Bars(Sequence[Bar]):
     """Bars in order of time, as columns: item i of all columns is bar i."""
@@ -109,17 +122,25 @@ class Timeline:
     #                                     bubble_of_span          3 idle of rank 0's 9
     ranks: tuple[Bars, ...]
     copies: tuple[Bars, ...] = ()
+    #: The sums and gathers that take time.
+    beside: tuple[Beside, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Timeline of {counted(len(self.ranks), 'rank')}: makespan {self.makespan:.10g}>"
 
     @cached_property
     def makespan(self) -> float:
-        """From the first start on any rank to the last end on any rank."""
-        busy = [bars for bars in self.ranks if bars]
-        first = min((min(bars.start) for bars in busy), default=0.0)
-        last = max((max(bars.end) for bars in busy), default=0.0)
-        return last - first
+        """From the first start on any rank to the last end on any rank, of an op, or of a sum or a
+        gather that takes time.
+        """
+        ends = [max(bars.end) for bars in self.ranks if bars]
+        return max([*ends, *(each.end for each in self.beside)], default=0.0) - self.start
+
+    @cached_property
+    def start(self) -> float:
+        """When the first op, sum or gather starts."""
+        starts = [min(bars.start) for bars in self.ranks if bars]
+        return min([*starts, *(each.start for each in self.beside)], default=0.0)
 
     @cached_property
     def busy(self) -> list[float]:

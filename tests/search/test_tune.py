@@ -444,6 +444,7 @@ def test_the_picture(folder: Path) -> None:
         (f"{OF_MODEL} --device H10", 2, "there is no `H10`, there is `A100`"),
         (f"{OF_MODEL} --device H100 --layers 3", 2, "--layers says what --costs has"),
         (f"{OF_MODEL} --device H100 --efficiency 1.5", 2, "`1.5` is not a share"),
+        (f"{OF_MODEL}0000000 --device H100", 2, "of 1 x 40,960,000,000 tokens are more than"),
         (f"{SMALL} --sequence 4096", 2, "--sequence is for --model"),
         (f"{SMALL} --memory 20XB", 2, "`20XB` is not an amount of memory, such as 80GB"),
         (f"{SMALL} --for soon", 2, "`soon` is not a time, such as 60s"),

@@ -31,13 +31,21 @@ CAUSES = {
     "transfer": "what it waits for is on its way between those ranks",
     "transport": "what it waits for could be there: the transport holds it, or the rank, back",
     "copy": "what it waits for comes from the host",
+    "collective": "gradients are summed over replicas, or sharded weights gathered",
 }
 
 
 #: The number of each cause.
 _NUMBERS = {cause: number for number, cause in enumerate(CAUSES)}
 #: The causes where nothing runs behind a wait.
-_MOVING = {Why.COPY: "copy", Why.TRANSFER: "transfer", Why.TRANSPORT: "transport"}
+_MOVING = {
+    Why.COPY: "copy",
+    Why.TRANSFER: "transfer",
+    Why.TRANSPORT: "transport",
+    Why.COLLECTIVE: "collective",
+}
+#: Those that are communication.
+_EXPOSED = ("transfer", "transport", "collective")
 #: No stage or rank that a cause is about.
 _NONE = -1
 
@@ -101,8 +109,10 @@ class IdleTime:
 
     @property
     def exposed(self) -> float:
-        """The time that is due to transfers on their way, and to the transport."""
-        is_exposed = np.isin(self.cause, [_NUMBERS["transfer"], _NUMBERS["transport"]])
+        """The time that is due to communication: transfers on their way, the transport, sums and
+        gathers.
+        """
+        is_exposed = np.isin(self.cause, [_NUMBERS[cause] for cause in _EXPOSED])
         return float(self.length[is_exposed].sum())
 
     def of_ranks(self) -> dict[str, list[float]]:
@@ -221,8 +231,11 @@ class _Causes:
         behind = self.behind
         for why, cause in _MOVING.items():
             items = np.flatnonzero(behind.why == why)
-            subject = self.waits.rank[behind.step[items]], behind.receiver[items]
-            self.add(items, behind.start[items], behind.end[items], _NUMBERS[cause], *subject)
+            about, other = self.waits.rank[behind.step[items]], behind.receiver[items]
+            if why == Why.COLLECTIVE:
+                about = self.waits.schedule.columns.stage[self.waits.head[behind.step[items]]]
+                other = np.full(len(items), _NONE)
+            self.add(items, behind.start[items], behind.end[items], _NUMBERS[cause], about, other)
 
     def running(self, choices: _Choices, even: Floats) -> None:
         """The causes while an op runs; `even` is how long each step would take if all stages were

@@ -13,7 +13,7 @@ class Segment:
     to the next, `step`.
 
     That is a `transfer` on its way from rank `sender`, or the `transport`, which holds back what
-    would be there.
+    would be there; or a `collective`, the sum or the gather that it waits for.
     """
 
     kind: str
@@ -32,8 +32,9 @@ def critical_path(waits: Waits) -> list[Segment]:
     """From the first start to the last end without a gap: before each step, the one that it waited
     for longest.
     """
-    segments: list[Segment] = []
     number = waits.last
+    last = waits.steps[number]
+    segments = _that_last([Segment("collective", last.end, waits.makespan, last, last.rank)], waits)
     while number != NOTHING:
         step = waits.steps[number]
         segments.append(
@@ -73,9 +74,19 @@ def _before(waits: Waits, number: int) -> tuple[list[Segment], int]:
     if maker != NOTHING:
         made = waits.steps[maker].end
         sender = waits.steps[maker].rank
-    waited = [(arrival, step.start, "transport"), (made, arrival, "transfer")]
-    return [
-        Segment(kind, start, end, step, sender)
-        for start, end, kind in waited
-        if end - start > ROUNDING * waits.makespan
-    ], maker
+    # What is summed or gathered for the step goes on until it is over, if that is later.
+    begun, over = waits.held_from[number], waits.held_to[number]
+    begun = min(max(float(begun), arrival), step.start)
+    over = min(max(float(over), begun), step.start)
+    waited = [
+        Segment("transport", over, step.start, step, sender),
+        Segment("collective", begun, over, step, sender),
+        Segment("transport", arrival, begun, step, sender),
+        Segment("transfer", made, arrival, step, sender),
+    ]
+    return _that_last(waited, waits), maker
+
+
+def _that_last(segments: list[Segment], waits: Waits) -> list[Segment]:
+    """Those that take any time."""
+    return [segment for segment in segments if segment.length > ROUNDING * waits.makespan]

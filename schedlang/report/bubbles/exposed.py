@@ -1,9 +1,9 @@
 """Idle time that is exposed to communication: behind the wait is a transfer on its way, or one that
 is held back.
 
-The sum over the causes "transfer" and "transport" of `schedlang.report.bubbles.attribution`, in
-time linear in the steps: a wait is not followed again through the waits behind it, of which what is
-exposed is known.
+The sum over the causes "transfer", "transport" and "collective" of
+`schedlang.report.bubbles.attribution`, in time linear in the steps: a wait is not followed again
+through the waits behind it, of which what is exposed is known.
 """
 
 from bisect import bisect_right
@@ -91,7 +91,7 @@ def _at_the_end(waits: Waits) -> float:
         np.array([waits.makespan]),
     )
     behind = reasons(waits, whole)
-    is_exposed = (behind.why == Why.TRANSFER) | (behind.why == Why.TRANSPORT)
+    is_exposed = np.isin(behind.why, [Why.TRANSFER, Why.TRANSPORT, Why.COLLECTIVE])
     pieces = sorted(
         zip(behind.start[is_exposed].tolist(), behind.end[is_exposed].tolist(), strict=True)
     )

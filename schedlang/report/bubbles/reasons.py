@@ -18,10 +18,10 @@ from schedlang.schedule.columns import Flags, Floats, Ints, members
 
 class Why(IntEnum):
     """What is behind a wait: an op or a copy that runs; or its result is on its way, as a transfer,
-    or held back by the transport.
+    or held back by the transport; or a sum or a gather goes on.
     """
 
-    OP, COPY, TRANSFER, TRANSPORT = range(4)
+    OP, COPY, TRANSFER, TRANSPORT, COLLECTIVE = range(5)
 
 
 @frozen(eq=False)
@@ -83,7 +83,15 @@ def _follow(waits: Waits, open: Gaps, gap: Ints, pieces: "_Pieces") -> _Open:
     made = np.where(is_made, waits.ends[maker], 0.0)
     behind = np.where(is_made, maker, step)
     late = np.maximum(open.start, arrival)
-    pieces.add(Why.TRANSPORT, is_step, gap, late, open.end, behind, open.rank)
+    # For what is summed or gathered, it waits while that goes on.
+    held_from = np.where(is_step, waits.held_from[step], made)
+    held_to = np.where(is_step, waits.held_to[step], waits.makespan)
+    begun = np.clip(held_from, late, open.end)
+    over = np.clip(held_to, begun, open.end)
+    pieces.add(Why.TRANSPORT, is_step, gap, late, begun, behind, open.rank)
+    since = np.where(is_step, begun, np.maximum(open.start, made))
+    pieces.add(Why.COLLECTIVE, np.full(len(gap), True), gap, since, over, step, open.rank)
+    pieces.add(Why.TRANSPORT, is_step, gap, over, open.end, behind, open.rank)
     sent = np.maximum(open.start, made)
     there = np.minimum(open.end, arrival)
     pieces.add(Why.TRANSFER, is_step & is_made, gap, sent, there, maker, open.rank)

@@ -185,9 +185,12 @@ def _path_text(found: Explanation) -> list[str]:
         place = found.plan.where(rank, rows.start) if runs else segment.kind
         times[place] = times.get(place, 0.0) + segment.length
         words = [f" {Kind(found.plan.ranks[rank].kind[row]).name}" for row in rows]
-        counts.setdefault(place, Counter()).update(
-            words if runs else [f" x rank {segment.sender} to {rank}"]
-        )
+        if segment.kind == "collective":
+            stage = found.plan.ranks[rank].stage[rows.start]
+            words = [f" x stage {found.plan.names.stage(stage)}"]
+        elif not runs:
+            words = [f" x rank {segment.sender} to {rank}"]
+        counts.setdefault(place, Counter()).update(words)
     width = max(map(len, times))
     lines = [
         f"critical path {sum(times.values()):.10g}: from the first start to the last end without "

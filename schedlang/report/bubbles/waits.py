@@ -44,8 +44,10 @@ class Waits:
 
     Rank r has the steps `first[r]` up to `first[r + 1]`. The first row of step s in the schedule's
     columns is `head[s]`. It waited last for the result of the step `maker[s]`, or NOTHING, which
-    was there at `arrival[s]`. Where a step index of a rank is asked for, one past its last step
-    stands for the end of the whole execution, for which every rank waits.
+    was there at `arrival[s]`. The sum or the gather that it waited for, if any, went on from
+    `held_from[s]` to `held_to[s]`. Where a step index of a rank is asked for, one past its last
+    step stands for the end of the whole execution, for which every rank waits, and which waits for
+    the step `last`.
     """
 
     schedule: Schedule
@@ -56,16 +58,14 @@ class Waits:
     ends: Floats
     maker: Ints
     arrival: Floats
+    held_from: Floats
+    held_to: Floats
+    last: int
 
     @cached_property
     def rank(self) -> Ints:
         """The rank of each step."""
         return self.schedule.columns.rank[self.head].astype(np.int64)
-
-    @cached_property
-    def last(self) -> int:
-        """The step that ends last."""
-        return int(np.argmax(self.ends[: self.first[-1]]))
 
     @cached_property
     def steps(self) -> list[Step]:
@@ -176,7 +176,30 @@ def waits(schedule: Schedule, timeline: Timeline, costs: Costs) -> Waits:
     first = np.searchsorted(ops[heads], columns.first)
     maker, arrival = _latest(schedule, costs, step_of, end)
     start = np.concatenate([starts[heads], copy_starts])
-    return Waits(schedule, timeline.makespan, first, head, start, end, maker, arrival)
+    held_from, held_to = np.zeros((2, len(head)))
+    for each in timeline.beside:
+        if each.before != NOTHING:
+            held_from[step_of[each.before]] = each.start
+            held_to[step_of[each.before]] = each.end
+    # It ends with an op, or with a sum.
+    ends_with = int(np.argmax(end[: first[-1]]))
+    sums = [each for each in timeline.beside if each.after != NOTHING]
+    latest = max(sums, key=lambda each: each.end, default=None)
+    if latest and latest.end > end[ends_with]:
+        ends_with = int(step_of[latest.after])
+    return Waits(
+        schedule,
+        timeline.makespan,
+        first,
+        head,
+        start,
+        end,
+        maker,
+        arrival,
+        held_from,
+        held_to,
+        ends_with,
+    )
 
 
 def _times(ranks: tuple[Bars, ...]) -> tuple[Floats, Floats]:

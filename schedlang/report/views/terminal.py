@@ -133,7 +133,7 @@ def _fit(
     after = max(len(row[2]) for row in rows)
     # Two columns are for the lines at both ends of a row.
     room = max(width - before - after - 2, 10)
-    origin = min((bars[0].start for bars in timeline.ranks if bars), default=0.0)
+    origin = timeline.start
     bars = [bar for rank in timeline.ranks for bar in rank if bar.end > bar.start]
     stages = [len({bar.stage for bar in bars}) for bars in timeline.ranks]
     label = _label(str if max(stages, default=1) > 1 else None, names)

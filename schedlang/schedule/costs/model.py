@@ -23,6 +23,8 @@ T = TypeVar("T")
 COST_OF = {kind: op.cost for kind, op in OPS.items()}
 _KIND_OF = {name: kind for kind, name in COST_OF.items()}
 _TIMES = tuple(f"{name}_times" for name in (*COST_OF.values(), "overlap"))
+#: What goes on beside ops, once in an update of a stage.
+_BESIDE = ("sum_times", "gather_times")
 _LINKS = (
     "boundary_bytes",
     "ranks_per_node",
@@ -52,6 +54,8 @@ _TOGETHER = (
     ("overlap_times",),
     ("offload_times",),
     ("reload_times",),
+    ("sum_times",),
+    ("gather_times",),
     (*_WAYS, *_LINKS),
     _MEMORY,
     ("activation_bytes", "kept_bytes"),
@@ -201,6 +205,11 @@ class Costs:
     #: Ops that `overlap`, together; without, as long as one after the other.
     overlap_times: _Values = field(default=None, converter=_tuple)
 
+    # How long the sum of a stage's gradients over its replicas takes, and the gather of its weights
+    # where they are sharded over them; without, no time.
+    sum_times: _Values = field(default=None, converter=_tuple)
+    gather_times: _Values = field(default=None, converter=_tuple)
+
     # How long a transfer between ranks takes: `p2p_time`; or by `link_times`, a row for each rank
     # that sends, with a number for each that receives; or what its link makes of its size, see
     # `Transfers`; without any, 0.
@@ -277,7 +286,7 @@ class Costs:
     @property
     def gives_times(self) -> bool:
         """Whether any duration is given."""
-        return bool(self._given((*_TIMES, *_WAYS, *_LINKS)))
+        return bool(self._given((*_TIMES, *_BESIDE, *_WAYS, *_LINKS)))
 
     @property
     def gives_memory(self) -> bool:
@@ -303,6 +312,8 @@ class Costs:
         if not isinstance(layout, int):
             self._check_ranks(max(layout.placement) + 1)
         self.transfers(stages)
+        self.sums(stages)
+        self.gathers(stages)
         self.memory(stages)
         self.bytes(stages)
         self.bytes_of_weights(stages)
@@ -402,6 +413,16 @@ class Costs:
             self.ranks_per_node,
             self.link_times,
         )
+
+    def sums(self, stages: int) -> list[float]:
+        """How long the sum of each stage's gradients over its replicas takes; ValueError for a
+        wrong number of values.
+        """
+        return _spread("times of sums", self.sum_times, [0.0] * stages)
+
+    def gathers(self, stages: int) -> list[float]:
+        """How long a gather of each stage's weights takes; ValueError as above."""
+        return _spread("times of gathers", self.gather_times, [0.0] * stages)
 
     def memory(self, stages: int) -> dict[int, list[float]]:
         """For each kind of compute action, what it adds to the memory of its rank, on each stage;

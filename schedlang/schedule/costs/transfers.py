@@ -25,8 +25,8 @@ class Transfers:
     def time(self, kind: int, earlier: int, sender: int, receiver: int) -> float:
         """How long what an op of a kind makes takes from its rank to another; 0 on the same rank.
 
-        It is the output of the stage `earlier`, or the gradient of it. Gradients of weights take no
-        time to be added to those of replicas.
+        It is the output of the stage `earlier`, or the gradient of it. Sums of
+        gradients over replicas are no transfers: `Costs.sums` has their times.
         """
         if sender == receiver or kind not in SENDS:
             return 0.0

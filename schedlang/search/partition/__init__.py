@@ -12,12 +12,12 @@ from schedlang.search.partition.layers import (
     layers_of_run,
     names_by_stage,
 )
-from schedlang.search.partition.place import Placed, Solution, place, solve
+from schedlang.search.partition.place import place
+from schedlang.search.partition.solve import Solution, solve
 
 __all__ = [
     "Fit",
     "Layer",
-    "Placed",
     "Sizes",
     "Solution",
     "costs_of_stages",

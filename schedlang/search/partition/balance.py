@@ -117,8 +117,7 @@ def _nearly(
         excess = sum(max(_held(limit, cuts) - limit.most, 0.0) for limit in limits)
         return excess, max(ranks), sum(time * time for time in work)
 
-    evenest, _ = best_cuts(costs, pieces, [{piece: 1.0} for piece in range(pieces)])
-    starts = sizes_of(evenest), equal_sizes(len(layers), pieces)
+    starts = evenest_stages(layers, pieces), equal_sizes(len(layers), pieces)
     sizes = min((_descended(start, value) for start in starts), key=value)
     if value(sizes)[0] > 0:
         raise NoCuts("no partition was found that fits")
@@ -134,6 +133,13 @@ def _descended(sizes: Sizes, value: Callable[[Sizes], tuple[float, ...]]) -> Siz
             return sizes
         sizes = moved
         best = value(moved)
+
+
+def evenest_stages(layers: Sequence[Layer], stages: int) -> Sizes:
+    """The partition whose slowest stage is as fast as can be."""
+    costs = [layer.time for layer in layers]
+    cuts, _ = best_cuts(costs, stages, [{stage: 1.0} for stage in range(stages)])
+    return sizes_of(cuts)
 
 
 def equal_sizes(layers: int, stages: int) -> Sizes:

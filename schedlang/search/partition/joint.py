@@ -5,7 +5,7 @@ simulated step shorter; then the program is compiled anew at the costs of these 
 passes see; and so on, until neither finds more.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 
@@ -29,6 +29,7 @@ from schedlang.search.partition.balance import (
     balanced,
     capacities,
     equal_sizes,
+    evenest_stages,
     held_activations,
     neighbours,
     work_of_ranks,
@@ -77,8 +78,8 @@ def fit(
     costs of these stages.
 
     `links` and `capacity` are those of `costs_of_stages` and `partition`. It starts from
-    `partition`, from equal stages, and from further `starts`, and is never worse than any of these
-    that fits.
+    `partition`, from the most even stages, from equal ones, and from further `starts`, and is never
+    worse than any of these that fits.
 
     CompileError for a program that does not compile; ValueError where there are too few layers, or
     none of the partitions fits.
@@ -93,12 +94,8 @@ def fit(
         costs = costs_of_stages(layers, sizes, first.layout, links)
         return search.at(compile(program, params, costs), sizes)
 
-    best = min(map(compiled, _starts(layers, first, capacity, starts)), key=value_of)
-    for _ in range(_MOST_TURNS):
-        following = compiled(search.descended(best).sizes)
-        if value_of(following) >= _less(value_of(best)):
-            break
-        best = following
+    trials = map(compiled, _starts(layers, first, capacity, starts))
+    best = min((_in_turn(search, compiled, trial) for trial in trials), key=value_of)
     if best.excess > 0:
         raise ValueError(
             f"no partition was found that fits: by {best.excess:,.0f} bytes of {best.sizes} layers "
@@ -106,6 +103,18 @@ def fit(
         )
     assert isinstance(best.plan, Plan)
     return Fit(program, dict(params), best.sizes, best.plan, best.costs, best.execution)
+
+
+def _in_turn(search: "Fitting", compiled: Callable[[Sizes], "Trial"], best: "Trial") -> "Trial":
+    """Layers that move under the order as it is, and the order at what the stages are then, in
+    turn.
+    """
+    for _ in range(_MOST_TURNS):
+        following = compiled(search.descended(best).sizes)
+        if value_of(following) >= _less(value_of(best)):
+            break
+        best = following
+    return best
 
 
 def search(
@@ -231,6 +240,7 @@ def _starts(
     starts = {equal_sizes(len(layers), layout.pieces), *others}
     held = held_activations(simulate(plan, UNIT, ideal=True))
     starts.add(balanced(layers, plan, held))
+    starts.add(evenest_stages(layers, layout.pieces))
     if capacity is not None:
         # Where none fits, some may all the same: what is held depends on the costs too.
         with suppress(ValueError):

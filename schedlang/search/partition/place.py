@@ -6,206 +6,115 @@ backwards in time find. Stages move to other ranks, and change places, as long a
 step shorter.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import combinations, islice
 from math import inf
 
-from attrs import evolve, field, frozen
+import numpy as np
+from attrs import evolve, frozen
 
-from schedlang.compiler import compile
 from schedlang.diagnostics.activity import doing
-from schedlang.diagnostics.source import Source
-from schedlang.lowering.choice import choose_lowering
-from schedlang.passes.graph import Graph
-from schedlang.proof.execution import Execution
-from schedlang.schedule.costs import UNIT, Costs
+from schedlang.passes.graph import ROUNDING
+from schedlang.schedule.columns import actions_of
 from schedlang.schedule.cuts import best_cuts
+from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 from schedlang.search.optimize.instance import Instance
 from schedlang.search.optimize.problem import Problem
 from schedlang.search.optimize.starts import starts
-from schedlang.search.partition.balance import Capacity, Sizes, capacities
-from schedlang.search.partition.joint import Fit, Fitting, Trial, value_of
-from schedlang.search.partition.layers import Layer, costs_of_stages
 
 #: The rank of each stage.
 Placement = tuple[int, ...]
 #: How many orders are tried for a placement.
 _ORDERS = 4
-#: Turns of placement and partition: two or three are what it takes.
-_MOST_TURNS = 8
-#: Sums of times that differ by less, relative to their size, are equal.
-_ROUNDING = 1e-9
+#: Of a microbatch on one stage, which op comes before which.
+_TURN = {Kind.F: 0, Kind.R: 1, Kind.B: 2, Kind.I: 2, Kind.W: 3}
 
 
-@frozen
-class Placed:
-    """The ops of a model in an order for a placement, and how long a step takes then, if no
-    transfer waits for another; infinite where they do not fit.
+def place(problem: Problem) -> Problem:
+    """The problem on the best placement that is found, with `graph.order` the best order found for
+    it, within the same limits: never worse than the placement and the order that it has, if these
+    hold no more than they may.
+
+    Every rank has a stage or more. ValueError for a schedule whose stages cannot move one by one:
+    it has several pipelines, slices, updates of its own, or ops that overlap.
     """
-
-    placement: Placement
-    schedule: Schedule = field(repr=False)
-    makespan: float
-
-
-def place(
-    ranks: int,
-    microbatches: int,
-    costs: Costs,
-    capacity: Capacity | None = None,
-    begin_with: Iterable[Placement] = (),
-    whole: bool = False,
-) -> Placed:
-    """The best placement that is found for stages of these `costs`, which have one number for each
-    stage, and an order for it; never worse than any placement that it is to `begin_with`.
-
-    Every rank has a stage or more. Backwards are split, or with `whole`, as long as both halves
-    together. With a `capacity` in bytes no rank holds more, activations and weights; ValueError
-    where no placement fits.
-    """
-    stages = len(costs.forward_times or ())
-    if stages < ranks:
-        raise ValueError(f"{stages} stages for {ranks} ranks, of which each has one or more")
-    search = _Placing(ranks, microbatches, costs, capacity, whole)
-    firsts = {*begin_with, *_first_placements(search.work, ranks)}
-    best = min(map(search.placed, sorted(firsts)), key=lambda placed: placed.makespan)
+    schedule = problem.graph.schedule
+    wrong = _why_not(schedule)
+    if wrong:
+        raise ValueError(wrong)
+    search = _Placing(schedule, problem.limits, _work(problem))
+    best = _Placed(problem, problem.value(problem.graph.order))
+    own = schedule.layout.placement
+    firsts = {own, *_first_placements(search.work, len(problem.limits))}
+    best = min([best, *map(search.placed, sorted(firsts))], key=lambda placed: placed.value)
     while (better := search.first_better(best)) is not None:
         best = better
-    if best.makespan == inf:
-        raise ValueError(f"no placement was found that fits into {capacity} bytes")
-    return best
+    return best.problem
+
+
+def _why_not(schedule: Schedule) -> str | None:
+    """Why the stages of a schedule cannot move one by one."""
+    layout = schedule.layout
+    if len(layout.pipelines) > 1:
+        return "it has several pipelines: each has its stages on all ranks"
+    if layout.slices > 1:
+        return "it has slices: only programs of whole microbatches are placed anew"
+    if set(schedule.columns.kind.tolist()) - set(_TURN):
+        return "it has updates of its own: only programs with a flush are placed anew"
+    if schedule.columns.group.any():
+        return "it has ops that overlap: stages that move take them apart"
+    return None
+
+
+def _work(problem: Problem) -> list[float]:
+    """What each stage takes, for all microbatches."""
+    graph = problem.graph
+    work = [0.0] * len(graph.schedule.placement)
+    for ops, time in zip(graph.ops, graph.time, strict=True):
+        work[ops[0][1]] += time
+    return work
 
 
 @frozen
-class Solution:
-    """Partition, placement and order together: how many layers each stage has, and its ops with
-    their transfers, at the costs of these stages.
-    """
+class _Placed:
+    """A placement with an order for it, and what that comes to."""
 
-    sizes: Sizes
-    schedule: Schedule = field(repr=False)
-    costs: Costs = field(repr=False)
-    execution: Execution = field(repr=False)
-
-    @property
-    def makespan(self) -> float:
-        """From the first start to the last end, in the unit of the layers' times."""
-        return self.execution.timeline.makespan
-
-
-def solve(
-    layers: Sequence[Layer],
-    fits: Sequence[Fit],
-    links: Costs = UNIT,
-    capacity: Capacity | None = None,
-) -> Solution:
-    """Partition, placement and order in turn, from programs that were fitted before: the best that
-    is found from any of these, and never worse.
-
-    The stages are as many as a program has, on any ranks, and their backwards are split.
-    ValueError without programs.
-    """
-    if not fits:
-        raise ValueError("there is no program to begin with: `search` found none that fits")
-    search = Fitting(layers, links, capacity)
-    solutions = [_solved(search, fit) for fit in fits]
-    best = min(solutions, key=value_of)
-    return Solution(best.sizes, best.plan, best.costs, best.execution)
-
-
-def _solved(search: Fitting, fit: Fit) -> Trial:
-    """The best that is found from one program."""
-    best = search.at(fit.plan, fit.sizes)
-    microbatches = fit.plan.microbatches
-    ranks = len(fit.plan.ranks)
-    for _ in range(_MOST_TURNS):
-        try:
-            costs = costs_of_stages(search.layers, best.sizes, best.plan.layout, search.links)
-            placed = place(
-                ranks, microbatches, costs, search.capacity, [best.plan.layout.placement]
-            )
-        except ValueError:
-            # The orders that are tried hold more than the one that there is.
-            return best
-        lowered = choose_lowering(placed.schedule, placed.schedule.costs).schedule
-        following = search.descended(search.at(lowered, best.sizes))
-        if value_of(following) >= value_of(best):
-            return best
-        best = following
-    return best
+    problem: Problem
+    value: float
 
 
 @frozen
 class _Placing:
-    ranks: int
-    microbatches: int
-    costs: Costs
-    capacity: Capacity | None
-    whole: bool
+    schedule: Schedule
+    limits: tuple[float, ...]
+    work: list[float]
 
-    @property
-    def work(self) -> list[float]:
-        """What a microbatch takes on each stage."""
-        stages = len(self.costs.forward_times or ())
-        durations = self.costs.every_duration(stages)
-        halves = zip(durations["input"], durations["weight"], strict=True)
-        backward = durations["backward"] if self.whole else [sum(both) for both in halves]
-        return [sum(both) for both in zip(durations["forward"], backward, strict=True)]
-
-    def placed(self, placement: Placement) -> Placed:
+    def placed(self, placement: Placement) -> _Placed:
         """A placement with the best of a few orders for it."""
-        doing(f"placement {' '.join(map(str, placement))}")
-        base = self._base(placement)
-        problem = Problem(Graph(base), self._limits(base))
-        instance = Instance.of(problem)
-        found = islice(starts(instance), _ORDERS)
-        orders, value = min(found, key=lambda pair: pair[1], default=(None, inf))
-        if orders is None:
-            return Placed(placement, base, inf)
-        # The amounts that are counted here are bytes; those of the schedule are as they were.
-        return Placed(placement, evolve(problem.graph.reordered(orders), costs=self.costs), value)
+        doing(f"stages on ranks {' '.join(map(str, placement))}")
+        problem = Problem.of(moved(self.schedule, placement), self.limits)
+        orders = islice(starts(Instance.of(problem)), _ORDERS)
+        best, value = min(orders, key=lambda found: found[1], default=(None, inf))
+        if best is None:
+            return _Placed(problem, inf)
+        return _Placed(Problem.of(problem.graph.reordered(best), self.limits), value)
 
-    def _base(self, placement: Placement) -> Schedule:
-        """All ops, one microbatch after the other, which fits wherever anything does."""
-        source = Source("placed.sched", base_program(placement, self.microbatches, self.whole))
-        plan = compile(source)
-        ranks = tuple(actions.compute() for actions in plan.ranks)
-        costs = self.costs
-        if costs.activation_bytes is not None:
-            kept = costs.kept_bytes or costs.activation_bytes
-            pairs = zip(costs.activation_bytes, kept, strict=True)
-            costs = evolve(
-                costs,
-                forward_memory=costs.activation_bytes,
-                input_memory=[left - held for held, left in pairs],
-            )
-        return evolve(plan, ranks=ranks, costs=costs)
-
-    def _limits(self, base: Schedule) -> tuple[float, ...]:
-        """What the activations of each rank may take."""
-        if self.capacity is None:
-            return (inf,) * self.ranks
-        left = capacities(self.capacity, self.ranks)
-        weights = self.costs.bytes_of_weights(len(base.placement))
-        for stage, rank in enumerate(base.placement):
-            left[rank] -= weights[stage]
-        return tuple(left)
-
-    def first_better(self, placed: Placed) -> Placed | None:
+    def first_better(self, placed: _Placed) -> _Placed | None:
         """The first neighbour that is better, those first whose ranks have even work."""
-        enough = placed.makespan * (1 - _ROUNDING)
-        for placement in sorted(self._neighbours(placed.placement), key=self._slowest):
-            if self.microbatches * self._slowest(placement) >= enough:
+        enough = placed.value * (1 - ROUNDING)
+        placement = placed.problem.graph.schedule.layout.placement
+        for neighbour in sorted(self._neighbours(placement), key=self._slowest):
+            if self._slowest(neighbour) >= enough:
                 return None
-            moved = self.placed(placement)
-            if moved.makespan < enough:
-                return moved
+            moved_there = self.placed(neighbour)
+            if moved_there.value < enough:
+                return moved_there
         return None
 
     def _slowest(self, placement: Placement) -> float:
-        """The work of the slowest rank for a microbatch, which no order makes less."""
-        loads = [0.0] * self.ranks
+        """The work of the slowest rank: no order takes less."""
+        loads = [0.0] * len(self.limits)
         for work, rank in zip(self.work, placement, strict=True):
             loads[rank] += work
         return max(loads)
@@ -214,7 +123,7 @@ class _Placing:
         """The placements with one stage on another rank, or two stages in each other's place."""
         for stage, rank in enumerate(placement):
             if placement.count(rank) > 1:
-                for other in range(self.ranks):
+                for other in range(len(self.limits)):
                     if other != rank:
                         yield (*placement[:stage], other, *placement[stage + 1 :])
         for first, second in combinations(range(len(placement)), 2):
@@ -234,25 +143,16 @@ def _first_placements(work: Sequence[float], ranks: int) -> Iterator[Placement]:
     yield tuple(there_and_back[stage % (2 * ranks)] for stage in range(stages))
 
 
-def base_program(placement: Placement, microbatches: int, whole: bool) -> str:
-    """A program for a placement, in which a microbatch begins when the one before is over."""
-    *inner, last = placement
-    tests = "".join(f"if s == {stage} then {rank} else " for stage, rank in enumerate(inner))
-    backward = "B(s, m)" if whole else "I(s, m)  W(s, m)"
-    return f"""\
-schedule placed {{
-    param ranks = {max(placement) + 1}
-    param microbatches = {microbatches}
-    fn place(s) = {tests}{last}
-    stage s in 0 .. {len(placement)} on place(s)
-    rank r {{
-        for m in 0 .. microbatches {{
-            for s in 0 .. {len(placement)} {{ if place(s) == r {{ F(s, m) }} }}
-            for n in 1 .. {len(placement) + 1} {{
-                let s = {len(placement)} - n
-                if place(s) == r {{ {backward} }}
-            }}
-        }}
-    }}
-}}
-"""
+def moved(schedule: Schedule, placement: Placement) -> Schedule:
+    """The ops of a schedule with its stages on other ranks, where a microbatch begins when the one
+    before is over: that fits wherever anything does.
+    """
+    columns = schedule.columns
+    rank = np.array(placement)[columns.stage]
+    turn = np.array([_TURN[Kind(kind)] for kind in columns.kind.tolist()])
+    is_backward = turn > 0
+    stage = np.where(is_backward, -columns.stage, columns.stage)
+    order = np.lexsort((turn, stage, is_backward, columns.microbatch, rank))
+    ranks = actions_of(len(schedule.ranks), evolve(columns.taken(order), rank=rank[order]))
+    layout = evolve(schedule.layout, placement=placement)
+    return evolve(schedule, ranks=ranks, layout=layout, slots=None)

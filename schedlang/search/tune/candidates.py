@@ -51,16 +51,16 @@ class Size:
 class Candidate:
     """A program at a size with the `params` that are given beside it, and the costs of its stages.
 
-    `sizes` are how many layers each stage of the model has. Behind the schedule, replicas
-    sum gradients for a time `sums`. `bounds` are those of the step, with these sums and all that a
-    rank holds.
+    `shares` are how many layers each stage of the model has. Behind the schedule, replicas sum
+    gradients for a time `sums`. `bounds` are those of the step, with these sums and all that a rank
+    holds.
     """
 
     program: Program
     params: dict[str, int]
     size: Size
     layers: Layers = field(repr=False)
-    sizes: Sizes
+    shares: Sizes
     costs: Costs = field(repr=False)
     sums: float
     bounds: Bounds
@@ -104,7 +104,7 @@ def candidates(program: Program, training: Training) -> list[Candidate]:
                         setting.params,
                         size,
                         layers,
-                        way.sizes,
+                        way.shares,
                         way.costs,
                         way.sums,
                         way.bounds,
@@ -119,7 +119,7 @@ class _Priced:
     sums of gradients cost, and what no order can beat.
     """
 
-    sizes: Sizes
+    shares: Sizes
     costs: Costs
     sums: float
     bounds: Bounds

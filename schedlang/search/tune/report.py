@@ -197,7 +197,7 @@ def _row(result: Result, tuning: Tuning, units: Units) -> dict[str, Any]:
         "replicas": size.replicas,
         "samples": size.samples,
         "checkpointed": candidate.layers.checkpointed,
-        "layers": list(candidate.sizes),
+        "layers": list(candidate.shares),
         "step": result.time,
         "makespan": result.makespan,
         "sums": candidate.sums,
