@@ -5,6 +5,7 @@ BIN := .venv/bin
 .PHONY: demo example test test-torch test-browser titan explore models trainings faults pages nodes fuzz mutation
 .PHONY: architecture gallery transport-table reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
+.PHONY: bench-partition bench-search-runs
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -135,6 +136,15 @@ bench-search: .venv/installed
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/large.py
 	$(BIN)/python benchmarks/published.py
+
+# Layers of unequal work shared out in the ways that there are, by simulation, in ten minutes.
+bench-partition: .venv/installed
+	$(BIN)/python benchmarks/partition.py
+
+# What the search chooses from a measured run against the gallery, on 4 processes, in five minutes; for a machine without
+# other work.
+bench-search-runs: .venv/installed
+	$(BIN)/python benchmarks/search_runs.py
 
 # What an action costs by itself, without models and messages.
 bench-walk: .venv/installed

@@ -5,7 +5,7 @@ simulated step shorter; then the program is compiled anew at the costs of these 
 passes see; and so on, until neither finds more.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 
@@ -38,6 +38,8 @@ from schedlang.search.partition.layers import Layer, check_layers, costs_of_stag
 
 #: What may be gained by one more turn is less than this share of the makespan.
 _LEAST_GAIN = 1e-6
+#: A program that first takes so much of the best one's step is left out.
+_FAR = 1.15
 #: Turns of partition and schedule: two or three are what it takes.
 _MOST_TURNS = 8
 
@@ -85,36 +87,7 @@ def fit(
     none of the partitions fits.
     """
 
-    search = Fitting(layers, links, capacity)
-    first = compile(program, params, links)
-    check_layers(layers, first.layout.pieces)
-
-    def compiled(sizes: Sizes) -> Trial:
-        # Passes see the costs, so each partition has a plan of its own.
-        costs = costs_of_stages(layers, sizes, first.layout, links)
-        return search.at(compile(program, params, costs), sizes)
-
-    trials = map(compiled, _starts(layers, first, capacity, starts))
-    best = min((_in_turn(search, compiled, trial) for trial in trials), key=value_of)
-    if best.excess > 0:
-        raise ValueError(
-            f"no partition was found that fits: by {best.excess:,.0f} bytes of {best.sizes} layers "
-            "by stage; give more ranks, or a schedule that holds fewer activations"
-        )
-    assert isinstance(best.plan, Plan)
-    return Fit(program, dict(params), best.sizes, best.plan, best.costs, best.execution)
-
-
-def _in_turn(search: "Fitting", compiled: Callable[[Sizes], "Trial"], best: "Trial") -> "Trial":
-    """Layers that move under the order as it is, and the order at what the stages are then, in
-    turn.
-    """
-    for _ in range(_MOST_TURNS):
-        following = compiled(search.descended(best).sizes)
-        if value_of(following) >= _less(value_of(best)):
-            break
-        best = following
-    return best
+    return _Attempt.of(Fitting(layers, links, capacity), program, params, starts).fit()
 
 
 def search(
@@ -126,22 +99,26 @@ def search(
     """The best partitions for some programs of the gallery, each a name with its parameters, the
     one with the shortest step first.
 
-    A program that cannot become better than the best so far, since some rank has to work for
-    longer, is left out, as is one that does not compile at its parameters, has more stages than
-    there are layers, or does not fit.
+    A program is left out that takes 15 % longer than the best when its layers are first shared out;
+    so is one that does not compile at its parameters, has more stages than there are layers, or
+    does not fit.
     """
-    fits: list[Fit] = []
-    shortest = inf
+    search = Fitting(layers, links, capacity)
+    attempts = []
     for program, params in programs:
         doing(f"{program}: sharing out {len(layers)} layers")
-        try:
-            if _least(layers, compile(program, params, links)) >= shortest:
-                continue
-            fits.append(fit(layers, program, params, links, capacity))
-        except (CompileError, ValueError):
-            # Another program may do; where none does, the list is empty.
+        # Another program may do; where none does, the list is empty.
+        with suppress(CompileError, ValueError):
+            attempts.append(_Attempt.of(search, program, params))
+    fits: list[Fit] = []
+    shortest = inf
+    for attempt in sorted(attempts, key=lambda attempt: value_of(attempt.first)):
+        if attempt.first.makespan > _FAR * shortest:
             continue
-        shortest = min(shortest, fits[-1].makespan)
+        doing(f"{attempt.program}: moving layers")
+        with suppress(ValueError):
+            fits.append(attempt.fit())
+            shortest = min(shortest, fits[-1].makespan)
     return sorted(fits, key=lambda found: found.makespan)
 
 
@@ -164,6 +141,68 @@ def gallery(ranks: int, microbatches: int) -> Iterator[tuple[str, dict[str, int]
 
 
 @frozen
+class _Attempt:
+    """A program, and the partitions to begin with under it."""
+
+    search: "Fitting"
+    program: Source | str
+    params: Mapping[str, int]
+    layout: Layout
+    trials: "list[Trial]"
+
+    @classmethod
+    def of(
+        cls,
+        search: "Fitting",
+        program: Source | str,
+        params: Mapping[str, int],
+        starts: Iterable[Sizes] = (),
+    ) -> "_Attempt":
+        """A program with the partitions that `fit` begins with, and its errors."""
+        plan = compile(program, params, search.links)
+        check_layers(search.layers, plan.layout.pieces)
+        attempt = cls(search, program, params, plan.layout, [])
+        sizes_of_starts = _starts(search.layers, plan, search.capacity, starts)
+        attempt.trials.extend(map(attempt.compiled, sizes_of_starts))
+        return attempt
+
+    @property
+    def first(self) -> "Trial":
+        """The best partition to begin with."""
+        return min(self.trials, key=value_of)
+
+    def compiled(self, sizes: Sizes) -> "Trial":
+        """A partition; since passes see the costs, each has a plan of its own."""
+        search = self.search
+        costs = costs_of_stages(search.layers, sizes, self.layout, search.links)
+        return search.at(compile(self.program, self.params, costs), sizes)
+
+    def fit(self) -> Fit:
+        """The best that is found; ValueError if it does not fit."""
+        best = min(map(self.improved, self.trials), key=value_of)
+        if best.excess > 0:
+            raise ValueError(
+                f"no partition was found that fits: {best.sizes} layers by stage hold "
+                f"{best.excess:,.0f} bytes too much; give more ranks, or a schedule that holds "
+                "fewer activations"
+            )
+        assert isinstance(best.plan, Plan)
+        params = dict(self.params)
+        return Fit(self.program, params, best.sizes, best.plan, best.costs, best.execution)
+
+    def improved(self, best: "Trial") -> "Trial":
+        """Layers that move under the order as it is, and the order at what the stages are then, in
+        turn.
+        """
+        for _ in range(_MOST_TURNS):
+            following = self.compiled(self.search.descended(best).sizes)
+            if value_of(following) >= _less(value_of(best)):
+                break
+            best = following
+        return best
+
+
+@frozen
 class Trial:
     """A partition under a plan, or a schedule with its transfers, and by how many bytes ranks hold
     too much.
@@ -175,10 +214,15 @@ class Trial:
     execution: Execution
     excess: float
 
+    @property
+    def makespan(self) -> float:
+        """How long a step takes."""
+        return self.execution.timeline.makespan
+
 
 def value_of(trial: Trial) -> tuple[float, float]:
     """What is minimised: first what does not fit, then time."""
-    return trial.excess, trial.execution.timeline.makespan
+    return trial.excess, trial.makespan
 
 
 def _less(value: tuple[float, float]) -> tuple[float, float]:
@@ -246,9 +290,3 @@ def _starts(
         with suppress(ValueError):
             starts.add(balanced(layers, plan, held, capacity))
     return sorted(starts)
-
-
-def _least(layers: Sequence[Layer], plan: Plan) -> float:
-    """What a step cannot be shorter than: every microbatch's work, shared out evenly."""
-    work = sum(layer.forward + min(layer.backward, layer.input + layer.weight) for layer in layers)
-    return plan.microbatches * work / len(plan.ranks)
