@@ -134,6 +134,7 @@ bench-runtime: .venv/installed
 # How many optima `schedc optimize` proves of a hundred instances, and what simpler ways give: an hour or two.
 bench-search: .venv/installed
 	$(BIN)/python benchmarks/search.py
+	$(BIN)/python benchmarks/large.py
 	$(BIN)/python benchmarks/published.py
 
 # Layers of unequal work shared out in the ways that there are, by simulation, in ten minutes.

@@ -90,10 +90,11 @@ def instances() -> Iterator[tuple[Drawn, Costs]]:
             has_transfers=rng.choice((True, False)),
             share=rng.choice((0.5, 0.75, 1.0, 1.5, 2.0)),
         )
-        yield drawn, _costs(drawn, rng)
+        yield drawn, costs_of(drawn, rng)
 
 
-def _costs(drawn: Drawn, rng: random.Random) -> Costs:
+def costs_of(drawn: Drawn, rng: random.Random) -> Costs:
+    """The costs of an instance."""
     stages = range(drawn.ranks * drawn.chunks)
     if not drawn.is_measured:
         return Costs(p2p_time=0.25 if drawn.has_transfers else None)

@@ -39,6 +39,11 @@ def optimize(options: argparse.Namespace) -> int:
     except ImportError as error:
         print(f"error: {error}", file=sys.stderr)
         return USAGE
+    except KeyboardInterrupt:
+        # Who has seen enough wants what there is.
+        if answer is None or answer.value == inf:
+            raise
+        print("interrupted: this is the best so far", file=sys.stderr)
     assert answer is not None
     if answer.value == inf:
         most = max(problem.limits)
@@ -101,10 +106,10 @@ def _text(document: dict[str, Any], title: str) -> str:
         verdict = "no order has less, which is proved"
     else:
         verdict = f"none is below {document['bound']:.10g}, which is proved: a gap of "
-        verdict += f"{document['gap']:.2%}; the time was over"
+        verdict += f"{document['gap']:.2%}"
     rows = [
         (objective, f"{document['value']:.10g}", f"{verdict}"),
-        ("found by", document["source"], ""),
+        ("found by", "", document["source"]),
         ("stages on ranks", " ".join(map(str, document["placement"])), "in the order of the model"),
         ("peak memory", " ".join(f"{peak:g}" for peak in document["peak_memory"]), "per rank"),
     ]

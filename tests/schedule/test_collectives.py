@@ -33,6 +33,7 @@ from schedlang.report.bubbles.exposed import exposed
 from schedlang.report.bubbles.report import explain_bubble, explanation_text
 from schedlang.report.bubbles.waits import waits
 from schedlang.schedule.transports import transports
+from schedlang.search.optimize.problem import Problem
 from tests.support.damage import damaged_plans, random_plan, replicated_plan
 from tests.support.paths import DIAGNOSTICS, GALLERY
 
@@ -244,6 +245,12 @@ def test_a_program_gives_them(tmp_path: Path) -> None:
             b.backward(rank, 0)
     assert "cost sum(s) = " in b.text()
     assert compile(Source("b.sched", b.text())).costs == b.plan.costs
+
+
+def test_a_search_that_does_not_judge_by_them_says_so() -> None:
+    plan = compile("1f1b", costs=Costs(sum_times=[2]))
+    with pytest.raises(ValueError, match="leave `sum_times` and `gather_times` out"):
+        Problem.of(plan)
 
 
 @pytest.mark.parametrize(

@@ -276,3 +276,11 @@ def test_what_has_no_end_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["optimize", "pipedream"])
     assert "it has no flush" in capsys.readouterr().err
+
+
+def test_without_the_solver_it_is_said_how_to_get_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("schedlang.search.optimize.optimize.find_spec", lambda name: None)
+    assert main(["optimize", "1f1b"]) == 2
+    assert "pip install 'schedlang[optimize]'" in capsys.readouterr().err

@@ -454,6 +454,7 @@ def test_the_picture(folder: Path) -> None:
         (f"{SMALL} --memory 1GB", 1, "nothing fits into 1.0 GB: a rank holds at least"),
         ("tune --ranks 5 --batch 8 --costs costs.json -p ranks=5", 1, "it does not divide"),
         ("tune --ranks 4 --batch 8 --costs one.json", 2, "do not say how many there are"),
+        ("tune --ranks 2 --batch 8 --costs zero.json", 2, "nothing in the costs takes any time"),
         ("tune --ranks 4 --batch 8 --costs two.json", 2, "`forward_times` has 2 numbers"),
         ("tune --ranks 4 --batch 8 --costs three.json --memory 8GB", 2, "not how many are held"),
         ("tune --ranks 4 --batch 8 --costs three.json -o t.svg", 2, "of bytes, which the costs"),
@@ -480,6 +481,7 @@ def test_mistakes(line: str, code: int, message: str, folder: Path) -> None:
     for name, text in {
         "one": {"forward_times": 1},
         "two": {"forward_times": [1, 2], "backward_times": [1, 2, 3]},
+        "zero": {"forward_times": [0, 0], "backward_times": 0},
         "three": {"forward_times": [1, 2, 1, 2]},
         "moe": LLAMA | {"num_local_experts": 8},
         "bad": {key: value for key, value in LLAMA.items() if key != "vocab_size"},

@@ -1,7 +1,7 @@
 """The least that any order comes to, by CP-SAT: orders that are proved to be the best."""
 
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import count
 from math import inf
 from time import monotonic
 
@@ -11,7 +11,6 @@ from schedlang.passes.graph import Orders
 from schedlang.search.optimize.instance import Instance
 from schedlang.search.optimize.model import Effort, Outcome, look
 from schedlang.search.optimize.problem import Answer, Problem
-from schedlang.search.optimize.starts import starts
 
 #: What a look takes at first, for one rank and for all of them; then ever twice as much.
 _RANK_EFFORT = 0.5
@@ -20,8 +19,6 @@ _EFFORT = 1.0
 #: is known; and how far, one after the other, where the bound rises no more.
 _SHARE = 1 / 32
 _UPPER = (1 / 4, 1 / 2, 1.0)
-#: How many orders are made before it begins.
-_STARTS = 600
 
 
 @frozen
@@ -72,9 +69,6 @@ class _Search:
     def _steps(self) -> Iterator[None]:
         self._raise(self.instance.least)
         yield
-        for orders, value in islice(starts(self.instance, self.seed), _STARTS):
-            self._take(orders, value, "greedy")
-            yield
         for scale in (2**times for times in count()):
             yield from self._ranks(_RANK_EFFORT * scale)
             yield from self._whole(_EFFORT * scale)

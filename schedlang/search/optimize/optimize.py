@@ -3,6 +3,8 @@ and by what repeats.
 """
 
 from collections.abc import Iterator
+from functools import partial
+from importlib.util import find_spec
 from math import inf
 from time import monotonic
 
@@ -17,6 +19,7 @@ from schedlang.search.optimize.instance import Instance
 from schedlang.search.optimize.problem import Answer, Problem, Solver
 from schedlang.search.optimize.program import can_write_times, program_of
 from schedlang.search.optimize.published import from_gallery
+from schedlang.search.optimize.starts import from_greedy
 
 #: With more ops than these, the exact search has little hope to come to its end.
 _MOST_AT_ONCE = 800
@@ -30,17 +33,19 @@ def optimize(problem: Problem, seconds: float, workers: int = 1, seed: int = 0) 
     stop before. An answer whose value is infinite says that no orders were found that hold so
     little. ImportError says how to get the solver, if it is not installed.
     """
+    if find_spec("ortools") is None:
+        raise ImportError("to optimize takes OR-tools: pip install 'schedlang[optimize]'")
     begin = monotonic()
     graph = problem.graph
     least = Instance.of(problem)
     answer = Answer(graph.order, problem.value(graph.order), 0.0, "as given")
     answer = answer.better(Answer([], inf, least.value_of(least.least), ""))
     yield answer
-    for solver in _solvers(problem, workers, seed):
+    for solver, share in _solvers(problem, workers, seed):
         left = seconds - (monotonic() - begin)
         if answer.is_best or left <= 0:
             return
-        for found in solver(problem, answer, left):
+        for found in solver(problem, answer, left * share):
             answer = answer.better(found)
             _tell(answer)
             yield answer
@@ -72,18 +77,16 @@ def judged(problem: Problem, answer: Answer, transport: str) -> Judged:
     return Judged(text, execution.transport, execution.timeline.makespan)
 
 
-def _solvers(problem: Problem, workers: int, seed: int) -> Iterator[Solver]:
-    """Those that look for orders, the quickest first."""
-    yield from_gallery
-    try:
-        from schedlang.search.optimize.exact import Exact
-        from schedlang.search.optimize.large import Large
-    except ImportError:
-        message = "to optimize takes OR-tools: pip install 'schedlang[optimize]'"
-        raise ImportError(message) from None
+def _solvers(problem: Problem, workers: int, seed: int) -> Iterator[tuple[Solver, float]]:
+    """Those that look for orders, the quickest first, and which share of the time each may take."""
+    yield partial(from_greedy, seed=seed), 0.1
+    yield from_gallery, 0.2
+    from schedlang.search.optimize.exact import Exact
+    from schedlang.search.optimize.large import Large
+
     if len(problem.graph.ops) > _MOST_AT_ONCE:
-        yield Large(workers)
-    yield Exact(workers, seed)
+        yield Large(workers), 1.0
+    yield Exact(workers, seed), 1.0
 
 
 def _tell(answer: Answer) -> None:

@@ -40,8 +40,13 @@ class Problem:
         limit for all ranks, or one for each; by default it is the highest peak of the schedule.
 
         ValueError for a schedule that leaves no order to look for: it has no flush, or its copies
-        to the host are written out.
+        to the host are written out; and for costs of sums and gathers.
         """
+        if schedule.costs.sum_times or schedule.costs.gather_times:
+            raise ValueError(
+                "its makespan has sums and gathers, which no order here is judged by: leave "
+                "`sum_times` and `gather_times` out of the costs"
+            )
         if schedule.stream or schedule.layout.updates > 1:
             raise ValueError(
                 "it has no flush, and its updates overlap: it has no end to bring near"
@@ -88,7 +93,7 @@ class Answer:
     @property
     def gap(self) -> float:
         """By which share of the bound the value may be above the least."""
-        return self.value / self.bound - 1 if self.bound else 0.0
+        return max(self.value / self.bound - 1, 0.0) if self.bound else 0.0
 
     @property
     def is_best(self) -> bool:

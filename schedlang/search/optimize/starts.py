@@ -7,17 +7,48 @@ changed at random, and what gains is kept.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from math import inf
 from random import Random
+from time import monotonic
 
 from attrs import frozen
 
 from schedlang.passes.graph import Orders
 from schedlang.search.optimize.greedy import greedy
 from schedlang.search.optimize.instance import Instance
+from schedlang.search.optimize.problem import Answer, Problem
+from schedlang.search.optimize.published import published
 
+#: How many orders are tried.
+_MOST = 600
 #: By which share of the whole the urgency of a chain may change.
 _SHARE = 0.3
+
+
+def from_greedy(problem: Problem, known: Answer, seconds: float, seed: int = 0) -> Iterator[Answer]:
+    """See `Solver`: the best of some hundred orders. The first are as urgent as in published
+    schedules, whatever these hold.
+    """
+    deadline = monotonic() + seconds
+    instance = Instance.of(problem)
+    for orders, value in chain(_as_published(instance), islice(starts(instance, seed), _MOST)):
+        if value < known.value:
+            known = Answer(orders, value, known.bound, "greedy")
+            yield known
+        if known.is_best or monotonic() > deadline:
+            return
+
+
+def _as_published(instance: Instance) -> Iterator[tuple[Orders, float]]:
+    """Greedy orders in which nodes are as urgent as they are early in published schedules."""
+    graph = instance.problem.graph
+    backwards = instance.reversed()
+    for _, orders in published(instance.problem):
+        # Published orders may hold more than they may here, but they say what is early.
+        urgency = [time - end for end, time in zip(graph.ends(orders), graph.time, strict=False)]
+        if urgency:
+            yield from _to_and_fro(instance, backwards, urgency, instance.room_for)
 
 
 def starts(instance: Instance, seed: int = 0) -> Iterator[tuple[Orders, float]]:
@@ -56,8 +87,8 @@ class _Change:
         """The urgency of all nodes, and the room for them."""
         urgency = [float(tail) for tail in instance.tails]
         room = list(instance.room_for)
-        for chain, shift, fewer in zip(instance.chains, self.urgency, self.fewer, strict=True):
-            for node in chain:
+        for nodes, shift, fewer in zip(instance.chains, self.urgency, self.fewer, strict=True):
+            for node in nodes:
                 urgency[node] += shift
                 room[node] -= fewer * max(instance.rise[node], 0)
         return urgency, room

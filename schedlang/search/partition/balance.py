@@ -78,12 +78,17 @@ def balanced(
         raise ValueError(_does_not_fit(layers, schedule.layout, capacity)) from None
 
 
-def most_even(layers: Sequence[Layer], layout: Layout, limits: Sequence[Limit] = ()) -> Sizes:
-    """The partition for a layout, whatever the order of the ops, as `partition` describes it;
-    NoCuts where none keeps the limits.
+def most_even(
+    layers: Sequence[Layer],
+    layout: Layout,
+    limits: Sequence[Limit] = (),
+    exact_up_to: int = _MOST_AT_ONCE,
+) -> Sizes:
+    """The partition for a layout, whatever the order of the ops, as `partition` describes it; exact
+    where it takes so many cuts at once. NoCuts where none keeps the limits.
     """
     loads = loads_of_ranks(layout)
-    is_small = cuts_at_once(layout.pieces, loads) <= _MOST_AT_ONCE
+    is_small = cuts_at_once(layout.pieces, loads) <= exact_up_to
     return (_exactly if is_small else _nearly)(layers, layout.pieces, loads, limits)
 
 

@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from math import gcd
+from math import gcd, inf
+from time import monotonic
 
 from attrs import evolve, field, frozen
 
@@ -14,6 +15,10 @@ from schedlang.search.partition.layers import Layer
 from schedlang.search.tune.bounds import Bounds, bounds_of
 from schedlang.search.tune.layers import Layers
 from schedlang.search.tune.programs import Program, settings
+
+#: The most even split is found exactly where each rank has one stage; for a V and a hundred layers
+#: that would take a second for each layout, for a loop minutes.
+_EXACT_UP_TO = 1
 
 
 @frozen
@@ -86,16 +91,18 @@ def sizes(training: Training, layers: Layers) -> Iterator[Size]:
             yield Size(replicas, ranks, microbatches, layers.samples)
 
 
-def candidates(program: Program, training: Training) -> list[Candidate]:
+def candidates(program: Program, training: Training, deadline: float = inf) -> list[Candidate]:
     """All that may be tried of a program, by the least time that it may take, and then by the
-    fewest bytes.
+    fewest bytes; or what of it is known by a `deadline`, as `time.monotonic` counts.
     """
     fixed = {name: training.params[name] for name in program.parameters if name in training.params}
-    of_program = []
+    of_program: list[Candidate] = []
     for layers in training.layers:
         for size in sizes(training, layers):
             chosen = {"ranks": size.ranks, "microbatches": size.microbatches}
             for setting in settings(program, chosen, fixed):
+                if monotonic() > deadline and of_program:
+                    break
                 if setting.layout.pieces > layers.count:
                     continue
                 for way in _priced(setting.layout, layers, size):
@@ -129,7 +136,7 @@ class _Priced:
 def _priced(layout: Layout, layers: Layers, size: Size) -> tuple[_Priced, ...]:
     """What follows from a layout, for each way to share out the layers."""
     ways = []
-    for shares in _shares(layers.work, layout):
+    for shares in _shares(layers.work, _with_few(layout)):
         costs = layers.of_stages(shares, layout)
         if costs.ranks_per_node and size.replicas > 1:
             costs = evolve(costs, ranks_per_node=_per_node(costs.ranks_per_node, size.ranks))
@@ -141,13 +148,27 @@ def _priced(layout: Layout, layers: Layers, size: Size) -> tuple[_Priced, ...]:
 
 
 @cache
-def _shares(work: tuple[Layer, ...], layout: Layout) -> tuple[Sizes, ...]:
+def _shares(work: tuple[float, ...], layout: Layout) -> tuple[Sizes, ...]:
     """How many layers each stage may have: so that the slowest rank is as fast as can be, and so
     that the slowest stage is, if that is another way.
     """
     stages = [{piece: 1.0} for piece in range(layout.pieces)]
-    cuts, _ = best_cuts([layer.time for layer in work], layout.pieces, stages)
-    return tuple(dict.fromkeys([most_even(work, layout), sizes_of(cuts)]))
+    cuts, _ = best_cuts(work, layout.pieces, stages)
+    layers = [Layer(time, 0.0, 0.0) for time in work]
+    by_rank = most_even(layers, layout, exact_up_to=_EXACT_UP_TO)
+    return tuple(dict.fromkeys([by_rank, sizes_of(cuts)]))
+
+
+def _with_few(layout: Layout) -> Layout:
+    """A layout with as few microbatches as there can be, each pipeline with the share that it has:
+    as far as the layers are concerned, it is the same.
+    """
+    common = gcd(*(pipeline.microbatches for pipeline in layout.pipelines))
+    pipelines = [
+        evolve(pipeline, microbatches=pipeline.microbatches // common)
+        for pipeline in layout.pipelines
+    ]
+    return evolve(layout, pipelines=tuple(pipelines))
 
 
 def _per_node(per_node: int, ranks: int) -> int:

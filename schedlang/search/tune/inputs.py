@@ -65,6 +65,8 @@ def layers_of_costs(costs: Costs, samples: int, counts: Sequence[int] | None) ->
         raise ValueError(
             "`link_times` are of one number of ranks: give `p2p_time`, or latencies and bandwidths"
         )
+    if not any(costs.durations(layers_in(costs)).all()):
+        raise ValueError("nothing in the costs takes any time")
     costs = evolve(costs, capacity_bytes=None)
     if counts is not None:
         return Layers(divided(costs, counts), samples)

@@ -12,7 +12,6 @@ from schedlang.schedule.costs.model import SINGLE
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 from schedlang.search.partition.balance import Sizes
-from schedlang.search.partition.layers import Layer
 
 #: What is of ranks, and not of layers.
 _OF_RANKS = ("link_times", "capacity_bytes")
@@ -20,6 +19,8 @@ _OF_RANKS = ("link_times", "capacity_bytes")
 #: hands on, which is its last layer's.
 _PER_LAYER = tuple(name for name in NAMES if name not in SINGLE and name not in _OF_RANKS)
 _HANDED_ON = "boundary_bytes"
+#: To how many digits layers are compared.
+_DIGITS = 9
 
 
 @frozen
@@ -43,11 +44,18 @@ class Layers:
         return layers_in(self.costs)
 
     @cached_property
-    def work(self) -> tuple[Layer, ...]:
-        """How long each layer takes for one microbatch."""
+    def work(self) -> tuple[float, ...]:
+        """The part of each layer in the time that a microbatch takes: at sizes that differ only by
+        a factor, they are the same.
+        """
         durations = self.costs.durations(self.count)
-        times = zip(*(durations[kind] for kind in (Kind.F, Kind.I, Kind.W, Kind.B)), strict=True)
-        return tuple(Layer(*of_layer) for of_layer in times)
+        times = [
+            forward + max(whole, input + weight)
+            for forward, whole, input, weight in zip(
+                *(durations[kind] for kind in (Kind.F, Kind.B, Kind.I, Kind.W)), strict=True
+            )
+        ]
+        return tuple(round(time / sum(times), _DIGITS) for time in times)
 
     def of_stages(self, sizes: Sizes, layout: Layout) -> Costs:
         """The costs of a plan whose stages have so many layers; each of several pipelines has all

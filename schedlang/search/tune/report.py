@@ -119,13 +119,13 @@ def _left_out(tuning: Tuning) -> list[str]:
         f"{tuning.refused:,} refused by their programs"
     ]
     if tuning.is_cut_off:
-        rest = tuning.candidates - len(tuning.results) - tuning.left_out - tuning.refused
         lines.append(
-            f"the time was over before the other {counted(rest, 'candidate')} had a turn: a longer "
-            "--for may show better ones"
+            "the time was over before all candidates had a turn: a longer --for may show better "
+            "ones"
         )
     # Measured costs do not say how large gradients are.
-    is_summed = any(layers.summed for layers in tuning.training.layers)
+    choices = tuning.training.layers
+    is_summed = any(layers.summed or layers.costs.sum_times for layers in choices)
     if not is_summed and any(result.candidate.size.replicas > 1 for result in tuning.results):
         lines.append(
             "not counted: the time in which replicas sum their gradients, of which the costs say "

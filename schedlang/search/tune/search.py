@@ -128,7 +128,7 @@ def tune(
     with processes() as pool:
         doing("listing candidates", 0, len(tried))
         waiting: list[list[Candidate]] = []
-        for own in pool.map(candidates, tried, [training] * len(tried)):
+        for own in pool.map(candidates, tried, [training] * len(tried), [deadline] * len(tried)):
             waiting.append(own)
             doing("listing candidates", len(waiting), len(tried))
         tuning.candidates = sum(map(len, waiting))
