@@ -35,7 +35,8 @@ def sequences() -> dict[str, tuple[bool, float]]:
         pairs = list(gradients(stages, reference))
         found[name] = [
             all(torch.equal(*each) for each in pairs),
-            max(difference(*each) for each in pairs),
+            # A rank may have no layers but those without weights.
+            max((difference(*each) for each in pairs), default=0.0),
         ]
     return found
 
