@@ -2,9 +2,8 @@
 
 A hundred instances are drawn by `instances`, all from one seed. For each it prints what the
 search found, the bound that it proved, the gap between the two and the processor time; beside it
-what a plain greedy gives, and the best of the gallery at the same placement, costs and memory. The
-search has one thread here, and LIMIT seconds of processor time, whatever else the machine does: on
-two idle cores, `schedc optimize --for 60s` has twice as much.
+what a plain greedy gives. The search has one thread here, and LIMIT seconds of processor time,
+whatever else the machine does: on two idle cores, `schedc optimize --for 60s` has twice as much.
 
 `python benchmarks/search.py 0 10` looks at the first ten.
 """
