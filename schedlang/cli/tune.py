@@ -68,9 +68,13 @@ def _training(options: argparse.Namespace) -> Any:
 
     memory = options.memory or inf
     if options.model:
-        missing = [name for name in ("device", "sequence") if getattr(options, name) is None]
+        wanted = {
+            "device": f"--device, one of {', '.join(DEVICES)}",
+            "sequence": "--sequence, how many tokens a sample has",
+        }
+        missing = [words for name, words in wanted.items() if getattr(options, name) is None]
         if missing:
-            raise ValueError(f"--model needs --{missing[0]}: `schedc help tune` says what it is")
+            raise ValueError(f"--model needs {'; and '.join(missing)}")
         if options.layers:
             raise ValueError("--layers says what --costs has; a --model says it itself")
         device = DEVICES[options.device]
