@@ -9,13 +9,10 @@ much, at unit costs and at measured-like ones, drawn as those of benchmarks/sear
 import random
 import sys
 from itertools import product
-from math import inf
 from time import process_time
 
+from published import searched
 from search import Drawn, costs_of, problem_of
-
-from schedlang.search.optimize.optimize import optimize
-from schedlang.search.optimize.problem import Answer
 
 SIZES = ((16, 64), (32, 128))
 LIMIT = 60.0
@@ -30,11 +27,7 @@ def main() -> None:
         drawn = Drawn(ranks, microbatches, placement, True, is_measured, is_measured, share)
         problem = problem_of(drawn, costs_of(drawn, random.Random(0)))
         begin = process_time()
-        answer = Answer([], inf, 0.0, "")
-        for better in optimize(problem, 20 * limit, workers=1):
-            answer = better
-            if process_time() - begin > limit:
-                break
+        answer = searched(problem, limit)
         figures = f"{answer.value:9.2f} {answer.bound:9.2f} {answer.gap:6.2%}"
         seconds = process_time() - begin
         print(f"{drawn} {figures} {seconds:7.1f}  {answer.source}", flush=True)

@@ -10,7 +10,7 @@ defaults, of those that train one model with a flush.
   (`EvenLayers`)
 - `even`: the split of the runtime, whose slowest stage is as fast as can be
 - `alternating`: one of layers, placement and order at a time, while the others stay: the way of
-  AdaPtis (arXiv 2509.23722), as its abstract has it, on our simulation; its code is not public
+  AdaPtis (arXiv 2509.23722), as we read its abstract, on our simulation
 - `search`: `schedlang.search.partition.search`, layers and program together
 - `solve`: the same, and which rank has which stage, and the order
 

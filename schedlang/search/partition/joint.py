@@ -44,17 +44,13 @@ _FAR = 1.15
 _MOST_TURNS = 8
 
 
-@frozen
-class Fit:
-    """A `program`, a name of the gallery or a text, with its `params`, and a partition for it:
-    `sizes` are how many layers each stage of the model has, `costs` what stages of these layers
-    cost, and `execution` the plan at these costs.
+@frozen(kw_only=True)
+class Partitioned:
+    """A model in stages: `sizes` are how many layers each has, `costs` what stages of these layers
+    cost, and `execution` what their schedule does at these costs.
     """
 
-    program: Source | str = field(repr=False)
-    params: Mapping[str, int]
     sizes: Sizes
-    plan: Plan = field(repr=False)
     costs: Costs = field(repr=False)
     execution: Execution = field(repr=False)
 
@@ -66,6 +62,17 @@ class Fit:
     def layout(self, layers: Sequence[Layer]) -> list[list[str]]:
         """The names of the layers by stage, as `split(..., layout=...)` of the runtime takes it."""
         return names_by_stage(layers, self.sizes)
+
+
+@frozen(kw_only=True)
+class Fit(Partitioned):
+    """A partition for a `program`, a name of the gallery or a text, with its `params`: the `plan`
+    is compiled at the costs of these stages.
+    """
+
+    program: Source | str = field(repr=False)
+    params: Mapping[str, int]
+    plan: Plan = field(repr=False)
 
 
 def fit(
@@ -187,8 +194,14 @@ class _Attempt:
                 "fewer activations"
             )
         assert isinstance(best.plan, Plan)
-        params = dict(self.params)
-        return Fit(self.program, params, best.sizes, best.plan, best.costs, best.execution)
+        return Fit(
+            program=self.program,
+            params=dict(self.params),
+            sizes=best.sizes,
+            plan=best.plan,
+            costs=best.costs,
+            execution=best.execution,
+        )
 
     def improved(self, best: "Trial") -> "Trial":
         """Layers that move under the order as it is, and the order at what the stages are then, in

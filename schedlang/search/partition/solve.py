@@ -5,39 +5,26 @@ from collections.abc import Sequence
 from attrs import evolve, field, frozen
 
 from schedlang.lowering.choice import choose_lowering
-from schedlang.proof.execution import Execution
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.schedule import Schedule
 from schedlang.search.optimize.problem import Answer, Problem
 from schedlang.search.optimize.program import program_of
-from schedlang.search.partition.balance import Capacity, Sizes, capacities
-from schedlang.search.partition.joint import Fit, Fitting, Trial, value_of
-from schedlang.search.partition.layers import Layer, names_by_stage
+from schedlang.search.partition.balance import Capacity, capacities
+from schedlang.search.partition.joint import Fit, Fitting, Partitioned, Trial, value_of
+from schedlang.search.partition.layers import Layer
 from schedlang.search.partition.place import place
 
 #: Turns of placement and partition: two or three are what it takes.
 _MOST_TURNS = 8
 
 
-@frozen
-class Solution:
-    """How many layers each stage has, `costs` of stages of these layers, and a `schedule` of their
-    ops on ranks, in order, with its transfers; `execution` is what it does at these costs.
+@frozen(kw_only=True)
+class Solution(Partitioned):
+    """A partition with a `schedule` of its own: the ops of its stages on ranks, in order, with
+    their transfers.
     """
 
-    sizes: Sizes
     schedule: Schedule = field(repr=False)
-    costs: Costs = field(repr=False)
-    execution: Execution = field(repr=False)
-
-    @property
-    def makespan(self) -> float:
-        """From the first start to the last end, in the unit of the layers' times."""
-        return self.execution.timeline.makespan
-
-    def layout(self, layers: Sequence[Layer]) -> list[list[str]]:
-        """The names of the layers by stage, as `split(..., layout=...)` of the runtime takes it."""
-        return names_by_stage(layers, self.sizes)
 
     def program(self) -> str:
         """The text of a program with this placement and this order, to be compiled at `costs`."""
@@ -61,7 +48,9 @@ def solve(
         raise ValueError("there is no program to begin with: none was found that fits")
     search = Fitting(layers, links, capacity)
     best = min((_solved(search, fit) for fit in fits), key=value_of)
-    return Solution(best.sizes, best.plan, best.costs, best.execution)
+    return Solution(
+        sizes=best.sizes, schedule=best.plan, costs=best.costs, execution=best.execution
+    )
 
 
 def _solved(search: Fitting, fit: Fit) -> Trial:
