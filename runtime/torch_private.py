@@ -272,8 +272,14 @@ def has_hooks(leaf: Tensor) -> bool:
 
 
 def has_hooks_before(tensor: Tensor) -> bool:
-    """Whether hooks are registered that see the gradient of a tensor before it goes on."""
-    return tensor.requires_grad and bool(_hooks_before(tensor))
+    """Whether hooks are registered that see the gradient of a tensor, which need not be a leaf."""
+    if not tensor.requires_grad:
+        return False
+    handle = tensor.register_hook(_no_hook)  # type: ignore[no-untyped-call]
+    hooks = handle.hooks_dict_ref()
+    # Not kept by the tensor's id: the graph of one that is no leaf keeps its hooks when it is gone.
+    handle.remove()
+    return bool(hooks)
 
 
 def has_hooks_after(leaf: Tensor) -> bool:

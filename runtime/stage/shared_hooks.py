@@ -16,11 +16,11 @@ from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from schedlang.runtime.part import Forward, Part
-from schedlang.runtime.torch_private import has_hooks_before
+from schedlang.runtime.torch_private import has_hooks_before, tree_flatten
 from schedlang.runtime.transport.wire import Wire
-from schedlang.runtime.values import flatten
 from schedlang.schedule.layout import Layout
 
 
@@ -36,9 +36,11 @@ class BoundaryHooks(Part):
         """See which tensors have hooks by now."""
         if self._is_first and run.has_graph:
             self._is_first = False
-            returned, _ = flatten(run.returned, "what a stage returns")
+            # A last stage may return anything that its loss takes.
+            returned, _ = tree_flatten(run.returned)
+            outputs = [value for value in returned if isinstance(value, Tensor)]
             self.of_input = any(map(has_hooks_before, run.leaves))
-            self.of_output = any(map(has_hooks_before, returned))
+            self.of_output = any(map(has_hooks_before, outputs))
 
 
 class SharedHooks(Part):

@@ -56,7 +56,7 @@ class Weights(Part):
                 )
 
     def before_forward(self, run: Forward) -> None:
-        """Keep some numbers of each weight."""
+        """Keep some numbers of each weight, and where the plan updates it, what its gradient is."""
         if run.is_evaluation or not (self._is_first or self._is_updated):
             return
         weights = dict(self._module.named_parameters()) | run.substitutes

@@ -742,6 +742,29 @@ def test_asks_once_about_hooks_at_both_sides_of_a_tensor(run_ranks: Run) -> None
     assert apart == [[], []]
 
 
+def with_words() -> list[float]:
+    """The losses of a step whose last stage returns more than tensors, which its loss takes."""
+
+    def last(self: Any, x: Tensor) -> dict[str, Any]:
+        return {"output": self.linear(x), "name": "last", "none": None}
+
+    def loss(output: dict[str, Any], target: Tensor) -> Tensor:
+        assert (output["name"], output["none"]) == ("last", None)
+        return mean_square(output["output"], target)
+
+    torch.manual_seed(0)
+    own = {dist.get_rank(): [Stage(plain), Stage(last)][dist.get_rank()]}
+    batch = torch.randn(MICROBATCHES * ROWS, WIDTH)
+    losses = Pipeline(small(WHOLE), own, loss).step(batch, batch)
+    return [] if losses is None else losses.tolist()
+
+
+def test_the_last_stage_may_return_what_its_loss_takes(run_ranks: Run) -> None:
+    first, last = run_ranks(with_words, 2).results()
+    assert not first
+    assert len(last) == MICROBATCHES
+
+
 def other_rows() -> None:
     plan = small(WHOLE)
     own = {dist.get_rank(): plain_stages(1)[0]}
