@@ -1,10 +1,7 @@
 """Frozen stages on real processes: the rest trains as in one process, and nothing is done in vain."""
 
-import copy
 import re
 import warnings
-from collections.abc import Callable, Iterable
-from functools import partial
 
 import pytest
 
@@ -12,13 +9,11 @@ pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportEr
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 
 from schedlang import Source, compile
 from schedlang.plan.plan import Plan
-from schedlang.runtime import Pipeline, PipelineError, split
-from tests.support.models import ROWS, WIDTH, Summed, alone, batch, difference, one_model
+from schedlang.runtime import Pipeline
+from tests.support.models import alone, batch, difference, one_model
 from tests.support.paths import PROGRAMS
 from tests.support.ranks import Run
 
