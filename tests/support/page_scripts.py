@@ -220,6 +220,15 @@ class Encode(nn.Module):
         return {"memory": self.layer(passed), "x": passed}
 
 
+def experts() -> Iterator[Names]:
+    """Stages that add losses."""
+    names = common(program("1f1b", ranks=2, microbatches=4))
+    yield names
+    found = names["pipeline"].named_losses()
+    assert found.keys() == {"balance", "loss"}
+    assert 3 <= found["balance"] < 6
+
+
 class TowerAndHead(nn.Module):
     """A tower, some layers and a head."""
 
@@ -302,6 +311,7 @@ SCRIPTS: dict[str, Callable[[], Iterator[Names]]] = {
         elastic,
         skips,
         decoder,
+        experts,
         frozen,
         llama,
     )
