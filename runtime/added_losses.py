@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from attrs import frozen
+from attrs import define, frozen
 from torch import Tensor
 
 from schedlang.runtime.errors import PipelineError
@@ -78,13 +78,16 @@ def add_loss(name: str, value: Tensor, weight: float = 1.0) -> None:
     _takers[-1].append(Added(name, value, weight, torch.is_grad_enabled()))
 
 
-@contextmanager
-def taking(added: list[Added]) -> Iterator[None]:
-    """Put what is added within into a list."""
-    _takers.append(added)
-    try:
-        yield
-    finally:
+@define
+class Taking:
+    """Puts what is added within into a list. It is in every forward, so it is no generator."""
+
+    added: list[Added]
+
+    def __enter__(self) -> None:
+        _takers.append(self.added)
+
+    def __exit__(self, *_: object) -> None:
         _takers.pop()
 
 
@@ -98,7 +101,7 @@ def added_losses() -> Iterator[AddedLosses]:
     """
     found: list[Added] = []
     losses = AddedLosses(found)
-    with taking(found):
+    with Taking(found):
         yield losses
     losses.update(AddedLosses(found))
 

@@ -20,7 +20,7 @@ from attrs import define
 from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.added_losses import root_of, taking
+from schedlang.runtime.added_losses import Taking, root_of
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, ExtraCall, Forward, Part, When
 from schedlang.runtime.stage.random_state import random_state, set_random_state
@@ -129,7 +129,7 @@ class Audit(Part):
         state = random_state(self._device)
         with torch.enable_grad(), self._substitution.of(substitutes):
             arguments = input if isinstance(input, tuple) else (input,)
-            with taking(alone.added):
+            with Taking(alone.added):
                 alone.returned = self._module(*arguments, **options)
             returned = alone.returned
             for part in self._others:

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.added_losses import root_of, taking, total_of
+from schedlang.runtime.added_losses import Taking, root_of, total_of
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Boxes, Forward, Ops, Part, filled
 from schedlang.runtime.stage.entry import changeable, works_in_place
@@ -397,7 +397,7 @@ class Stage:
 
     def _call(self, run: Forward) -> Value:
         arguments = run.input if isinstance(run.input, tuple) else (run.input,)
-        with taking(run.added):
+        with Taking(run.added):
             run.returned = self.module(*arguments, **run.options)
         # A forward that is run again has them then.
         if run.added:
