@@ -327,6 +327,11 @@ def _optimize(parser: Parser) -> None:
         help="look for better ranks of the stages first: one, several or not as many on each",
     )
     parser.add_argument(
+        "--block",
+        action="store_true",
+        help="look for a block that repeats instead: its program is for any number of microbatches",
+    )
+    parser.add_argument(
         "--for",
         dest="seconds",
         type=seconds,

@@ -2,12 +2,16 @@
 
 import json
 import math
+import os
 import random
+import signal
+import threading
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
 import pytest
+from ortools.sat.python import cp_model
 
 from schedlang import Costs, Source, compile, read_source, simulate
 from schedlang.cli.main import main
@@ -284,3 +288,85 @@ def test_without_the_solver_it_is_said_how_to_get_it(
     monkeypatch.setattr("schedlang.search.optimize.optimize.find_spec", lambda name: None)
     assert main(["optimize", "1f1b"]) == 2
     assert "pip install 'schedlang[optimize]'" in capsys.readouterr().err
+
+
+def test_a_block_is_for_any_number_of_microbatches(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ZB-V in half of its memory, without a rank that ever waits once all are under way."""
+    path = tmp_path / "block.sched"
+    arguments = ["optimize", "zb_v", "-p", "ranks=3", "-p", "microbatches=6", "--memory", "4"]
+    assert main([*arguments, "--block", "-o", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["interval"] == document["work"] == 6
+    assert document["makespan"] <= 5 * 6 + document["length"]
+    execution = simulate(compile(read_source(path), {"microbatches": 40}), ideal=True)
+    assert execution.timeline.makespan <= 39 * 6 + document["length"]
+    assert max(execution.peak_memory) <= 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dualpipe"], "a block is for one pipeline of whole microbatches"),
+        (["zb_v", "--place"], "--block keeps stages where they are"),
+    ],
+)
+def test_what_has_no_block(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["optimize", *arguments, "--block"])
+    assert message in capsys.readouterr().err
+
+
+def test_no_block_in_too_little_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", "1f1b", "-p", "ranks=2", "--memory", "0", "--block"]) == 1
+    assert "no block was found that holds at most 0" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_it_with_the_best_so_far(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the solver is at work, of which Python sees nothing; what is written is whole."""
+    solve = cp_model.CpSolver.solve
+    begun = threading.Event()
+
+    def solve_until_interrupted(solver: cp_model.CpSolver, model: cp_model.CpModel) -> Any:
+        begun.set()
+        os.kill(os.getpid(), signal.SIGINT)
+        return solve(solver, model)
+
+    monkeypatch.setattr(cp_model.CpSolver, "solve", solve_until_interrupted)
+    path = tmp_path / "best.sched"
+    size = ["-p", "ranks=4", "-p", "microbatches=8", "--memory", "6"]
+    assert main(["optimize", "zb_v", *size, "--for", "10m", "-o", str(path), "--json"]) == 0
+    assert begun.is_set()
+    said = capsys.readouterr()
+    assert "interrupted: this is the best so far" in said.err
+    document = json.loads(said.out)
+    assert document["bound"] < document["value"]
+    assert [item.name for item in tmp_path.iterdir()] == ["best.sched"]
+    execution = simulate(compile(read_source(path)), ideal=True)
+    assert execution.timeline.makespan == document["value"]
+
+
+def test_an_interrupt_before_any_order_writes_nothing(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Iterator[Answer]:
+        signal.raise_signal(signal.SIGINT)
+        yield from ()
+
+    monkeypatch.setattr("schedlang.search.optimize.optimize.optimize", interrupted)
+    path = tmp_path / "best.sched"
+    assert main(["optimize", "zb_v", "-o", str(path)]) == 130
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_look_ends_with_its_time() -> None:
+    """Before all constraints are there, if need be."""
+    instance = Instance.of(problem_of(2, 4, V))
+    outcome = look(instance, 0, instance.least, Effort(math.inf, seconds=0.0))
+    assert outcome.orders is None
+    assert outcome.bound == 0
