@@ -17,7 +17,7 @@ from schedlang.search.optimize.windows import Windows
 _RANK_EFFORT = 0.5
 _EFFORT = 1.0
 #: What the search for better orders window by window takes at first; then ever twice as much.
-_WINDOWS_EFFORT = 4.0
+_WINDOWS_EFFORT = 1.0
 #: How far above the bound is looked at first, as a share of what is between it and the best that
 #: is known; and how far, one after the other, where the bound rises no more.
 _SHARE = 1 / 32
