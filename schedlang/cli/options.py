@@ -13,6 +13,7 @@ from schedlang.cli.usage import near
 from schedlang.cli.values import (
     OPTIMIZERS,
     amount,
+    capacities,
     count,
     counts,
     device,
@@ -396,9 +397,10 @@ def _costs(parser: Parser) -> None:
     )
     parser.add_list(
         "--capacity-bytes",
-        type=numbers,
+        type=capacities,
         metavar="B",
-        help="bytes that ranks have room for, one for all or one per rank; also beside --costs",
+        help="bytes that ranks have room for, one for all or one per rank: 72GB, or H100 for "
+        "90 %% of its memory; also beside --costs",
     )
 
 
