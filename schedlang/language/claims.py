@@ -267,7 +267,7 @@ class _Figures:
     @cached_property
     def _unit_of_memory(self) -> int | None:
         """What all amounts of memory are multiples of."""
-        amounts = self._execution.costs.memory(len(self._schedule.placement))
+        amounts = self._execution.costs.memory(self._schedule.layout)
         return unit_of(chain(*amounts.values()))
 
     @cached_property
