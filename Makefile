@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo example test large test-torch test-browser titan explore models trainings faults pages nodes fuzz mutation
+.PHONY: demo example test large test-torch test-browser titan explore models trainings faults pages nodes fuzz formatting mutation
 .PHONY: architecture gallery transport-table reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 .PHONY: bench-partition bench-search-runs
@@ -109,6 +109,10 @@ fuzz: .venv/installed
 	for each in programs/*.sched; do $(BIN)/schedc compile $$each -o build/fuzz/plan/$$(basename $$each .sched).json; done
 	for what in program plan; do $(BIN)/python -m tests.support.fuzzed $$what build/fuzz/$$what \
 	    -timeout=120 -rss_limit_mb=2048 -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; done
+
+# Ten thousand programs, written in any way, formatted: each stays what it is.
+formatting: .venv/installed
+	$(BIN)/pytest -n 2 tests/language/test_formatting.py --blocks 0..100
 
 # Changes the verifier in one place at a time and sees whether the tests notice (mutmut); then docs/mutation.md. It takes
 # hours, can be stopped and goes on where it was; MUTANTS='schedlang.proof.network*' tries some only.

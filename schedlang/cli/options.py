@@ -635,6 +635,22 @@ def _explain(parser: Parser) -> None:
     )
 
 
+def _fmt(parser: Parser) -> None:
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help="programs, files to import, or folders of them, which are written anew; - is standard "
+        "input, and goes to standard output",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing: name the files that are not in style"
+    )
+    parser.add_argument(
+        "--diff", action="store_true", help="write nothing: print what would change in each file"
+    )
+
+
 def _gallery(parser: Parser) -> None:
     parser.add_argument(
         "programs", metavar="NAME", nargs="*", help="print these programs; without, all are listed"
@@ -777,6 +793,7 @@ COMMANDS: dict[str, Command] = {
         _run,
         "programs/1f1b.sched --steps 5 --check",
     ),
+    "fmt": Command("write programs in the one style", "fmt.fmt", _fmt, "programs --check"),
     "gallery": Command(
         "list the published schedules that come along, or print their programs",
         "reference.gallery",
