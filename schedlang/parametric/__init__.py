@@ -1,1 +1,1 @@
-"""Proofs of programs for every size: schedules whose number of microbatches, or of ranks, is any."""
+"""Proofs of programs for every size: any number of microbatches, or of ranks."""

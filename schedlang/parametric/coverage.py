@@ -16,7 +16,7 @@ from schedlang.parametric.orders import (
 from schedlang.schedule.actions import is_copy
 from schedlang.schedule.kinds import OPS, Kind
 
-_TRAINING = (Kind.F, Kind.B, Kind.W)
+_TRAINING: tuple[int, ...] = (Kind.F, Kind.B, Kind.W)
 
 
 def check_coverage(orders: Orders, pipelines: int) -> None:
@@ -34,21 +34,18 @@ def check_coverage(orders: Orders, pipelines: int) -> None:
                         made.setdefault((thing, op.stage), []).append((piece, op))
     stages = range(len(orders.placement))
     is_training = any((kind, stage) in made for kind in _TRAINING[1:] for stage in stages)
-    wanted = set(made) | {(Kind.F, stage) for stage in stages}
+    wanted = set(made) | {(int(Kind.F), stage) for stage in stages}
     if is_training:
-        wanted |= {(kind, stage) for kind in _TRAINING for stage in stages}
-    for thing, stage in sorted(wanted):
-        ops = made.get((thing, stage), [])
-        if thing == Kind.U:
-            continue
-        _check(ops, orders.units[stage], orders.stride, thing, stage)
+        wanted |= {(int(kind), stage) for kind in _TRAINING for stage in stages}
+    for wanted_thing, stage in sorted(wanted):
+        if wanted_thing != Kind.U:
+            ops = made.get((wanted_thing, stage), [])
+            _check(ops, orders.units[stage], orders.stride, wanted_thing, stage)
     if any(thing == Kind.U for thing, _ in made):
         _check_updates(orders, made, pipelines)
 
 
-def _check(
-    ops: list[tuple[Piece, Op]], units: Pair, stride: int, thing: int, stage: int
-) -> None:
+def _check(ops: list[tuple[Piece, Op]], units: Pair, stride: int, thing: int, stage: int) -> None:
     """Whether some ops have all microbatches up to a number, each once."""
     name = OPS[thing].name
     #: For each rest by the stride, ranges of the quotient: where they begin and end.
@@ -119,5 +116,3 @@ def _check_updates(
                     is_over = True
                 elif kinds and is_over:
                     raise NotLinear(f"stage {stage} goes on after its update")
-
-

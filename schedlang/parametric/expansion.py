@@ -328,7 +328,8 @@ class _Run:
 def divide(left: Any, right: Any, location: int) -> Any:
     """`left / right` in a program with decimals."""
     if isinstance(right, Linear):
-        return quotient(left, right, location)
+        result: Any = left // right
+        return result
     if right == 0:
         return quotient(1, 0, location)
     parts = left.parts if isinstance(left, Linear) else (left,)

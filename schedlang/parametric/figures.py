@@ -53,9 +53,7 @@ def figures_of(timed: Sequence[Timed], schedule: Schedule) -> Figures:
     ranks = range(len(schedule.ranks))
     pieces = [[each for each in timed if each.rank == rank] for rank in ranks]
     starts = [own[0].starts[0][:2] for own in pieces if own]
-    ends = [
-        at_round(own[-1].end(-1), minus(own[-1].piece.rounds, (1, 0))) for own in pieces if own
-    ]
+    ends = [at_round(own[-1].end(-1), minus(own[-1].piece.rounds, (1, 0))) for own in pieces if own]
     busy = [_sum(times(each.piece.rounds, sum(each.takes)) for each in own) for own in pieces]
     spans = [minus(end, start) for end, start in zip(ends, starts, strict=True)]
     first = _negative(largest([_negative(start) for start in starts]))
@@ -82,8 +80,8 @@ def _negative(number: Pair) -> Pair:
 
 def _sum(numbers: Any) -> Pair:
     total: Pair = ZERO
-    for number in numbers:
-        total = plus(total, number)
+    for each in numbers:
+        total = plus(total, each)
     return total
 
 
@@ -147,7 +145,7 @@ def claim_holds(
 
 def _own_stage(held: Sequence[int], number: Any, location: int) -> int:
     if 0 <= number < len(held):
-        return held[number]
+        return held[int(number)]
     raise Fault("no-such-stage", f"`stage({number})`, the rank holds {len(held)}", location)
 
 

@@ -119,9 +119,7 @@ class Linear:
     def __mul__(self, other: Any) -> Any:
         if isinstance(other, Linear):
             raise NotLinear("a product of two numbers that depend on `microbatches`")
-        return number(
-            self.constant * other, self.by_n * other, self.by_round * other, self.loop
-        )
+        return number(self.constant * other, self.by_n * other, self.by_round * other, self.loop)
 
     __rmul__ = __mul__
 

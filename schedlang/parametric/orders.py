@@ -1,5 +1,5 @@
-"""The orders of ranks for any n: pieces that are repeated, whose ops are of microbatches that depend
-on n and on the round.
+"""The orders of ranks for any n: pieces that are repeated, whose microbatches depend on n and on
+the round.
 
 An `Order` is what an expansion gives once all that its calls leave open is filled in: stages,
 `next`, and the weight gradients that a `W` takes.
@@ -71,9 +71,7 @@ class Orders:
         for piece in self.ranks[rank]:
             for k in range(value(piece.rounds, n)):
                 for batch in piece.batches:
-                    yield tuple(
-                        (op.kind, op.stage, value(op.microbatch, n, k)) for op in batch
-                    )
+                    yield tuple((op.kind, op.stage, value(op.microbatch, n, k)) for op in batch)
 
 
 def value(number: Pair | Triple, n: int, k: int = 0) -> Any:
@@ -128,11 +126,11 @@ def orders_of(expansion: Expansion, unroll: int = 1) -> Orders:
     slices = expansion.params.get("slices", 1)
     ranks = []
     for rank, parts in enumerate(expansion.ranks):
-        held = tuple(
-            stage for stage, of in enumerate(expansion.placement) if of == rank
-        )
-        calls = [_Calls(part, [_completed(call, expansion.sites, held, slices) for call in part.calls])
-                 for part in parts]
+        held = tuple(stage for stage, of in enumerate(expansion.placement) if of == rank)
+        calls = [
+            _Calls(part, [_completed(call, expansion.sites, held, slices) for call in part.calls])
+            for part in parts
+        ]
         _count_next(calls, expansion.sites)
         pieces = [piece for each in calls for piece in [each.piece(expansion.sites, held)]]
         pieces = _with_owed(pieces, expansion.sites)
@@ -234,14 +232,16 @@ def _with_owed(pieces: list[Piece], sites: Sites) -> list[Piece]:
         raise NotLinear("some `W` name their stage, and some do not")
     by_stage = not bare.pop()
     while True:
-        step = _owed_once(pieces, oldest, by_stage)
-        if not isinstance(step, tuple):
-            return step
-        index, at = step
+        completed, cut = _owed_once(pieces, oldest, by_stage)
+        if cut is None:
+            return completed
+        index, at = cut
         pieces = [*pieces[:index], *split(pieces[index], at), *pieces[index + 1 :]]
 
 
-def _owed_once(pieces: list[Piece], oldest: frozenset[int], by_stage: bool) -> Any:
+def _owed_once(
+    pieces: list[Piece], oldest: frozenset[int], by_stage: bool
+) -> tuple[list[Piece], tuple[int, Pair] | None]:
     """The pieces with every `W` filled in; or a piece that is to be split before, and where."""
     #: How many have been, of the ops that owe and of those that take: by stage, or of the rank.
     made: dict[Any, Pair] = {}
@@ -273,7 +273,10 @@ def _owed_once(pieces: list[Piece], oldest: frozenset[int], by_stage: bool) -> A
             cells = sorted_cells(
                 piece.rounds,
                 position,
-                [(number, of.rounds, place) for number, (of, _, place) in enumerate(sources.get(key, []))],
+                [
+                    (number, of.rounds, place)
+                    for number, (of, _, place) in enumerate(sources.get(key, []))
+                ],
             )
             if not cells or not tiles(cells, piece.rounds):
                 raise Fault("nothing-next", "`W`, but no weight gradient is owed here", op.location)
@@ -283,13 +286,13 @@ def _owed_once(pieces: list[Piece], oldest: frozenset[int], by_stage: bool) -> A
             for cell, (of_stage, number) in zip(cells, met, strict=True):
                 alike = at_round(number, cell.begin) == at_round(microbatch, cell.begin)
                 if stage != of_stage or not alike or (cell.is_long and number != microbatch):
-                    return index, cell.end if cell.begin == ZERO else cell.begin
+                    return [], (index, cell.end if cell.begin == ZERO else cell.begin)
             filled[id(op)] = evolve(op, stage=stage, microbatch=microbatch)
         for key, count in seen.items():
             taken[key] = plus(taken.get(key, ZERO), times(piece.rounds, count))
         batches = tuple(tuple(filled.get(id(op), op) for op in batch) for batch in piece.batches)
         completed.append(evolve(piece, batches=batches))
-    return completed
+    return completed, None
 
 
 def _met(cell: Cell, owing: Op) -> tuple[int, Triple]:
@@ -332,9 +335,7 @@ def split(piece: Piece, at: Pair) -> list[Piece]:
 def one_by_one(piece: Piece) -> Piece:
     """A piece that has the same rounds for all n, as one round."""
     batches = [
-        tuple(
-            evolve(op, microbatch=op.microbatch and (*op.microbatch[:2], 0)) for op in batch
-        )
+        tuple(evolve(op, microbatch=op.microbatch and (*op.microbatch[:2], 0)) for op in batch)
         for number in range(piece.rounds[0])
         for batch in shifted(piece, (1, 0), (number, 0)).batches
     ]

@@ -32,6 +32,7 @@ from schedlang.parametric.linear import NeedsBase, NeedsPeriod, NotLinear, Undec
 from schedlang.parametric.orders import Orders, Pair, computing, orders_of
 from schedlang.parametric.result import Law, Proof, Verdict
 from schedlang.parametric.sizes import Sizes
+from schedlang.parametric.standstill import check_standstill
 from schedlang.parametric.stamps import NoStamps, Stamped, rules_of, stamp
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
@@ -84,8 +85,9 @@ def prove_for_all(
         transports(name)
     if "microbatches" in params:
         raise ValueError("`microbatches` is any: leave it out")
-    whole, tree = load(source_of(source))
-    return _Prover(whole, tree, dict(params), names).proof()
+    loaded = source_of(source)
+    whole, tree = load(loaded)
+    return _Prover(loaded, whole, tree, dict(params), names).proof()
 
 
 @define
@@ -99,7 +101,9 @@ class _Size:
 
 @define
 class _Prover:
+    #: The program as it was given, and with what it imports.
     source: Source
+    whole: Source
     tree: syntax.Schedule
     params: dict[str, int]
     names: tuple[str, ...]
@@ -109,8 +113,13 @@ class _Prover:
     def ranks(self) -> int:
         items = self.tree.items
         default = next(
-            (item.default for item in items
-             if isinstance(item, syntax.Param) and item.name.text == "ranks"), None)
+            (
+                item.default
+                for item in items
+                if isinstance(item, syntax.Param) and item.name.text == "ranks"
+            ),
+            None,
+        )
         return self.params.get("ranks", getattr(default, "value", 4) or 4)
 
     def proof(self) -> Proof:
@@ -181,9 +190,12 @@ class _Prover:
         _check_same(all_orders, schedules)
         first = schedules[0]
         check_coverage(orders, len(first.layout.pipelines))
+        rules = rules_of([_computing(schedule) for schedule in schedules])
+        if all(ideal_execution(schedule) is None for schedule in schedules):
+            check_standstill(orders, rules, schedules)
         stamped = Stamped(
             stamp(orders, schedules),
-            rules_of([_computing(schedule) for schedule in schedules]),
+            rules,
             orders.units,
             first.layout.slices,
             first.placement,
@@ -205,7 +217,7 @@ class _Prover:
     def expanded(self, one: Class, n: int) -> Schedule:
         params = {**self.params, "microbatches": one.base + one.period * n}
         try:
-            return expand(self.source, self.tree, params)
+            return expand(self.whole, self.tree, params)
         except CompileError as error:
             message = error.diagnostics[0].message
             raise NotLinear(f"at {params['microbatches']} microbatches: {message}") from None
@@ -233,7 +245,7 @@ class _Prover:
         return self.sizes[microbatches]
 
     def figures(self, params: Mapping[str, int]) -> Mapping[str, Any] | None:
-        schedule = expand(self.source, self.tree, params)
+        schedule = expand(self.whole, self.tree, params)
         if schedule.stream:
             return None
         execution = ideal_execution(schedule)
@@ -248,9 +260,7 @@ class _Prover:
             "span": line.span,
             "span_bubble": line.span - work,
         }
-        return values | {
-            f"peak({rank})": peak for rank, peak in enumerate(execution.peak_memory)
-        }
+        return values | {f"peak({rank})": peak for rank, peak in enumerate(execution.peak_memory)}
 
     def told(self, classes: list[Class]) -> Proof:
         first = min((one.base for one in classes), default=1)
@@ -362,7 +372,9 @@ def _check_same(orders: Orders, schedules: list[Schedule]) -> None:
     for n, schedule in enumerate(schedules):
         for rank, actions in enumerate(schedule.ranks):
             real = [
-                tuple((actions.kind[i], actions.stage[i], max(actions.microbatch[i], 0)) for i in of)
+                tuple(
+                    (actions.kind[i], actions.stage[i], max(actions.microbatch[i], 0)) for i in of
+                )
                 for of in actions.batches()
             ]
             if real != list(orders.at(rank, n)):
@@ -390,5 +402,3 @@ def _check_durations(stamped: Stamped) -> None:
         for batch, takes in zip(timed.piece.batches, timed.takes, strict=True):
             if not takes and any(op.kind != Kind.U for op in batch):
                 raise NotLinear("an op takes no time")
-
-

@@ -1,4 +1,4 @@
-"""Sets of numbers of microbatches: some, and from a number on every so many; and how to say them."""
+"""Sets of numbers of microbatches: some, and from a number on every so many; how to say them."""
 
 from __future__ import annotations
 
@@ -13,9 +13,7 @@ _FEW = 8
 
 @frozen
 class Sizes:
-    """Some numbers, all below those of the `progressions`: each begins somewhere, and goes on by a
-    period.
-    """
+    """Some numbers, and `progressions`: each begins somewhere, and goes on by a period."""
 
     single: frozenset[int] = frozenset()
     progressions: tuple[tuple[int, int], ...] = ()
@@ -41,7 +39,9 @@ class Sizes:
         if not self.progressions:
             return " or ".join(_ranges(self.single, name))
         period = lcm(*(period for _, period in self.progressions))
-        first = max(start for start, _ in self.progressions)
+        # From here on, only the progressions count.
+        first = max([0, *self.single]) + 1
+        first = max([first, *(start for start, _ in self.progressions)])
         rests = [number % period for number in range(first, first + period) if number in self]
         # The shortest period that tells the same.
         for shorter in range(1, period + 1):

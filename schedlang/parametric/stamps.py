@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -83,7 +84,9 @@ def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]
     )
     found, counts = np.unique(table, axis=1, return_counts=True)
     ops = np.flatnonzero(~columns.is_transfer & (columns.kind != Kind.U))
-    keys = np.stack([columns.kind[ops], columns.stage[ops], columns.microbatch[ops] % layout.slices])
+    keys = np.stack(
+        [columns.kind[ops], columns.stage[ops], columns.microbatch[ops] % layout.slices]
+    )
     users = dict(
         zip(
             map(tuple, np.unique(keys, axis=1).T.tolist()),
@@ -134,7 +137,8 @@ def walked(schedule: Schedule) -> list[list[Any]]:
     unit = _unit(schedule)
     times = [_exact(time, unit) for time in starts.tolist()]
     return [
-        times[begin:end] for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+        times[begin:end]
+        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
     ]
 
 
@@ -196,7 +200,7 @@ def _cut(piece: Piece, times: list[list[list[Any]]]) -> Iterator[tuple[Piece, tu
     rest = piece
     for number, here in enumerate(zip(*lengths, strict=True)):
         growth = here[1] - here[0]
-        if any(later - earlier != growth for earlier, later in zip(here, here[1:], strict=False)):
+        if any(later - earlier != growth for earlier, later in pairwise(here)):
             raise NoStamps("the times of a loop have no pattern yet")
         length = here[0], growth
         is_last = number == len(lengths[0]) - 1
@@ -302,7 +306,9 @@ class Stamped:
         constant, by_n, by_round = op.microbatch
         if by_n % self.slices or by_round % self.slices:
             raise NotLinear("a loop has slices of several numbers in one place")
-        for made, stage, further, is_far, way in self.rules[op.kind, op.stage, constant % self.slices]:
+        for made, stage, further, is_far, way in self.rules[
+            op.kind, op.stage, constant % self.slices
+        ]:
             makers = sources.get((made, stage), ())
             cells = self.cells(timed.piece.rounds, (constant + further, by_n, by_round), makers)
             if not cells or not tiles(cells, timed.piece.rounds):
@@ -347,7 +353,7 @@ class Stamped:
         start = timed.starts[place]
         borders = {border for cells in waits for begin, end, _ in cells for border in (begin, end)}
         ordered = sorted(borders, key=lambda border: (border[1], border[0]))
-        for begin, end in zip(ordered, ordered[1:], strict=False):
+        for begin, end in pairwise(ordered):
             if not is_negative(minus(begin, end)):
                 raise NoStamps("the rounds of a loop have no order")
             last = minus(end, (1, 0))
@@ -371,5 +377,3 @@ def _within(begin: Pair, end: Pair, cell_begin: Pair, cell_end: Pair) -> bool:
         cell_end[1],
         cell_end[0],
     )
-
-
