@@ -185,6 +185,19 @@ def _check(parser: Parser) -> None:
     _costs(parser)
 
 
+def _prove(parser: Parser) -> None:
+    _file(parser)
+    _params(parser)
+    parser.add_argument(
+        "--transport",
+        type=transport_or_all,
+        default="portable",
+        metavar="NAME",
+        help="a transport, or `all` for a table",
+    )
+    _output(parser, "FILE", "write the certificate, which a checker of its own reads")
+
+
 def _show(parser: Parser) -> None:
     _file(parser)
     _params(parser)
@@ -726,6 +739,12 @@ COMMANDS: dict[str, Command] = {
         "commands.check",
         _check,
         "programs/1f1b.sched --for ranks=2..8",
+    ),
+    "prove": Command(
+        "prove a program for any number of microbatches",
+        "prove.prove",
+        _prove,
+        "programs/1f1b.sched -p ranks=8",
     ),
     "show": Command(
         "print what each rank does", "show.show", _show, "programs/1f1b.sched --compute"
