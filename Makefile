@@ -28,9 +28,9 @@ test: .venv/installed
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist worksteal
 
-# The larger sizes of what `make test` tries at smaller ones.
+# The larger sizes of what `make test` tries at smaller ones, and three times as many of hypothesis's examples.
 large: .venv/installed
-	$(BIN)/pytest -n 2 --dist worksteal -m large
+	$(BIN)/pytest -n 2 --dist worksteal -m 'large or hypothesis' --hypothesis-profile large
 
 # The tests with another version of torch, in an environment of its own in build/, which is kept; the rest is that of
 # constraints.txt. TESTS=tests/runtime runs some only.

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import given
 
 from schedlang import CompileError, Costs, Schedule, Source, compile, read_source, simulate
 from schedlang.lowering import lower
@@ -24,6 +24,7 @@ from schedlang.schedule.transports import transports
 from tests.support.damage import damaged_plans, gallery, one_of, random_plan, replicated_plan
 from tests.support.own_needs import needs
 from tests.support.paths import GALLERY
+from tests.support.sizes import examples
 from tests.support.strategies import schedules
 from tests.support.transports import TRANSPORTS
 
@@ -76,7 +77,7 @@ def test_the_walk_is_the_definition() -> None:
     assert 50 < whole < 450
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(schedules())
 def test_what_the_compiler_places_is_in_the_order_of_its_moments(schedule: Schedule) -> None:
     lowered = lower(schedule)
@@ -158,7 +159,7 @@ def test_what_is_held_is_no_more_than_there_are_actions() -> None:
         tracemalloc.stop()
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(schedules())
 def test_needs_are_those_of_each_op(schedule: Schedule) -> None:
     for plan in [schedule, lower(schedule), *gallery(((4, 4),), slices=2)[::7]]:
