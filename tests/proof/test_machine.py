@@ -100,7 +100,6 @@ def test_a_lower_bound_of_the_makespan(schedule: Schedule) -> None:
 SIZES = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 3), (3, 6), (4, 4), (4, 8))
 
 
-@pytest.mark.blocks(2)
 def test_damaged_plans_are_judged_as_by_the_oracle(block: int, tally: Counter[str]) -> None:
     disagreements = []
     rng = random.Random(block)
