@@ -14,12 +14,14 @@ from hypothesis import given
 from schedlang import CompileError, Costs, Schedule, Source, compile, read_source, simulate
 from schedlang.lowering import lower
 from schedlang.lowering.fuse import fuse
+from schedlang.proof import graph as of_graph
 from schedlang.proof.edges import ideal_events, transport_events
-from schedlang.proof.graph import NEVER, NOTHING, Graph, Items, walk
+from schedlang.proof.graph import NEVER, NOTHING, Graph, Items, remembered_walks, walk
 from schedlang.proof.moments import follows_moments
 from schedlang.proof.order import check_order
 from schedlang.proof.prove import has_batches
 from schedlang.proof.structure import check_structure
+from schedlang.schedule.columns import Floats
 from schedlang.schedule.transports import transports
 from tests.support.damage import damaged_plans, gallery, one_of, random_plan, replicated_plan
 from tests.support.own_needs import needs
@@ -75,6 +77,27 @@ def test_the_walk_is_the_definition() -> None:
         assert graph.is_whole == (inf not in times)
         whole += graph.is_whole
     assert 50 < whole < 450
+
+
+def test_a_graph_is_walked_once_by_work_that_remembers_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And by every other work again: it keeps nothing."""
+    rng = random.Random(0)
+    one, other = some_graph(rng), some_graph(rng)
+    walked: list[Graph] = []
+
+    def counted(graph: Graph) -> Floats:
+        walked.append(graph)
+        return walk(graph)
+
+    monkeypatch.setattr(of_graph, "walk", counted)
+    with remembered_walks():
+        assert evolve(one).times.tolist() == one.times.tolist()
+        with remembered_walks():
+            assert evolve(one).times is one.times
+        assert other.times is not one.times
+    assert len(walked) == 2
+    assert evolve(one).times is not one.times
+    assert len(walked) == 3
 
 
 @examples(200)
