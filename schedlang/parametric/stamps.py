@@ -208,8 +208,9 @@ def _cut(piece: Piece, times: list[list[list[Any]]]) -> Iterator[tuple[Piece, tu
             part = rest
         else:
             part, rest = split(rest, length)
-        steps = [of[number][1] for of in runs]
-        if growth and any(step != steps[0] for step in steps):
+        # One round alone has no step.
+        steps = [of[number][1] for of in runs if of[number][0] > 1] or [runs[0][number][1]]
+        if any(step != steps[0] for step in steps):
             raise NoStamps("the times of a loop have no pattern yet")
         starts = []
         for place in range(len(part.batches)):
