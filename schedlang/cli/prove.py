@@ -22,6 +22,8 @@ def prove(options: argparse.Namespace) -> int:
     with progress(f"proving {source.path}"):
         proof = prove_for_all(source, options.params, names)
     if options.output:
+        if proof.certificate is None:
+            raise UsageError("there is no certificate: nothing is proved for all sizes of a class")
         write_text(json.dumps(proof.certificate, indent=1) + "\n", options.output)
     if options.format == "json":
         print(json.dumps({"file": options.file, **proof.to_json()}, indent=1))

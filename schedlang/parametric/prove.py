@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from attrs import define, evolve, field, frozen
 
 from schedlang.compiler import NO_PARAMS, check_program
@@ -19,6 +20,7 @@ from schedlang.language.expand import expand
 from schedlang.language.faults import Fault
 from schedlang.language.imports import load
 from schedlang.language.sites import ClaimSite
+from schedlang.parametric.certificate import certificate, certified
 from schedlang.parametric.coverage import check_coverage
 from schedlang.parametric.expansion import SymbolicClaim, expand_for_all
 from schedlang.parametric.figures import (
@@ -46,6 +48,8 @@ from schedlang.parametric.standstill import check_standstill
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import is_transfer
+from schedlang.schedule.columns import actions_of
+from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Claim, Schedule
 from schedlang.schedule.transports import PORTABLE, transports
 
@@ -78,7 +82,7 @@ class Class:
     outcome: str = ""
     reason: str = ""
     figures: Figures | None = None
-    stamped: Stamped | None = None
+    certificate: dict[str, Any] | None = None
     writes_transfers: bool = False
     #: Whether passes make its order; and up to how many microbatches they were seen to go on alike.
     is_searched: bool = False
@@ -265,8 +269,26 @@ class _Prover:
             if not claim_holds(claim, site, figures, first):
                 outcome = "wrong"
         return evolve(
-            one, outcome=outcome, figures=figures, stamped=stamped, writes_transfers=writes
+            one,
+            outcome=outcome,
+            figures=figures,
+            certificate=self.certified(one, stamped, orders.stride, figures, first),
+            writes_transfers=writes,
         )
+
+    def certified(
+        self, one: Class, stamped: Stamped, stride: int, figures: Figures, schedule: Schedule
+    ) -> dict[str, Any] | None:
+        """The part of a class in the certificate; None where it has what no certificate has."""
+        has_updates = any(
+            op.kind == Kind.U
+            for timed in stamped.timed
+            for batch in timed.piece.batches
+            for op in batch
+        )
+        if has_updates or schedule.costs.overlap_times:
+            return None
+        return certified(one.base, one.period, stamped, stride, figures, schedule)
 
     def expanded(self, one: Class, n: int) -> Schedule:
         """The schedule of ops at a size of a class."""
@@ -344,7 +366,13 @@ class _Prover:
             verdicts,
             laws,
             argument="it follows from the text of the program" if laws else "",
+            certificate=self.certificate(classes),
         )
+
+    def certificate(self, classes: list[Class]) -> dict[str, Any] | None:
+        """The certificate of the classes that are right, where there are any."""
+        parts = [one.certificate for one in classes if one.certificate]
+        return certificate(self.whole.text, self.params, parts) if parts else None
 
     def verdict(self, name: str, classes: list[Class], small: list[int]) -> Verdict:
         groups: dict[str, tuple[set[int], list[tuple[int, int]]]] = {
@@ -469,18 +497,12 @@ def _computing(schedule: Schedule) -> Schedule:
     columns = schedule.columns
     if not columns.is_transfer.any():
         return schedule
-    from numpy import flatnonzero
-
-    from schedlang.schedule.columns import actions_of
-
-    kept = columns.taken(flatnonzero(~columns.is_transfer))
+    kept = columns.taken(np.flatnonzero(~columns.is_transfer))
     return evolve(schedule, ranks=actions_of(len(schedule.ranks), kept))
 
 
 def _check_durations(stamped: Stamped) -> None:
     """That all that others wait for takes time: then time grows along every edge."""
-    from schedlang.schedule.kinds import Kind
-
     for timed in stamped.timed:
         for batch, takes in zip(timed.piece.batches, timed.takes, strict=True):
             if not takes and any(op.kind != Kind.U for op in batch):
