@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import Any
 
 from schedlang.parametric.figures import Figures
-from schedlang.parametric.orders import Op
+from schedlang.parametric.orders import Cell, Op, Piece, Triple, at_round
 from schedlang.parametric.stamps import Stamped
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
@@ -52,8 +52,11 @@ def certified(
     for timed in stamped.timed:
         batches = [
             {
-                "ops": [[Kind(op.kind).name, op.stage, *_numbers(op.microbatch)] for op in batch],
-                "start": _numbers(timed.starts[place]),
+                "ops": [
+                    [Kind(op.kind).name, op.stage, *_triple(op.microbatch, timed.piece)]
+                    for op in batch
+                ],
+                "start": _triple(timed.starts[place], timed.piece),
                 "waits": [
                     [
                         [
@@ -104,9 +107,18 @@ def _cells(stamped: Stamped, rounds: Any, op: Op, further: int, makers: Any) -> 
     constant, by_n, by_round = op.microbatch
     cells = stamped.cells(rounds, (constant + further, by_n, by_round), makers)
     return [
-        [_numbers(cell.begin), _numbers(cell.end), *makers[cell.source][:2], _numbers(cell.round)]
+        [_numbers(cell.begin), _numbers(cell.end), *makers[cell.source][:2], _numbers(_round(cell))]
         for cell in cells
     ]
+
+
+def _triple(number: Triple, piece: Piece) -> list[Any]:
+    """A number by n and the round; of one round alone, the round is nothing."""
+    return _numbers(number if piece.grows else (*number[:2], 0))
+
+
+def _round(cell: Cell) -> Triple:
+    return cell.round if cell.is_long else (*at_round(cell.round, cell.begin), 0)
 
 
 def _numbers(values: Iterable[Any]) -> list[Any]:

@@ -79,6 +79,7 @@ class Class:
         self.skips = [
             (start + a, start + b) for start, _ in self.pipelines for a, b in one["skips"]
         ]
+        _hold(all(a + 1 < b for a, b in self.skips), "a skip leads to the next stage")
         self.ways = {tuple(key): Fraction(way) for *key, way in one["ways"]}
         _hold(all(way >= 0 for way in self.ways.values()), "a message comes before it is sent")
         self.takes, self.amounts, self.figures = one["takes"], one["amounts"], one["figures"]
@@ -106,6 +107,7 @@ class Class:
                     "an op is on another rank",
                 )
                 _hold(rounds == ONE or abs(microbatch[2]) == self.stride, "another stride")
+                _hold(rounds != ONE or microbatch[2] == start[2] == 0, "one round has no next")
                 for thing in MAKES[kind]:
                     self.made.setdefault((thing, stage), []).append((rounds, microbatch))
         self.pieces.append((rank, rounds, batches))
@@ -209,6 +211,7 @@ class Class:
             if thing in MAKES[kind] and of == stage
         ]
         one = _minus(end, begin) == ONE
+        _hold(not one or k[2] == 0, "one round has no next")
         same = [of for of in made if at(of, begin) == at(wanted, begin)]
         _hold(any(one or of[2] == wanted[2] for of in same), "another microbatch is made")
         for ends in at(k, begin), at(k, _minus(end, ONE)):
