@@ -16,6 +16,7 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
 from schedlang.files.reading import source_of
 from schedlang.language import syntax
+from schedlang.language.codegen import generate
 from schedlang.language.expand import expand
 from schedlang.language.faults import Fault
 from schedlang.language.imports import load
@@ -365,9 +366,18 @@ class _Prover:
             ("microbatches",),
             verdicts,
             laws,
+            self.claims(),
             argument="it follows from the text of the program" if laws else "",
             certificate=self.certificate(classes),
         )
+
+    def claims(self) -> tuple[str, ...]:
+        """What the program claims for all sizes, as it has it."""
+        sites = generate(self.tree, frozenset(), False).sites.claims.values()
+        spans = sorted(
+            (site.condition.span for site in sites if site.for_all), key=lambda span: span.start
+        )
+        return tuple(" ".join(self.whole.text[span.start : span.end].split()) for span in spans)
 
     def certificate(self, classes: list[Class]) -> dict[str, Any] | None:
         """The certificate of the classes that are right, where there are any."""

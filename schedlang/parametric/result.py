@@ -76,6 +76,7 @@ class Proof:
     """A program for all its sizes: the values of the parameters that are given, the names of those
     that are `free`, a verdict for each transport, and its figures, in the ideal execution.
 
+    `claims` are those that it makes `for all` sizes, which hold where the verdict says proved.
     `argument` says what the proof rests on. `certificate` holds what a checker needs that does not
     trust the prover, or nothing where there is no proof.
     """
@@ -85,6 +86,7 @@ class Proof:
     free: tuple[str, ...]
     verdicts: Mapping[str, Verdict]
     laws: tuple[Law, ...] = ()
+    claims: tuple[str, ...] = ()
     argument: str = ""
     certificate: Mapping[str, Any] | None = field(default=None, repr=False)
 
@@ -108,6 +110,8 @@ class Proof:
             for number, line in enumerate(_lines(verdict)):
                 lines.append(f"  {'' if number else transport:<{width}}  {line}")
         lines += [f"  {law.text}" for law in self.laws]
+        is_proved = "proved" if self.holds else "not proved"
+        lines += [f"  {is_proved} for all: {claim}" for claim in self.claims]
         if self.argument:
             lines.append(f"  {self.argument}")
         return "\n".join(lines)
@@ -144,6 +148,7 @@ class Proof:
                 }
                 for law in self.laws
             ],
+            "claims": [{"claim": claim, "proved": self.holds} for claim in self.claims],
             "argument": self.argument,
         }
 

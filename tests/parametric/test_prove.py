@@ -119,6 +119,42 @@ def test_a_damaged_program_gets_the_verdict_of_the_compiler(seed: int) -> None:
     assert not wrong
 
 
+CLAIMS = """
+schedule claims {
+    param ranks = 2
+    param microbatches = 8
+    rank r {
+        for m in 0 .. microbatches { F(m) }
+        for all in 0 .. microbatches { B(all) }
+        assert peak(r) == microbatches for all
+    }
+    assert makespan == 3 * (microbatches + ranks - 1) for all, "as in the paper"
+}
+"""
+
+
+def test_claims_for_all_are_proved() -> None:
+    proof = prove_for_all(CLAIMS)
+    assert proof.claims == (
+        "peak(r) == microbatches",
+        "makespan == 3 * (microbatches + ranks - 1)",
+    )
+    assert "proved for all: peak(r) == microbatches" in proof.text
+
+
+def test_compiling_proves_claims_for_all_if_it_is_asked_to(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "claims.sched"
+    file.write_text(CLAIMS)
+    assert main(["compile", str(file), "--prove"]) == 0
+    file.write_text(CLAIMS.replace("microbatches for all", "min(microbatches, 8) for all"))
+    assert main(["compile", str(file)]) == 0
+    capsys.readouterr()
+    assert main(["compile", str(file), "--prove"]) == 1
+    assert "wrong for microbatches >= 9" in capsys.readouterr().err
+
+
 # Certificates
 
 
