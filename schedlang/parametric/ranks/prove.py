@@ -27,7 +27,11 @@ from schedlang.parametric.ranks.reading import UPDATES, Reading, Statement, read
 from schedlang.parametric.ranks.stamps import Stamps, find_stamps, pairs_of
 from schedlang.parametric.ranks.symbols import nowhere
 from schedlang.parametric.ranks.values import Mistake
+from schedlang.schedule.kinds import TRANSFERS
+from schedlang.schedule.transports import PORTABLE, transports
 
+#: What is wrong only where batches go over communicators of their own.
+_ASYMMETRIC = "asymmetric-batch"
 #: Circles are looked for at sizes up to these.
 _MOST_RANKS = 6
 _MOST_OTHERS = 8
@@ -58,6 +62,8 @@ class Outcome:
     edges: tuple[Edge, ...]
     cases: tuple[Case, ...]
     mistakes: tuple[Mistake, ...]
+    #: Where ranks block: what is wrong there, and maybe not on other transports.
+    blocked: tuple[Mistake, ...]
     unknown: isl.Set
     reason: str
 
@@ -76,11 +82,33 @@ class Outcome:
 
     @property
     def wrong(self) -> isl.Set:
-        """The sizes at which something is wrong."""
-        result = nowhere()
-        for mistake in self.mistakes:
-            result = result | mistake.holds
-        return result.coalesce()
+        """The sizes at which something is wrong on a `portable` transport."""
+        return _where([*self.mistakes, *self.blocked])
+
+    def on(self, transport: str) -> tuple[isl.Set, isl.Set, isl.Set, str]:
+        """Of a transport, the sizes for which the program is proved, those at which it is wrong, and
+        those of which nothing is known, with the reason.
+
+        What the compiler places is right everywhere or nowhere. A program's own transfers that keep
+        the order of one global execution run everywhere, but for the first use of communicators;
+        where they do not, nothing is said but where ranks block.
+        """
+        if transport == PORTABLE or not self.relations.writes_transfers:
+            return self.proved, self.wrong, self.unknown, self.reason
+        wrong = _where(self.mistakes)
+        proved = self.proved
+        reason = self.reason
+        if any(rules.first_use for rules in transports(transport)):
+            batches = nowhere()
+            for statement in self.reading.statements:
+                if statement.batch and statement.kind in TRANSFERS:
+                    batches = batches | self.relations.items[statement.number].params()
+            proved = proved - batches
+            reason = "ranks wait for all others at the first use of a communicator"
+        unknown = (self.domain - proved - wrong).coalesce()
+        if not _where(self.blocked).is_empty():
+            reason = "the transfers are not in the order of one global execution"
+        return proved.coalesce(), wrong, unknown, reason
 
 
 def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
@@ -89,12 +117,14 @@ def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
     """
     reading = read(tree, given)
     relations = Relations(reading)
-    mistakes = []
+    mistakes: list[Mistake] = []
+    blocked: list[Mistake] = []
     wrong = nowhere()
     for mistake in [*reading.mistakes, *check(relations), *check_batches(relations)]:
         sizes = _of_program(mistake.holds & reading.domain, reading)
         if not sizes.is_empty():
-            mistakes.append(evolve(mistake, holds=sizes))
+            wanted = blocked if mistake.code == _ASYMMETRIC else mistakes
+            wanted.append(evolve(mistake, holds=sizes))
             wrong = wrong | sizes
     edges = tuple(relations.edges())
     rest = (reading.domain - wrong).coalesce()
@@ -108,7 +138,7 @@ def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
         circle = next(_circles(edges, reading, rest), None)
         if circle is None:
             break
-        mistakes.append(circle)
+        (blocked if relations.writes_transfers else mistakes).append(circle)
         rest = (rest - circle.holds).coalesce()
     if not rest.is_empty():
         for part in _cut(rest, reading.statements):
@@ -119,8 +149,22 @@ def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
     cases = [case for case in cases if not case.where.is_empty()]
     reason = "" if rest.is_empty() else "no affine time stamps were found, and no circle of waits"
     return Outcome(
-        reading, relations, edges, tuple(cases), tuple(mistakes), rest.coalesce(), reason
+        reading,
+        relations,
+        edges,
+        tuple(cases),
+        tuple(mistakes),
+        tuple(blocked),
+        rest.coalesce(),
+        reason,
     )
+
+
+def _where(mistakes: Sequence[Mistake]) -> isl.Set:
+    result = nowhere()
+    for mistake in mistakes:
+        result = result | mistake.holds
+    return result.coalesce()
 
 
 def _of_program(condition: isl.Set, reading: Reading) -> isl.Set:
