@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo example test large test-torch test-browser titan explore models trainings faults pages nodes fuzz formatting mutation
-.PHONY: architecture gallery transport-table reference pictures
+.PHONY: architecture gallery prove prove-damage prove-ranks transport-table reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 .PHONY: bench-partition bench-search-runs
 
@@ -179,6 +179,20 @@ gallery: .venv/installed
 # What the gallery takes on the transports of GPUs, by simulation; a test holds it current.
 transport-table: .venv/installed
 	$(BIN)/python benchmarks/transports.py > docs/transport-table.md
+
+# The gallery, proved for any number of microbatches.
+prove: .venv/installed
+	$(BIN)/python -m tests.support.proof_page > build/proved.md
+	mv build/proved.md docs/proved.md
+
+# Proofs for any number of ranks against the compiler at each size: 5,000 damaged programs at all sizes up to 10 x 30, and closed
+# forms at all sizes up to 12 x 40. BLOCKS=0..9 does a tenth.
+prove-ranks: .venv/installed
+	$(BIN)/pytest -n 2 --dist worksteal -m sizes tests/parametric --blocks $(BLOCKS)
+
+# What is proved for all sizes of damaged programs, against the compiler at every size up to 10 ranks and 30 microbatches.
+prove-damage: .venv/installed
+	$(BIN)/python -m tests.support.damaged_programs 0 5000
 
 # The reference of Python, from the docstrings; a test holds it current.
 reference: .venv/installed
