@@ -20,8 +20,8 @@ from attrs import define
 from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.added_losses import Taking, root_of
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.losses import Taking, root_of
 from schedlang.runtime.part import Backward, ExtraCall, Forward, Part, When
 from schedlang.runtime.stage.random_state import random_state, set_random_state
 from schedlang.runtime.torch_private import (
@@ -119,6 +119,9 @@ class Audit(Part):
         if run.is_repeated:
             self._alone[run.microbatch].know(_tensors_of(run))
             return
+        # A forward may change what it is given, draws random numbers, and counts in its buffers. Of
+        # all that it gets copies here, and the random state is put back: the run in the pipeline,
+        # which comes after, finds everything as though there had been none.
         given, tree = tree_flatten((run.input, dict(run.options)))
         originals = _tensors_of(run)
         copies = {id(tensor): _copy(tensor) for tensor in originals}

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedlang import (
@@ -21,6 +21,7 @@ from schedlang import (
     write_plan,
 )
 from tests.support.paths import GALLERY
+from tests.support.sizes import examples
 
 
 @pytest.fixture
@@ -339,7 +340,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     st.sampled_from(
         [

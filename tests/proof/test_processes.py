@@ -27,7 +27,7 @@ import torch.distributed as dist
 from schedlang.runtime import Pipeline
 from tests.support.skip_models import Skipping
 
-pytestmark = [pytest.mark.processes, pytest.mark.blocks(2)]
+pytestmark = pytest.mark.processes
 
 SIZES = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 2), (3, 4))
 TRANSPORTS = ("blocking", "gloo", "nccl-edge")
