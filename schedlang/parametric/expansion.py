@@ -138,6 +138,7 @@ class _Run:
             "link": lambda *_: None,
             "weights": self.not_plain("weights"),
             "skip": self.skip,
+            "frozen": self.not_plain("frozen stages"),
             "price": self.price,
             "change": self.change,
         }
