@@ -113,12 +113,12 @@ def _parts_of_stage(
     if versions is not None:
         parts.append(versions)
     if layout.slices > 1:
-        parts.append(Past(number, layout.slices))
+        parts.append(Past(number, layout.slices, layout.has_backward[number]))
     ends = layout.skip_stages.items()
     before = [skips[skip] for skip, (_, later) in ends if later == number]
     after = [skips[skip] for skip, (earlier, _) in ends if earlier == number]
     if before or after:
-        parts.append(Skips(number, before, after))
+        parts.append(Skips(number, before, after, layout.has_backward[number]))
     return parts
 
 
@@ -172,7 +172,8 @@ def _skips(layout: Layout) -> dict[int, Skip]:
     for number, (earlier, later) in layout.skip_stages.items():
         start = layout.pipeline_of[earlier].start
         what = f"what stage {earlier} returns for stage {later}"
-        found[number] = Skip(number, earlier - start, later - start, what)
+        is_two_way = layout.has_backward[earlier]
+        found[number] = Skip(number, earlier - start, later - start, what, is_two_way)
     return found
 
 

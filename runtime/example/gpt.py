@@ -166,8 +166,8 @@ def build_gpt(blocks: int, seed: int, context: int = CONTEXT) -> list[nn.Module]
 
 
 def cut_gpt(layers: Sequence[nn.Module], layout: Layout, sliced: bool) -> list[nn.Sequential]:
-    """The stages of one pipeline, as even as can be; a layer's name is its place in the whole
-    model.
+    """The stages of one pipeline, as even as can be, those frozen that are so in the plan; a
+    layer's name is its place in the whole model.
 
     ValueError for more stages than layers.
     """
@@ -177,6 +177,9 @@ def cut_gpt(layers: Sequence[nn.Module], layout: Layout, sliced: bool) -> list[n
         OrderedDict((str(place), layers[place]) for place in range(*ends))
         for ends in pairwise(cuts)
     ]
+    for stage in layout.frozen:
+        for layer in parts[stage].values():
+            layer.requires_grad_(False)
     if layout.skips:
         skipping = SlicedSkipping if sliced else Skipping
         return [

@@ -33,6 +33,8 @@ class Skip:
     later: int
     #: What passes along it, in a message.
     what: str
+    #: Whether gradients come back along it: the earlier stage has a backward.
+    is_two_way: bool = True
     values: dict[int, Value] = field(factory=dict)
     gradients: dict[int, list[Tensor | None]] = field(factory=dict)
 
@@ -46,8 +48,11 @@ class Skips(Part):
     in tuples, lists and dictionaries.
     """
 
-    def __init__(self, stage: int, before: Sequence[Skip], after: Sequence[Skip]) -> None:
+    def __init__(
+        self, stage: int, before: Sequence[Skip], after: Sequence[Skip], has_backward: bool
+    ) -> None:
         self._stage = stage
+        self._has_backward = has_backward
         self._before = before
         self._after = after
         #: What earlier stages have given, from F to the backward.
@@ -77,7 +82,7 @@ class Skips(Part):
         if run.has_graph:
             leaves = chain.from_iterable(map(leaves_of, given.values()))
             run.leaves = [*run.leaves, *leaves]
-        if run.is_evaluation:
+        if run.is_evaluation or not self._has_backward:
             del self._given[microbatch]
 
     def after_forward(self, run: Forward) -> None:
@@ -104,8 +109,9 @@ class Skips(Part):
             return
         given = self._given.pop(run.microbatch)
         for skip in self._before:
-            count = len(leaves_of(given[skip.earlier]))
-            skip.gradients[run.microbatch] = run.take(count)
+            gradients = run.take(len(leaves_of(given[skip.earlier])))
+            if skip.is_two_way:
+                skip.gradients[run.microbatch] = gradients
 
     def _taken_apart(self, returned: Any) -> tuple[Value, Mapping[int, Value]]:
         """The output and what goes to later stages; PipelineError where the module returned

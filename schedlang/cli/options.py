@@ -13,6 +13,7 @@ from schedlang.cli.usage import near
 from schedlang.cli.values import (
     OPTIMIZERS,
     amount,
+    capacities,
     count,
     counts,
     device,
@@ -184,6 +185,19 @@ def _check(parser: Parser) -> None:
     _costs(parser)
 
 
+def _prove(parser: Parser) -> None:
+    _file(parser)
+    _params(parser)
+    parser.add_argument(
+        "--transport",
+        type=transport_or_all,
+        default="portable",
+        metavar="NAME",
+        help="a transport, or `all` for a table",
+    )
+    _output(parser, "FILE", "write the certificate, which a checker of its own reads")
+
+
 def _show(parser: Parser) -> None:
     _file(parser)
     _params(parser)
@@ -327,6 +341,11 @@ def _optimize(parser: Parser) -> None:
         help="look for better ranks of the stages first: one, several or not as many on each",
     )
     parser.add_argument(
+        "--block",
+        action="store_true",
+        help="look for a block that repeats instead: its program is for any number of microbatches",
+    )
+    parser.add_argument(
         "--for",
         dest="seconds",
         type=seconds,
@@ -391,9 +410,10 @@ def _costs(parser: Parser) -> None:
     )
     parser.add_list(
         "--capacity-bytes",
-        type=numbers,
+        type=capacities,
         metavar="B",
-        help="bytes that ranks have room for, one for all or one per rank; also beside --costs",
+        help="bytes that ranks have room for, one for all or one per rank: 72GB, or H100 for "
+        "90 %% of its memory; also beside --costs",
     )
 
 
@@ -723,6 +743,12 @@ COMMANDS: dict[str, Command] = {
         "commands.check",
         _check,
         "programs/1f1b.sched --for ranks=2..8",
+    ),
+    "prove": Command(
+        "prove a program for any number of microbatches",
+        "prove.prove",
+        _prove,
+        "programs/1f1b.sched -p ranks=8",
     ),
     "show": Command(
         "print what each rank does", "show.show", _show, "programs/1f1b.sched --compute"

@@ -32,6 +32,9 @@ def show(options: argparse.Namespace) -> int:
     print(f"{plan.name} ({params}), from {plan.source.path}, proved for transport {plan.transport}")
     for number in plan.layout.skip_stages:
         print(skip_text(plan, number))
+    if plan.layout.frozen:
+        numbers = ", ".join(map(str, plan.layout.frozen))
+        print(f"frozen stages: {numbers}")
     for rank, text in enumerate(texts):
         stages = plan.names.stages(plan.stages_of(rank))
         print(f"\nrank {rank}, {stages}{figures[rank]}")
@@ -65,6 +68,7 @@ def _document(plan: Plan, texts: list[str], options: argparse.Namespace) -> dict
         "file": plan.source.path,
         "transport": plan.transport,
         "skips": [skip_text(plan, number) for number in plan.layout.skip_stages],
+        "frozen": list(plan.layout.frozen),
         "ranks": ranks,
     }
 

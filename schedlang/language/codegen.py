@@ -272,6 +272,8 @@ class Codegen:
             case syntax.Skip(name, range, earlier, later):
                 ends = self.function(name, earlier, later)
                 return f"skip({self.bounds(range)}, {ends}, {self.location(item)})"
+            case syntax.Frozen(range):
+                return f"frozen({self.bounds(range)}, {self.location(range)})"
             case syntax.Link(name, number):
                 return f"link({self.function(name, number)}, {self.location(item)})"
             case syntax.Cost(word, indices, value):

@@ -92,6 +92,15 @@ class _Skips:
 
 
 @frozen
+class _Frozen:
+    """A line about frozen stages, `start` up to `stop`."""
+
+    start: int
+    stop: int
+    location: int
+
+
+@frozen
 class Repeat:
     """One repeat of a building block: its microbatches, and where its slots count from."""
 
@@ -121,6 +130,7 @@ class Declarations:
     _weights: list[_Weights] = field(factory=list)
     _links: tuple[int, ...] = ()
     _skips: list[_Skips] = field(factory=list)
+    _frozen: list[_Frozen] = field(factory=list)
     #: The locations of ranges that counted, and of those that would have to count down, with their
     #: bounds as they were first met.
     _counted: set[int] = field(factory=set)
@@ -154,6 +164,7 @@ class Declarations:
             # These wait until it is known how many stages there are, or until the order is there.
             "weights": _keeper(self._weights, _Weights),
             "skip": _keeper(self._skips, _Skips),
+            "frozen": _keeper(self._frozen, _Frozen),
             "price": _keeper(self.prices, Price),
             "change": _keeper(self.changes, Change),
         }
@@ -281,7 +292,9 @@ class Declarations:
                 raise Fault("weight-version", message, line.location)
             stop = len(rules) if line.stop is None else line.stop
             for stage in stage_range(line.start, stop, len(rules), line.range_location):
-                rules[stage] = WeightRule(line.name, line.delay)
+                # There is one version of weights that do not change.
+                if layout.trains(stage):
+                    rules[stage] = WeightRule(line.name, line.delay)
         return tuple(rules)
 
     def skips(self) -> tuple[tuple[int, int], ...]:
@@ -298,6 +311,18 @@ class Declarations:
                     raise Fault("skip", message, line.location)
                 skips[earlier, later] = None
         return tuple(skips)
+
+    def frozen(self) -> tuple[int, ...]:
+        """The stages whose weights do not change, as all pipelines have them."""
+        frozen: set[int] = set()
+        stages = self.pipelines[0].stop
+        for line in self._frozen:
+            frozen.update(stage_range(line.start, line.stop, stages, line.location))
+            if len(frozen) == stages:
+                message = "all stages are frozen, so there is nothing to train"
+                help = "leave one out; or leave out the backwards, which makes an inference"
+                raise Fault("frozen", message, line.location, help)
+        return tuple(sorted(frozen))
 
     def link(self, number_of: Callable[[int], int], location: int) -> None:
         """Say which link to the host each rank's copies take."""
@@ -318,6 +343,7 @@ class Declarations:
             self.params.get("slices", 1),
             links=self._links,
             skips=self.skips(),
+            frozen=self.frozen(),
         )
         if layout.microbatches != microbatches:
             message = (

@@ -166,7 +166,10 @@ class _Reader:
         if len(links) not in (0, self.field("ranks", int)):
             self.wrong("`links` must give every rank one")
         slices = self.from_one("slices")
-        return Layout(placement, pipelines, slices, updates, links, self.skips(pipelines))
+        skips = self.skips(pipelines)
+        return Layout(
+            placement, pipelines, slices, updates, links, skips, self.frozen(pipelines[0].stop)
+        )
 
     def skips(self, pipelines: tuple[Pipeline, ...]) -> tuple[tuple[int, int], ...]:
         """The field `skips`: pairs of stages of the first pipeline.
@@ -186,6 +189,22 @@ class _Reader:
                 "neighbours, each once"
             )
         return tuple((earlier, later) for earlier, later in pairs)
+
+    def frozen(self, stages: int) -> tuple[int, ...]:
+        """The field `frozen`: stages of the first pipeline, but not all.
+
+        Plans of older versions do not have it.
+        """
+        if "frozen" not in self.document:
+            return ()
+        frozen = self.numbers(self.field("frozen", list), "frozen")
+        if (
+            frozen != sorted(set(frozen))
+            or len(frozen) == stages
+            or max(frozen, default=0) >= stages
+        ):
+            self.wrong(f"`frozen` must be some of {stages} stages, in order, but not all of them")
+        return tuple(frozen)
 
     def costs(self, layout: Layout) -> Costs:
         """The field `costs`, which may be empty."""

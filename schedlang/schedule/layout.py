@@ -9,7 +9,10 @@ from attrs import field, frozen
 from schedlang.diagnostics.arguments import shown
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.actions import counterpart
-from schedlang.schedule.kinds import TRANSFERS, Kind
+from schedlang.schedule.kinds import RECEIVES, SENDS, TRANSFERS, Kind
+
+#: The transfers of gradients.
+_GRADIENTS = frozenset({SENDS[Kind.B], RECEIVES[Kind.B]})
 
 
 @frozen
@@ -65,6 +68,10 @@ class Layout:
     later stage of the first pipeline, and their replicas in the others, further down the pipeline.
     A transfer between neighbours has the number of its own stage. A skip has a number of its own,
     at both ends, behind those of all stages.
+
+    The stages of the first pipeline that are `frozen`, and their replicas, have weights that do not
+    change. A frozen stage has a backward only where one before it is trained, and then for the
+    gradients of its inputs alone; to a stage without a backward no gradients are sent.
     """
 
     # The numbers of transfers, here of four stages with a skip from stage 0 to stage 3:
@@ -78,6 +85,7 @@ class Layout:
     updates: int = 1
     links: tuple[int, ...] = field(default=(), repr=shown)
     skips: tuple[tuple[int, int], ...] = field(default=(), repr=shown)
+    frozen: tuple[int, ...] = field(default=(), repr=shown)
 
     @property
     def microbatches(self) -> int:
@@ -123,11 +131,15 @@ class Layout:
         """Whether a stage makes the losses."""
         return self.pipeline_of[stage].stop == stage + 1
 
+    def piece(self, stage: int) -> int:
+        """Which piece of the model a stage is: its number in its pipeline."""
+        return stage - self.pipeline_of[stage].start
+
     def replicas(self, stage: int) -> list[int]:
         """The stages of all pipelines that are the same piece of the model as a stage, and this
         one.
         """
-        piece = stage - self.pipeline_of[stage].start
+        piece = self.piece(stage)
         return [pipeline.start + piece for pipeline in self.pipelines]
 
     @cached_property
@@ -160,6 +172,26 @@ class Layout:
             after[earlier].append(later)
         return tuple(map(tuple, after))
 
+    def trains(self, stage: int) -> bool:
+        """Whether a stage's weights change, so that they have gradients."""
+        return self.piece(stage) not in self.frozen
+
+    @cached_property
+    def has_backward(self) -> tuple[bool, ...]:
+        """For each stage whether it is trained, or one before it, by whichever way."""
+        found: list[bool] = []
+        for stage, before in enumerate(self.before):
+            found.append(self.trains(stage) or any(found[other] for other in before))
+        return tuple(found)
+
+    def makes(self, made: int, stage: int) -> bool:
+        """Whether a stage that is trained with makes something in its forward or its backward:
+        activations, gradients of its inputs, or of its weights.
+        """
+        if made == Kind.W:
+            return self.trains(stage)
+        return made == Kind.F or self.has_backward[stage]
+
     @cached_property
     def _skip_numbers(self) -> dict[tuple[int, int], int]:
         return {stages: number for number, stages in self.skip_stages.items()}
@@ -187,6 +219,18 @@ class Layout:
         """The stage of an action, whose number is that of a stage or, of a transfer, of a skip."""
         return self.ends(kind, number)[0] if number in self.skip_stages else number
 
+    def needs_gradients(self, kind: int, number: int) -> bool:
+        """Whether the gradients of a transfer are of use: the stage that they go to is trained, or
+        one before it.
+        """
+        return self.has_backward[self.earlier(kind, number)]
+
+    def earlier(self, kind: int, number: int) -> int:
+        """The earlier stage of the two of a transfer; past the first one, that one."""
+        return max(
+            min(self.ends(kind, number)), self.pipeline_of[self.stage_of(kind, number)].start
+        )
+
     def counterpart(self, kind: int, number: int) -> tuple[Kind, int]:
         """The other end of a transfer: its kind and number."""
         return counterpart(kind, number, len(self.placement))
@@ -195,11 +239,13 @@ class Layout:
         """The rank at the other end of a transfer.
 
         None where there is none to reach: past the first or last stage, or a stage of the same
-        rank.
+        rank; or where gradients have no backward to go to.
         """
         stage, other = self.ends(kind, number)
         pipeline = self.pipeline_of[stage]
         if not pipeline.start <= other < pipeline.stop:
+            return None
+        if self.frozen and kind in _GRADIENTS and not self.needs_gradients(kind, number):
             return None
         peer = self.placement[other]
         return None if peer == self.placement[stage] else peer

@@ -192,6 +192,7 @@ def _setting_texts(plan: Plan) -> dict[str, str]:
         "updates": str(layout.updates),
         "pipelines": _pipelines(layout.pipelines),
         "skips": _listed(skips),
+        "frozen stages": _listed(map(str, layout.frozen)),
         "weights": _listed(rules if len(set(rules)) > 1 else rules[:1]),
         "links": _listed(map(str, layout.links)),
         "transport": plan.transport,
