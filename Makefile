@@ -52,6 +52,12 @@ test-browser: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	$(BIN)/pytest -m browser -rP
 
+# The language server on 200 damaged programs, and what editors colour programs by, in node, which must be on this
+# machine with npm.
+test-editor: .venv/installed
+	cd editors/vscode && npm install --no-audit --no-fund --no-package-lock
+	$(BIN)/pytest -m 'editors or not editors' tests/editor --blocks 0..10
+
 # torchtitan on 4 processes of this machine: by itself, with tables of ours, and in our runtime, its losses side by side
 # (docs/torchtitan.md). It has an environment of its own, with the torch that it is made for (CONTRIBUTING.md says how to
 # get a build for the CPU alone); TITAN_PYTHON=PYTHON is one that is there.
