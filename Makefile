@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo example test large test-torch test-browser titan explore models trainings faults pages nodes fuzz formatting mutation
+.PHONY: demo example test large test-torch test-browser test-editor titan explore models trainings faults pages nodes fuzz formatting mutation
 .PHONY: architecture gallery transport-table reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 .PHONY: bench-partition bench-search-runs
