@@ -669,6 +669,10 @@ def _fmt(parser: Parser) -> None:
     )
 
 
+def _lsp(parser: Parser) -> None:
+    """It has no options of its own: an editor sends its settings."""
+
+
 def _gallery(parser: Parser) -> None:
     parser.add_argument(
         "programs", metavar="NAME", nargs="*", help="print these programs; without, all are listed"
@@ -818,6 +822,12 @@ COMMANDS: dict[str, Command] = {
         "programs/1f1b.sched --steps 5 --check",
     ),
     "fmt": Command("write programs in the one style", "fmt.fmt", _fmt, "programs --check"),
+    "lsp": Command(
+        "serve an editor: diagnostics, figures and names as one types, see docs/editor.md",
+        "lsp.lsp",
+        _lsp,
+        "",
+    ),
     "gallery": Command(
         "list the published schedules that come along, or print their programs",
         "reference.gallery",

@@ -24,7 +24,7 @@ from schedlang.schedule.schedule import MOST_STEPS, Claim, WeightRule
 #: How many values of each function are remembered.
 _REMEMBERED = 1 << 16
 #: The parameters of how many there are of something.
-_SIZES = ("ranks", "microbatches", "slices")
+SIZES = ("ranks", "microbatches", "slices")
 
 T = TypeVar("T")
 RankOf = Callable[[int], int]
@@ -191,7 +191,7 @@ class Declarations:
         else:
             assert default is not None
             value = default()
-        if name in _SIZES and value < 1:
+        if name in SIZES and value < 1:
             raise Fault("parameter", f"`{name}` is {value}, it must be 1 or more", location)
         if abs(value) > LARGEST_PARAMETER:
             raise Fault("parameter", f"`{name}` is {value}, it must be within ±10^9", location)

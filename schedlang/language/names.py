@@ -38,14 +38,14 @@ FIGURES = {
 
 def check_names(source: Source, tree: syntax.Schedule) -> list[Diagnostic]:
     """Everything wrong with the program that does not depend on its parameters."""
-    checker = _Checker(source)
+    checker = Checker(source)
     checker.required_parts(tree)
     checker.block(tree.items, {})
     return checker.diagnostics
 
 
 @define
-class _Checker(Scopes):
+class Checker(Scopes):
     """Walks the tree with the names in scope."""
 
     has_slices: bool = False
