@@ -49,7 +49,9 @@ def check_path(path: str | Path, pictures: int) -> None:
     if Path(path).suffix not in _FORMATS:
         raise ValueError(f"`{path}` must end in {', '.join(endings)} or {last}")
     if pictures > 1 and Path(path).suffix != ".html":
-        raise ValueError(f"two schedules stand side by side on a page, NAME.html, not in `{path}`")
+        raise ValueError(
+            f"several schedules stand side by side on a page, NAME.html, not in `{path}`"
+        )
 
 
 def write_pictures(pictures: Sequence[Picture], path: str | Path) -> None:

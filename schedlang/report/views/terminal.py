@@ -65,8 +65,7 @@ def view(picture: Picture, colour: bool) -> str:
     frame = _fit(timeline, rows, names)
     paint = _painter(picture) if colour else _plain
     parts = [
-        f"{picture.title}: makespan {timeline.makespan:.10g}, "
-        f"{timeline.bubble_over_makespan:.1%} idle",
+        f"{picture.title}: {picture.figures}",
         "",
         _text(rows, frame, paint),
         "",
