@@ -23,6 +23,7 @@ from schedlang.cli.values import (
     one_of,
     param,
     program,
+    ranks,
     rate,
     seconds,
     setting,
@@ -31,6 +32,7 @@ from schedlang.cli.values import (
     slow,
     transport,
     transport_or_all,
+    window,
 )
 
 #: What is written to a file or to standard output, and in which form diagnostics are.
@@ -273,6 +275,24 @@ def _view(parser: Parser) -> None:
         choices=TIME_UNITS,
         metavar="UNIT",
         help="what the costs count: us, ms or s; times are then written so (a run's are known)",
+    )
+    parser.add_argument(
+        "--window",
+        type=window,
+        metavar="A..B",
+        help="in an SVG or PNG, only the time from A to B, in the unit of the costs",
+    )
+    parser.add_argument(
+        "--ranks",
+        type=ranks,
+        metavar="RANKS",
+        help="in an SVG or PNG, only these ranks: 0..3,7",
+    )
+    parser.add_argument(
+        "--width", type=count, metavar="N", help="an SVG or PNG so many pixels wide"
+    )
+    parser.add_argument(
+        "--memory", action="store_true", help="in an SVG or PNG, what ranks hold, below their rows"
     )
     parser.add_argument(
         "--serve",

@@ -33,7 +33,8 @@ from schedlang.plan.torch_tables import export_table, plan_of, read_table
 from schedlang.report.alignment import Change
 from schedlang.report.bubbles.attribution import CAUSES
 from schedlang.report.difference.difference import rank_differences
-from schedlang.report.views import Picture, lay_out, palette, write_view
+from schedlang.report.views import Part, Picture, lay_out, palette, write_view
+from schedlang.report.views.bands import shares
 from schedlang.report.views.causes import causes_of
 from schedlang.report.views.html import Mark, marks_of, page, page_data
 from schedlang.report.views.packing import Ticks
@@ -44,6 +45,7 @@ from schedlang.report.views.units import bytes_text, time_text
 from schedlang.schedule.actions import is_copy, is_transfer
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.kinds import OPS
+from schedlang.schedule.timeline import Bar
 from tests.support.own_needs import needs
 from tests.support.paths import DOCS, GALLERY, PROGRAMS, ROOT
 from tests.support.strategies import schedules
@@ -185,6 +187,7 @@ def test_svg_shows_every_op(path: Path) -> None:
         assert 0 <= x <= x + wide <= width
         assert 0 <= y <= y + high <= height
     names = [text.text for text in root.iterfind(f"{SVG}text")]
+    assert names[0] == f"{picture.title}: {picture.figures}"
     assert {OPS[kind].name for kind in picture.kinds} < set(names)
 
 
@@ -490,6 +493,125 @@ def test_terminal(path: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> 
     words = sum(len(re.findall(r"[A-Z]+[0-9]+", row)) for row in rows)
     complete = words == sum(box.bar.end > box.bar.start for box in picture.boxes)
     assert complete == (not text.endswith("a page zooms, -o NAME.html"))
+
+
+def test_where_ops_are_narrower_than_a_column_there_are_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No row of letters, which would be a schedule that nobody has written."""
+    monkeypatch.setenv("COLUMNS", "110")
+    picture = drawn("interleaved_1f1b", ranks=8, microbatches=32, chunks=4)
+    rows = [line for line in view(picture, colour=False).splitlines() if "│" in line]
+    assert rows[0] == (
+        "rank 0 │F71 B8 ·21 │F33 B67    │F34 B66    │F34 B66    │F33 B67    │F17 B72 ·11│B95 ·5     │"
+        "   5% idle"
+    )
+    for row in rows:
+        for cell in row.split("│")[1:-1]:
+            assert sum(map(int, re.findall("[0-9]+", cell))) == 100
+
+
+@pytest.mark.parametrize("columns", [60, 80, 110, 150, 200])
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_labels_of_neighbours_never_run_together(
+    path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    picture = drawn(path.stem)
+    text = view(picture, colour=False)
+    rows = [line.split("│")[1] for line in text.splitlines() if "│" in line]
+    # Where ranks have several stages, a label begins with one: a blank or a dash comes before it.
+    stage, behind = ("[0-9]+", "[ ─]") if picture.chunks > 1 else ("", "[A-Z ─·]")
+    word = rf"{stage}[A-Z]+[0-9]+(\.[0-9]+)?"
+    assert not [row for row in rows if re.search(rf"{word}(?!([0-9.]|{behind}|$))", row)]
+
+
+def test_shares_of_windows() -> None:
+    bars = [Bar(Kind.F, 0, 0, 1, 2), Bar(Kind.B, 0, 0, 2, 4), Bar(Kind.F, 0, 1, 5, 6)]
+    assert shares(bars, [0, 3, 6]) == [
+        [(Kind.F, 33), (Kind.B, 33), (None, 34)],
+        [(Kind.F, 33), (Kind.B, 33), (None, 34)],
+    ]
+    assert shares([], [0, 1]) == [[(None, 100)]]
+
+
+def test_a_part_of_a_picture() -> None:
+    """A window of time and some ranks, in the width that is asked for, with what the ranks hold."""
+    picture = drawn("zb_h1")
+    part = Part(ranks=(0, 3), start=4, end=10.5, width=700, memory=True)
+    root = ElementTree.fromstring(svg(picture, part))
+    assert root.attrib["width"] == "700"
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert texts[0] == "zb_h1 (ranks = 4, microbatches = 8): makespan 27, 11.1% idle"
+    assert [text for text in texts if text and text.startswith("rank")] == ["rank 0", "rank 3"]
+    assert texts.count("peak 4") == 2
+    assert "memory, at most 4 activations" in texts
+    ticks = [text.text for text in root.iterfind(f"{SVG}text[@text-anchor='middle']")]
+    assert ticks == ["4", "5", "6", "7", "8", "9", "10"]
+    shown = [
+        box
+        for rank in (0, 3)
+        for box in picture.ops[rank]
+        if box.bar.end > 4 and box.bar.start < 10.5
+    ]
+    shapes = [each for group in root.iter(f"{SVG}g") for each in group.iter(f"{SVG}rect")]
+    assert len(shapes) == len(shown)
+    assert all(float(shape.attrib["x"]) >= 58 for shape in shapes)
+
+
+def test_memory_in_a_picture_is_steps() -> None:
+    """Also where it rises and falls at one time."""
+    root = ElementTree.fromstring(svg(drawn("1f1b_recompute"), Part(memory=True)))
+    curves = [each.attrib["d"] for each in root.iterfind(f"{SVG}path[@fill='#c6cbd2']")]
+    assert len(curves) == 4
+    assert all(re.fullmatch(r"M[\d. ]+([VH][\d.]+)+Z", curve) for curve in curves)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--window", "4..2"], "`4..2` is not A..B with two times"),
+        (
+            ["--window", "100..200", "-o", "x.svg"],
+            "nothing runs in 100..33: the schedule runs in 0..33",
+        ),
+        (["--ranks", "2..9", "-o", "x.svg"], "there is no rank 9, the last one is rank 3"),
+        (["--ranks", "a"], "`a` is not numbers of ranks"),
+        (["--ranks", "3..1"], "`3..1` names no rank"),
+        (["--memory"], "a part is drawn in a file: -o NAME.svg or NAME.png"),
+        (["--width", "900", "-o", "x.html"], "a part is drawn in .svg and .png"),
+    ],
+)
+def test_wrong_parts(
+    arguments: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["view", str(PROGRAMS / "1f1b.sched"), *arguments])
+    assert caught.value.code == 2
+    assert complaint in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_png_in_the_width_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "view.png"
+    arguments = [
+        "--width",
+        "901",
+        "--window",
+        "0..9",
+        "--ranks",
+        "1",
+        "--memory",
+        "--time-unit",
+        "ms",
+    ]
+    assert main(["view", str(PROGRAMS / "1f1b.sched"), *arguments, "-o", str(path)]) == 0
+    assert int.from_bytes(path.read_bytes()[16:20]) in (900, 902)
 
 
 def test_the_command(

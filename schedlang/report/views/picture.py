@@ -56,6 +56,43 @@ class Line:
 
 
 @frozen
+class Part:
+    """The part of a picture that is drawn, and how wide: the ranks `ranks`, or all; the times from
+    `start` to `end`, or to the first or last; in a drawing as wide as it needs, or of `width`
+    pixels; with what ranks hold, if `memory`.
+    """
+
+    ranks: tuple[int, ...] | None = None
+    start: float | None = None
+    end: float | None = None
+    width: int | None = None
+    memory: bool = False
+
+    def ranks_of(self, picture: "Picture") -> tuple[int, ...]:
+        """The ranks that are drawn; ValueError for one that is not there."""
+        count = len(picture.ops)
+        ranks = self.ranks or tuple(range(count))
+        if max(ranks) >= count:
+            raise ValueError(f"there is no rank {max(ranks)}, the last one is rank {count - 1}")
+        return ranks
+
+    def window(self, picture: "Picture") -> tuple[float, float]:
+        """The first and the last time that are drawn; ValueError if nothing lies between them."""
+        first = min((box.bar.start for box in picture.boxes), default=0.0)
+        last = max((box.bar.end for box in picture.boxes), default=first)
+        start = first if self.start is None else max(self.start, first)
+        end = last if self.end is None else min(self.end, last)
+        if start > end or (start == end and last > first):
+            window = f"{start:g}..{end:g}"
+            raise ValueError(f"nothing runs in {window}: the schedule runs in {first:g}..{last:g}")
+        return start, end
+
+
+#: All of a picture.
+WHOLE = Part()
+
+
+@frozen
 class Picture:
     """What a view shows of an execution.
 
@@ -94,6 +131,16 @@ class Picture:
     def measured(self) -> bool:
         """Whether a run has recorded it."""
         return self.execution.transport == "measured"
+
+    @cached_property
+    def peaks(self) -> list[float]:
+        """The most that each rank holds."""
+        return [max((amount for _, amount in steps), default=0.0) for steps in self.memory]
+
+    @cached_property
+    def peak(self) -> float:
+        """The most that any rank holds."""
+        return max(self.peaks, default=0.0)
 
     @property
     def memory_unit(self) -> str:

@@ -4,7 +4,7 @@ from typing import Final
 
 #: The units of time, by the number of seconds in each: names as in `--time-unit`, and as printed.
 SECONDS: Final = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
-_PRINTED: Final = {"us": "µs", "ms": "ms", "s": "s"}
+PRINTED: Final = {"us": "µs", "ms": "ms", "s": "s"}
 #: The units of memory, each a thousand of the one before.
 _BYTES: Final = ("B", "kB", "MB", "GB", "TB")
 
@@ -17,7 +17,7 @@ def time_text(value: float, seconds: float | None, digits: int = 10) -> str:
     if seconds is None:
         return f"{value:.{digits}g}"
     unit = unit_of(value * seconds)
-    return f"{value * seconds / SECONDS[unit]:.{min(digits, 5)}g} {_PRINTED[unit]}"
+    return f"{value * seconds / SECONDS[unit]:.{min(digits, 5)}g} {PRINTED[unit]}"
 
 
 def unit_of(seconds: float) -> str:
