@@ -70,6 +70,8 @@ def _simulated(options: argparse.Namespace, file: str, run: Run | None) -> Pictu
     plan = _plan_beside(options, file, run)
     with progress(f"laying out {plan.name}"), wrong_as_usage():
         execution = predict(plan, run, read_cost_options(options))
+        # What ops take and what they hold are in units of their own: a run says nothing of memory.
+        execution = evolve(execution, costs=execution.costs.over(plan.costs))
         return lay_out(plan, execution, SECONDS["us"])
 
 

@@ -79,7 +79,7 @@ Object.assign(Timeline.prototype, {
       pen.stroke();
     }
     pen.textAlign = "right";
-    pen.fillText(name ? `time (${name})` : "time", LEFT - 14, 8);
+    pen.fillText(name || "time", LEFT - 14, 8);
   },
 
   drawArrow(from, to, colour, width) {

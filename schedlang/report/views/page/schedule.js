@@ -38,6 +38,7 @@ class Schedule {
     for (let box = 0; box < this.count; box++) this.end[box] = this.start[box] + this.length[box];
     this.delay = fromTicks(columns.delay, data.tick);
     this.readRows(ops, copies);
+    this.readTags();
     this.readNeeds(columns);
     this.readFlights();
     this.readIdle(columns);
@@ -56,6 +57,19 @@ class Schedule {
     for (const rows of [this.ops, this.copies]) {
       rows.forEach(({ first, stop }, rank) => this.rank.fill(rank, first, stop));
     }
+  }
+
+  // For each stage what names its pipeline in short: as few letters as tell it from the others.
+  readTags() {
+    const names = this.pipelines.map(([name]) => name);
+    const short = (name) => {
+      for (let length = 1; length < name.length; length++) {
+        const start = name.slice(0, length);
+        if (names.filter((each) => each.startsWith(start)).length === 1) return start;
+      }
+      return `${name} `;
+    };
+    this.tags = this.pipelines.flatMap(([name, start, stop]) => Array(stop - start).fill(short(name)));
   }
 
   // Box b needs the boxes maker[needs[b].first] up to maker[needs[b].stop], and waited last for waitedFor[b].
@@ -154,7 +168,7 @@ class Schedule {
   }
   // What stands on a box: its microbatch; with several pipelines also which of them, if there is room.
   label(box) { return this.look(box).step ? "U" : this.labels[this.unit[box]]; }
-  longLabel(box) { return this.pipelines.length > 1 ? `${this.stages[this.stage[box]]} ${this.label(box)}` : ""; }
+  longLabel(box) { return this.pipelines.length > 1 && !this.look(box).step ? this.tags[this.stage[box]] + this.label(box) : ""; }
 
   time(value, like) { return timeText(value, this.seconds, like); }
   amount(value) { return amountText(value, this.memoryUnit); }
