@@ -120,7 +120,7 @@ class PageServer(ThreadingHTTPServer):
         drawn = self.draw(params)
         if drawn.wrong is not None:
             return {"wrong": drawn.wrong}
-        return {"schedules": page_data(drawn.pictures), "parameters": list(drawn.params)}
+        return {"schedules": page_data(drawn.pictures), "parameters": drawn.params}
 
     def stamps(self) -> dict[str, int]:
         """When each file was saved last."""
@@ -145,6 +145,10 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(json.dumps(self.server.data(url.query)), "application/json")
         elif url.path == "/saved":
             self._tell_of_saves()
+        elif url.path == "/favicon.ico":
+            # Browsers ask for it, and would note an error.
+            self.send_response(HTTPStatus.NO_CONTENT)
+            self.end_headers()
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 

@@ -68,11 +68,11 @@ def test_parameters_and_saves_give_other_schedules(server: PageServer, program: 
     program.write_text(text.replace("one_f_one_b", "mine"))
     answer = data(server, "")
     assert answer["schedules"][0]["title"] == "mine (ranks = 3, microbatches = 8, depth = 1)"
-    assert answer["parameters"] == ["ranks", "microbatches", "depth"]
+    assert answer["parameters"] == {"ranks": 3, "microbatches": 8, "depth": 1}
     # A page that does not know yet that it is gone may ask for it.
     program.write_text(TEXT)
     answer = data(server, "ranks=4&microbatches=8&depth=2")
-    assert answer["parameters"] == ["ranks", "microbatches"]
+    assert answer["parameters"] == {"ranks": 4, "microbatches": 8}
 
 
 @pytest.mark.parametrize(

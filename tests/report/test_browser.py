@@ -43,6 +43,7 @@ LEFT = 62
 RIGHT = 74
 AXIS = 22
 SECOND = 1000
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +80,9 @@ def page(browser: Browser) -> Iterator[Page]:
     opened.on("pageerror", lambda error: heard.append(str(error)))
     opened.on(
         "request",
-        lambda request: None if request.url.startswith("file:") else heard.append(request.url),
+        lambda request: (
+            None if request.url.startswith(("file:", "about:")) else heard.append(request.url)
+        ),
     )
     yield opened
     opened.close()
@@ -498,12 +501,14 @@ def test_what_is_seen_can_be_saved(page: Page, tmp_path: Path) -> None:
             page.get_by_role("button", name=name, exact=True).click()
         download.value.save_as(tmp_path / f"saved.{name.lower()}")
     root = ElementTree.parse(tmp_path / "saved.svg").getroot()
-    texts = [text.text for text in root.iter("{http://www.w3.org/2000/svg}text")]
+    texts = [text.text for text in root.iter(f"{SVG}text")]
     assert (
         "one_f_one_b (ranks = 4, microbatches = 8): makespan 33, 27.3% idle; ops only here: 32, moved: 0"
         in texts
     )
     assert {"rank 0", "7", "forward", "weight gradient"} <= set(texts)
+    sizes = [float(text.attrib["font-size"]) for text in root.iter(f"{SVG}text")]
+    assert 8 <= min(sizes) <= max(sizes) <= 13
     assert (tmp_path / "saved.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -529,6 +534,46 @@ def test_accessible(page: Page, tmp_path: Path, scheme: Literal["light", "dark"]
     assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in violations] == []
 
 
+#: What is looked at by eye, since no assertion sees what is ugly.
+SHEET = {
+    "4 x 8": ("1f1b", ["-pranks=4", "-pmicrobatches=8"], ""),
+    "16 x 64, critical path": (
+        "zb_h1",
+        ["-pranks=16", "-pmicrobatches=64", "--p2p-time=0.3"],
+        "#path=1",
+    ),
+    "64 x 512": ("1f1b", ["-pranks=64", "-pmicrobatches=512"], ""),
+    "64 x 512 x 4, higher rows": (
+        "interleaved_1f1b",
+        ["-pranks=64", "-pmicrobatches=512", "-pchunks=4"],
+        "#rows=4&path=1",
+    ),
+    "two pipelines": ("dualpipe", [], ""),
+    "recomputation": ("1f1b_recompute", ["--time-unit=ms"], ""),
+}
+
+
+def test_contact_sheet(page: Page, tmp_path: Path) -> None:
+    """Pages of several sizes, light and dark, in build/contact-sheet/index.html."""
+    folder = ROOT / "build" / "contact-sheet"
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for title, (name, arguments, state) in SHEET.items():
+        path = tmp_path / "view.html"
+        assert main(["view", program(name), *arguments, "-o", str(path)]) == 0
+        rows.append(f"<h2>{title}</h2>")
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)
+            page.goto("about:blank")
+            page.goto(path.as_uri() + state)
+            page.wait_for_function("performance.getEntriesByName('drawn').length")
+            shot = f"{name}-{len(rows)}-{scheme}.png"
+            page.screenshot(path=folder / shot)
+            rows.append(f'<img src="{shot}" width="48%" alt="{title}, {scheme}">')
+    (folder / "index.html").write_text("<!doctype html><title>Pages</title>" + "\n".join(rows))
+    print(f"to be looked at: {folder / 'index.html'}")
+
+
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     """A program of one's own, and the address at which it is served."""
@@ -542,6 +587,22 @@ def served(tmp_path: Path) -> Iterator[tuple[Path, str]]:
         finally:
             server.send_signal(signal.SIGINT)
         assert server.wait(30) == 0
+
+
+def test_sliders_that_were_not_moved_follow_the_others(
+    browser: Browser, served: tuple[Path, str]
+) -> None:
+    """In this program, the default of one parameter is another one."""
+    path, address = served
+    shutil.copy(program("interleaved_1f1b"), path)
+    page = browser.new_page()
+    page.goto(address)
+    page.wait_for_function("timelines.length && timelines[0].schedule.ranks === 4")
+    page.get_by_label("ranks, exactly").fill("2")
+    page.wait_for_function("timelines[0].schedule.ranks === 2")
+    assert page.get_by_label("group, exactly").input_value() == "2"
+    assert page.get_by_label("group, roughly").input_value() == "2"
+    page.close()
 
 
 def test_a_served_page_is_drawn_again(browser: Browser, served: tuple[Path, str]) -> None:

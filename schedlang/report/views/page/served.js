@@ -3,8 +3,9 @@
 
 const served = JSON.parse(byId("served").textContent);
 
-// The parameters as the sliders have them.
-const parameters = () => new URLSearchParams(served.parameters.map(({ name }) => [name, byId(`parameter-${name}`).value]));
+// The parameters that were moved: the defaults of the others may depend on these.
+const moved = new Set();
+const parameters = () => new URLSearchParams([...moved].map((name) => [name, byId(`parameter-${name}`).value]));
 
 function sayWrong(text) {
   byId("wrong").textContent = text ?? "";
@@ -14,14 +15,18 @@ function sayWrong(text) {
 let questions = 0;
 async function ask() {
   const number = ++questions, answer = await fetch(`data?${parameters()}`);
-  const { schedules, parameters: names, wrong } = await answer.json();
+  const { schedules, parameters: values, wrong } = await answer.json();
   // An answer to an older question than the last one is nobody's.
   if (number !== questions) return;
   sayWrong(wrong);
   if (!schedules) return;
   // Other parameters need other sliders.
-  if (names.join() !== served.parameters.map(({ name }) => name).join()) location.reload();
-  else await present(schedules);
+  if (Object.keys(values).join() !== served.parameters.map(({ name }) => name).join()) return location.reload();
+  for (const [name, value] of Object.entries(values)) {
+    if (moved.has(name)) continue;
+    for (const input of byId(`parameter-${name}`).parentElement.querySelectorAll("input")) input.value = value;
+  }
+  await present(schedules);
 }
 
 function addSlider({ name, value, most }) {
@@ -32,8 +37,13 @@ function addSlider({ name, value, most }) {
   slider.setAttribute("aria-label", `${name}, roughly`);
   exact.setAttribute("aria-label", `${name}, exactly`);
   group.append(slider, exact);
-  slider.oninput = () => { exact.value = slider.value; ask(); };
-  exact.oninput = () => { slider.value = exact.value; ask(); };
+  const set = (from, to) => {
+    to.value = from.value;
+    moved.add(name);
+    ask();
+  };
+  slider.oninput = () => set(slider, exact);
+  exact.oninput = () => set(exact, slider);
 }
 
 if (served) {

@@ -24,7 +24,7 @@ class SvgPen {
   fillRect(...box) { this.put("rect", { ...this.box(...box), ...this.filled }); }
   strokeRect(...box) { this.put("rect", { ...this.box(...box), ...this.stroked }); }
   fillText(text, x, y) {
-    const size = parseFloat(this.font), anchor = { left: "start", center: "middle", right: "end" }[this.textAlign];
+    const size = parseFloat(this.font.match(/[\d.]+(?=px)/)), anchor = { left: "start", center: "middle", right: "end" }[this.textAlign];
     // The middle of letters, which not every program that shows an SVG knows.
     const place = { x: short(x), y: short(y + size * 0.35), "font-size": size, "text-anchor": anchor };
     const weight = this.font.startsWith("600") ? { "font-weight": 600 } : {};
