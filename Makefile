@@ -46,10 +46,11 @@ $(OTHER)/installed: pyproject.toml constraints.txt
 	$(OTHER)/bin/pip install --quiet --constraint $(OTHER)/constraints.txt --editable '.[runtime,dev]'
 	touch $@
 
-# The page of `schedc view`, and its trace in Perfetto, in a real Chromium, which must be on this machine. It prints the
-# times to first paint.
+# The page of `schedc view`, and its trace in Perfetto, in a real Chromium, which must be on this machine, as must npm. It
+# prints the times to first paint, for each hover and for each key.
 test-browser: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	npm install --silent --no-save --prefix build axe-core@4
 	$(BIN)/pytest -m browser -rP
 
 # The language server on 200 damaged programs, and what editors colour programs by, in node, which must be on this
