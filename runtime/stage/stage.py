@@ -50,21 +50,27 @@ _NOTHING = nullcontext()
 
 @frozen
 class StagePlan:
-    """What a plan says about a stage: its number, whether its input comes from outside, and of
-    which microbatches the forward is recomputed, or the backward split.
+    """What a plan says about a stage: its number, whether its input comes from outside, whether it
+    has an input and an output at all, beside what passes along far edges; and of which microbatches
+    the forward is recomputed, or the backward split.
     """
 
     number: int
     is_first: bool = False
+    has_input: bool = True
+    has_output: bool = True
     recomputed: Container[int] = ()
     split: Container[int] = ()
 
     @classmethod
     def of(cls, plan: Plan, number: int) -> "StagePlan":
         """What a plan says about the stage with this number."""
+        layout = plan.layout
         return cls(
             number,
-            plan.layout.is_first(number),
+            layout.is_first(number),
+            layout.is_first(number) or layout.follows(number),
+            layout.is_last(number) or layout.hands_on(number),
             plan.microbatches_with(Kind.R, number),
             plan.microbatches_with(Kind.W, number),
         )
@@ -221,7 +227,7 @@ class Stage:
 
     def forward(self, microbatch: int) -> None:
         """F: the output, and on the last stage the loss."""
-        input = self.inputs.pop(microbatch)
+        input = self.inputs.pop(microbatch) if self.plan.has_input else ()
         if self.stage_before is not None:
             self.stage_before.check_kept(microbatch, input)
         if microbatch in self.plan.recomputed:
@@ -233,11 +239,13 @@ class Stage:
             with torch.no_grad():
                 output = self._run(run)
             # The last stage has its loss in R.
-            if self.loss is None:
+            if self.loss is None and self.plan.has_output:
                 self.outputs[microbatch] = run.handed_on(*self._tensors_of(output))
         else:
             run = Forward(microbatch, input, self._options(microbatch), has_graph=True)
-            self.outputs[microbatch] = self._record(run)
+            output = self._record(run)
+            if self.plan.has_output:
+                self.outputs[microbatch] = output
         if self.stage_after is not None:
             self._handed_on[microbatch] = self._changes_of(self.outputs[microbatch])
 
@@ -256,10 +264,12 @@ class Stage:
         """F without a backward: on the last stage the loss if there are targets, and else the
         output.
         """
-        input = self.inputs.pop(microbatch)
+        input = self.inputs.pop(microbatch) if self.plan.has_input else ()
         options = self._options(microbatch)
         run = Forward(microbatch, input, options, has_graph=False, is_evaluation=True)
-        self.outputs[microbatch] = self._run(run)
+        output = self._run(run)
+        if self.plan.has_output:
+            self.outputs[microbatch] = output
 
     def backward(self, microbatch: int) -> None:
         """B: the gradients of the weights, which add up, and of the input."""
@@ -410,7 +420,8 @@ class Stage:
 
     def _begin_backward(self, microbatch: int) -> Backward:
         from_input, leaves, roots = self._live.pop(microbatch)
-        run = Backward(microbatch, roots, self.gradients.pop(microbatch), leaves, from_input)
+        gradients = self.gradients.pop(microbatch) if self.plan.has_output else []
+        run = Backward(microbatch, roots, gradients, leaves, from_input)
         for call in self._before_backward:
             call(run)
         return run
@@ -436,7 +447,7 @@ class Stage:
     def _end_backward(self, run: Backward, computed: Sequence[Tensor | None]) -> None:
         run.computed = computed
         own = run.take(run.from_input)
-        if not self.plan.is_first:
+        if self.plan.has_input and not self.plan.is_first:
             self.input_gradients[run.microbatch] = own
         for call in self._after_backward:
             call(run)

@@ -192,7 +192,7 @@ class _Checker(Scopes):
                 self.expression(value, self.inner(scope, rank) if rank else scope)
             case syntax.Link(name, number):
                 self.whole(number, "the number of a link", self.inner(scope, name))
-            case syntax.Skip(name, range, earlier, later):
+            case syntax.Edge(name, range, earlier, later):
                 self.bounds(range, scope)
                 inner = self.inner(scope, name)
                 self.whole(earlier, "the number of a stage", inner)

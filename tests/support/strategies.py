@@ -9,30 +9,39 @@ from schedlang.schedule.actions import Actions
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.schedule import Schedule
+from tests.support.graph import far_edges, has_after, has_before, is_near
 
 
 @st.composite
 def schedules(draw: st.DrawFn, may_skip: bool = True) -> Schedule:
-    """A compute-only schedule, which may have skips: ready ops chosen at random until all are done."""
+    """A compute-only schedule, whose stages may be a graph, or have skips: ready ops chosen at random
+    until all are done.
+    """
     ranks = draw(st.integers(1, 4))
     stages = draw(st.integers(1, 5))
     placement = tuple(draw(st.integers(0, ranks - 1)) for _ in range(stages))
     microbatches = draw(st.integers(1, 3))
     split = {(s, m): draw(st.booleans()) for s in range(stages) for m in range(microbatches)}
     pairs = [(earlier, later) for later in range(stages) for earlier in range(later - 1)]
+    edges: tuple[tuple[int, int], ...] = ()
+    if stages > 1 and may_skip and draw(st.integers(0, 2)) == 0:
+        any_pair = st.tuples(st.integers(0, stages - 2), st.integers(1, stages - 1))
+        is_forward = any_pair.filter(lambda pair: pair[0] < pair[1])
+        edges = tuple(draw(st.lists(is_forward, unique=True, min_size=1, max_size=6)))
+        pairs = [pair for pair in pairs if pair not in edges]
     skips = (
         tuple(draw(st.lists(st.sampled_from(pairs), unique=True, max_size=3)))
         if pairs and may_skip
         else ()
     )
-    edges = [*((stage, stage + 1) for stage in range(stages - 1)), *skips]
+    all_edges = [*(edges or ((stage, stage + 1) for stage in range(stages - 1))), *skips]
     done: set[tuple[str, int, int]] = set()
     programs = tuple(Actions() for _ in range(ranks))
-    while ready := _ready(stages, edges, microbatches, split, done):
+    while ready := _ready(stages, all_edges, microbatches, split, done):
         word, stage, microbatch = ready[draw(st.integers(0, len(ready) - 1))]
         done.add((word, stage, microbatch))
         programs[placement[stage]].add(Kind[word], stage, microbatch, 0)
-    return make_schedule(placement, microbatches, programs, skips)
+    return make_schedule(placement, microbatches, programs, skips, edges)
 
 
 def make_schedule(
@@ -40,9 +49,11 @@ def make_schedule(
     microbatches: int,
     ranks: tuple[Actions, ...],
     skips: tuple[tuple[int, int], ...] = (),
+    edges: tuple[tuple[int, int], ...] = (),
 ) -> Schedule:
     params = {"ranks": len(ranks), "microbatches": microbatches}
-    layout = Layout(placement, (Pipeline("", 0, len(placement), microbatches),), skips=skips)
+    pipelines = (Pipeline("", 0, len(placement), microbatches),)
+    layout = Layout(placement, pipelines, skips=skips, edges=edges)
     return Schedule(
         "random", params, layout, ranks, Source("random.sched", "random"), (Span(0, 6),)
     )
@@ -106,11 +117,8 @@ class _Oracle:
         self.offloads = [row[1:] for rank in self.rows for row in rank if row[0] == Kind.OFFLOAD]
         layout = self.layout
         stages = len(self.layout.placement)
-        skips = [
-            (each.start + a, each.start + b) for each in layout.pipelines for a, b in layout.skips
-        ]
-        #: The earlier and the later stage of each skip, by its number.
-        self.skips = {stages + index: skip for index, skip in enumerate(skips)}
+        #: The earlier and the later stage of each far edge, by its number.
+        self.skips = dict(enumerate(far_edges(layout), stages))
         self.right_output = cache(self._right_output)
         self.right_gradient = cache(self._right_gradient)
         self.peer = cache(self._peer)
@@ -182,8 +190,9 @@ class _Oracle:
         )
         if stage >= len(self.layout.placement) or self.layout.placement[stage] != rank:
             return None
-        pipeline = next(each for each in self.layout.pipelines if each.start <= stage < each.stop)
-        if not pipeline.start <= other < pipeline.stop or self.layout.placement[other] == rank:
+        if number not in self.skips and not is_near(self.layout, min(stage, other)):
+            return None
+        if self.layout.placement[other] == rank:
             return None
         return self.layout.placement[other]
 
@@ -254,6 +263,8 @@ class _Oracle:
             return False
         if kind == Kind.F:
             value = u if first else held.get(("in", s, u), held.get(("out", s - 1, u)))
+            if not first and not is_near(self.layout, s - 1):
+                value = 0
             skipped = [
                 self.by_skip(held, "in", "out", k, a, u)
                 for k, (a, b) in self.skips.items()
@@ -277,6 +288,8 @@ class _Oracle:
             )
             value = held.get((kept, s, u))
             gradient = 1 if last else held.get(("grad_in", s, u), held.get(("grad", s + 1, u)))
+            if not last and not is_near(self.layout, s):
+                gradient = 0
             skipped = [
                 self.by_skip(held, "grad_in", "grad", k, b, u)
                 for k, (a, b) in self.skips.items()
@@ -357,13 +370,15 @@ class _Oracle:
         )
 
     def is_first(self, stage: int) -> bool:
-        return any(each.start == stage for each in self.layout.pipelines)
+        return not has_before(self.layout, stage)
 
     def is_last(self, stage: int) -> bool:
-        return any(each.stop == stage + 1 for each in self.layout.pipelines)
+        return not has_after(self.layout, stage)
 
     def _right_output(self, s: int, u: int) -> int:
-        value = u if self.is_first(s) else self.right_output(s - 1, u)
+        value = u if self.is_first(s) else 0
+        if is_near(self.layout, s - 1):
+            value = self.right_output(s - 1, u)
         skipped = [
             hash(("by skip", k, self.right_output(a, u)))
             for k, (a, b) in self.skips.items()
@@ -373,7 +388,9 @@ class _Oracle:
         return hash(("f", s, value, *skipped, state, self.version.get((s, u), -1)))
 
     def _right_gradient(self, s: int, u: int) -> int:
-        gradient = 1 if self.is_last(s) else self.right_gradient(s + 1, u)
+        gradient = 1 if self.is_last(s) else 0
+        if is_near(self.layout, s):
+            gradient = self.right_gradient(s + 1, u)
         skipped = [
             hash(("by skip", k, self.right_gradient(b, u)))
             for k, (a, b) in self.skips.items()
