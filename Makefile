@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo example test test-torch test-browser titan explore models trainings faults pages nodes fuzz mutation
+.PHONY: demo example test large test-torch test-browser titan explore models trainings faults pages nodes fuzz formatting mutation
 .PHONY: architecture gallery transport-table reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 .PHONY: bench-partition bench-search-runs
@@ -27,6 +27,10 @@ test: .venv/installed
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist worksteal
+
+# The larger sizes of what `make test` tries at smaller ones.
+large: .venv/installed
+	$(BIN)/pytest -n 2 --dist worksteal -m large
 
 # The tests with another version of torch, in an environment of its own in build/, which is kept; the rest is that of
 # constraints.txt. TESTS=tests/runtime runs some only.
@@ -63,7 +67,7 @@ build/titan/installed: pyproject.toml
 	build/titan/bin/pip install --quiet --editable . torch==2.15.0 torchtitan==0.3.0
 	touch $@
 
-# The verifier against every interleaving, an oracle and real processes, on 10^5 programs where `make test` has 10^4; then
+# The verifier against every interleaving, an oracle and real processes, on 10^5 programs where `make test` has 4 * 10^3; then
 # docs/verification.md. A run can be divided by BLOCKS, each of its own seed; one that is tried again counts once.
 BLOCKS ?= 0..99
 explore: .venv/installed
@@ -106,6 +110,10 @@ fuzz: .venv/installed
 	for what in program plan; do $(BIN)/python -m tests.support.fuzzed $$what build/fuzz/$$what \
 	    -timeout=120 -rss_limit_mb=2048 -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; done
 
+# Ten thousand programs, written in any way, formatted: each stays what it is.
+formatting: .venv/installed
+	$(BIN)/pytest -n 2 tests/language/test_formatting.py --blocks 0..100
+
 # Changes the verifier in one place at a time and sees whether the tests notice (mutmut); then docs/mutation.md. It takes
 # hours, can be stopped and goes on where it was; MUTANTS='schedlang.proof.network*' tries some only.
 mutation: .venv/installed
@@ -131,11 +139,13 @@ bench-start: .venv/installed
 bench-runtime: .venv/installed
 	$(BIN)/python benchmarks/runtime.py
 
-# How many optima `schedc optimize` proves of a hundred instances, and what simpler ways give: an hour or two.
+# How many optima `schedc optimize` proves of a hundred instances, and what simpler ways give. Each of the three takes at
+# most so long; what is missing then, or after Ctrl-C, comes the next time. All of it takes one to two hours on two cores.
+FOR ?= 40m
 bench-search: .venv/installed
-	$(BIN)/python benchmarks/search.py
-	$(BIN)/python benchmarks/large.py
-	$(BIN)/python benchmarks/published.py
+	$(BIN)/python benchmarks/search.py --for $(FOR)
+	$(BIN)/python benchmarks/large.py --for $(FOR)
+	$(BIN)/python benchmarks/published.py --for $(FOR)
 
 # Layers of unequal work shared out in the ways that there are, by simulation, in ten minutes.
 bench-partition: .venv/installed

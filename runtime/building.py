@@ -118,18 +118,20 @@ def _parts_of_stage(
     if versions is not None:
         parts.append(versions)
     if layout.slices > 1:
-        parts.append(Past(number, layout.slices))
+        parts.append(Past(number, layout.slices, layout.has_backward[number]))
     for is_skip in (False, True):
         ends = [item for item in layout.far_edges.items() if layout.is_skip(item[0]) == is_skip]
         before = [edges[edge] for edge, (_, later) in ends if later == number]
         after = [edges[edge] for edge, (earlier, _) in ends if earlier == number]
         if not before and not after:
             continue
+        has_backward = layout.has_backward[number]
         if is_skip:
-            parts.append(Skips(number, before, after))
+            parts.append(Skips(number, before, after, has_backward))
         else:
             is_near = layout.follows(number), layout.hands_on(number)
-            parts.append(Edges(number, before, after, *is_near, works_in_place(module)))
+            in_place = works_in_place(module)
+            parts.append(Edges(number, before, after, has_backward, *is_near, in_place))
     return parts
 
 
@@ -183,7 +185,8 @@ def _far_edges(layout: Layout) -> dict[int, FarEdge]:
     for number, (earlier, later) in layout.far_edges.items():
         start = layout.pipeline_of[earlier].start
         what = f"what stage {earlier} returns for stage {later}"
-        found[number] = FarEdge(number, earlier - start, later - start, what)
+        is_two_way = layout.has_backward[earlier]
+        found[number] = FarEdge(number, earlier - start, later - start, what, is_two_way)
     return found
 
 

@@ -178,9 +178,9 @@ def build_gpt(blocks: int, seed: int, context: int = CONTEXT) -> list[nn.Module]
 
 
 def cut_gpt(layers: Sequence[nn.Module], layout: Layout, sliced: bool) -> list[nn.Sequential]:
-    """The stages of one pipeline, as even as can be; a layer's name is its place in the whole
-    model. In a graph, each stage that takes inputs has the embedding, and one that makes a loss the
-    head.
+    """The stages of one pipeline, as even as can be, those frozen that are so in the plan; a
+    layer's name is its place in the whole model. In a graph, each stage that takes inputs has the
+    embedding, and one that makes a loss the head.
 
     ValueError for more stages than layers.
     """
@@ -192,6 +192,9 @@ def cut_gpt(layers: Sequence[nn.Module], layout: Layout, sliced: bool) -> list[n
         OrderedDict((str(place), layers[place]) for place in range(*ends))
         for ends in pairwise(cuts)
     ]
+    for stage in layout.frozen:
+        for layer in parts[stage].values():
+            layer.requires_grad_(False)
     if layout.skips:
         skipping = SlicedSkipping if sliced else Skipping
         return [

@@ -70,9 +70,8 @@ def train(
     }
     if checkpoints:
         checkpoints.load(stages, list(of_modules.values()))
-    own = (
-        {stage: of_modules[module] for stage, module in stages.items()} if plan.has_updates else {}
-    )
+    updated = filter(plan.layout.trains, stages) if plan.has_updates else ()
+    own = {stage: of_modules[stages[stage]] for stage in updated}
     pipeline = Pipeline(
         plan,
         stages,
@@ -83,7 +82,7 @@ def train(
         stop_on_nan=stop_on_nan,
         timeout=timeout,
     )
-    others = [] if own else list(of_modules.values())
+    others = [] if plan.has_updates else list(of_modules.values())
     if checkpoints:
         training.first = checkpoints.resume(pipeline, others)
     begins = range(training.first, steps, plan.layout.updates)

@@ -151,6 +151,8 @@ class Audit(Part):
         expected, _ = tree_flatten(alone.returned)
         for number, (one, other) in enumerate(zip(ours, expected, strict=False)):
             self._compare(kind, run.microbatch, f"tensor {number} of its output", one, other)
+        if not self._plan.layout.has_backward[self._stage]:
+            del self._alone[run.microbatch]
 
     def after_backward(self, run: Backward) -> None:
         """Run the backward of the stage alone, and compare the gradients of its inputs."""

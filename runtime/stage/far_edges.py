@@ -37,6 +37,8 @@ class FarEdge:
     later: int
     #: What passes along it, in a message.
     what: str
+    #: Whether gradients come back along it: the earlier stage has a backward.
+    is_two_way: bool = True
     values: dict[int, Value] = field(factory=dict)
     gradients: dict[int, list[Tensor | None]] = field(factory=dict)
 
@@ -46,8 +48,15 @@ class FarEdges(Part):
     `after` it. How the module gets and gives what passes along them is in the classes below.
     """
 
-    def __init__(self, stage: int, before: Sequence[FarEdge], after: Sequence[FarEdge]) -> None:
+    def __init__(
+        self,
+        stage: int,
+        before: Sequence[FarEdge],
+        after: Sequence[FarEdge],
+        has_backward: bool,
+    ) -> None:
         self._stage = stage
+        self._has_backward = has_backward
         self._before = before
         self._after = after
         #: What earlier stages have given, from F to the backward.
@@ -85,7 +94,7 @@ class FarEdges(Part):
         if run.has_graph:
             leaves = chain.from_iterable(map(leaves_of, given.values()))
             run.leaves = [*run.leaves, *leaves]
-        if run.is_evaluation:
+        if run.is_evaluation or not self._has_backward:
             del self._given[microbatch]
 
     def after_forward(self, run: Forward) -> None:
@@ -112,8 +121,9 @@ class FarEdges(Part):
             return
         given = self._given.pop(run.microbatch)
         for edge in self._before:
-            count = len(leaves_of(given[edge.earlier]))
-            edge.gradients[run.microbatch] = run.take(count)
+            gradients = run.take(len(leaves_of(given[edge.earlier])))
+            if edge.is_two_way:
+                edge.gradients[run.microbatch] = gradients
 
 
 class Edges(FarEdges):
@@ -129,12 +139,13 @@ class Edges(FarEdges):
         stage: int,
         before: Sequence[FarEdge],
         after: Sequence[FarEdge],
+        has_backward: bool,
         follows: bool,
         hands_on: bool,
         works_in_place: bool,
     ) -> None:
         """Whether the stage `follows` the one before it, and `hands_on` to the next one."""
-        super().__init__(stage, before, after)
+        super().__init__(stage, before, after, has_backward)
         self._follows = follows
         self._hands_on = hands_on
         self._works_in_place = works_in_place

@@ -50,15 +50,17 @@ _NOTHING = nullcontext()
 
 @frozen
 class StagePlan:
-    """What a plan says about a stage: its number, whether its input comes from outside, whether it
-    has an input and an output at all, beside what passes along far edges; and of which microbatches
+    """What a plan says about a stage: its number, whether it has an input and an output at all,
+    beside what passes along far edges; whether it has a backward, and whether that ends here, since
+    the input comes from outside or from a stage without one; and of which microbatches
     the forward is recomputed, or the backward split.
     """
 
     number: int
-    is_first: bool = False
     has_input: bool = True
     has_output: bool = True
+    has_backward: bool = True
+    ends_backward: bool = False
     recomputed: Container[int] = ()
     split: Container[int] = ()
 
@@ -68,9 +70,10 @@ class StagePlan:
         layout = plan.layout
         return cls(
             number,
-            layout.is_first(number),
             layout.is_first(number) or layout.follows(number),
             layout.is_last(number) or layout.hands_on(number),
+            layout.has_backward[number],
+            not layout.follows(number) or not layout.has_backward[number - 1],
             plan.microbatches_with(Kind.R, number),
             plan.microbatches_with(Kind.W, number),
         )
@@ -233,14 +236,9 @@ class Stage:
         if microbatch in self.plan.recomputed:
             self._again[microbatch] = input, random_state(self.device)
             # Tensors of its own, or R would call the hooks that this run registers as well.
-            options = self._options(microbatch)
-            run = Forward(microbatch, of_its_own(input), options, has_graph=False)
-            run.trains = any(weight.requires_grad for weight in self.module.parameters())
-            with torch.no_grad():
-                output = self._run(run)
-            # The last stage has its loss in R.
-            if self.loss is None and self.plan.has_output:
-                self.outputs[microbatch] = run.handed_on(*self._tensors_of(output))
+            self._run_without_graph(microbatch, of_its_own(input))
+        elif not self.plan.has_backward:
+            self._run_without_graph(microbatch, input)
         else:
             run = Forward(microbatch, input, self._options(microbatch), has_graph=True)
             output = self._record(run)
@@ -248,6 +246,16 @@ class Stage:
                 self.outputs[microbatch] = output
         if self.stage_after is not None:
             self._handed_on[microbatch] = self._changes_of(self.outputs[microbatch])
+
+    def _run_without_graph(self, microbatch: int, input: Value) -> None:
+        """Make the output by a run that no backward follows."""
+        run = Forward(microbatch, input, self._options(microbatch), has_graph=False)
+        run.trains = any(weight.requires_grad for weight in self.module.parameters())
+        with torch.no_grad():
+            output = self._run(run)
+        # The last stage has its loss in R.
+        if self.loss is None and self.plan.has_output:
+            self.outputs[microbatch] = run.handed_on(*self._tensors_of(output))
 
     def recompute(self, microbatch: int) -> None:
         """R: the forward again, with the random numbers of the first time."""
@@ -281,7 +289,12 @@ class Stage:
         self._end_backward(run, [leaf.grad for leaf in run.leaves])
 
     def backward_input(self, microbatch: int) -> None:
-        """I: the gradients of the input."""
+        """I: the gradients of the input; where no W follows, since the weights are frozen, that is
+        all.
+        """
+        if microbatch not in self.plan.split:
+            self.backward(microbatch)
+            return
         run = self._begin_backward(microbatch)
         split = self._splits[microbatch]
         with self._surroundings(run):
@@ -322,7 +335,7 @@ class Stage:
     def _record(self, run: Forward) -> Value:
         """The output of a run whose graph is kept for the backward."""
         microbatch = run.microbatch
-        if not self.plan.is_first:
+        if not self.plan.ends_backward:
             run.leaves = leaves_of(run.input)
             if self._works_in_place:
                 run.input = changeable(run.input)
@@ -447,7 +460,7 @@ class Stage:
     def _end_backward(self, run: Backward, computed: Sequence[Tensor | None]) -> None:
         run.computed = computed
         own = run.take(run.from_input)
-        if self.plan.has_input and not self.plan.is_first:
+        if not self.plan.ends_backward:
             self.input_gradients[run.microbatch] = own
         for call in self._after_backward:
             call(run)

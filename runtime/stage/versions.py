@@ -220,7 +220,7 @@ def delays(plan: Plan, rank: int) -> dict[int, int]:
     for kind, stage, microbatch in ops:
         if kind == Kind.U:
             done[stage] += 1
-        elif kind == Kind.F:
+        elif kind == Kind.F and plan.layout.trains(stage):
             rule = plan.weights_of(stage)
             update = plan.layout.update_of(stage, microbatch)
             version = plan.version_read(stage, microbatch, done[stage])

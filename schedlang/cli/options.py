@@ -13,6 +13,7 @@ from schedlang.cli.usage import near
 from schedlang.cli.values import (
     OPTIMIZERS,
     amount,
+    capacities,
     count,
     counts,
     device,
@@ -184,6 +185,19 @@ def _check(parser: Parser) -> None:
     _costs(parser)
 
 
+def _prove(parser: Parser) -> None:
+    _file(parser)
+    _params(parser)
+    parser.add_argument(
+        "--transport",
+        type=transport_or_all,
+        default="portable",
+        metavar="NAME",
+        help="a transport, or `all` for a table",
+    )
+    _output(parser, "FILE", "write the certificate, which a checker of its own reads")
+
+
 def _show(parser: Parser) -> None:
     _file(parser)
     _params(parser)
@@ -327,6 +341,11 @@ def _optimize(parser: Parser) -> None:
         help="look for better ranks of the stages first: one, several or not as many on each",
     )
     parser.add_argument(
+        "--block",
+        action="store_true",
+        help="look for a block that repeats instead: its program is for any number of microbatches",
+    )
+    parser.add_argument(
         "--for",
         dest="seconds",
         type=seconds,
@@ -391,9 +410,10 @@ def _costs(parser: Parser) -> None:
     )
     parser.add_list(
         "--capacity-bytes",
-        type=numbers,
+        type=capacities,
         metavar="B",
-        help="bytes that ranks have room for, one for all or one per rank; also beside --costs",
+        help="bytes that ranks have room for, one for all or one per rank: 72GB, or H100 for "
+        "90 %% of its memory; also beside --costs",
     )
 
 
@@ -628,6 +648,22 @@ def _explain(parser: Parser) -> None:
     )
 
 
+def _fmt(parser: Parser) -> None:
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help="programs, files to import, or folders of them, which are written anew; - is standard "
+        "input, and goes to standard output",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing: name the files that are not in style"
+    )
+    parser.add_argument(
+        "--diff", action="store_true", help="write nothing: print what would change in each file"
+    )
+
+
 def _gallery(parser: Parser) -> None:
     parser.add_argument(
         "programs", metavar="NAME", nargs="*", help="print these programs; without, all are listed"
@@ -704,6 +740,12 @@ COMMANDS: dict[str, Command] = {
         _check,
         "programs/1f1b.sched --for ranks=2..8",
     ),
+    "prove": Command(
+        "prove a program for any number of microbatches",
+        "prove.prove",
+        _prove,
+        "programs/1f1b.sched -p ranks=8",
+    ),
     "show": Command(
         "print what each rank does", "show.show", _show, "programs/1f1b.sched --compute"
     ),
@@ -770,6 +812,7 @@ COMMANDS: dict[str, Command] = {
         _run,
         "programs/1f1b.sched --steps 5 --check",
     ),
+    "fmt": Command("write programs in the one style", "fmt.fmt", _fmt, "programs --check"),
     "gallery": Command(
         "list the published schedules that come along, or print their programs",
         "reference.gallery",

@@ -32,6 +32,9 @@ def show(options: argparse.Namespace) -> int:
     print(f"{plan.name} ({params}), from {plan.source.path}, proved for transport {plan.transport}")
     for number in plan.layout.far_edges:
         print(edge_text(plan, number))
+    if plan.layout.frozen:
+        numbers = ", ".join(map(str, plan.layout.frozen))
+        print(f"frozen stages: {numbers}")
     for rank, text in enumerate(texts):
         stages = plan.names.stages(plan.stages_of(rank))
         print(f"\nrank {rank}, {stages}{figures[rank]}")
@@ -67,6 +70,7 @@ def _document(plan: Plan, texts: list[str], options: argparse.Namespace) -> dict
         "transport": plan.transport,
         "edges": [edge_text(plan, number) for number in far if not plan.layout.is_skip(number)],
         "skips": [edge_text(plan, number) for number in far if plan.layout.is_skip(number)],
+        "frozen": list(plan.layout.frozen),
         "ranks": ranks,
     }
 

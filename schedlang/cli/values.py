@@ -118,6 +118,26 @@ def numbers(text: str) -> list[float]:
         raise ArgumentTypeError(f"`{text}` is not numbers, such as 1,1,2") from None
 
 
+def capacities(text: str) -> list[float]:
+    """Amounts of memory with commas between them, each a number of bytes, `80GB`, or a device: what
+    `tune` counts on of the memory of one.
+    """
+    return [_capacity(part.strip()) for part in text.split(",")]
+
+
+def _capacity(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        # It may be a device, or have a unit.
+        pass
+    if not text[:1].isdigit():
+        from schedlang.search.tune.devices import DEVICES
+
+        return DEVICES[device(text)].room
+    return amount(text)
+
+
 def counts(text: str) -> list[int]:
     """Whole numbers from 1, with commas between them."""
     return [count(part) for part in text.split(",")]

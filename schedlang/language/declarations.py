@@ -94,6 +94,15 @@ class _Edges:
 
 
 @frozen
+class _Frozen:
+    """A line about frozen stages, `start` up to `stop`."""
+
+    start: int
+    stop: int
+    location: int
+
+
+@frozen
 class Repeat:
     """One repeat of a building block: its microbatches, and where its slots count from."""
 
@@ -124,6 +133,7 @@ class Declarations:
     _links: tuple[int, ...] = ()
     _edges: list[_Edges] = field(factory=list)
     _skips: list[_Edges] = field(factory=list)
+    _frozen: list[_Frozen] = field(factory=list)
     #: The locations of ranges that counted, and of those that would have to count down, with their
     #: bounds as they were first met.
     _counted: set[int] = field(factory=set)
@@ -158,6 +168,7 @@ class Declarations:
             "weights": _keeper(self._weights, _Weights),
             "edge": _keeper(self._edges, _Edges),
             "skip": _keeper(self._skips, _Edges),
+            "frozen": _keeper(self._frozen, _Frozen),
             "price": _keeper(self.prices, Price),
             "change": _keeper(self.changes, Change),
         }
@@ -285,7 +296,9 @@ class Declarations:
                 raise Fault("weight-version", message, line.location)
             stop = len(rules) if line.stop is None else line.stop
             for stage in stage_range(line.start, stop, len(rules), line.range_location):
-                rules[stage] = WeightRule(line.name, line.delay)
+                # There is one version of weights that do not change.
+                if layout.trains(stage):
+                    rules[stage] = WeightRule(line.name, line.delay)
         return tuple(rules)
 
     def edges(self) -> tuple[tuple[int, int], ...]:
@@ -317,6 +330,18 @@ class Declarations:
                 pairs[earlier, later] = None
         return tuple(pairs)
 
+    def frozen(self) -> tuple[int, ...]:
+        """The stages whose weights do not change, as all pipelines have them."""
+        frozen: set[int] = set()
+        stages = self.pipelines[0].stop
+        for line in self._frozen:
+            frozen.update(stage_range(line.start, line.stop, stages, line.location))
+            if len(frozen) == stages:
+                message = "all stages are frozen, so there is nothing to train"
+                help = "leave one out; or leave out the backwards, which makes an inference"
+                raise Fault("frozen", message, line.location, help)
+        return tuple(sorted(frozen))
+
     def link(self, number_of: Callable[[int], int], location: int) -> None:
         """Say which link to the host each rank's copies take."""
         ranks = self.count(0, self.size("ranks", location), 1, location)
@@ -338,6 +363,7 @@ class Declarations:
             links=self._links,
             skips=self.skips(edges),
             edges=edges,
+            frozen=self.frozen(),
         )
         if layout.microbatches != microbatches:
             message = (

@@ -26,6 +26,7 @@ FORMS = {
     "FN": "fn half(n) = n / 2",
     "FOR": "for m in 0 .. microbatches { … }",
     "FROM": "skip s in 0 .. 3 from s to 7 - s",
+    "FROZEN": "frozen 0 .. 2",
     "GATHER": "cost gather(s) = 2",
     "IF": "if r == 0 { … } else { … }",
     "IMPORT": 'import "lib/v.sched"',

@@ -269,6 +269,13 @@ class Skip(Edge):
 
 
 @frozen(eq=False, repr=False)
+class Frozen(Node):
+    """`frozen range`: the weights of these stages do not change."""
+
+    range: Range
+
+
+@frozen(eq=False, repr=False)
 class For(Node):
     """`for name in range { … }`."""
 

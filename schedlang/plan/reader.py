@@ -171,7 +171,8 @@ class _Reader:
         edges = self.edges("edges", stages, wrong_edge, "")
         if set(skips) & set(edges):
             self.wrong("`skips` and `edges` have a pair of stages in common")
-        return Layout(placement, pipelines, slices, updates, links, skips, edges)
+        frozen = self.frozen(stages)
+        return Layout(placement, pipelines, slices, updates, links, skips, edges, frozen)
 
     def edges(
         self, name: str, stages: int, wrong_of: Callable[[int, int, int], str | None], other: str
@@ -190,6 +191,22 @@ class _Reader:
                 "once"
             )
         return tuple((earlier, later) for earlier, later in pairs)
+
+    def frozen(self, stages: int) -> tuple[int, ...]:
+        """The field `frozen`: stages of the first pipeline, but not all.
+
+        Plans of older versions do not have it.
+        """
+        if "frozen" not in self.document:
+            return ()
+        frozen = self.numbers(self.field("frozen", list), "frozen")
+        if (
+            frozen != sorted(set(frozen))
+            or len(frozen) == stages
+            or max(frozen, default=0) >= stages
+        ):
+            self.wrong(f"`frozen` must be some of {stages} stages, in order, but not all of them")
+        return tuple(frozen)
 
     def costs(self, layout: Layout) -> Costs:
         """The field `costs`, which may be empty."""

@@ -7,6 +7,7 @@ from attrs import field, frozen
 from schedlang.proof.memory import levels, peaks
 from schedlang.ranks.weights import bytes_of_weights
 from schedlang.schedule.costs import UNIT, Costs
+from schedlang.schedule.layout import Layout
 from schedlang.schedule.notebook import drawn
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Timeline
@@ -38,19 +39,19 @@ class Execution:
 
         They are held from the forward to the last use: the whole backward, or the weight half.
         """
-        return tuple(map(int, peaks(self.schedule, self.timeline, UNIT.memory(self._stages))))
+        return tuple(map(int, peaks(self.schedule, self.timeline, UNIT.memory(self._layout))))
 
     @cached_property
     def peak_memory(self) -> tuple[float, ...]:
         """The same in the program's amounts."""
-        return peaks(self.schedule, self.timeline, self.costs.memory(self._stages))
+        return peaks(self.schedule, self.timeline, self.costs.memory(self._layout))
 
     @cached_property
     def memory(self) -> tuple[tuple[tuple[float, float], ...], ...]:
         """What each rank holds over time in the program's amounts, in steps: (time, amount from
         then on).
         """
-        found = levels(self.schedule, self.timeline, self.costs.memory(self._stages))
+        found = levels(self.schedule, self.timeline, self.costs.memory(self._layout))
         return tuple(tuple(level.steps) for level in found)
 
     @cached_property
@@ -58,7 +59,7 @@ class Execution:
         """For each rank, the most bytes that it holds: activations, and weights in all versions;
         None if the costs give no bytes.
         """
-        amounts = self.costs.bytes(self._stages)
+        amounts = self.costs.bytes(self._layout)
         if amounts is None:
             return None
         return peaks(
@@ -66,5 +67,5 @@ class Execution:
         )
 
     @property
-    def _stages(self) -> int:
-        return len(self.schedule.placement)
+    def _layout(self) -> Layout:
+        return self.schedule.layout

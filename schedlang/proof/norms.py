@@ -27,7 +27,7 @@ def why_not(plan: Schedule) -> str | None:
         return "its stages have replicas in other pipelines, whose gradients they also wait for"
     for stage, rank in enumerate(plan.placement):
         ops = list(zip(plan.ranks[rank].kind, plan.ranks[rank].stage, strict=True))
-        if ops.count((Kind.U, stage)) != plan.layout.updates:
+        if plan.layout.trains(stage) and ops.count((Kind.U, stage)) != plan.layout.updates:
             return f"the plan does not update stage {stage} itself (`U`)"
     return _Norms(plan).explain()
 

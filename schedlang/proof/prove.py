@@ -12,7 +12,7 @@ from schedlang.proof.moments import follows_moments
 from schedlang.proof.order import check_order
 from schedlang.proof.replicas import mixed_versions
 from schedlang.proof.standstill import Standstill
-from schedlang.proof.structure import check_actions, check_structure
+from schedlang.proof.structure import check_actions, check_frozen, check_structure
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.columns import Columns
 from schedlang.schedule.costs import UNIT, Costs
@@ -56,6 +56,7 @@ class _Proof:
 
     def __init__(self, schedule: Schedule) -> None:
         check_structure(schedule)
+        check_frozen(schedule)
         self.schedule = schedule
         self.ideal = ideal_events(schedule, schedule.costs)
         self.follows_moments = follows_moments(schedule, self.ideal)

@@ -5,8 +5,10 @@ or its two halves.
 import numpy as np
 
 from schedlang.diagnostics.diagnostic import CompileError, counted
+from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Columns, Ints, is_any, repeats
 from schedlang.schedule.findings import Finding, diagnose
+from schedlang.schedule.frozen import is_idle, runs_as
 from schedlang.schedule.kinds import MAKERS, OPS, Kind
 from schedlang.schedule.schedule import Schedule, WeightRule
 
@@ -86,6 +88,36 @@ def _unknown(schedule: Schedule) -> list[Finding]:
     return [findings[row] for row in sorted(findings)]
 
 
+def check_frozen(schedule: Schedule) -> None:
+    """CompileError where a frozen stage does what it has no use for; in a program this is left
+    out.
+    """
+    layout = schedule.layout
+    if not layout.frozen:
+        return
+    columns = schedule.columns
+    kind, number = columns.kind, columns.stage
+    wrong = (runs_as(layout)[kind, number] != kind) | is_idle(layout)[kind, number]
+    findings = [_of_no_use(schedule, row) for row in np.flatnonzero(wrong).tolist()]
+    if findings:
+        raise CompileError(diagnose(schedule, findings))
+
+
+def _of_no_use(schedule: Schedule, row: int) -> Finding:
+    """An action that its frozen stage does not have, or that sends gradients to one."""
+    layout = schedule.layout
+    rank, index = schedule.columns.place(row)
+    kind, number, _, source, _ = schedule.ranks[rank].row(index)
+    stage = layout.earlier(kind, number) if is_transfer(kind) else number
+    what = "needs no gradients: it is frozen, and nothing before it is trained"
+    if layout.has_backward[stage]:
+        what = "is frozen: its backwards are `I` alone, its weights have no gradients"
+    message = (
+        f"`{schedule.name_of(rank, index)}` on rank {rank}: stage {schedule.names.stage(stage)}"
+    )
+    return Finding("frozen", f"{message} {what}", rank, source, numbers=(number,))
+
+
 def _stages(schedule: Schedule, numbers: Ints) -> Ints:
     """The stage of every action: of a transfer by a skip, the one at its own end."""
     if not schedule.layout.far_edges:
@@ -148,7 +180,12 @@ def _missing(schedule: Schedule) -> list[Finding]:
     for made in wanted:
         rows = columns.where(*MAKERS[made])
         counts = np.bincount(columns.stage[rows], minlength=stages).tolist()
-        lacking = [schedule.layout.units(stage) - counts[stage] for stage in range(stages)]
+        lacking = [
+            schedule.layout.units(stage) - counts[stage]
+            if schedule.layout.makes(made, stage)
+            else 0
+            for stage in range(stages)
+        ]
         findings = [
             _missing_op(schedule, made, stage, lacking[stage])
             for stage in range(stages)
@@ -207,6 +244,8 @@ def _missing_updates(schedule: Schedule) -> list[Finding]:
     findings: list[tuple[int, Finding]] = []
     counts = np.bincount(columns.stage[rows], minlength=len(schedule.placement))
     for stage in np.flatnonzero(counts < updates).tolist():
+        if not schedule.layout.trains(stage):
+            continue
         made = np.sort(np.maximum(columns.microbatch[rows[columns.stage[rows] == stage]], 0))
         update = _first_gap(made)
         name = schedule.names.stage(stage)

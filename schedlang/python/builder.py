@@ -56,10 +56,11 @@ class Builder:
     `{"down": [0, 1], "up": [1, 0]}`; their microbatches are shared out evenly, and their stages
     numbered on, as in plans. `slices` is into how many parts of its sequence a microbatch is cut;
     `edges` are pairs of an earlier and a later stage, by which what a stage makes goes on, by
-    default to the next one; `skips` are pairs by which something else does; `links[r]` is the link
-    to the host of rank r, by default each has its own. `weights` is "latest", "stash" or "delay 1",
-    or a list of these with one for each stage. `costs` are those of the program: times and memory;
-    others, as bytes, are for `compile`.
+    default to the next one; `skips` are pairs by which something else does; `frozen` are stages
+    whose weights do not change, of which ops that they have no use for are left out; `links[r]` is
+    the link to the host of rank r, by default each has its own. `weights` is "latest", "stash" or
+    "delay 1", or a list of these with one for each stage. `costs` are those of the program: times
+    and memory; others, as bytes, are for `compile`.
 
     Ops take a rank and a microbatch, both counted from 0; a `stage` where the rank holds several;
     and a `slice` where there are slices. TypeError or ValueError names a wrong argument, at once.
@@ -77,6 +78,7 @@ class Builder:
         slices: int = 1,
         skips: Sequence[tuple[int, int]] = (),
         edges: Sequence[tuple[int, int]] = (),
+        frozen: Sequence[int] = (),
         links: Sequence[int] = (),
         weights: str | Sequence[str] = "latest",
         costs: Costs = UNIT,
@@ -97,7 +99,8 @@ class Builder:
                     f"`{given}` is given, and `pipelines`: each says where its stages are"
                 )
             lines = _pipelines(ranks, microbatches, pipelines)
-        layout = _layout(lines, microbatches // len(lines), slices, skips, edges, links, ranks)
+        microbatches_each = microbatches // len(lines)
+        layout = _layout(lines, microbatches_each, slices, skips, edges, frozen, links, ranks)
         check_costs(costs)
         _check_program_costs(costs)
         costs.check(layout)
@@ -471,6 +474,7 @@ def _layout(
     slices: int,
     skips: Sequence[tuple[int, int]],
     edges: Sequence[tuple[int, int]],
+    frozen: Sequence[int],
     links: Sequence[int],
     ranks: int,
 ) -> Layout:
@@ -489,12 +493,18 @@ def _layout(
     twice = set(edges) & set(skips)
     if twice:
         raise ValueError(f"`skips` and `edges` both have {min(twice)}")
+    check_type("frozen", frozen, Sequence, "stages, such as [0, 1]")
+    for index, stage in enumerate(frozen):
+        check_whole(f"frozen[{index}]", stage, 0, pipelines[0].stop - 1)
+    if len(set(frozen)) == pipelines[0].stop:
+        raise ValueError(f"`frozen` is {shown(frozen)}: that are all stages, so none is trained")
     check_type("links", links, Sequence, "the number of each rank's link")
     if links and len(links) != ranks:
         raise ValueError(f"`links` has {len(links)}: there are {counted(ranks, 'rank')}")
     for rank, link in enumerate(links):
         check_whole(f"links[{rank}]", link, 0)
-    return Layout(placement, tuple(pipelines), slices, 1, tuple(links), skips, edges)
+    unchanged = tuple(sorted(set(frozen)))
+    return Layout(placement, tuple(pipelines), slices, 1, tuple(links), skips, edges, unchanged)
 
 
 def _pairs(

@@ -9,7 +9,10 @@ from attrs import field, frozen
 from schedlang.diagnostics.arguments import shown
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.actions import counterpart
-from schedlang.schedule.kinds import TRANSFERS, Kind
+from schedlang.schedule.kinds import RECEIVES, SENDS, TRANSFERS, Kind
+
+#: The transfers of gradients.
+_GRADIENTS = frozenset({SENDS[Kind.B], RECEIVES[Kind.B]})
 
 
 @frozen
@@ -75,6 +78,10 @@ class Layout:
     it makes goes to a stage further down. A transfer between neighbours has the number of its own
     stage. A far edge, and every skip is one, has a number of its own, at both ends, behind those of
     all stages.
+
+    The stages of the first pipeline that are `frozen`, and their replicas, have weights that do not
+    change. A frozen stage has a backward only where one before it is trained, and then for the
+    gradients of its inputs alone; to a stage without a backward no gradients are sent.
     """
 
     # The numbers of transfers, here of four stages with a skip from stage 0 to stage 3:
@@ -94,6 +101,7 @@ class Layout:
     links: tuple[int, ...] = field(default=(), repr=shown)
     skips: tuple[tuple[int, int], ...] = field(default=(), repr=shown)
     edges: tuple[tuple[int, int], ...] = field(default=(), repr=shown)
+    frozen: tuple[int, ...] = field(default=(), repr=shown)
 
     @property
     def microbatches(self) -> int:
@@ -157,11 +165,15 @@ class Layout:
         """Whether a stage takes what the one before it makes."""
         return stage - 1 in self._chained
 
+    def piece(self, stage: int) -> int:
+        """Which piece of the model a stage is: its number in its pipeline."""
+        return stage - self.pipeline_of[stage].start
+
     def replicas(self, stage: int) -> list[int]:
         """The stages of all pipelines that are the same piece of the model as a stage, and this
         one.
         """
-        piece = stage - self.pipeline_of[stage].start
+        piece = self.piece(stage)
         return [pipeline.start + piece for pipeline in self.pipelines]
 
     @cached_property
@@ -200,6 +212,26 @@ class Layout:
         for earlier, later in self.far_edges.values():
             after[earlier].append(later)
         return tuple(map(tuple, after))
+
+    def trains(self, stage: int) -> bool:
+        """Whether a stage's weights change, so that they have gradients."""
+        return self.piece(stage) not in self.frozen
+
+    @cached_property
+    def has_backward(self) -> tuple[bool, ...]:
+        """For each stage whether it is trained, or one before it, by whichever way."""
+        found: list[bool] = []
+        for stage, before in enumerate(self.before):
+            found.append(self.trains(stage) or any(found[other] for other in before))
+        return tuple(found)
+
+    def makes(self, made: int, stage: int) -> bool:
+        """Whether a stage that is trained with makes something in its forward or its backward:
+        activations, gradients of its inputs, or of its weights.
+        """
+        if made == Kind.W:
+            return self.trains(stage)
+        return made == Kind.F or self.has_backward[stage]
 
     @cached_property
     def _chained(self) -> frozenset[int]:
@@ -241,6 +273,18 @@ class Layout:
         """
         return self.ends(kind, number)[0] if number in self.far_edges else number
 
+    def needs_gradients(self, kind: int, number: int) -> bool:
+        """Whether the gradients of a transfer are of use: the stage that they go to is trained, or
+        one before it.
+        """
+        return self.has_backward[self.earlier(kind, number)]
+
+    def earlier(self, kind: int, number: int) -> int:
+        """The earlier stage of the two of a transfer; past the first one, that one."""
+        return max(
+            min(self.ends(kind, number)), self.pipeline_of[self.stage_of(kind, number)].start
+        )
+
     def counterpart(self, kind: int, number: int) -> tuple[Kind, int]:
         """The other end of a transfer: its kind and number."""
         return counterpart(kind, number, len(self.placement))
@@ -249,10 +293,12 @@ class Layout:
         """The rank at the other end of a transfer.
 
         None where there is none to reach: where no edge leads to the neighbour, as past the first
-        or last stage, or to a stage of the same rank.
+        or last stage; to a stage of the same rank; or where gradients have no backward to go to.
         """
         stage, other = self.ends(kind, number)
         if number == stage and min(stage, other) not in self._chained:
+            return None
+        if self.frozen and kind in _GRADIENTS and not self.needs_gradients(kind, number):
             return None
         peer = self.placement[other]
         return None if peer == self.placement[stage] else peer

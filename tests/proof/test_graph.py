@@ -112,7 +112,7 @@ def test_what_follows_its_moments_runs_on_every_transport(
 ) -> None:
     """The quick proof says yes to nothing that the graph of a transport says no to."""
     follows = 0
-    for plan in damaged_plans(draw, 600, random.Random(1)):
+    for plan in damaged_plans(draw, 200, random.Random(1)):
         try:
             check_structure(plan)
         except CompileError:
@@ -128,7 +128,7 @@ def test_what_follows_its_moments_runs_on_every_transport(
                 assert events.channels is not None
                 assert not len(events.channels.alone)
                 assert not list(events.channels.mismatched())
-    assert follows > 30
+    assert follows > 10
 
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)

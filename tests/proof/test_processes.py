@@ -27,7 +27,7 @@ import torch.distributed as dist
 from schedlang.runtime import Pipeline
 from tests.support.skip_models import Skipping
 
-pytestmark = [pytest.mark.processes, pytest.mark.blocks(4)]
+pytestmark = [pytest.mark.processes, pytest.mark.blocks(2)]
 
 SIZES = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 2), (3, 4))
 TRANSPORTS = ("blocking", "gloo", "nccl-edge")
@@ -362,6 +362,7 @@ def run_all(launch: Launcher, how: str, plans: list[Schedule], tally: Counter[st
         assert max(differences) <= 1e-9, (differences, text)
 
 
+@pytest.mark.blocks(4)
 def test_what_deadlocks_hangs(launch: Launcher, block: int, tally: Counter[str]) -> None:
     """One plan of each block, for the transports in turn: fresh processes for each, as a hang
     leaves its threads.

@@ -77,6 +77,8 @@ def _exists(schedule: Schedule, rank: int, kind: int, stage: int, unit: int) -> 
             return False
         if placement[other] == rank:
             return False
+        if kind in (Kind.SEND_B, Kind.RECV_B) and not _has_backward(schedule, min(stage, other)):
+            return False
     if placement[stage] != rank:
         return False
     return unit < (schedule.layout.updates if kind == Kind.U else _units(schedule, stage))
@@ -91,14 +93,35 @@ def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
             done = {kind for kind in MAKES if (kind, stage, unit) in found}
             work = done - {Kind.R, *COPIES}
             copies = done & {*COPIES}
-            if work not in ([{Kind.F, Kind.B}, {Kind.F, Kind.I, Kind.W}] if trains else [{Kind.F}]):
+            if not trains:
+                right = [{Kind.F}]
+            elif _is_trained(schedule, stage):
+                right = [{Kind.F, Kind.B}, {Kind.F, Kind.I, Kind.W}]
+            else:
+                right = [{Kind.F, Kind.I} if _has_backward(schedule, stage) else {Kind.F}]
+            if work not in right or (done > work and right == [{Kind.F}] and trains):
                 return False
             if len(copies) == 1 or (copies and Kind.R in done):
                 return False
         made = {max(unit, 0) for kind, at, unit in found if (kind, at) == (Kind.U, stage)}
-        if updates and made != set(range(schedule.layout.updates)):
+        wanted = set(range(schedule.layout.updates)) if _is_trained(schedule, stage) else set()
+        if updates and made != wanted:
             return False
     return True
+
+
+def _is_trained(schedule: Schedule, stage: int) -> bool:
+    return stage - _ends(schedule, stage)[0] not in schedule.layout.frozen
+
+
+def _has_backward(schedule: Schedule, stage: int) -> bool:
+    """Whether a stage is trained, or one before it."""
+    if _is_trained(schedule, stage):
+        return True
+    before = [earlier for earlier, later in far_edges(schedule.layout) if later == stage]
+    if is_near(schedule.layout, stage - 1):
+        before.append(stage - 1)
+    return any(_has_backward(schedule, earlier) for earlier in before)
 
 
 def _has_all_needs(schedule: Schedule, rank: int) -> bool:

@@ -195,6 +195,7 @@ def _setting_texts(plan: Plan) -> dict[str, str]:
         "pipelines": _pipelines(layout.pipelines),
         "edges": _listed(edges) if edges else "from each stage to the next",
         "skips": _listed(skips),
+        "frozen stages": _listed(map(str, layout.frozen)),
         "weights": _listed(rules if len(set(rules)) > 1 else rules[:1]),
         "links": _listed(map(str, layout.links)),
         "transport": plan.transport,

@@ -230,14 +230,20 @@ class Instance:
         return [list(order) for order in self.problem.graph.order]
 
     @cached_property
-    def lag(self) -> dict[tuple[int, int], int]:
-        """How long before another node of its rank a node starts at least, where that is known."""
-        known: dict[tuple[int, int], int] = {}
-        for nodes in self.nodes_of_rank:
-            among = self.lags_among(nodes)
-            for first, second in zip(*np.nonzero(among >= 0), strict=True):
-                if first != second:
-                    known[nodes[first], nodes[second]] = int(among[first, second])
+    def _known_orders(self) -> dict[int, set[tuple[int, int]]]:
+        """What `known_orders` has given."""
+        return {}
+
+    def known_orders(self, rank: int) -> set[tuple[int, int]]:
+        """The pairs of nodes of a rank of which the first one comes before the second in any
+        order.
+        """
+        known = self._known_orders.get(rank)
+        if known is None:
+            nodes = self.nodes_of_rank[rank]
+            pairs = np.argwhere(self.lags_among(nodes) >= 0).tolist()
+            known = {(nodes[one], nodes[other]) for one, other in pairs if one != other}
+            self._known_orders[rank] = known
         return known
 
     @cached_property

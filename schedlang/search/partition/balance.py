@@ -223,7 +223,7 @@ def held_activations(execution: Execution) -> list[int]:
     schedule = execution.schedule
     stages = len(schedule.placement)
     table = np.zeros((ROWS, stages), np.int64)
-    for of_kind, amounts in UNIT.memory(stages).items():
+    for of_kind, amounts in UNIT.memory(schedule.layout).items():
         table[of_kind] = np.array(amounts, np.int64)
     sizes = np.array(execution.costs.activation_bytes or [1.0])
     sizes = np.broadcast_to(sizes, (stages,))
