@@ -272,7 +272,7 @@ class Codegen:
                 ends = self.function(name, earlier, later)
                 word = "skip" if isinstance(item, syntax.Skip) else "edge"
                 return f"{word}({self.bounds(range)}, {ends}, {self.location(item)})"
-            case syntax.Frozen(range):
+            case syntax.Frozen(_, range):
                 return f"frozen({self.bounds(range)}, {self.location(range)})"
             case syntax.Link(name, number):
                 return f"link({self.function(name, number)}, {self.location(item)})"

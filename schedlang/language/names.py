@@ -175,7 +175,7 @@ class _Checker(Scopes):
     def setting(self, node: syntax.Node, scope: dict[str, Declared]) -> None:
         """Check an item that says how the schedule is to be taken: passes, weights, costs."""
         match node:
-            case syntax.Recompute(_, range) | syntax.Frozen(range):
+            case syntax.Recompute(_, range) | syntax.Frozen(_, range):
                 self.bounds(range, scope)
             case syntax.Weights(rule, stages):
                 if rule.updates is not None:

@@ -270,8 +270,9 @@ class Skip(Edge):
 
 @frozen(eq=False, repr=False)
 class Frozen(Node):
-    """`frozen range`: the weights of these stages do not change."""
+    """`frozen range`, or `frozen s in range`: the weights of these stages do not change."""
 
+    name: Name | None
     range: Range
 
 
