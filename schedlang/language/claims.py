@@ -39,8 +39,9 @@ from schedlang.schedule.schedule import Claim, Schedule
 if TYPE_CHECKING:
     from fractions import Fraction
 
-_TIMES = frozenset(["makespan", "work", "bubble", "span", "span_bubble"])
-_AMOUNTS = frozenset(["peak"])
+#: The figures of time, and those of memory.
+TIMES = frozenset(["makespan", "work", "bubble", "span", "span_bubble"])
+AMOUNTS = frozenset(["peak"])
 #: The figures in the order in which they are told: of the whole schedule, and of each rank.
 _OF_ALL = ("makespan", "work", "bubble", "span", "span_bubble", "staleness")
 _OF_RANKS = ("peak", "versions")
@@ -63,9 +64,9 @@ def check_claims(schedule: Schedule, execution: Execution, given: Costs = UNIT) 
     figures = _Figures(schedule, execution)
     others: frozenset[str] = frozenset()
     if given.gives_times:
-        others |= _TIMES
+        others |= TIMES
     if given.gives_memory:
-        others |= _AMOUNTS
+        others |= AMOUNTS
     claims = [claim for claim in schedule.claims if not claim.statement.figures & others]
     checked = [_check(schedule, claim, figures) for claim in claims]
     findings = [finding for finding in checked if finding is not None]
@@ -99,6 +100,18 @@ def _own_stage(held: Sequence[int], number: int, location: int) -> int:
     raise Fault("no-such-stage", f"`stage({number})`, the rank holds {len(held)}", location)
 
 
+def condition_of(site: ClaimSite, names: Mapping[str, Any]) -> Any:
+    """The value of a claim's condition, by the values of its names, its functions and figures."""
+    return _value(site, site.condition, names)
+
+
+def _value(site: ClaimSite, node: syntax.Node, names: Mapping[str, Any]) -> Any:
+    """The value of an expression in a claim."""
+    known = dict(names)
+    exec(_compiled(Itself(site), Itself(node)), known)
+    return known["value"]()
+
+
 @frozen
 class _Judge:
     """Evaluates one claim: its site in the program, the text there, and the values of its names."""
@@ -113,9 +126,7 @@ class _Judge:
 
     def value(self, node: syntax.Node) -> Any:
         """The value of an expression in the claim."""
-        names = dict(self.names)
-        exec(_compiled(Itself(self.site), Itself(node)), names)
-        return names["value"]()
+        return _value(self.site, node, self.names)
 
     def comparisons(self) -> Iterator[expressions.Binary]:
         """The comparisons that make the claim fail."""
@@ -201,7 +212,7 @@ class _Figures:
         a function of a rank, or of none for the highest.
         """
         value = getattr(self, name)
-        as_decimal &= name in _TIMES | _AMOUNTS
+        as_decimal &= name in TIMES | AMOUNTS
         if name not in _OF_RANKS:
             return as_fraction(value) if as_decimal else value
         values = list(map(as_fraction, value)) if as_decimal else value
@@ -214,7 +225,9 @@ class _Figures:
         for name in _OF_RANKS:
             values = " ".join(map(number_text, getattr(self, name)))
             texts.append(f"{name} per rank {values}")
-        return f"the figures are {', '.join(texts)}"
+        frozen = ", ".join(map(str, self._schedule.layout.frozen))
+        where = f" with the frozen stages {frozen}" if frozen else ""
+        return f"the figures{where} are {', '.join(texts)}"
 
     @cached_property
     def makespan(self) -> int | Fraction:
@@ -267,7 +280,7 @@ class _Figures:
     @cached_property
     def _unit_of_memory(self) -> int | None:
         """What all amounts of memory are multiples of."""
-        amounts = self._execution.costs.memory(len(self._schedule.placement))
+        amounts = self._execution.costs.memory(self._schedule.layout)
         return unit_of(chain(*amounts.values()))
 
     @cached_property

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from schedlang import (
     Actions,
@@ -27,6 +27,7 @@ from schedlang.language.expand import expand
 from schedlang.language.imports import load
 from schedlang.schedule.layout import without_stage
 from tests.support.paths import PROGRAMS
+from tests.support.sizes import examples
 from tests.support.strategies import schedules
 
 GALLERY = sorted(PROGRAMS.glob("*.sched"))
@@ -164,7 +165,7 @@ def word(schedule: Schedule, kind: int) -> str:
     return Kind(kind).name if has_halves or kind != Kind.B else "BW"
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(schedules())
 def test_random_schedules_built_and_written_by_hand_are_the_same(schedule: Schedule) -> None:
     assume(without_stage(schedule.placement, len(schedule.ranks)) is None)

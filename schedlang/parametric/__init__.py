@@ -1,0 +1,1 @@
+"""Proofs of programs for every size: any number of microbatches, or of ranks."""

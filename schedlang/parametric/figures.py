@@ -1,0 +1,198 @@
+"""Makespan, work, span and peaks for any n, from the times of pieces; and what a program claims of
+them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from functools import partial
+from math import lcm
+from typing import Any
+
+from attrs import frozen
+
+from schedlang.language.arithmetic import decimal, quotient, rest
+from schedlang.language.claims import AMOUNTS, TIMES, condition_of
+from schedlang.language.codegen import variable
+from schedlang.language.faults import Fault
+from schedlang.language.sites import ClaimSite
+from schedlang.language.stages import stage_functions
+from schedlang.parametric.expansion import SymbolicClaim, divide
+from schedlang.parametric.linear import Linear, number
+from schedlang.parametric.orders import ZERO, Pair, at_round, is_negative, minus, plus, times
+from schedlang.parametric.stamps import Timed
+from schedlang.schedule.schedule import Schedule
+
+
+@frozen
+class Figures:
+    """The figures of a program for any n; `peak` has one for each rank."""
+
+    makespan: Pair
+    work: Pair
+    span: Pair
+    peak: tuple[Pair, ...]
+
+    def of(self, name: str) -> Any:
+        """A figure by its name in programs."""
+        match name:
+            case "bubble":
+                return minus(self.makespan, self.work)
+            case "span_bubble":
+                return minus(self.span, self.work)
+        return getattr(self, name)
+
+
+#: The figures of a whole schedule, in the order in which they are told.
+NAMES = ("makespan", "work", "bubble", "span", "span_bubble")
+
+
+def figures_of(timed: Sequence[Timed], schedule: Schedule) -> Figures:
+    """The figures of pieces with their times; `schedule` is one of those that they are of."""
+    ranks = range(len(schedule.ranks))
+    pieces = [[each for each in timed if each.rank == rank] for rank in ranks]
+    starts = [own[0].starts[0][:2] for own in pieces if own]
+    ends = [at_round(own[-1].end(-1), minus(own[-1].piece.rounds, (1, 0))) for own in pieces if own]
+    busy = [_sum(times(each.piece.rounds, sum(each.takes)) for each in own) for own in pieces]
+    spans = [minus(end, start) for end, start in zip(ends, starts, strict=True)]
+    first = _negative(largest([_negative(start) for start in starts]))
+    return Figures(
+        makespan=minus(largest(ends), first),
+        work=largest(busy),
+        span=largest(spans),
+        peak=tuple(_peak(own, schedule) for own in pieces),
+    )
+
+
+def largest(numbers: Sequence[Pair]) -> Pair:
+    """The largest of some numbers, which is the same one for all n."""
+    best = numbers[0]
+    for other in numbers[1:]:
+        if other != best and is_negative(minus(best, other)):
+            best = other
+    return best
+
+
+def _negative(number: Pair) -> Pair:
+    return minus(ZERO, number)
+
+
+def _sum(numbers: Any) -> Pair:
+    total: Pair = ZERO
+    for each in numbers:
+        total = plus(total, each)
+    return total
+
+
+def _peak(pieces: Sequence[Timed], schedule: Schedule) -> Pair:
+    """The most that a rank holds: ops run one behind the other, and take and give back."""
+    amounts = schedule.costs.memory(len(schedule.placement))
+    held: Pair = ZERO
+    #: What it holds at the first and the last round of each piece, when it holds more than before.
+    levels: set[Pair] = {ZERO}
+    for each in pieces:
+        within = 0
+        seen: set[Any] = {0}
+        for batch in each.piece.batches:
+            for op in batch:
+                amount = _plain(amounts[op.kind][op.stage]) if op.kind in amounts else 0
+                seen.add(within + max(amount, 0))
+                # Of all microbatches of a stage, a forward is run again, or none.
+                if schedule.keeps(op.kind, op.stage, 0):
+                    within += amount
+        for change in seen:
+            levels.add(plus(held, (change, 0)))
+            before_last = minus(each.piece.rounds, (1, 0))
+            levels.add(plus(plus(held, times(before_last, within)), (change, 0)))
+        held = plus(held, times(each.piece.rounds, within))
+    return largest(_upper(levels))
+
+
+def _upper(levels: set[Pair]) -> list[Pair]:
+    """Of numbers that grow alike, the largest."""
+    best: dict[Any, Any] = {}
+    for constant, by_n in levels:
+        best[by_n] = max(constant, best.get(by_n, constant))
+    return [(constant, by_n) for by_n, constant in best.items()]
+
+
+def _plain(amount: float) -> Any:
+    return int(amount) if float(amount).is_integer() else Fraction(repr(float(amount)))
+
+
+# Claims
+
+
+def claim_holds(
+    claim: SymbolicClaim, site: ClaimSite, figures: Figures, schedule: Schedule
+) -> bool:
+    """Whether a claim holds for all n; Fault where it cannot be worked out."""
+    held = schedule.stages_of(claim.rank) if claim.rank is not None else []
+    names = {
+        "decimal": decimal,
+        "divide": divide,
+        "divide_quotient": quotient,
+        "divide_rest": rest,
+        "multiply": lambda left, right, _: left * right,
+        "own_stage": partial(_own_stage, held),
+        **stage_functions(schedule.layout.pipelines),
+        **{variable(name): value for name, value in claim.values.items()},
+        **{variable(name): _figure(name, figures, site) for name in site.figures},
+    }
+    return bool(condition_of(site, names))
+
+
+def _own_stage(held: Sequence[int], number: Any, location: int) -> int:
+    if 0 <= number < len(held):
+        return held[int(number)]
+    raise Fault("no-such-stage", f"`stage({number})`, the rank holds {len(held)}", location)
+
+
+def _figure(name: str, figures: Figures, site: ClaimSite) -> Any:
+    as_decimal = site.has_decimals and name in TIMES | AMOUNTS
+    match name:
+        case "staleness":
+            # Without weights that are late, and with one update at the end, nothing is behind.
+            return 0
+        case "versions":
+            return lambda *_: 1
+        case "peak":
+            values = [_value(of, as_decimal) for of in figures.peak]
+            return partial(_of_rank, values)
+    return _value(figures.of(name), as_decimal)
+
+
+def _of_rank(values: Sequence[Any], rank: Any = None) -> Any:
+    if rank is None:
+        return max(values)
+    if isinstance(rank, Linear) or rank not in range(len(values)):
+        raise Fault("no-such-rank", f"`peak({rank})`, there are {len(values)} ranks", 0)
+    return values[int(rank)]
+
+
+def _value(pair: Pair, as_decimal: bool) -> Any:
+    constant, by_n = map(Fraction, pair) if as_decimal else pair
+    return number(constant, by_n)
+
+
+def in_microbatches(pair: Pair, base: int, period: int) -> Pair:
+    """A number that depends on n, as one that depends on microbatches = base + period * n."""
+    slope = Fraction(pair[1]) / period
+    return Fraction(pair[0]) - slope * base, slope
+
+
+def expression(pair: Pair) -> str:
+    """A number `constant + slope * microbatches`, as a program would have it."""
+    constant, slope = map(Fraction, pair)
+    below = lcm(constant.denominator, slope.denominator)
+    factor, add = int(slope * below), int(constant * below)
+    if not factor:
+        text = str(add)
+    else:
+        text = "microbatches" if factor == 1 else f"{factor} * microbatches"
+        if add:
+            text += f" {'+' if add > 0 else '-'} {abs(add)}"
+    if below == 1:
+        return text
+    return f"({text}) / {below}" if " " in text else f"{text} / {below}"

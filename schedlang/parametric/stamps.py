@@ -1,0 +1,383 @@
+"""When all ops run, for any n: times that are found at a few sizes and proved for all.
+
+In the ideal execution each batch of ops starts when its rank has done the one before, and what it
+needs has come. Its start is looked for as `constant + by_n * n + by_round * k` in each piece of an
+order; pieces are cut where the walk's times change their step. Then every edge is looked at for all
+n and all rounds at once (`Stamped.check`): no start comes before what it waits for, and each comes
+right with something that it waits for. The first says that nothing hangs: time grows along every
+edge. Both together say that these are the times of the execution, to the last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from schedlang.language.arithmetic import exact, unit_of
+from schedlang.parametric.linear import NotLinear
+from schedlang.parametric.orders import (
+    ZERO,
+    Batch,
+    Cell,
+    Op,
+    Orders,
+    Pair,
+    Piece,
+    Triple,
+    at_round,
+    is_negative,
+    minus,
+    plus,
+    sorted_cells,
+    split,
+    tiles,
+    value,
+)
+from schedlang.proof.edges import ideal_events, latencies
+from schedlang.schedule.kinds import OPS, Kind
+from schedlang.schedule.schedule import Schedule
+
+#: Of a rule, what is needed: made by an op, of which stage, so many microbatches on; and whether it
+#: comes from another rank, and how long it is on its way.
+Need = tuple[int, int, int, bool, Any]
+#: The needs of an op by its kind, its stage, and its slice.
+Rules = Mapping[tuple[int, int, int], tuple[Need, ...]]
+
+
+class NoStamps(Exception):
+    """No such times were found, or they do not hold."""
+
+
+def rules_of(schedules: Sequence[Schedule]) -> Rules:
+    """What ops need, by one rule for all microbatches; NotLinear where some differ."""
+    rules: dict[tuple[int, int, int], tuple[Need, ...]] | None = None
+    for schedule in schedules:
+        own = _rules_of(schedule)
+        if rules is not None and own != rules:
+            raise NotLinear("what ops need is not the same for all numbers of microbatches")
+        rules = own
+    assert rules is not None
+    return rules
+
+
+def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]]:
+    layout, columns, needs = schedule.layout, schedule.columns, schedule.needs
+    is_of_op = ~columns.is_transfer[needs.user]
+    user = needs.user[is_of_op]
+    microbatch = columns.microbatch[user]
+    table = np.stack(
+        [
+            columns.kind[user],
+            columns.stage[user],
+            microbatch % layout.slices,
+            needs.made[is_of_op],
+            needs.stage[is_of_op],
+            needs.microbatch[is_of_op] - microbatch,
+            needs.is_far[is_of_op],
+            needs.number[is_of_op],
+        ]
+    )
+    found, counts = np.unique(table, axis=1, return_counts=True)
+    ops = np.flatnonzero(~columns.is_transfer & (columns.kind != Kind.U))
+    keys = np.stack(
+        [columns.kind[ops], columns.stage[ops], columns.microbatch[ops] % layout.slices]
+    )
+    users = dict(
+        zip(
+            map(tuple, np.unique(keys, axis=1).T.tolist()),
+            np.unique(keys, axis=1, return_counts=True)[1].tolist(),
+            strict=True,
+        )
+    )
+    ways = latencies(layout, schedule.costs.transfers(len(layout.placement)))
+    rules: dict[tuple[int, int, int], list[Need]] = {key: [] for key in users}
+    for row, count in zip(found.T.tolist(), counts.tolist(), strict=True):
+        key, (made, stage, further, is_far, number) = tuple(row[:3]), row[3:]
+        if count != users[key]:
+            raise NotLinear("ops of one stage do not all need the same")
+        way = Fraction(repr(float(ways[made, number]))) if is_far else 0
+        rules[key].append((made, stage, further, bool(is_far), way))
+    return {key: tuple(sorted(of)) for key, of in rules.items()}
+
+
+@frozen
+class Timed:
+    """A piece of a rank's order with the times of its batches: when each starts, by n and the
+    round, and how long it takes.
+    """
+
+    rank: int
+    piece: Piece
+    starts: tuple[Triple, ...]
+    takes: tuple[Any, ...]
+
+    def end(self, batch: int) -> Triple:
+        """When a batch is over."""
+        constant, by_n, by_round = self.starts[batch]
+        return constant + self.takes[batch], by_n, by_round
+
+
+def walked(schedule: Schedule) -> list[list[Any]]:
+    """When the batches of each rank start in the ideal execution, in the order of the rank; they
+    are fractions if the costs are no whole numbers. NoStamps if it stands still.
+    """
+    events = ideal_events(schedule, schedule.costs)
+    if not events.graph.is_whole:
+        raise NoStamps("ranks wait for each other")
+    columns = schedule.columns
+    rows = np.arange(len(columns))
+    heads = np.flatnonzero((columns.batch == rows) & ~columns.is_transfer)
+    starts = events.graph.starts[events.item[heads]]
+    bounds = np.searchsorted(heads, columns.first)
+    unit = _unit(schedule)
+    times = [_exact(time, unit) for time in starts.tolist()]
+    return [
+        times[begin:end]
+        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    ]
+
+
+def _unit(schedule: Schedule) -> int | None:
+    layout = schedule.layout
+    ways = latencies(layout, schedule.costs.transfers(len(layout.placement)))
+    return unit_of([*schedule.costs.durations(layout).all(), *ways.flat])
+
+
+def _exact(time: float, unit: int | None) -> Any:
+    return int(time) if time.is_integer() else exact(time, unit)
+
+
+def durations_of(schedule: Schedule, batch: Batch) -> Any:
+    """How long a batch takes, and when each of its ops ends."""
+    durations = schedule.costs.durations(schedule.layout)
+    if durations.by_unit:
+        raise NotLinear("costs differ by microbatch")
+    ends = durations.ends([(op.kind, op.stage, 0) for op in batch])
+    unit = _unit(schedule)
+    return [_exact(float(end), unit) for end in ends]
+
+
+def stamp(orders: Orders, schedules: Sequence[Schedule]) -> list[Timed]:
+    """Times for the pieces of an order, cut as needed, from the schedules at n = 0, 1 and 2;
+    NoStamps where there is no pattern yet.
+    """
+    walks = [walked(schedule) for schedule in schedules]
+    timed: list[Timed] = []
+    known: dict[Any, Any] = {}
+    for rank, pieces in enumerate(orders.ranks):
+        at = [0] * len(walks)
+        for piece in pieces:
+            rounds = [value(piece.rounds, n) for n in range(len(walks))]
+            width = len(piece.batches)
+            times = []
+            for n, walk in enumerate(walks):
+                flat = walk[rank][at[n] : at[n] + rounds[n] * width]
+                times.append([flat[k * width : (k + 1) * width] for k in range(rounds[n])])
+                at[n] += rounds[n] * width
+            for part, starts in _cut(piece, times):
+                takes = []
+                for batch in part.batches:
+                    key = tuple((op.kind, op.stage) for op in batch)
+                    if key not in known:
+                        known[key] = durations_of(schedules[0], batch)[-1]
+                    takes.append(known[key])
+                timed.append(Timed(rank, part, starts, tuple(takes)))
+    return timed
+
+
+def _cut(piece: Piece, times: list[list[list[Any]]]) -> Iterator[tuple[Piece, tuple[Triple, ...]]]:
+    """A piece cut where the times of its rounds go on by another step, and the times of each."""
+    runs = [_runs(rounds) for rounds in times]
+    lengths = [[length for length, _ in of] for of in runs]
+    if len({len(of) for of in lengths}) > 1:
+        raise NoStamps("the times of a loop have no pattern yet")
+    begin: Pair = ZERO
+    rest = piece
+    for number, here in enumerate(zip(*lengths, strict=True)):
+        growth = here[1] - here[0]
+        if any(later - earlier != growth for earlier, later in pairwise(here)):
+            raise NoStamps("the times of a loop have no pattern yet")
+        length = here[0], growth
+        is_last = number == len(lengths[0]) - 1
+        if is_last:
+            part = rest
+        else:
+            part, rest = split(rest, length)
+        # One round alone has no step.
+        steps = [of[number][1] for of in runs if of[number][0] > 1] or [runs[0][number][1]]
+        if any(step != steps[0] for step in steps):
+            raise NoStamps("the times of a loop have no pattern yet")
+        starts = []
+        for place in range(len(part.batches)):
+            k, batch = divmod(place, len(piece.batches))
+            first = [of[value(begin, n) + k][batch] for n, of in enumerate(times)]
+            by_n = first[1] - first[0]
+            if any(first[n] != first[0] + by_n * n for n in range(len(first))):
+                raise NoStamps("the times of a loop have no pattern yet")
+            starts.append((first[0], by_n, steps[0][batch] if part.grows else 0))
+        yield part, tuple(starts)
+        begin = plus(begin, length)
+
+
+def _runs(rounds: list[list[Any]]) -> list[tuple[int, Any]]:
+    """How many rounds follow each other with one step, and the step."""
+    runs: list[tuple[int, Any]] = []
+    at = 0
+    while at < len(rounds):
+        if at + 1 == len(rounds):
+            runs.append((1, [0] * len(rounds[at])))
+            break
+        step = [b - a for a, b in zip(rounds[at], rounds[at + 1], strict=True)]
+        end = at + 1
+        while end + 1 < len(rounds) and all(
+            c - b == s for b, c, s in zip(rounds[end], rounds[end + 1], step, strict=True)
+        ):
+            end += 1
+        runs.append((end - at + 1, step))
+        at = end + 1
+    return runs
+
+
+@frozen(eq=False)
+class Stamped:
+    """Pieces with their times, what ops need, and how many microbatches each stage runs."""
+
+    timed: Sequence[Timed]
+    rules: Rules
+    units: tuple[Pair, ...]
+    slices: int
+    placement: tuple[int, ...]
+
+    def check(self) -> None:
+        """NoStamps if the times do not hold; NeedsBase or NeedsPeriod where that can be said for
+        other sizes only.
+        """
+        sources = self.sources()
+        last: dict[int, int] = {}
+        for number, timed in enumerate(self.timed):
+            before = last.get(timed.rank)
+            self._check_piece(number, before, sources)
+            last[timed.rank] = number
+
+    def sources(self) -> dict[tuple[int, int], list[tuple[int, int, Op]]]:
+        """By what is made and its stage, the ops that make it: in which piece and batch."""
+        makers: dict[tuple[int, int], list[tuple[int, int, Op]]] = {}
+        for number, timed in enumerate(self.timed):
+            for place, batch in enumerate(timed.piece.batches):
+                for op in batch:
+                    for made in OPS[op.kind].makes:
+                        makers.setdefault((made, op.stage), []).append((number, place, op))
+        return makers
+
+    def _check_piece(self, number: int, before: int | None, sources: Any) -> None:
+        timed = self.timed[number]
+        for place, batch in enumerate(timed.piece.batches):
+            #: For each thing that is waited for, the rounds, and when it is there.
+            waits: list[list[tuple[Pair, Pair, Triple]]] = [self._rank(number, before, place)]
+            for op in batch:
+                waits += self._needed(timed, op, sources)
+            self._hold(timed, place, waits)
+
+    def _rank(self, number: int, before: int | None, place: int) -> list[tuple[Pair, Pair, Triple]]:
+        """When the batch before one is over, by the rounds of its piece."""
+        timed = self.timed[number]
+        rounds = timed.piece.rounds
+        if place:
+            return [(ZERO, rounds, timed.end(place - 1))]
+        first: Triple = (0, 0, 0)
+        if before is not None:
+            earlier = self.timed[before]
+            last = minus(earlier.piece.rounds, (1, 0))
+            first = (*at_round(earlier.end(-1), last), 0)
+        cells = [(ZERO, (1, 0), first)]
+        if rounds != (1, 0):
+            constant, by_n, by_round = timed.end(-1)
+            cells.append(((1, 0), rounds, (constant - by_round, by_n, by_round)))
+        return cells
+
+    def _needed(self, timed: Timed, op: Op, sources: Any) -> Iterator[Any]:
+        """When each thing that an op needs is there."""
+        constant, by_n, by_round = op.microbatch
+        for made, stage, further, is_far, way in self.needs(op):
+            makers = sources.get((made, stage), ())
+            cells = self.cells(timed.piece.rounds, (constant + further, by_n, by_round), makers)
+            if not cells or not tiles(cells, timed.piece.rounds):
+                raise NoStamps("an op needs what is never made")
+            there = []
+            for cell in cells:
+                source, place, _ = makers[cell.source]
+                if not is_far and self.timed[source].rank != timed.rank:
+                    raise NoStamps("an op needs what another rank makes, as its own")
+                end, end_by_n, end_by_round = self.timed[source].end(place)
+                at, at_n, step = cell.round
+                arrival = (
+                    end + end_by_round * at + way,
+                    end_by_n + end_by_round * at_n,
+                    end_by_round * step,
+                )
+                there.append((cell.begin, cell.end, arrival))
+            yield there
+
+    def needs(self, op: Op) -> tuple[Need, ...]:
+        """What an op needs; an optimizer step needs what its order gives it."""
+        if op.kind == Kind.U:
+            return ()
+        constant, by_n, by_round = op.microbatch
+        if by_n % self.slices or by_round % self.slices:
+            raise NotLinear("a loop has slices of several numbers in one place")
+        return self.rules[op.kind, op.stage, constant % self.slices]
+
+    def cells(self, rounds: Pair, wanted: Triple, makers: Any) -> list[Cell]:
+        """Where the microbatches of an op are made, by its rounds."""
+        if rounds == (1, 0):
+            # Each is made once, so the one that is found first is all.
+            for number, (source, _, op) in enumerate(makers):
+                piece = self.timed[source].piece
+                if piece.rounds == (1, 0) and op.microbatch[:2] == wanted[:2]:
+                    return [Cell(ZERO, (1, 0), number, (0, 0, 0))]
+            makers = [
+                (number, self.timed[source].piece.rounds, op.microbatch)
+                for number, (source, _, op) in enumerate(makers)
+                if self.timed[source].piece.rounds != (1, 0)
+            ]
+        else:
+            makers = [
+                (number, self.timed[source].piece.rounds, op.microbatch)
+                for number, (source, _, op) in enumerate(makers)
+            ]
+        return sorted_cells(rounds, wanted, makers)
+
+    def _hold(self, timed: Timed, place: int, waits: list[list[tuple[Pair, Pair, Triple]]]) -> None:
+        """Whether a batch starts when all that it waits for is there, and no later."""
+        start = timed.starts[place]
+        borders = {border for cells in waits for begin, end, _ in cells for border in (begin, end)}
+        ordered = sorted(borders, key=lambda border: (border[1], border[0]))
+        for begin, end in pairwise(ordered):
+            if not is_negative(minus(begin, end)):
+                raise NoStamps("the rounds of a loop have no order")
+            last = minus(end, (1, 0))
+            is_tight = False
+            for cells in waits:
+                for cell_begin, cell_end, arrival in cells:
+                    if not (_within(begin, end, cell_begin, cell_end)):
+                        continue
+                    late = (start[0] - arrival[0], start[1] - arrival[1], start[2] - arrival[2])
+                    spare = at_round(late, begin), at_round(late, last)
+                    if any(is_negative(of) for of in spare):
+                        raise NoStamps("something starts before what it waits for is there")
+                    is_tight |= spare == (ZERO, ZERO)
+            if not is_tight:
+                raise NoStamps("something starts later than it might")
+
+
+def _within(begin: Pair, end: Pair, cell_begin: Pair, cell_end: Pair) -> bool:
+    """Whether rounds are some of a cell's; of all cells, the borders are in order."""
+    return (cell_begin[1], cell_begin[0]) <= (begin[1], begin[0]) and (end[1], end[0]) <= (
+        cell_end[1],
+        cell_end[0],
+    )
