@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo example test large test-torch test-browser titan explore models trainings faults pages nodes fuzz formatting mutation
-.PHONY: architecture gallery transport-table reference pictures
+.PHONY: demo example test large test-torch test-browser test-editor titan explore models trainings faults pages nodes fuzz
+.PHONY: formatting mutation architecture gallery prove prove-damage prove-ranks transport-table reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 .PHONY: bench-partition bench-search-runs
 
@@ -46,11 +46,18 @@ $(OTHER)/installed: pyproject.toml constraints.txt
 	$(OTHER)/bin/pip install --quiet --constraint $(OTHER)/constraints.txt --editable '.[runtime,dev]'
 	touch $@
 
-# The page of `schedc view`, and its trace in Perfetto, in a real Chromium, which must be on this machine. It prints the
-# times to first paint.
+# The page of `schedc view`, and its trace in Perfetto, in a real Chromium, which must be on this machine, as must npm. It
+# prints the times to first paint, for each hover and for each key.
 test-browser: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	npm install --silent --no-save --prefix build axe-core@4
 	$(BIN)/pytest -m browser -rP
+
+# The language server on 200 damaged programs, and what editors colour programs by, in node, which must be on this
+# machine with npm.
+test-editor: .venv/installed
+	cd editors/vscode && npm install --no-audit --no-fund --no-package-lock
+	$(BIN)/pytest -m 'editors or not editors' tests/editor --blocks 0..10
 
 # torchtitan on 4 processes of this machine: by itself, with tables of ours, and in our runtime, its losses side by side
 # (docs/torchtitan.md). It has an environment of its own, with the torch that it is made for (CONTRIBUTING.md says how to
@@ -179,6 +186,20 @@ gallery: .venv/installed
 # What the gallery takes on the transports of GPUs, by simulation; a test holds it current.
 transport-table: .venv/installed
 	$(BIN)/python benchmarks/transports.py > docs/transport-table.md
+
+# The gallery, proved for any number of microbatches.
+prove: .venv/installed
+	$(BIN)/python -m tests.support.proof_page > build/proved.md
+	mv build/proved.md docs/proved.md
+
+# Proofs for any number of ranks against the compiler at each size: 5,000 damaged programs at all sizes up to 10 x 30, and closed
+# forms at all sizes up to 12 x 40. BLOCKS=0..9 does a tenth.
+prove-ranks: .venv/installed
+	$(BIN)/pytest -n 2 --dist worksteal -m sizes tests/parametric --blocks $(BLOCKS)
+
+# What is proved for all sizes of damaged programs, against the compiler at every size up to 10 ranks and 30 microbatches.
+prove-damage: .venv/installed
+	$(BIN)/python -m tests.support.damaged_programs 0 5000
 
 # The reference of Python, from the docstrings; a test holds it current.
 reference: .venv/installed

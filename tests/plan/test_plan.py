@@ -229,6 +229,12 @@ Damage = Callable[[Any], Any]
             "`skips` must be pairs of an earlier and a later stage of 2",
         ),
         (lambda d: d | {"skips": [[1]]}, "`skips` must be pairs"),
+        (
+            lambda d: d | {"frozen": [0, 1]},
+            "`frozen` must be some of 2 stages, in order, but not all of them",
+        ),
+        (lambda d: d | {"frozen": [2]}, "`frozen` must be some of 2 stages"),
+        (lambda d: d | {"frozen": [0]}, "stage 0 needs no gradients: it is frozen"),
         (lambda d: d | {"skips": [1]}, "`skips` must hold whole numbers"),
         (lambda d: d | {"skips": 1}, "`skips` must be a list"),
         (
