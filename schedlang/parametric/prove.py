@@ -46,6 +46,7 @@ from schedlang.parametric.result import Law, Proof, Verdict
 from schedlang.parametric.sizes import Sizes
 from schedlang.parametric.stamps import NoStamps, Stamped, rules_of, stamp
 from schedlang.parametric.standstill import check_standstill
+from schedlang.parametric.transfers import NotRepeated, Repeated, repeated
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import is_transfer
@@ -84,7 +85,8 @@ class Class:
     reason: str = ""
     figures: Figures | None = None
     certificate: dict[str, Any] | None = None
-    writes_transfers: bool = False
+    #: Where the program writes its own transfers: what repeats, or why nothing does.
+    transfers: Repeated | str | None = None
     #: Whether passes make its order; and up to how many microbatches they were seen to go on alike.
     is_searched: bool = False
     seen: int = 0
@@ -173,25 +175,26 @@ class _Prover:
     def judged(self, one: Class) -> Class:
         """A class, maybe from a larger base on, with its outcome."""
         attempt = 0
+        few = -(-self.ranks // one.period)
+        more = (2, few, few, 0)
         most = _MOST_BASE + _BASE_PER_RANK * self.ranks
         while True:
             if one.base > most:
                 reason = f"no pattern was found up to {one.base} microbatches"
                 return evolve(one, outcome="unknown", reason=reason)
             try:
-                return self.tried(one, _UNROLLED[attempt % len(_UNROLLED)])
+                return self.tried(one, _UNROLLED[attempt // len(more)])
             except NeedsBase as needs:
                 one = evolve(one, base=one.base + needs.least * one.period)
             except NoStamps as error:
+                # First from larger sizes on, then with more rounds as one.
+                one = evolve(one, base=one.base + more[attempt % len(more)] * one.period)
                 attempt += 1
                 if one.is_searched and attempt > _BASES_OF_SEARCHES:
                     if one.period in _LONGER:
                         raise NeedsPeriod(_LONGER[one.period]) from None
                     return evolve(one, outcome="unknown", reason=str(error))
-                if one.is_searched or attempt % len(_UNROLLED) == 0:
-                    more = -(-self.ranks // one.period)
-                    one = evolve(one, base=one.base + more * one.period)
-                if attempt > 3 * len(_UNROLLED):
+                if attempt == len(_UNROLLED) * len(more):
                     return evolve(one, outcome="unknown", reason=str(error))
             except NeedsPeriod:
                 raise
@@ -274,7 +277,7 @@ class _Prover:
             outcome=outcome,
             figures=figures,
             certificate=self.certified(one, stamped, orders.stride, figures, first),
-            writes_transfers=writes,
+            transfers=_repeated(all_orders, schedules) if writes else None,
         )
 
     def certified(
@@ -422,8 +425,8 @@ class _Prover:
         """The outcome of a class on a transport, and its reason."""
         if one.outcome == "unknown":
             return one.outcome, one.reason
-        if one.outcome in ("proved", "followed") and one.writes_transfers:
-            return "unknown", "it writes its own transfers"
+        if one.outcome in ("proved", "followed") and one.transfers:
+            return self.with_transfers(name, one)
         # What the compiler says of the first ones must be that; a proof that it denies is none.
         for n in range(2):
             size = self.at(one.base + n * one.period)
@@ -432,6 +435,20 @@ class _Prover:
                 what = f"at {one.base + n * one.period} microbatches the compiler says {said}"
                 return "unknown", what
         return one.outcome, ""
+
+    def with_transfers(self, name: str, one: Class) -> tuple[str, str]:
+        """The outcome of a class that writes its own transfers, on a transport, and its reason."""
+        if isinstance(one.transfers, str):
+            return "unknown", f"it writes its own transfers, and {one.transfers}"
+        assert one.transfers
+        outcome = one.transfers.on(name)
+        for n in range(2):
+            said = "wrong" if self.at(one.base + n * one.period).diagnostics[name] else "proved"
+            if outcome not in (said, "unknown"):
+                return "unknown", f"the compiler says {said} of some"
+        if outcome == "proved":
+            return one.outcome, ""
+        return outcome, "no state was found that its ranks come back to" * (outcome == "unknown")
 
     def laws(self, classes: list[Class], small: list[int]) -> Iterator[Law]:
         """The figures as formulas."""
@@ -500,6 +517,13 @@ def _check_same(orders: Orders, schedules: list[Schedule]) -> None:
             ]
             if real != list(orders.at(rank, n)):
                 raise NoStamps(f"the order of rank {rank} is not that of the compiler")
+
+
+def _repeated(orders: Orders, schedules: list[Schedule]) -> Repeated | str:
+    try:
+        return repeated(orders, schedules)
+    except NotRepeated as error:
+        return str(error)
 
 
 def _computing(schedule: Schedule) -> Schedule:

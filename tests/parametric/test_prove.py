@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from schedlang.cli.main import main
-from schedlang.compiler import compile
+from schedlang.compiler import check_program, compile
+from schedlang.files.reading import source_of
 from schedlang.parametric.check_certificate import check
 from schedlang.parametric.prove import prove_for_all
 from schedlang.proof.prove import ideal_execution
@@ -117,6 +118,38 @@ def test_what_cannot_be_proved_says_why() -> None:
 def test_a_damaged_program_gets_the_verdict_of_the_compiler(seed: int) -> None:
     _, wrong = compare(seed, 6)
     assert not wrong
+
+
+SENDS = """
+schedule blocking_1f1b {
+    param ranks = 3
+    param microbatches = 8
+    rank r {
+        let warmup = min(ranks - 1 - r, microbatches)
+        for m in 0 .. warmup { recv F(m)  F(m)  send F(m) }
+        for m in warmup .. microbatches {
+            recv F(m)  F(m)  send F(m)
+            recv B(m - warmup)  B(m - warmup)  send B(m - warmup)
+        }
+        for m in microbatches - warmup .. microbatches { recv B(m)  B(m)  send B(m) }
+    }
+}
+"""
+
+
+def test_transfers_of_a_program_are_proved_on_each_transport() -> None:
+    proof = prove_for_all(SENDS, {}, ("gloo", "nccl-eager", "buffered:1"))
+    assert proof.verdicts["gloo"].proved == "microbatches >= 1"
+    assert proof.verdicts["nccl-eager"].proved == "microbatches == 1"
+    assert proof.verdicts["nccl-eager"].wrong == "microbatches >= 2"
+    for transport, verdict in proof.verdicts.items():
+        for microbatches in (1, 2, 3, 5, 9, 14):
+            size = {"microbatches": microbatches}
+            (said,) = check_program(source_of(SENDS), size, [transport]).values()
+            is_wrong = any(each.severity == "error" for each in said)
+            for word, value in (("proved", False), ("wrong", True)):
+                where = getattr(verdict, word)
+                assert not where or not eval(where, {}, size) or is_wrong == value
 
 
 CLAIMS = """
