@@ -6,6 +6,7 @@ import sys
 from typing import Any
 
 from schedlang.cli.diagnosed import print_diagnostics
+from schedlang.cli.inputs import wrong_as_usage
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, WRONG, UsageError
 
@@ -35,7 +36,7 @@ def prove(options: argparse.Namespace) -> int:
     if source.is_plan:
         raise UsageError(f"`{options.file}` is a plan, of one size: `schedc check` proves it")
     names = NAMES if options.transport == "all" else (options.transport,)
-    with progress(f"proving {source.path}"):
+    with progress(f"proving {source.path}"), wrong_as_usage():
         proof = prove_for_all(source, options.params, names)
     if options.output:
         if proof.certificate is None:

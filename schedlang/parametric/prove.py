@@ -17,7 +17,7 @@ from schedlang.diagnostics.source import Source
 from schedlang.files.reading import source_of
 from schedlang.language import syntax
 from schedlang.language.codegen import generate
-from schedlang.language.expand import expand
+from schedlang.language.expand import check_text, expand, parameters
 from schedlang.language.faults import Fault
 from schedlang.language.imports import load
 from schedlang.language.sites import ClaimSite
@@ -111,6 +111,7 @@ def prove_for_all(
         raise ValueError("`microbatches` is any: leave it out")
     loaded = source_of(source)
     whole, tree = load(loaded)
+    check_text(whole, tree, {**params, "microbatches": 1})
     return _Prover(loaded, whole, tree, dict(params), names).proof()
 
 
@@ -136,16 +137,8 @@ class _Prover:
 
     @property
     def ranks(self) -> int:
-        items = self.tree.items
-        default = next(
-            (
-                item.default
-                for item in items
-                if isinstance(item, syntax.Param) and item.name.text == "ranks"
-            ),
-            None,
-        )
-        return self.params.get("ranks", getattr(default, "value", 4) or 4)
+        """How many ranks there are."""
+        return parameters(self.tree, {**self.params, "microbatches": 1})["ranks"]
 
     def proof(self) -> Proof:
         """The proof: of classes of numbers of microbatches, and of those before them one by one."""
@@ -202,7 +195,13 @@ class _Prover:
                 if one.is_searched:
                     return evolve(one, outcome="unknown", reason=str(error))
                 one = evolve(one, is_searched=True)
-            except (NotLinear, Undecided) as error:
+            except NotLinear as error:
+                place = "" if error.location is None else f" ({self.where(error.location)})"
+                return evolve(one, outcome="unknown", reason=f"{error}{place}")
+            except (TypeError, ZeroDivisionError, RecursionError):
+                reason = "it does with `microbatches` what is no arithmetic of this kind"
+                return evolve(one, outcome="unknown", reason=reason)
+            except Undecided as error:
                 return evolve(one, outcome="unknown", reason=str(error) or "it is undecided")
             except Fault as fault:
                 outcome = "refused" if fault.code == _REFUSED else "wrong"
@@ -308,6 +307,11 @@ class _Prover:
         except CompileError as error:
             message = error.diagnostics[0].message
             raise NotLinear(f"at {params['microbatches']} microbatches: {message}") from None
+
+    def where(self, location: int) -> str:
+        """A place of the program, as `file:line`."""
+        span = generate(self.tree, frozenset(), False).spans[location]
+        return self.whole.where(span.start)
 
     # All classes
 

@@ -11,6 +11,7 @@ import pytest
 
 from schedlang.cli.main import main
 from schedlang.compiler import check_program, compile
+from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.files.reading import source_of
 from schedlang.parametric.check_certificate import check
 from schedlang.parametric.prove import prove_for_all
@@ -106,6 +107,21 @@ def test_orders_of_passes_are_proved_as_far_as_their_pattern_goes() -> None:
     assert verdict.word == "followed"
     assert not proof.holds
     assert "seen to up to microbatches ==" in verdict.pattern
+
+
+def test_a_program_or_a_parameter_that_is_wrong_is_told_as_by_the_compiler() -> None:
+    with pytest.raises(CompileError, match="rnaks"):
+        prove_for_all(PROGRAMS / "1f1b.sched", {"rnaks": 3})
+    with pytest.raises(CompileError, match="nothing"):
+        prove_for_all(CLAIMS.replace("peak(r)", "nothing"))
+    with pytest.raises(ValueError, match="`microbatches` is any"):
+        prove_for_all(PROGRAMS / "1f1b.sched", {"microbatches": 3})
+
+
+def test_what_cannot_be_proved_says_where() -> None:
+    text = CLAIMS.replace("F(m)", "for k in 0 .. m / 1000 { }  F(m)")
+    verdict = prove_for_all(text).verdicts["portable"]
+    assert verdict.word == "not proved"
 
 
 def test_what_cannot_be_proved_says_why() -> None:
