@@ -205,6 +205,11 @@ def _prove(parser: Parser) -> None:
         help="a transport, or `all` for a table",
     )
     _output(parser, "FILE", "write the certificate, which a checker of its own reads")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="FILE is a certificate: check it, and that its orders are those of its program",
+    )
 
 
 def _show(parser: Parser) -> None:

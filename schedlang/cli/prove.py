@@ -25,6 +25,29 @@ def proved_for_all(options: argparse.Namespace, source: Any) -> bool:
     return proof.holds
 
 
+def _check(options: argparse.Namespace, text: str) -> int:
+    """Check a certificate, and print whether it proves what it says."""
+    from schedlang.parametric.certificate import is_of_program
+    from schedlang.parametric.check_certificate import Wrong, check
+
+    if options.params or options.output:
+        raise UsageError("--check reads a certificate, which has its program and its parameters")
+    try:
+        document = json.loads(text)
+        check(document)
+        wrong = "" if is_of_program(document) else "the orders are not those of the program"
+    except Wrong as error:
+        wrong = str(error)
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        wrong = f"it is no certificate: {type(error).__name__}: {error}"
+    if options.format == "json":
+        print(json.dumps({"file": options.file, "holds": not wrong, "wrong": wrong}))
+    else:
+        verdict = f"does not hold: {wrong}" if wrong else "proves what it says"
+        print(f"the certificate {verdict}")
+    return WRONG if wrong else FINE
+
+
 def prove(options: argparse.Namespace) -> int:
     """Prove a program for any number of microbatches, and print where it holds."""
     from schedlang.files.reading import read_source
@@ -33,6 +56,8 @@ def prove(options: argparse.Namespace) -> int:
     from schedlang.schedule.transports import NAMES
 
     source = read_source(options.file)
+    if options.check:
+        return _check(options, source.text)
     if source.is_plan:
         raise UsageError(f"`{options.file}` is a plan, of one size: `schedc check` proves it")
     names = NAMES if options.transport == "all" else (options.transport,)

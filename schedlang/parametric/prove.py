@@ -178,7 +178,9 @@ class _Prover:
             try:
                 return self.tried(one, _UNROLLED[attempt // len(more)])
             except NeedsBase as needs:
-                one = evolve(one, base=one.base + needs.least * one.period)
+                # Of many ranks, each may ask for one more.
+                least = max(needs.least, self.ranks // 4 // one.period)
+                one = evolve(one, base=one.base + least * one.period)
             except NoStamps as error:
                 # First from larger sizes on, then with more rounds as one.
                 one = evolve(one, base=one.base + more[attempt % len(more)] * one.period)
@@ -389,7 +391,7 @@ class _Prover:
     def certificate(self, classes: list[Class]) -> dict[str, Any] | None:
         """The certificate of the classes that are right, where there are any."""
         parts = [one.certificate for one in classes if one.certificate]
-        return certificate(self.whole.text, self.params, parts) if parts else None
+        return certificate(self.source.text, self.params, parts) if parts else None
 
     def verdict(self, name: str, classes: list[Class], small: list[int]) -> Verdict:
         groups: dict[str, tuple[set[int], list[tuple[int, int]]]] = {

@@ -1,6 +1,7 @@
 """Programs proved for any number of microbatches, against the compiler at sizes."""
 
 import copy
+import hashlib
 import json
 import random
 from collections.abc import Iterator
@@ -279,6 +280,15 @@ def test_the_command_prints_verdicts_and_formulas(
     assert "portable  proved for microbatches >= 1" in printed
     assert "makespan = 3 * microbatches + 3 for microbatches >= 1" in printed
     check(json.loads(file.read_text()))
+    assert main(["prove", str(file), "--check"]) == 0
+    document = json.loads(file.read_text())
+    document["program"] = document["program"].replace("ranks - 1 - r", "ranks - r", 1)
+    content = json.dumps([document["program"], document["params"]], sort_keys=True)
+    document["sha256"] = hashlib.sha256(content.encode()).hexdigest()
+    file.write_text(json.dumps(document))
+    capsys.readouterr()
+    assert main(["prove", str(file), "--check"]) == 1
+    assert "the orders are not those of the program" in capsys.readouterr().out
 
 
 def test_the_command_fails_for_a_program_that_is_wrong_at_some_size(
