@@ -138,8 +138,6 @@ class _Run:
             "link": lambda *_: None,
             "weights": self.not_plain("weights"),
             "skip": self.skip,
-            "edge": self.skip,
-            "frozen": self.not_plain("frozen stages"),
             "edge": self.not_plain("stages that are no chain"),
             "frozen": self.not_plain("frozen stages"),
             "price": self.price,
