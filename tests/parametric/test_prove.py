@@ -291,6 +291,17 @@ def test_the_command_prints_verdicts_and_formulas(
     assert "the orders are not those of the program" in capsys.readouterr().out
 
 
+def test_the_command_proves_for_any_number_of_ranks(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("islpy")
+    file = tmp_path / "certificate.json"
+    gpipe = str(PROGRAMS / "gpipe.sched")
+    assert main(["prove", gpipe, "--any-ranks", "-o", str(file)]) == 0
+    assert "any ranks and microbatches" in capsys.readouterr().out
+    assert main(["prove", str(file), "--check"]) == 0
+
+
 def test_the_command_fails_for_a_program_that_is_wrong_at_some_size(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
