@@ -193,6 +193,11 @@ def _prove(parser: Parser) -> None:
     _file(parser)
     _params(parser)
     parser.add_argument(
+        "--all-ranks",
+        action="store_true",
+        help="for any number of ranks as well (needs islpy and OR-Tools: schedlang[prove])",
+    )
+    parser.add_argument(
         "--transport",
         type=transport_or_all,
         default="portable",

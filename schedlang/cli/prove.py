@@ -1,13 +1,20 @@
 """`schedc prove`: a program for any number of microbatches."""
 
+from __future__ import annotations
+
 import argparse
 import json
 import sys
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from schedlang.cli.diagnosed import print_diagnostics
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, WRONG, UsageError
+
+if TYPE_CHECKING:
+    from schedlang.diagnostics.source import Source
+    from schedlang.parametric.result import Proof
 
 
 def proved_for_all(options: argparse.Namespace, source: Any) -> bool:
@@ -24,8 +31,19 @@ def proved_for_all(options: argparse.Namespace, source: Any) -> bool:
     return proof.holds
 
 
+def _for_all_ranks(source: Source, params: Mapping[str, int], names: Sequence[str]) -> Proof:
+    """The proof for any number of ranks, which takes packages of its own."""
+    try:
+        from schedlang.parametric.ranks.proofs import prove_for_all_ranks
+
+        return prove_for_all_ranks(source, params, names)
+    except ImportError as error:
+        needed = "to prove for any number of ranks takes islpy and OR-Tools"
+        raise UsageError(f"{needed}: pip install 'schedlang[prove]' ({error})") from None
+
+
 def prove(options: argparse.Namespace) -> int:
-    """Prove a program for any number of microbatches, and print where it holds."""
+    """Prove a program for any number of microbatches, maybe of ranks, and print where it holds."""
     from schedlang.files.reading import read_source
     from schedlang.files.writing import write_text
     from schedlang.parametric.prove import prove_for_all
@@ -36,7 +54,10 @@ def prove(options: argparse.Namespace) -> int:
         raise UsageError(f"`{options.file}` is a plan, of one size: `schedc check` proves it")
     names = NAMES if options.transport == "all" else (options.transport,)
     with progress(f"proving {source.path}"):
-        proof = prove_for_all(source, options.params, names)
+        if options.all_ranks:
+            proof = _for_all_ranks(source, options.params, names)
+        else:
+            proof = prove_for_all(source, options.params, names)
     if options.output:
         if proof.certificate is None:
             raise UsageError("there is no certificate: nothing is proved for all sizes of a class")

@@ -1,4 +1,5 @@
-"""Checks a certificate of `schedlang.parametric.ranks` without trust in who made it.
+"""Checks a certificate of `schedc prove --all-ranks`, without trust in who made it:
+`python -m schedlang.parametric.ranks.check_certificate FILE`.
 
 This shares no code with the prover: the rules of pipeline training are written down once more, and
 each question is asked of isl anew. A certificate has a program as integer sets. What is checked,
@@ -9,6 +10,8 @@ every edge (the order of a rank, what comes from another rank) the stamps grow. 
 each other in a circle.
 """
 
+import json
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -255,3 +258,10 @@ def _earlier_on_rank(depth: int) -> isl.UnionMap:
 
 def _identity(items: isl.UnionMap) -> isl.UnionMap:
     return items.domain().identity()
+
+
+if __name__ == "__main__":
+    with open(sys.argv[1]) as file:
+        amiss = faults_of(json.load(file))
+    print("\n".join(amiss) or "the certificate proves what it says")
+    sys.exit(1 if amiss else 0)

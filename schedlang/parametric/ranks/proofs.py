@@ -46,14 +46,14 @@ def prove_for_all_ranks(
     each of some transports the verdict says at which sizes the program is proved, and at which it
     is wrong; where it cannot be read as integer sets, or nothing was found, it is not proved, with
     the reason. CompileError for a program that cannot be read, TypeError or ValueError for wrong
-    arguments, and ValueError where islpy or OR-Tools is missing.
+    arguments, and ImportError where OR-Tools is missing.
     """
     check_params("params", params)
     names = tuple(transports_asked)
     for name in names:
         transports(name)
     if find_spec("ortools") is None:
-        raise ValueError("this needs OR-Tools: pip install 'schedlang[prove]'")
+        raise ImportError("OR-Tools is not installed")
     whole, tree = load(source_of(source))
     doing(f"{tree.name.text}: reading it as integer sets")
     free = _free(tree, params)
@@ -82,9 +82,9 @@ def prove_for_all_ranks(
         dict(params),
         free,
         verdicts,
-        tuple(laws),
-        _ARGUMENT if outcome.cases else "",
-        certificate_of(outcome) if outcome.cases else None,
+        laws=tuple(laws),
+        argument=_ARGUMENT if outcome.cases else "",
+        certificate=certificate_of(outcome) if outcome.cases else None,
     )
 
 
