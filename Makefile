@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo example test test-torch test-browser titan explore models trainings faults pages nodes fuzz mutation
-.PHONY: architecture gallery prove prove-damage prove-ranks transport-table reference pictures
+.PHONY: demo example test large test-torch test-browser test-editor titan explore models trainings faults pages nodes fuzz
+.PHONY: formatting mutation architecture gallery prove prove-damage prove-ranks transport-table reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 .PHONY: bench-partition bench-search-runs
 
@@ -28,6 +28,10 @@ test: .venv/installed
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist worksteal
 
+# The larger sizes of what `make test` tries at smaller ones, and three times as many of hypothesis's examples.
+large: .venv/installed
+	$(BIN)/pytest -n 2 --dist worksteal -m 'large or hypothesis' --hypothesis-profile large
+
 # The tests with another version of torch, in an environment of its own in build/, which is kept; the rest is that of
 # constraints.txt. TESTS=tests/runtime runs some only.
 TORCH ?= 2.15.0
@@ -42,11 +46,18 @@ $(OTHER)/installed: pyproject.toml constraints.txt
 	$(OTHER)/bin/pip install --quiet --constraint $(OTHER)/constraints.txt --editable '.[runtime,dev]'
 	touch $@
 
-# The page of `schedc view`, and its trace in Perfetto, in a real Chromium, which must be on this machine. It prints the
-# times to first paint.
+# The page of `schedc view`, and its trace in Perfetto, in a real Chromium, which must be on this machine, as must npm. It
+# prints the times to first paint, for each hover and for each key.
 test-browser: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	npm install --silent --no-save --prefix build axe-core@4
 	$(BIN)/pytest -m browser -rP
+
+# The language server on 200 damaged programs, and what editors colour programs by, in node, which must be on this
+# machine with npm.
+test-editor: .venv/installed
+	cd editors/vscode && npm install --no-audit --no-fund --no-package-lock
+	$(BIN)/pytest -m 'editors or not editors' tests/editor --blocks 0..10
 
 # torchtitan on 4 processes of this machine: by itself, with tables of ours, and in our runtime, its losses side by side
 # (docs/torchtitan.md). It has an environment of its own, with the torch that it is made for (CONTRIBUTING.md says how to
@@ -63,7 +74,7 @@ build/titan/installed: pyproject.toml
 	build/titan/bin/pip install --quiet --editable . torch==2.15.0 torchtitan==0.3.0
 	touch $@
 
-# The verifier against every interleaving, an oracle and real processes, on 10^5 programs where `make test` has 10^4; then
+# The verifier against every interleaving, an oracle and real processes, on 10^5 programs where `make test` has 2 * 10^3; then
 # docs/verification.md. A run can be divided by BLOCKS, each of its own seed; one that is tried again counts once.
 BLOCKS ?= 0..99
 explore: .venv/installed
@@ -106,6 +117,10 @@ fuzz: .venv/installed
 	for what in program plan; do $(BIN)/python -m tests.support.fuzzed $$what build/fuzz/$$what \
 	    -timeout=120 -rss_limit_mb=2048 -max_total_time=$(FUZZ_SECONDS) -print_final_stats=1 || exit 1; done
 
+# Ten thousand programs, written in any way, formatted: each stays what it is.
+formatting: .venv/installed
+	$(BIN)/pytest -n 2 tests/language/test_formatting.py --blocks 0..100
+
 # Changes the verifier in one place at a time and sees whether the tests notice (mutmut); then docs/mutation.md. It takes
 # hours, can be stopped and goes on where it was; MUTANTS='schedlang.proof.network*' tries some only.
 mutation: .venv/installed
@@ -131,11 +146,13 @@ bench-start: .venv/installed
 bench-runtime: .venv/installed
 	$(BIN)/python benchmarks/runtime.py
 
-# How many optima `schedc optimize` proves of a hundred instances, and what simpler ways give: an hour or two.
+# How many optima `schedc optimize` proves of a hundred instances, and what simpler ways give. Each of the three takes at
+# most so long; what is missing then, or after Ctrl-C, comes the next time. All of it takes one to two hours on two cores.
+FOR ?= 40m
 bench-search: .venv/installed
-	$(BIN)/python benchmarks/search.py
-	$(BIN)/python benchmarks/large.py
-	$(BIN)/python benchmarks/published.py
+	$(BIN)/python benchmarks/search.py --for $(FOR)
+	$(BIN)/python benchmarks/large.py --for $(FOR)
+	$(BIN)/python benchmarks/published.py --for $(FOR)
 
 # Layers of unequal work shared out in the ways that there are, by simulation, in ten minutes.
 bench-partition: .venv/installed

@@ -8,17 +8,18 @@ and what ranks hold. Here, the same ops on the same stages are put in order for 
 where no rank holds more: activations until their last use, or where the case gives what ops add to
 memory, and a limit, by these.
 
-`python benchmarks/published.py 60 10 20` looks at the cases 10 to 19, for at most 60 seconds of
-processor time each. What is at the bound ends at once.
+`python benchmarks/published.py 10:20 --limit 60` looks at the cases 10 to 19, at each objective for
+at most 60 seconds of processor time. What is at the bound ends at once; more is in
+benchmarks/rows.py.
 """
 
 import json
-import sys
-from collections import Counter
 from math import inf
 from pathlib import Path
 from time import process_time
 from typing import Any
+
+from rows import Row, print_rows
 
 from schedlang import Costs, Source, compile
 from schedlang.search.optimize.optimize import optimize
@@ -114,34 +115,36 @@ def verdict(value: float, recorded: float) -> str:
     return "worse" if value > recorded * (1 + ALMOST) else "same"
 
 
+def row(number: int, seconds: float) -> Row:
+    """The rows of a case, one for each objective."""
+    case = cases()[number]
+    lines = []
+    verdicts = []
+    for objective, figure in FIGURES.items():
+        answer = searched(problem_of(case, objective), seconds)
+        recorded = case[figure]
+        verdicts.append(verdict(answer.value, recorded))
+        size = f"{case['p']}x{case['m']}"
+        line = f"{number:3} {case['schedule']:14} {size:6} {case['cost_profile']:12} {objective:9}"
+        figures = f"{recorded:11.10g} {answer.value:11.10g} {answer.bound:11.10g}"
+        lines.append(f"{line} {figures} {1 - answer.value / recorded:7.2%} {verdicts[-1]}")
+    kinds = "whole backwards" if family(case) in WHOLE else "split backwards"
+    whole = next(word for word in ("worse", "better", "same") if word in verdicts)
+    counts = [f"{objective} {word}" for objective, word in zip(FIGURES, verdicts, strict=True)]
+    return Row("\n".join(lines), [*counts, f"{kinds}, of both: {whole}"])
+
+
+def cases() -> list[dict[str, Any]]:
+    """What is recorded."""
+    recorded: list[dict[str, Any]] = json.loads(RECORDED.read_text())["cases"]
+    return recorded
+
+
 def main() -> None:
     """Print a row for each case and objective, and how many are better and worse."""
-    seconds, first, last = [*map(float, sys.argv[1:4]), *(LIMIT, 0, inf)[len(sys.argv) - 1 :]]
-    cases = json.loads(RECORDED.read_text())["cases"]
-    print(f"    {'schedule':14} ranks costs         {'objective':9} {'recorded':>11}", end=" ")
-    print(f"{'found':>11} {'bound':>11}    less")
-    counts: Counter[str] = Counter()
-    best_of: Counter[str] = Counter()
-    for number, case in enumerate(cases):
-        if not first <= number < last:
-            continue
-        verdicts = []
-        for objective, figure in FIGURES.items():
-            answer = searched(problem_of(case, objective), seconds)
-            recorded = case[figure]
-            verdicts.append(verdict(answer.value, recorded))
-            counts[f"{objective} {verdicts[-1]}"] += 1
-            size = f"{case['p']}x{case['m']}"
-            row = (
-                f"{number:3} {case['schedule']:14} {size:6} {case['cost_profile']:12} {objective:9}"
-            )
-            figures = f"{recorded:11.10g} {answer.value:11.10g} {answer.bound:11.10g}"
-            print(f"{row} {figures} {1 - answer.value / recorded:7.2%} {verdicts[-1]}", flush=True)
-        kinds = "whole backwards" if family(case) in WHOLE else "split backwards"
-        whole = next(word for word in ("worse", "better", "same") if word in verdicts)
-        best_of[f"{kinds}, of both: {whole}"] += 1
-    for name, count in sorted((counts + best_of).items()):
-        print(f"{name}: {count}")
+    head = f"    {'schedule':14} ranks costs         {'objective':9} {'recorded':>11}"
+    head += f" {'found':>11} {'bound':>11}    less"
+    print_rows("published", head, len(cases()), row, LIMIT)
 
 
 if __name__ == "__main__":

@@ -5,16 +5,18 @@ search found, the bound that it proved, the gap between the two and the processo
 what a plain greedy gives. The search has one thread here, and LIMIT seconds of processor time,
 whatever else the machine does: on two idle cores, `schedc optimize --for 60s` has twice as much.
 
-`python benchmarks/search.py 0 10` looks at the first ten.
+`python benchmarks/search.py 0:10` looks at the first ten. What is stopped goes on when it is called
+again; `--for 10m` stops it by itself (benchmarks/rows.py).
 """
 
 import random
-import sys
 from collections.abc import Iterator
+from itertools import islice
 from math import inf
 from time import process_time
 
 from attrs import frozen
+from rows import Row, print_rows
 
 from schedlang import Costs, Source, compile
 from schedlang.schedule.kinds import Kind
@@ -135,36 +137,36 @@ def plain(problem: Problem) -> float:
     return problem.value(orders) if orders else inf
 
 
-def searched(problem: Problem) -> tuple[Answer, float]:
-    """The answer that is there after LIMIT seconds, or before, if it is proved; and how many."""
+def searched(problem: Problem, limit: float) -> tuple[Answer, float]:
+    """The answer that is there after so many seconds of processor time, or before, if it is proved;
+    and how many it took.
+    """
     begin = process_time()
     kept: Answer | None = None
     for answer in optimize(problem, 1e9, workers=1):
         seconds = process_time() - begin
-        if seconds > LIMIT and kept is not None:
-            return kept, LIMIT
+        if seconds > limit and kept is not None:
+            return kept, limit
         kept = answer
     assert kept is not None
     return kept, process_time() - begin
 
 
+def row(number: int, limit: float) -> Row:
+    """The row of an instance."""
+    drawn, costs = next(islice(instances(), number, None))
+    problem = problem_of(drawn, costs)
+    answer, seconds = searched(problem, limit)
+    figures = f"{plain(problem):8.2f} {answer.value:8.2f} {answer.bound:8.2f}"
+    text = f"{number:3} {drawn} {figures} {answer.gap:7.2%} {seconds:8.1f}"
+    return Row(text, ["proved"] if answer.is_best else [])
+
+
 def main() -> None:
     """Print a row for each instance, and how many are proved."""
-    first, last = map(int, sys.argv[1:3] or (0, COUNT))
-    head = f"{'':7} {'':5} {'':6} {'':9} {'':10} memory   "
-    print(f"    {head} {'greedy':>8} {'found':>8} {'bound':>8} {'gap':>7} {'seconds':>8}")
-    proved = total = 0
-    for number, (drawn, costs) in enumerate(instances()):
-        if not first <= number < last:
-            continue
-        problem = problem_of(drawn, costs)
-        answer, seconds = searched(problem)
-        total += 1
-        proved += answer.is_best
-        figures = f"{plain(problem):8.2f} {answer.value:8.2f} {answer.bound:8.2f}"
-        row = f"{number:3} {drawn} {figures} {answer.gap:7.2%} {seconds:8.1f}"
-        print(row, flush=True)
-    print(f"{proved} of {total} proved within {LIMIT:g} seconds of processor time")
+    head = f"    {'':7} {'':5} {'':6} {'':9} {'':10} memory   "
+    head += f" {'greedy':>8} {'found':>8} {'bound':>8} {'gap':>7} {'seconds':>8}"
+    print_rows("search", head, COUNT, row, LIMIT)
 
 
 if __name__ == "__main__":

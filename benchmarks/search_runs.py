@@ -3,7 +3,8 @@ bench-search-runs`.
 
 For each of three models of unequal layers, on 4 processes over gloo:
 
-1. one program runs with an even split, and its trace says what stages and transfers take;
+1. two programs run with an even split, of one and of two stages on each rank; their traces say what
+   layers, transfers, and ops without any layer take;
 2. from these costs `schedlang.search` chooses: program and split (`search`); from the best of these
    also which rank has which stage, and an order (`solve`), which `optimize` then has some seconds
    for;
@@ -50,6 +51,7 @@ from schedlang.search.partition import (
     Layer,
     Solution,
     costs_of_stages,
+    fixed_of_runs,
     gallery,
     layers_of_run,
     names_by_stage,
@@ -62,8 +64,9 @@ MICROBATCHES = 8
 #: Seconds that a launch may take at most; steps of each, of which the first is a warm-up.
 LIMIT = 150
 TURNS = 5
-#: The program that runs first, since its backwards are split: its trace has both halves.
-FIRST = "zb_h1"
+#: The programs that run first, with one stage on each rank and with two: their backwards are split,
+#: so their traces have both halves.
+FIRST = ("zb_h1", "zb_v")
 #: Programs of the gallery run that are predicted to take at most so much of the fastest one, and so
 #: many of them at most.
 NEAR = 1.1
@@ -351,7 +354,7 @@ def sizes_of_even_split(layers: Sequence[Layer], plan: Plan) -> list[int]:
     return [end - begin for begin, end in pairwise(cuts)]
 
 
-def defaults(layers: Sequence[Layer], links: Costs) -> list[Contender]:
+def defaults(layers: Sequence[Layer], links: Costs, fixed: Layer) -> list[Contender]:
     """The programs of the gallery at their defaults, the fastest first."""
     contenders = []
     for name, params in gallery(RANKS, MICROBATCHES):
@@ -359,7 +362,7 @@ def defaults(layers: Sequence[Layer], links: Costs) -> list[Contender]:
         if plan.layout.pieces > len(layers):
             continue
         sizes = sizes_of_even_split(layers, plan)
-        costs = costs_of_stages(layers, sizes, plan.layout, links)
+        costs = costs_of_stages(layers, sizes, plan.layout, links, fixed)
         makespan = simulate(plan, costs).timeline.makespan
         contenders.append(Contender(name, plan, sizes, makespan))
     return sorted(contenders, key=lambda contender: contender.predicted)
@@ -377,20 +380,26 @@ def compare(model: str, waits: bool) -> None:
     alone = measured_alone(model)
     seconds = [WAITING * share / sum(alone) / 3 for share in alone] if waits else None
     names = list(MODELS[model]())
-    first = compile(FIRST, {"ranks": RANKS, "microbatches": MICROBATCHES})
     guesses = [
         Layer(share, share, share, name=name) for share, name in zip(alone, names, strict=True)
     ]
-    sizes = sizes_of_even_split(guesses, first)
-    (run,) = run_in_turns(model, seconds, guesses, [Contender(FIRST, first, sizes, 0.0)])
-    layers = layers_of_run(run.costs, sizes, alone, names)
-    links = Costs(p2p_time=run.costs.p2p_time)
+    first = []
+    for name in FIRST:
+        plan = compile(name, {"ranks": RANKS, "microbatches": MICROBATCHES})
+        first.append(Contender(name, plan, sizes_of_even_split(guesses, plan), 0.0))
+    measured = run_in_turns(model, seconds, guesses, first)
+    pieces = [len(contender.sizes) for contender in first]
+    fixed = fixed_of_runs([(run.costs, own) for run, own in zip(measured, pieces, strict=True)])
+    # The smaller stages are, the more is known of each layer.
+    finest = max(range(len(first)), key=pieces.__getitem__)
+    layers = layers_of_run(measured[finest].costs, first[finest].sizes, alone, names, fixed)
+    links = Costs(p2p_time=measured[finest].costs.p2p_time)
 
     begin = time.monotonic()
-    programs = defaults(layers, links)
-    fits = search(layers, gallery(RANKS, MICROBATCHES), links)
+    programs = defaults(layers, links, fixed)
+    fits = search(layers, gallery(RANKS, MICROBATCHES), links, fixed=fixed)
     best = fits[0]
-    solution = solve(layers, fits[:OPENED], links)
+    solution = solve(layers, fits[:OPENED], links, fixed=fixed)
     plan = optimized(solution)
     predicted = simulate(plan, solution.costs).timeline.makespan
     took = time.monotonic() - begin
@@ -402,7 +411,10 @@ def compare(model: str, waits: bool) -> None:
     contenders = [*chosen, *near[:MOST]]
     runs = run_in_turns(model, seconds, layers, contenders)
 
-    print(f"\n{model}: {len(layers)} layers, costs from a run of {FIRST}; chosen in {took:.0f} s")
+    runs_of = " and ".join(FIRST)
+    print(f"\n{model}: {len(layers)} layers, costs from runs of {runs_of}; chosen in {took:.0f} s")
+    per_op = (fixed.forward, fixed.input, fixed.weight)
+    print(f"without any layer, F, I, W take {', '.join(f'{each / 1e3:.2f}' for each in per_op)} ms")
     print(f"{'program':<32} {'layers by stage':<34} predicted, ms  measured, ms   error")
     steps = [median(step.makespan for step in own.steps) for own in runs]
     for contender, step in zip(contenders, steps, strict=True):

@@ -1,6 +1,7 @@
 """Checks before a pipeline runs; each raises PipelineError if something is wrong."""
 
 import json
+import warnings
 from collections.abc import Mapping
 
 import torch
@@ -12,6 +13,7 @@ from schedlang.diagnostics.diagnostic import counted
 from schedlang.plan.plan import Plan
 from schedlang.proof.norms import why_not
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.gradients.shared_weights import Tied
 from schedlang.runtime.processes import PIPELINE, Processes
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.shards import is_sharded
@@ -73,6 +75,12 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
     has_last = any(map(plan.layout.is_last, held))
     if setup.loss_fn is None and has_last and not plan.is_forward_only:
         raise PipelineError("the last stage is on this rank, so it needs a `loss_fn`")
+    several = [pipeline.name for pipeline in plan.layout.pipelines]
+    if len(plan.layout.lasts) > len(several) and not plan.is_forward_only:
+        raise PipelineError(
+            f"the stages {[*plan.layout.lasts]} hand on nothing, so each would have a loss: a "
+            "pipeline trains with one yet"
+        )
     updated = sorted(
         {stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U}
     )
@@ -90,6 +98,48 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         raise PipelineError(f"`max_gathered` is {setup.max_gathered}, it must be 1 or more")
     if setup.max_norm is not None:
         _check_max_norm(plan, rank, setup)
+    _check_frozen(plan, setup.modules, setup.tied)
+
+
+def _check_frozen(plan: Plan, modules: Mapping[int, nn.Module], tied: Tied) -> None:
+    """Whether the stages that are frozen in the plan are those whose weights want no gradient;
+    where the plan trains one for nothing, a warning says so.
+    """
+    layout = plan.layout
+    for number, module in modules.items():
+        weights = dict(module.named_parameters())
+        wanting = [name for name, weight in weights.items() if weight.requires_grad]
+        if weights and not wanting and layout.trains(number) and not plan.is_forward_only:
+            piece = layout.piece(number)
+            warnings.warn(
+                f"no weight of stage {number} wants a gradient, and the plan trains it: `frozen "
+                f"{piece} .. {piece + 1}` in the program leaves out what is done for nothing",
+                stacklevel=2,
+            )
+        if wanting and not layout.trains(number):
+            others = counted(len(wanting) - 1, "other")
+            more = f" and {others}" if len(wanting) > 1 else ""
+            raise PipelineError(
+                f"stage {number} is frozen in the plan, and its weight `{wanting[0]}`{more} would "
+                "be trained: freeze the module, `requires_grad_(False)`, or take the stage out of "
+                f"`frozen` in {plan.source.path}"
+            )
+        _check_tied(plan, number, weights, tied)
+
+
+def _check_tied(plan: Plan, number: int, weights: Mapping[str, nn.Parameter], tied: Tied) -> None:
+    """Whether no weight of a stage is trained that a frozen stage has as well."""
+    piece = plan.layout.piece(number)
+    for names in tied:
+        by_piece = {plan.layout.piece(stage): name for stage, name in names.items()}
+        own = weights.get(by_piece.get(piece, ""))
+        frozen = [other for other in by_piece if other in plan.layout.frozen]
+        if own is not None and own.requires_grad and frozen:
+            raise PipelineError(
+                f"the weight `{by_piece[piece]}` of stage {number} would be trained, and is tied "
+                f"to `{by_piece[frozen[0]]}` of stage {frozen[0]}, which is frozen in the plan: "
+                "freeze both or none"
+            )
 
 
 def check_clipping(plan: Plan) -> None:

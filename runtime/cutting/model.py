@@ -115,6 +115,10 @@ def split(
             "the plan has slices, whose stages take and return more than blocks: build them "
             "yourself"
         )
+    if plan.layout.edges:
+        raise PipelineError(
+            "the plan's stages are a graph, and the model's blocks a chain: build them yourself"
+        )
     if plan.layout.skips:
         raise PipelineError(
             "the plan has skips, whose stages take and return more than blocks: build them yourself"
@@ -309,18 +313,19 @@ def _partition(
 ) -> Partition:
     if costs is not None and len(costs) != len(blocks):
         raise PipelineError(f"the model has {len(blocks)} blocks, `costs` has {len(costs)}")
+    trained = frozenset(index for index, block in enumerate(blocks.values()) if _is_trained(block))
     if costs is None:
-        costs = [_multiplications(block) for block in blocks.values()]
+        costs = _work(blocks, min(trained, default=0))
     try:
         if stage_layout is None:
-            cuts = partition(costs, plan_layout).cuts
+            cuts = partition(costs, plan_layout, trained).cuts
         else:
             check_costs(costs)
             cuts = cuts_of(stage_layout, list(blocks), plan_layout.pieces)
     except ValueError as error:
         raise PipelineError(f"`blocks` and `costs` do not cut the model: {error}") from None
     weights = [sum(weight.numel() for weight in block.parameters()) for block in blocks.values()]
-    return Partition(plan_layout, tuple(costs), cuts, tuple(weights))
+    return Partition(plan_layout, tuple(costs), cuts, tuple(weights), trained)
 
 
 def _find_tied(model: nn.Module, blocks: Blocks, parts: Partition) -> list[dict[int, str]]:
@@ -338,6 +343,24 @@ def _find_tied(model: nn.Module, blocks: Blocks, parts: Partition) -> list[dict[
                 f"the weight `{name}` is in none of the blocks, so no stage would have it"
             )
     return [by_piece for by_piece in names.values() if len(by_piece) > 1]
+
+
+def _is_trained(block: nn.Module) -> bool:
+    return any(weight.requires_grad for weight in block.parameters())
+
+
+def _work(blocks: Blocks, first: int) -> list[float]:
+    """What each block multiplies in its forward and its backward, which is as much for the
+    gradients of the inputs as for those of the weights. A frozen one has none of the latter, and
+    before the `first` that is trained there are no gradients at all.
+    """
+    work = [_multiplications(block) for block in blocks.values()]
+    weights = [weight for block in blocks.values() for weight in block.parameters()]
+    if all(weight.requires_grad for weight in weights):
+        return work
+    for index, block in enumerate(blocks.values()):
+        work[index] *= (1 + int(index >= first) + _is_trained(block)) / 3
+    return work
 
 
 def _multiplications(block: nn.Module) -> float:

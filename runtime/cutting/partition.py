@@ -13,6 +13,8 @@ from schedlang.diagnostics.diagnostic import counted
 from schedlang.schedule.cuts import (
     ROUNDING,
     Cuts,
+    Limit,
+    NoCuts,
     best_cuts,
     check_costs,
     costs_of_pieces,
@@ -24,13 +26,15 @@ from schedlang.schedule.layout import Layout
 @frozen
 class Partition:
     """Piece i of the model has the blocks `cuts[i]` up to `cuts[i + 1]`; `costs` are the blocks',
-    in any unit, and `weights` how many weights they have, where that is known.
+    in any unit, and `weights` how many weights they have, where that is known; `trained` are those
+    that no frozen stage may have.
     """
 
     layout: Layout
     costs: tuple[float, ...]
     cuts: Cuts
     weights: tuple[int, ...] = ()
+    trained: frozenset[int] = frozenset()
 
     def piece_of(self, stage: int) -> int:
         """The piece of the model that a stage is; of two pipelines both have all."""
@@ -98,18 +102,20 @@ class Partition:
         """What the most even split has, in words."""
         if len(self.costs) < self.layout.pieces:
             return "there are not enough blocks for all stages"
-        least = partition(self.costs, self.layout).imbalance
+        least = partition(self.costs, self.layout, self.trained).imbalance
         if self.imbalance <= least * (1 + ROUNDING) + ROUNDING:
             return "no split has less"
         return f"the most even split {least:.1%}"
 
 
-def partition(costs: Sequence[float], layout: Layout) -> Partition:
+def partition(
+    costs: Sequence[float], layout: Layout, trained: frozenset[int] = frozenset()
+) -> Partition:
     """A partition whose slowest stage is as fast as can be; of these, in a V and in two pipelines,
     the slowest rank.
 
-    Every piece has a block or more; ValueError where there are too few, or a cost is no number from
-    0.
+    Every piece has a block or more, and a frozen one none of those that are `trained`; ValueError
+    where there are too few, or a cost is no number from 0.
     """
     pieces = layout.pieces
     if len(costs) < pieces:
@@ -118,11 +124,20 @@ def partition(costs: Sequence[float], layout: Layout) -> Partition:
         )
     check_costs(costs)
     stages = [{piece: 1.0} for piece in range(pieces)]
-    cuts, slowest = best_cuts(costs, pieces, stages)
-    if _is_mirrored(layout):
-        within = [(stages, slowest)]
-        cuts, _ = best_cuts(costs, pieces, loads_of_ranks(layout), within=within)
-    return Partition(layout, tuple(costs), cuts)
+    of_training = [float(block in trained) for block in range(len(costs))]
+    limits = [Limit({piece: of_training}, 0) for piece in layout.frozen]
+    try:
+        cuts, slowest = best_cuts(costs, pieces, stages, limits)
+        if _is_mirrored(layout):
+            within = [(stages, slowest)]
+            cuts, _ = best_cuts(costs, pieces, loads_of_ranks(layout), limits, within)
+    except NoCuts:
+        numbers = ", ".join(map(str, layout.frozen))
+        raise ValueError(
+            f"the plan has the frozen stages {numbers}, and the model no blocks there whose "
+            "weights want no gradient: freeze some, `requires_grad_(False)`"
+        ) from None
+    return Partition(layout, tuple(costs), cuts, trained=trained)
 
 
 def _is_mirrored(layout: Layout) -> bool:

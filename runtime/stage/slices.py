@@ -24,9 +24,10 @@ class Past(Part):
     slice: a tensor, or tensors in tuples, lists and dictionaries.
     """
 
-    def __init__(self, stage: int, slices: int) -> None:
+    def __init__(self, stage: int, slices: int, has_backward: bool) -> None:
         self._stage = stage
         self._slices = slices
+        self._has_backward = has_backward
         #: What a slice is given, until its backward.
         self._past: dict[int, Value] = {}
         #: The gradients of what a slice has left, from the next one's backward to its own.
@@ -44,7 +45,7 @@ class Past(Part):
         run.held = [*run.held, past]
         if run.has_graph:
             run.leaves = [*run.leaves, *leaves_of(past)]
-        if run.is_evaluation:
+        if run.is_evaluation or not self._has_backward:
             del self._past[slice]
 
     def after_forward(self, run: Forward) -> None:

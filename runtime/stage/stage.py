@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.added_losses import Taking, root_of, total_of
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Boxes, Forward, Ops, Part, filled
 from schedlang.runtime.stage.entry import changeable, works_in_place
@@ -50,21 +51,30 @@ _NOTHING = nullcontext()
 
 @frozen
 class StagePlan:
-    """What a plan says about a stage: its number, whether its input comes from outside, and of
-    which microbatches the forward is recomputed, or the backward split.
+    """What a plan says about a stage: its number, whether it has an input and an output at all,
+    beside what passes along far edges; whether it has a backward, and whether that ends here, since
+    the input comes from outside or from a stage without one; and of which microbatches
+    the forward is recomputed, or the backward split.
     """
 
     number: int
-    is_first: bool = False
+    has_input: bool = True
+    has_output: bool = True
+    has_backward: bool = True
+    ends_backward: bool = False
     recomputed: Container[int] = ()
     split: Container[int] = ()
 
     @classmethod
     def of(cls, plan: Plan, number: int) -> "StagePlan":
         """What a plan says about the stage with this number."""
+        layout = plan.layout
         return cls(
             number,
-            plan.layout.is_first(number),
+            layout.is_first(number) or layout.follows(number),
+            layout.is_last(number) or layout.hands_on(number),
+            layout.has_backward[number],
+            not layout.follows(number) or not layout.has_backward[number - 1],
             plan.microbatches_with(Kind.R, number),
             plan.microbatches_with(Kind.W, number),
         )
@@ -124,6 +134,7 @@ class Stage:
         device: torch.device,
         *,
         loss: Loss | None = None,
+        added_scale: float = 1.0,
         optimizer: Optimizer | None = None,
         parts: Sequence[Part] = (),
     ) -> None:
@@ -133,6 +144,11 @@ class Stage:
         self.module = module
         self.device = device
         self.loss = loss
+        self._added_scale = added_scale
+        #: By name, the sums of the losses that the module has added in this step.
+        self.added: dict[str, Tensor] = {}
+        #: From F (or R) to the backward: the microbatches of which some loss was added.
+        self._have_added: set[int] = set()
         self.optimizer = optimizer
         self.parts = parts
         inwards = parts[::-1]
@@ -221,25 +237,32 @@ class Stage:
 
     def forward(self, microbatch: int) -> None:
         """F: the output, and on the last stage the loss."""
-        input = self.inputs.pop(microbatch)
+        input = self.inputs.pop(microbatch) if self.plan.has_input else ()
         if self.stage_before is not None:
             self.stage_before.check_kept(microbatch, input)
         if microbatch in self.plan.recomputed:
             self._again[microbatch] = input, random_state(self.device)
             # Tensors of its own, or R would call the hooks that this run registers as well.
-            options = self._options(microbatch)
-            run = Forward(microbatch, of_its_own(input), options, has_graph=False)
-            run.trains = any(weight.requires_grad for weight in self.module.parameters())
-            with torch.no_grad():
-                output = self._run(run)
-            # The last stage has its loss in R.
-            if self.loss is None:
-                self.outputs[microbatch] = run.handed_on(*self._tensors_of(output))
+            self._run_without_graph(microbatch, of_its_own(input))
+        elif not self.plan.has_backward:
+            self._run_without_graph(microbatch, input)
         else:
             run = Forward(microbatch, input, self._options(microbatch), has_graph=True)
-            self.outputs[microbatch] = self._record(run)
+            output = self._record(run)
+            if self.plan.has_output:
+                self.outputs[microbatch] = output
         if self.stage_after is not None:
             self._handed_on[microbatch] = self._changes_of(self.outputs[microbatch])
+
+    def _run_without_graph(self, microbatch: int, input: Value) -> None:
+        """Make the output by a run that no backward follows."""
+        run = Forward(microbatch, input, self._options(microbatch), has_graph=False)
+        run.trains = any(weight.requires_grad for weight in self.module.parameters())
+        with torch.no_grad():
+            output = self._run(run)
+        # The last stage has its loss in R.
+        if self.loss is None and self.plan.has_output:
+            self.outputs[microbatch] = run.handed_on(*self._tensors_of(output))
 
     def recompute(self, microbatch: int) -> None:
         """R: the forward again, with the random numbers of the first time."""
@@ -256,10 +279,12 @@ class Stage:
         """F without a backward: on the last stage the loss if there are targets, and else the
         output.
         """
-        input = self.inputs.pop(microbatch)
+        input = self.inputs.pop(microbatch) if self.plan.has_input else ()
         options = self._options(microbatch)
         run = Forward(microbatch, input, options, has_graph=False, is_evaluation=True)
-        self.outputs[microbatch] = self._run(run)
+        output = self._run(run)
+        if self.plan.has_output:
+            self.outputs[microbatch] = output
 
     def backward(self, microbatch: int) -> None:
         """B: the gradients of the weights, which add up, and of the input."""
@@ -271,7 +296,12 @@ class Stage:
         self._end_backward(run, [leaf.grad for leaf in run.leaves])
 
     def backward_input(self, microbatch: int) -> None:
-        """I: the gradients of the input."""
+        """I: the gradients of the input; where no W follows, since the weights are frozen, that is
+        all.
+        """
+        if microbatch not in self.plan.split:
+            self.backward(microbatch)
+            return
         run = self._begin_backward(microbatch)
         split = self._splits[microbatch]
         with self._surroundings(run):
@@ -312,7 +342,7 @@ class Stage:
     def _record(self, run: Forward) -> Value:
         """The output of a run whose graph is kept for the backward."""
         microbatch = run.microbatch
-        if not self.plan.is_first:
+        if not self.plan.ends_backward:
             run.leaves = leaves_of(run.input)
             if self._works_in_place:
                 run.input = changeable(run.input)
@@ -323,6 +353,10 @@ class Stage:
             run.contexts = [split]
         tensors, tree = self._tensors_of(self._run(run))
         roots = [*filter(has_gradient, tensors), *run.roots]
+        added = root_of(run.added)
+        if added is not None:
+            self._have_added.add(microbatch)
+            roots.append(added)
         if not any(root.requires_grad for root in roots):
             self._has_no_backward(tensors)
         self._live[microbatch] = from_input, run.leaves, roots
@@ -373,7 +407,11 @@ class Stage:
 
     def _call(self, run: Forward) -> Value:
         arguments = run.input if isinstance(run.input, tuple) else (run.input,)
-        run.returned = self.module(*arguments, **run.options)
+        with Taking(run.added):
+            run.returned = self.module(*arguments, **run.options)
+        # A forward that is run again has them then.
+        if run.added:
+            self._take_added(run)
         if run.goes_on_with is not None:
             set_random_state(self.device, run.goes_on_with)
         for call in self._after_forward:
@@ -385,6 +423,18 @@ class Stage:
         if run.is_evaluation:
             raise PipelineError("there are targets, but no `loss_fn`")
         return run.returned
+
+    def _take_added(self, run: Forward) -> None:
+        """Sum the losses that the module has added; of a forward that is run again, then."""
+        if run.has_graph and not all(each.has_graph for each in run.added):
+            raise PipelineError(
+                f"stage {self.number} adds a loss without a graph, so it would not be trained: add "
+                "it outside of `torch.no_grad`, and of a checkpoint with `use_reentrant=True`"
+            )
+        is_again = run.microbatch in self.plan.recomputed
+        if run.has_graph or run.is_evaluation or not is_again:
+            for name, value in total_of(run.added).items():
+                self.added[name] = self.added[name] + value if name in self.added else value
 
     def _loss_of(self, run: Forward, loss: Loss) -> Tensor:
         value, extras = loss(run.returned, run.target)
@@ -410,9 +460,13 @@ class Stage:
 
     def _begin_backward(self, microbatch: int) -> Backward:
         from_input, leaves, roots = self._live.pop(microbatch)
-        run = Backward(microbatch, roots, self.gradients.pop(microbatch), leaves, from_input)
+        gradients = self.gradients.pop(microbatch) if self.plan.has_output else []
+        run = Backward(microbatch, roots, gradients, leaves, from_input)
         for call in self._before_backward:
             call(run)
+        if microbatch in self._have_added:
+            self._have_added.remove(microbatch)
+            run.gradients.append(torch.full_like(roots[-1], self._added_scale))
         return run
 
     def _surroundings(self, run: Backward) -> AbstractContextManager[Any]:
@@ -436,7 +490,7 @@ class Stage:
     def _end_backward(self, run: Backward, computed: Sequence[Tensor | None]) -> None:
         run.computed = computed
         own = run.take(run.from_input)
-        if not self.plan.is_first:
+        if not self.plan.ends_backward:
             self.input_gradients[run.microbatch] = own
         for call in self._after_backward:
             call(run)

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from math import inf
 from typing import Any
 
@@ -17,9 +18,14 @@ def optimize(options: argparse.Namespace) -> int:
     """Look for the best order, say how good it is, and write it as a program."""
     if options.output and not options.output.endswith(".sched"):
         raise UsageError(f"`{options.output}` is to be a program: -o NAME.sched")
-    from schedlang.search.optimize.optimize import judged, optimize
+    from schedlang.search.optimize.optimize import check_solver, judged, optimize
     from schedlang.search.optimize.problem import Answer, Problem
 
+    try:
+        check_solver()
+    except ImportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
     plan, _ = load_with_costs(options, transport=options.transport)
     limits = options.memory
     if limits is not None and len(limits) not in (1, len(plan.ranks)):
@@ -29,6 +35,8 @@ def optimize(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise UsageError(f"`{options.file}` cannot be optimized: {error}") from None
     given = problem.value(problem.graph.order)
+    if options.block:
+        return _block(options, plan, problem)
     if options.place:
         problem = _placed(options.file, problem)
     answer: Answer | None = None
@@ -36,9 +44,6 @@ def optimize(options: argparse.Namespace) -> int:
         with progress(f"optimizing {plan.name}"):
             for better in optimize(problem, options.seconds, options.workers, options.seed):
                 answer = better
-    except ImportError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return USAGE
     except KeyboardInterrupt:
         # Who has seen enough wants what there is.
         if answer is None or answer.value == inf:
@@ -54,10 +59,7 @@ def optimize(options: argparse.Namespace) -> int:
     with progress(f"proving {plan.name}"):
         result = judged(problem, answer, options.transport)
     document = _document(problem, given, answer, result)
-    if options.output:
-        from schedlang.files.writing import write_text
-
-        write_text(result.text, options.output)
+    _write(options.output, result.text)
     if options.format == "json":
         print(json.dumps(document | {"output": options.output}))
         return FINE
@@ -65,6 +67,84 @@ def optimize(options: argparse.Namespace) -> int:
     if options.output:
         print(f"wrote {options.output}")
     return FINE
+
+
+def _block(options: argparse.Namespace, plan: Any, problem: Any) -> int:
+    """Look for the best block that repeats, say what it takes, and write it as a program."""
+    from schedlang.search.optimize.blocks import best_block
+
+    if options.place:
+        raise UsageError("--block keeps stages where they are: leave --place out, or place first")
+    try:
+        with progress(f"looking for blocks of {plan.name}"):
+            block = best_block(problem, options.seconds, options.workers)
+    except ValueError as error:
+        raise UsageError(f"`{options.file}` has no block: {error}") from None
+    if block is None:
+        most = max(problem.limits)
+        print(f"error: no block was found that holds at most {most:g}", file=sys.stderr)
+        return WRONG
+    with progress(f"proving {plan.name}"):
+        compiled = _compiled(block.text, plan)
+    document = {
+        "schedule": plan.name,
+        "params": plan.params,
+        "microbatches": block.microbatches,
+        "interval": block.interval,
+        "length": block.length,
+        "work": block.work,
+        "memory": list(problem.limits),
+        "peak_memory": list(compiled.peak_memory),
+        "makespan": compiled.timeline.makespan,
+    }
+    _write(options.output, block.text)
+    if options.format == "json":
+        print(json.dumps(document | {"output": options.output}))
+        return FINE
+    print(_text_of_block(document, plan.title))
+    if options.output:
+        print(f"wrote {options.output}")
+    return FINE
+
+
+def _compiled(text: str, plan: Any) -> Any:
+    """The execution of a block's program, without communication, at the plan's microbatches."""
+    from schedlang.compiler import compile
+    from schedlang.diagnostics.source import Source
+    from schedlang.proof.prove import simulate
+
+    microbatches = {"microbatches": plan.microbatches}
+    proved = compile(Source(f"{plan.name}.sched", text), microbatches, plan.costs)
+    return simulate(proved, plan.costs, ideal=True)
+
+
+def _text_of_block(document: dict[str, Any], title: str) -> str:
+    """What a block takes, for people."""
+    together = document["microbatches"]
+    of = "a microbatch" if together == 1 else f"{together} microbatches"
+    is_least = document["interval"] <= document["work"]
+    verdict = "as long as the busiest rank works, so none is shorter"
+    if not is_least:
+        verdict = f"the busiest rank works {document['work']:.10g} of it"
+    rows = [
+        (
+            "interval",
+            f"{document['interval']:.10g}",
+            f"after which {of} may start again; {verdict}",
+        ),
+        ("length", f"{document['length']:.10g}", f"from the first op of {of} to the last one"),
+        ("peak memory", " ".join(f"{peak:g}" for peak in document["peak_memory"]), "per rank"),
+        ("makespan", f"{document['makespan']:.10g}", "without communication"),
+    ]
+    return _table(rows, title)
+
+
+def _write(output: str | None, text: str) -> None:
+    """Write a program, if it is to be written."""
+    if output:
+        from schedlang.files.writing import write_text
+
+        write_text(text, output)
 
 
 def _placed(file: str, problem: Any) -> Any:
@@ -119,6 +199,11 @@ def _text(document: dict[str, Any], title: str) -> str:
         rows.insert(1, (f"{objective} before", f"{document['given']:.10g}", "as given"))
     on = f"makespan on {document['transport']}"
     rows.append((on, f"{document['makespan']:.10g}", "with its transfers"))
+    return _table(rows, title)
+
+
+def _table(rows: Sequence[tuple[str, str, str]], title: str) -> str:
+    """Names, values and what they mean, in columns."""
     width = max(len(value) for _, value, _ in rows)
     lines = [f"{name:<22}{value:<{width}}  {meaning}".rstrip() for name, value, meaning in rows]
     return "\n".join([title, *lines])

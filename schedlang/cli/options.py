@@ -13,6 +13,7 @@ from schedlang.cli.usage import near
 from schedlang.cli.values import (
     OPTIMIZERS,
     amount,
+    capacities,
     count,
     counts,
     device,
@@ -22,6 +23,7 @@ from schedlang.cli.values import (
     one_of,
     param,
     program,
+    ranks,
     rate,
     seconds,
     setting,
@@ -30,11 +32,14 @@ from schedlang.cli.values import (
     slow,
     transport,
     transport_or_all,
+    window,
 )
 
 #: What is written to a file or to standard output, and in which form diagnostics are.
 FORMATS = ("text", "json", "github")
 COLOURS = ("auto", "always", "never")
+#: What a unit of time may be.
+TIME_UNITS = ("us", "ms", "s")
 SHELLS = ("bash", "zsh", "fish")
 
 #: What `--ideal` means, for two commands.
@@ -264,15 +269,47 @@ def _simulate(parser: Parser) -> None:
 def _view(parser: Parser) -> None:
     _file(parser, "a program, a plan, or the trace of a run")
     parser.add_argument(
-        "other",
+        "others",
         type=program,
         metavar="FILE",
-        nargs="?",
-        help="another one, side by side with it on a page",
+        nargs="*",
+        help="others, beside it on a page; beside a run, a program has the costs that the run "
+        "shows",
     )
     _params(parser)
     _execution(parser)
     parser.add_argument("--ideal", action="store_true", help=_IDEAL)
+    parser.add_argument(
+        "--time-unit",
+        type=one_of(*TIME_UNITS),
+        choices=TIME_UNITS,
+        metavar="UNIT",
+        help="what the costs count: us, ms or s; times are then written so (a run's are known)",
+    )
+    parser.add_argument(
+        "--window",
+        type=window,
+        metavar="A..B",
+        help="in an SVG or PNG, only the time from A to B, in the unit of the costs",
+    )
+    parser.add_argument(
+        "--ranks",
+        type=ranks,
+        metavar="RANKS",
+        help="in an SVG or PNG, only these ranks: 0..3,7",
+    )
+    parser.add_argument(
+        "--width", type=count, metavar="N", help="an SVG or PNG so many pixels wide"
+    )
+    parser.add_argument(
+        "--memory", action="store_true", help="in an SVG or PNG, what ranks hold, below their rows"
+    )
+    parser.add_argument(
+        "--serve",
+        action="store_true",
+        help="show the page at an address of this machine only, drawn again each time the program "
+        "is saved, with its parameters as sliders",
+    )
     _output(
         parser,
         "VIEW",
@@ -350,6 +387,11 @@ def _optimize(parser: Parser) -> None:
         help="look for better ranks of the stages first: one, several or not as many on each",
     )
     parser.add_argument(
+        "--block",
+        action="store_true",
+        help="look for a block that repeats instead: its program is for any number of microbatches",
+    )
+    parser.add_argument(
         "--for",
         dest="seconds",
         type=seconds,
@@ -414,9 +456,10 @@ def _costs(parser: Parser) -> None:
     )
     parser.add_list(
         "--capacity-bytes",
-        type=numbers,
+        type=capacities,
         metavar="B",
-        help="bytes that ranks have room for, one for all or one per rank; also beside --costs",
+        help="bytes that ranks have room for, one for all or one per rank: 72GB, or H100 for "
+        "90 %% of its memory; also beside --costs",
     )
 
 
@@ -651,6 +694,26 @@ def _explain(parser: Parser) -> None:
     )
 
 
+def _fmt(parser: Parser) -> None:
+    parser.add_argument(
+        "files",
+        metavar="FILE",
+        nargs="+",
+        help="programs, files to import, or folders of them, which are written anew; - is standard "
+        "input, and goes to standard output",
+    )
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing: name the files that are not in style"
+    )
+    parser.add_argument(
+        "--diff", action="store_true", help="write nothing: print what would change in each file"
+    )
+
+
+def _lsp(parser: Parser) -> None:
+    """It has no options of its own: an editor sends its settings."""
+
+
 def _gallery(parser: Parser) -> None:
     parser.add_argument(
         "programs", metavar="NAME", nargs="*", help="print these programs; without, all are listed"
@@ -743,7 +806,7 @@ COMMANDS: dict[str, Command] = {
         "programs/1f1b.sched --p2p-time 0.1",
     ),
     "view": Command(
-        "draw when each op runs", "commands.view", _view, "programs/1f1b.sched -o 1f1b.html"
+        "draw when each op runs", "view.view", _view, "programs/1f1b.sched -o 1f1b.html"
     ),
     "compare": Command(
         "compare schedules in one table",
@@ -798,6 +861,13 @@ COMMANDS: dict[str, Command] = {
         "run.run",
         _run,
         "programs/1f1b.sched --steps 5 --check",
+    ),
+    "fmt": Command("write programs in the one style", "fmt.fmt", _fmt, "programs --check"),
+    "lsp": Command(
+        "serve an editor: diagnostics, figures and names as one types, see docs/editor.md",
+        "lsp.lsp",
+        _lsp,
+        "",
     ),
     "gallery": Command(
         "list the published schedules that come along, or print their programs",

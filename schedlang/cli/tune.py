@@ -58,7 +58,6 @@ def _training(options: argparse.Namespace) -> Any:
     from schedlang.search.tune.devices import DEVICES
     from schedlang.search.tune.inputs import (
         EFFICIENCY,
-        SHARE_OF_MEMORY,
         layers_of_costs,
         layers_of_model,
         powers_of_two,
@@ -79,7 +78,7 @@ def _training(options: argparse.Namespace) -> Any:
             raise ValueError("--layers says what --costs has; a --model says it itself")
         device = DEVICES[options.device]
         if options.memory is None:
-            memory = SHARE_OF_MEMORY * device.memory
+            memory = device.room
         sizes = [options.microbatch] if options.microbatch else powers_of_two(options.batch)
         layers = layers_of_model(
             read_transformer(options.model),

@@ -118,6 +118,26 @@ def numbers(text: str) -> list[float]:
         raise ArgumentTypeError(f"`{text}` is not numbers, such as 1,1,2") from None
 
 
+def capacities(text: str) -> list[float]:
+    """Amounts of memory with commas between them, each a number of bytes, `80GB`, or a device: what
+    `tune` counts on of the memory of one.
+    """
+    return [_capacity(part.strip()) for part in text.split(",")]
+
+
+def _capacity(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        # It may be a device, or have a unit.
+        pass
+    if not text[:1].isdigit():
+        from schedlang.search.tune.devices import DEVICES
+
+        return DEVICES[device(text)].room
+    return amount(text)
+
+
 def counts(text: str) -> list[int]:
     """Whole numbers from 1, with commas between them."""
     return [count(part) for part in text.split(",")]
@@ -198,3 +218,29 @@ def program(text: str) -> str:
         message = f"there is no file `{text}`, and no program of the gallery has this name"
         raise ArgumentTypeError(f"{message}{near(text, known)}")
     return str(path_of(text))
+
+
+def window(text: str) -> tuple[float, float]:
+    """A stretch of time, `A..B`."""
+    start, dots, end = text.partition("..")
+    try:
+        chosen = float(start), float(end)
+    except ValueError:
+        chosen = (0.0, 0.0)
+    if not dots or not chosen[0] < chosen[1]:
+        raise ArgumentTypeError(f"`{text}` is not A..B with two times, A before B")
+    return chosen
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    """Some ranks, `0..3,7`."""
+    chosen: list[int] = []
+    for part in text.split(","):
+        start, _, stop = part.partition("..")
+        # Neither a sign nor a point is decimal.
+        if not start.isdecimal() or not (stop or start).isdecimal():
+            raise ArgumentTypeError(f"`{text}` is not numbers of ranks, such as 0..3,7")
+        chosen += range(int(start), int(stop or start) + 1)
+    if not chosen:
+        raise ArgumentTypeError(f"`{text}` names no rank")
+    return tuple(dict.fromkeys(chosen))

@@ -17,6 +17,7 @@ from schedlang.language.scopes import LARGEST
 from schedlang.language.sites import Sites
 from schedlang.schedule.actions import Actions
 from schedlang.schedule.columns import SLOTS, Columns, Ints, actions_of, members
+from schedlang.schedule.frozen import NOTHING, runs_as
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
 
@@ -136,8 +137,12 @@ def draw(layout: Layout, sites: Sites, calls: list[int], repeats: list[int]) -> 
 
     kinds = np.zeros(max(sites.kinds, default=0) + 1, np.int8)
     kinds[list(sites.kinds)] = list(sites.kinds.values())
+    kind = kinds[source]
+    if layout.frozen:
+        kind = runs_as(layout)[kind, stage].astype(np.int8)
+        is_there &= kind != NOTHING
     columns = Columns(
-        kind=kinds[source],
+        kind=kind,
         stage=stage,
         microbatch=microbatch,
         group=np.zeros(len(source), np.int32),

@@ -225,7 +225,9 @@ class _Figures:
         for name in _OF_RANKS:
             values = " ".join(map(number_text, getattr(self, name)))
             texts.append(f"{name} per rank {values}")
-        return f"the figures are {', '.join(texts)}"
+        frozen = ", ".join(map(str, self._schedule.layout.frozen))
+        where = f" with the frozen stages {frozen}" if frozen else ""
+        return f"the figures{where} are {', '.join(texts)}"
 
     @cached_property
     def makespan(self) -> int | Fraction:
@@ -278,7 +280,7 @@ class _Figures:
     @cached_property
     def _unit_of_memory(self) -> int | None:
         """What all amounts of memory are multiples of."""
-        amounts = self._execution.costs.memory(len(self._schedule.placement))
+        amounts = self._execution.costs.memory(self._schedule.layout)
         return unit_of(chain(*amounts.values()))
 
     @cached_property

@@ -60,7 +60,8 @@ def generate(tree: syntax.Schedule, positive: frozenset[str], notes_variables: b
     """The Python of a program, where some of its parameters are known to be 1 or more.
 
     Where it `notes_variables`, it tells the values of all names before each statement of the order,
-    and where a rank has no chunk of a number. It runs slower, and is for messages.
+    that of a `let` behind it, and where a rank has no chunk of a number. It runs slower, and is for
+    messages.
     """
     return _generate(Itself(tree), positive, notes_variables)
 
@@ -268,9 +269,12 @@ class Codegen:
                 updates = self.expression(rule.updates) if rule.updates else "0"
                 on = f"{self.bounds(stages)}, {self.location(stages)}" if stages else "0, None, 0"
                 return f"weights({rule.name!r}, {updates}, {on}, {self.location(item)})"
-            case syntax.Skip(name, range, earlier, later):
+            case syntax.Edge(name, range, earlier, later):
                 ends = self.function(name, earlier, later)
-                return f"skip({self.bounds(range)}, {ends}, {self.location(item)})"
+                word = "skip" if isinstance(item, syntax.Skip) else "edge"
+                return f"{word}({self.bounds(range)}, {ends}, {self.location(item)})"
+            case syntax.Frozen(_, range):
+                return f"frozen({self.bounds(range)}, {self.location(range)})"
             case syntax.Link(name, number):
                 return f"link({self.function(name, number)}, {self.location(item)})"
             case syntax.Cost(word, indices, value):
@@ -321,8 +325,13 @@ class Codegen:
 
     def told(self, statement: syntax.Node) -> list[str]:
         """The lines of one statement of the order, and before them what its names are."""
-        line = [self.see()] if self.notes_variables else []
-        return line + self.statement(statement)
+        if not self.notes_variables:
+            return self.statement(statement)
+        lines = [self.see(), *self.statement(statement)]
+        if isinstance(statement, syntax.Let):
+            name = statement.name
+            lines.append(f"see_let({name.span.start}, {variable(name.text)})")
+        return lines
 
     def see(self) -> str:
         """The line that tells the values of all names that the order has brought into scope."""

@@ -29,8 +29,10 @@ from schedlang.language.stages import stage_range
 from schedlang.language.trees import Itself
 from schedlang.language.variables import trace
 from schedlang.schedule.actions import Actions
+from schedlang.schedule.columns import actions_of, columns_of
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.findings import ranks_text
+from schedlang.schedule.frozen import in_use
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
@@ -204,6 +206,8 @@ class _Expansion:
                 ranks.append(order.actions())
         if self.faults:
             raise CompileError(self.diagnostics())
+        if layout.frozen:
+            return actions_of(len(ranks), in_use(columns_of(ranks), layout))
         return tuple(ranks)
 
     def meet(self, rank: int, fault: Fault | None, index: int) -> None:

@@ -28,6 +28,12 @@ def load(source: Source) -> tuple[Source, syntax.Schedule]:
     return loading.source, with_items(tree, items)
 
 
+def file_of(name: str, folder: Path) -> Path | None:
+    """The file that an import in a file of a folder names; None if there is none."""
+    candidates = (folder / name, GALLERY / name)
+    return next((path for path in candidates if path.is_file()), None)
+
+
 @define
 class _Loading:
     """The source so far, and the files that are in it."""
@@ -44,8 +50,7 @@ class _Loading:
 
     def imported(self, item: syntax.Import, folder: Path) -> list[syntax.Node]:
         """The items of the file that an import names."""
-        candidates = (folder / item.file, GALLERY / item.file)
-        path = next((path for path in candidates if path.is_file()), None)
+        path = file_of(item.file, folder)
         if path is None:
             help = f"it is looked for in `{folder}`, then in the gallery"
             message = f"there is no file `{item.file}` to import"

@@ -1,5 +1,7 @@
 """Program text → syntax tree."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lark import Token, Transformer
@@ -50,8 +52,17 @@ def parse_items(source: Source, start: int) -> tuple[syntax.Node, ...]:
 
 
 def _parse(source: Source, rule: str, start: int) -> Any:
-    try:
+    with wrong_as_diagnostics(source, rule, start):
         return _Builder(start).transform(grammar().parse(source.text[start:], start=rule))
+
+
+@contextmanager
+def wrong_as_diagnostics(source: Source, rule: str, start: int = 0) -> Iterator[None]:
+    """Whoever parses the text that starts at a place of the source by a rule of the grammar raises
+    CompileError where it is not what the rule says.
+    """
+    try:
+        yield
     except UnexpectedInput:
         raise CompileError(_wrong(source, rule, start)) from None
     except RecursionError:

@@ -55,7 +55,7 @@ def syntax_errors(source: Source, rule: str, start: int) -> list[Diagnostic]:
     """What is wrong with the text that starts at a place of a source and is not what a rule of the
     grammar says; never empty.
     """
-    recovery = _Recovery(source, start, _tokens(source.text[start:]), _begin(rule))
+    recovery = _Recovery(source, start, _tokens(source.text[start:]), begin(rule))
     recovery.run()
     return list(recovery.diagnostics())
 
@@ -66,7 +66,7 @@ def _tokens(text: str) -> list[Token]:
     return [*tokens_of(text), Token(END, "", start_pos=end, end_pos=end)]
 
 
-def _begin(rule: str) -> Parser:
+def begin(rule: str) -> Parser:
     """The parser before the first token; it makes no tree."""
     state: Parser = grammar().parse_interactive("", start=rule).parser_state
     state.parse_conf = copy(state.parse_conf)
@@ -87,7 +87,7 @@ def _takes(state: Parser, token: Token) -> bool:
     return True
 
 
-def _accepted(state: Parser) -> frozenset[str]:
+def accepted_by(state: Parser) -> frozenset[str]:
     """The terminals that the parser would take next."""
     candidates = state.parse_conf.parse_table.states[state.position]
     return frozenset(
@@ -330,7 +330,7 @@ class _Recovery:
         hardly the one that was meant, but what follows can be read.
         """
         token = self.tokens[self.at]
-        accepted = _accepted(self.state)
+        accepted = accepted_by(self.state)
         nothing = _Advice(None, _Change(self.at, self.at, (), 0))
         best = max([nothing, *self.single_changes(accepted, any_word)], key=self.worth)
         change = best.change if self.is_right(best.change) else None
@@ -383,7 +383,7 @@ class _Recovery:
         """Changes of the token of a number: what joins and closes put before it, or the token left
         out, or another one put before it, or in its place.
         """
-        names = sorted(_accepted(self._states[number]) - {END})
+        names = sorted(accepted_by(self._states[number]) - {END})
         if not any_word and len(words().keys() & names) > _MOST_EXPECTED:
             names = [name for name in names if name not in words()]
         place = _start(self.tokens[number])
@@ -404,7 +404,7 @@ class _Recovery:
         """Where a token can stand that cannot stand here, if it begins a part of a program."""
         if token.type not in words():
             return None, None
-        in_schedule = _fork(_begin("schedule"))
+        in_schedule = _fork(begin("schedule"))
         for name in ("SCHEDULE", "NAME", "LBRACE"):
             _takes(in_schedule, _sample(name))
         in_rank = _fork(in_schedule)
@@ -412,7 +412,7 @@ class _Recovery:
             _takes(in_rank, _sample(name))
         is_item = _takes(in_schedule, token)
         is_statement = _takes(in_rank, token)
-        accepted = _accepted(self.state)
+        accepted = accepted_by(self.state)
         if is_statement and not is_item and "PARAM" in accepted:
             return "ops and loops stand in `rank r { … }`, which says what every rank does", "rank"
         if is_item and not is_statement and "FOR" in accepted:
@@ -421,7 +421,7 @@ class _Recovery:
 
     def form(self) -> str | None:
         """How the item in which the text stops being a program is written, where that helps."""
-        accepted = _accepted(self.state)
+        accepted = accepted_by(self.state)
         if accepted == {"SCHEDULE"}:
             return f"write it as in `{FORMS['SCHEDULE']}`"
         if accepted == {END}:
@@ -479,7 +479,7 @@ class _Recovery:
     def note(self, advice: _Advice) -> None:
         """Keep what is wrong here, unless it only follows from what was skipped."""
         token = self.tokens[self.at]
-        is_end = _accepted(self.state) == {END}
+        is_end = accepted_by(self.state) == {END}
         is_brace = token.type == END or (token.type == "RBRACE" and is_end)
         if is_brace and self._has_skipped and not _excess(self.tokens):
             return
@@ -514,7 +514,7 @@ class _Recovery:
 
     def expected(self) -> str:
         """What could stand here, or nothing where that is too much to read."""
-        accepted = _accepted(self.stuck())
+        accepted = accepted_by(self.stuck())
         # Words that can be names as well are not worth telling where a name is expected.
         if "NAME" in accepted:
             accepted -= words().keys() - reserved()
@@ -628,7 +628,7 @@ def _article(noun: str) -> str:
 def _settled(state: Parser) -> Parser:
     """The parser with what is complete before the next token, whatever that is."""
     settled = state
-    for name in _accepted(state) - {END}:
+    for name in accepted_by(state) - {END}:
         after = _fork(state)
         _takes(after, Token(name, ""))
         # Without the token itself.

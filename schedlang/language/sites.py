@@ -13,9 +13,9 @@ from schedlang.schedule.actions import is_copy
 from schedlang.schedule.kinds import MAKERS, OPS, TRANSFERS, Kind
 
 #: The kinds of action by their words in a program; `BW` is the older word for a whole backward.
-_KINDS = {OPS[kind].word: Kind(kind) for kind in OPS}
-_KINDS |= {TRANSFERS[kind].word: Kind(kind) for kind in TRANSFERS}
-_KINDS |= {"BW": Kind.B}
+KINDS = {OPS[kind].word: Kind(kind) for kind in OPS}
+KINDS |= {TRANSFERS[kind].word: Kind(kind) for kind in TRANSFERS}
+KINDS |= {"BW": Kind.B}
 
 
 @frozen
@@ -77,16 +77,16 @@ class Sites:
     @cached_property
     def kinds(self) -> dict[int, Kind]:
         """The kind of the op at each location."""
-        kinds = _KINDS
+        kinds = KINDS
         if self.splits_backward and not self.writes_halves:
-            kinds = _KINDS | {"B": Kind.I}
+            kinds = KINDS | {"B": Kind.I}
         return {location: kinds[site.word] for location, site in self.ops.items()}
 
     @cached_property
     def counted_as(self) -> dict[int, str]:
         """The word under which `next` counts each op: backwards are counted together."""
         return {
-            location: "B" if _KINDS[site.word] in MAKERS[Kind.B] else site.word
+            location: "B" if KINDS[site.word] in MAKERS[Kind.B] else site.word
             for location, site in self.ops.items()
         }
 
@@ -128,7 +128,7 @@ class Sites:
     @cached_property
     def copies_in_batch(self) -> frozenset[int]:
         """Copies to the host within an `overlap`, where they cannot be."""
-        return self._where(lambda site: site.batch > 0 and is_copy(_KINDS[site.word]))
+        return self._where(lambda site: site.batch > 0 and is_copy(KINDS[site.word]))
 
     @cached_property
     def batches(self) -> dict[int, int]:

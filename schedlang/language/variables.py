@@ -12,7 +12,7 @@ from schedlang.diagnostics.diagnostic import Diagnostic
 from schedlang.diagnostics.waits import Recorded, Stand, Values, Wait
 from schedlang.language import syntax
 from schedlang.language.block import draw
-from schedlang.language.codegen import generate
+from schedlang.language.codegen import generate, variable
 from schedlang.language.declarations import Declarations, declare
 from schedlang.language.faults import Fault
 from schedlang.language.record import Calls, record
@@ -28,6 +28,8 @@ class Trace:
 
     wanted: Collection[int]
     values: dict[int, Mapping[str, int]] = field(factory=dict)
+    #: The least and the greatest value of each `let`, by the place of its name in the text.
+    lets: dict[int, tuple[float, float]] = field(factory=dict)
     now: Mapping[str, int] = field(factory=dict)
     fault: Fault | None = None
     _calls: int = 0
@@ -35,6 +37,11 @@ class Trace:
     def see(self, values: Mapping[str, int]) -> None:
         """Take the values at the statement that comes next."""
         self.now = values
+
+    def see_let(self, place: int, value: float) -> None:
+        """Take the value of a `let`, which may have another one each time."""
+        least, greatest = self.lets.get(place, (value, value))
+        self.lets[place] = min(least, value), max(greatest, value)
 
     def op(self, _: tuple[int | None, ...]) -> None:
         """Count a call, and keep the values there if it is wanted."""
@@ -48,7 +55,8 @@ def trace(declared: Declarations, wanted: Collection[int], *arguments: int) -> T
     if it has one.
     """
     traced = Trace(wanted)
-    names = {**declared.names, "see": traced.see, "claim": lambda *_: None}
+    names = {**declared.names, "see": traced.see, "see_let": traced.see_let}
+    names["claim"] = lambda *_: None
     exec(generate(declared.tree, declared.positive, True).program, names)
     if isinstance(declared.order, syntax.Repeated):
         names["program"](*arguments, traced.op)
@@ -58,6 +66,29 @@ def trace(declared: Declarations, wanted: Collection[int], *arguments: int) -> T
     except Fault as fault:
         traced.fault = fault
     return traced
+
+
+#: The least and the greatest value that each `let` has, by the place of its name in the text.
+Lets = dict[int, tuple[float, float]]
+
+
+def values_of_lets(tree: syntax.Schedule, params: Mapping[str, int]) -> tuple[Lets, list[Lets]]:
+    """The values of the `let`s of a program that compiles: of those before its order, and for each
+    rank of those in it.
+    """
+    declared = declare(tree, params)
+    layout = declared.layout()
+    items = {}
+    for item in tree.items:
+        if isinstance(item, syntax.Let):
+            value = declared.names[variable(item.name.text)]
+            items[item.name.span.start] = value, value
+    of_ranks: list[Lets] = []
+    if isinstance(declared.order, syntax.Rank):
+        for rank in range(declared.params["ranks"]):
+            declared.begin(rank, layout)
+            of_ranks.append(trace(declared, (), rank).lets)
+    return items, of_ranks
 
 
 def _values(declared: Declarations, wanted: Collection[Recorded]) -> dict[Recorded, list[Values]]:

@@ -17,6 +17,7 @@ from schedlang.lowering.early import post_early
 from schedlang.lowering.fuse import fuse
 from schedlang.schedule.actions import Actions, is_transfer
 from schedlang.schedule.columns import actions_of, columns_of, members
+from schedlang.schedule.frozen import without_idle
 from schedlang.schedule.kinds import ROWS
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import PORTABLE, transports
@@ -33,11 +34,16 @@ def lower(schedule: Schedule) -> Schedule:
 
     A program's own transfers are to all stages that take what a stage makes, or from all that make
     what it takes. To a stage of the same rank, or past the ends of the pipeline, they become
-    nothing.
+    nothing. Backwards that do nothing are left out now (`schedlang.schedule.frozen`).
     """
     if writes_communication(schedule):
-        return evolve(schedule, ranks=_reachable(schedule))
-    return co_issue(schedule)
+        lowered = evolve(schedule, ranks=_reachable(schedule))
+    else:
+        lowered = co_issue(schedule)
+    if not schedule.layout.frozen:
+        return lowered
+    left = without_idle(lowered.columns, schedule.layout)
+    return evolve(lowered, ranks=actions_of(len(schedule.ranks), left))
 
 
 def writes_communication(schedule: Schedule) -> bool:

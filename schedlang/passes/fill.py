@@ -14,8 +14,9 @@ from schedlang.passes.slots import fill_slots
 from schedlang.passes.squeeze import squeeze
 from schedlang.passes.warmup import longer_warmups
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.columns import SLOTS, Ints, actions_from, table_of
+from schedlang.schedule.columns import SLOTS, Flags, Ints, actions_from, table_of
 from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
 _FIRST = (Rules(), Rules(skips=True))
@@ -33,19 +34,32 @@ def fill_weights(schedule: Schedule) -> Schedule:
         filled = fill_within(schedule, inf)
         assert filled is not None
         return filled
-    ranks, slots = zip(*map(_fill_drawn, schedule.ranks, schedule.slots), strict=True)
+    pairs = zip(schedule.ranks, schedule.slots, strict=True)
+    drawn = [_fill_drawn(schedule.layout, *of_rank) for of_rank in pairs]
+    ranks, slots = zip(*drawn, strict=True)
     return evolve(schedule, ranks=ranks, slots=slots)
 
 
-def _fill_drawn(actions: Actions, slots: Sequence[int]) -> tuple[Actions, tuple[int, ...]]:
+def _fill_drawn(
+    layout: Layout, actions: Actions, slots: Sequence[int]
+) -> tuple[Actions, tuple[int, ...]]:
     """One rank's actions and slots with its weight gradients in free slots."""
     table = table_of(actions)
     stays = table[0] != Kind.W
     table = table[:, stays]
-    is_owing = table[0] == Kind.I
+    is_owing = _owes(layout, table)
     order, filled = fill_slots(np.array(slots)[stays], SLOTS[table[0]], is_owing.astype(int))
     both = np.concatenate([table, _weights_of(table[:, is_owing])], axis=1)
     return actions_from(both[:, order]), tuple(filled.tolist())
+
+
+def _owes(layout: Layout, table: Ints) -> Flags:
+    """Which actions of a table leave a weight gradient owed: those of frozen stages none."""
+    owes: Flags = table[0] == Kind.I
+    if layout.frozen:
+        stages = range(len(layout.placement))
+        owes &= np.array(list(map(layout.trains, stages)))[table[1]]
+    return owes
 
 
 def _weights_of(halves: Ints) -> Ints:
@@ -70,6 +84,13 @@ def _fillings(graph: Graph, limit: float, _share: float) -> list[Orders]:
     Rules are tried in rounds, because each takes an execution: which order to follow, then which
     waits to fill, then which ranks may wait.
     """
+    # What is varied, and what the best of a round hands on to the next:
+    #
+    #     1   orders of F and I: given, longer warm-ups   x   may a backward pass a forward?
+    #     2   the best two orders                         x   which waits are worth a W
+    #     3   all that were evened out                    x   ranks that have waited less may wait
+    #
+    # All at once would be as many executions as these have combinations.
     given = _as_given(graph, limit)
     if given and limit < inf and _is_full(graph):
         return [graph.order]
@@ -172,15 +193,16 @@ def _choices(graph: Graph, limit: float) -> list[Orders]:
 
 def _complete(schedule: Schedule) -> Schedule:
     """The schedule with the weight gradients that it lacks at the end of each rank."""
-    return evolve(schedule, ranks=tuple(map(_completed, schedule.ranks)))
+    ranks = tuple(_completed(schedule.layout, actions) for actions in schedule.ranks)
+    return evolve(schedule, ranks=ranks)
 
 
-def _completed(actions: Actions) -> Actions:
+def _completed(layout: Layout, actions: Actions) -> Actions:
     """One rank's actions with the weight gradients that it lacks."""
     if actions.kind.count(Kind.I) == actions.kind.count(Kind.W):
         return actions
     table = table_of(actions)
     kind, stage, microbatch, *_ = table
     names = stage * np.int64(microbatch.max() + 1) + microbatch
-    lacks = (kind == Kind.I) & ~np.isin(names, names[kind == Kind.W])
+    lacks = _owes(layout, table) & ~np.isin(names, names[kind == Kind.W])
     return actions_from(np.concatenate([table, _weights_of(table[:, lacks])], axis=1))

@@ -87,7 +87,7 @@ class Graph:
         last = np.cumsum(self._sizes) - 1
         self.time: list[float] = after[last].tolist()
         table = np.zeros((ROWS, stages))
-        for kind, amounts in costs.memory(stages).items():
+        for kind, amounts in costs.memory(self.schedule.layout).items():
             table[kind] = amounts
         amount = table[actions.kind, actions.stage]
         stays = self.schedule.keeps_all(actions.kind, actions.stage, actions.microbatch)

@@ -1,6 +1,6 @@
 """Drop activations after the forward, and make them again right before the backward."""
 
-from collections.abc import Container
+from collections.abc import Iterable
 
 from attrs import evolve
 
@@ -9,16 +9,17 @@ from schedlang.schedule.kinds import MAKERS, Kind
 from schedlang.schedule.schedule import Schedule
 
 
-def recompute(schedule: Schedule, stages: Container[int]) -> Schedule:
+def recompute(schedule: Schedule, stages: Iterable[int]) -> Schedule:
     """The schedule with an `R` before each backward of some stages that has none yet; slots are
     forgotten.
     """
+    needed = {stage for stage in stages if schedule.layout.has_backward[stage]}
     ranks = []
     for actions in schedule.ranks:
         changed = Actions()
         for batch in actions.batches():
             for kind, stage, microbatch, place, _ in map(actions.row, batch):
-                backward = kind in MAKERS[Kind.B] and stage in stages
+                backward = kind in MAKERS[Kind.B] and stage in needed
                 if backward and (stage, microbatch) not in schedule.recomputed:
                     changed.add(Kind.R, stage, microbatch, place)
             for row in map(actions.row, batch):

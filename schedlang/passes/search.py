@@ -69,8 +69,9 @@ def _parts(schedule: Schedule) -> Iterator["_Part"]:
     microbatches = min(pipeline.microbatches for pipeline in schedule.layout.pipelines)
     for period in sorted({*_PERIODS, ranks}):
         repeats = find_repeats(schedule, period)
-        # An order takes the longer to repeat itself, the more ranks follow each other.
-        stays = max(ranks // 2, 4)
+        # An order takes the longer to repeat itself, the more ranks follow each other; with as many
+        # microbatches to a period as there are ranks, that is a few periods.
+        stays = max(ranks // 2, 4) if period < ranks else 4
         left_out = [repeats.times - stays * 3**nth for nth in range(_MOST_PARTS)] if repeats else []
         parts = [times for times in left_out if 3 * times * period >= 2 * microbatches]
         if repeats and parts:

@@ -4,9 +4,10 @@ from functools import cached_property
 
 from attrs import field, frozen
 
-from schedlang.proof.memory import levels, peaks
+from schedlang.proof.memory import Level, levels, peaks
 from schedlang.ranks.weights import bytes_of_weights
 from schedlang.schedule.costs import UNIT, Costs
+from schedlang.schedule.layout import Layout
 from schedlang.schedule.notebook import drawn
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.timeline import Timeline
@@ -38,33 +39,48 @@ class Execution:
 
         They are held from the forward to the last use: the whole backward, or the weight half.
         """
-        return tuple(map(int, peaks(self.schedule, self.timeline, UNIT.memory(self._stages))))
+        return tuple(map(int, peaks(self.schedule, self.timeline, UNIT.memory(self._layout))))
 
     @cached_property
     def peak_memory(self) -> tuple[float, ...]:
         """The same in the program's amounts."""
-        return peaks(self.schedule, self.timeline, self.costs.memory(self._stages))
+        return peaks(self.schedule, self.timeline, self.costs.memory(self._layout))
 
     @cached_property
     def memory(self) -> tuple[tuple[tuple[float, float], ...], ...]:
         """What each rank holds over time in the program's amounts, in steps: (time, amount from
         then on).
         """
-        found = levels(self.schedule, self.timeline, self.costs.memory(self._stages))
+        found = levels(self.schedule, self.timeline, self.costs.memory(self._layout))
         return tuple(tuple(level.steps) for level in found)
+
+    @cached_property
+    def memory_bytes(self) -> tuple[tuple[tuple[float, float], ...], ...] | None:
+        """What each rank holds over time in bytes, in steps from the first start on: activations,
+        and weights in all versions; None if the costs give no bytes.
+        """
+        found = self._levels_of_bytes
+        if found is None:
+            return None
+        start = self.timeline.start
+        return tuple(((start, level.first), *level.steps) for level in found)
 
     @cached_property
     def peak_bytes(self) -> tuple[float, ...] | None:
         """For each rank, the most bytes that it holds: activations, and weights in all versions;
         None if the costs give no bytes.
         """
-        amounts = self.costs.bytes(self._stages)
+        found = self._levels_of_bytes
+        return None if found is None else tuple(level.peak for level in found)
+
+    @cached_property
+    def _levels_of_bytes(self) -> list[Level] | None:
+        amounts = self.costs.bytes(self._layout)
         if amounts is None:
             return None
-        return peaks(
-            self.schedule, self.timeline, amounts, bytes_of_weights(self.schedule, self.costs)
-        )
+        weights = bytes_of_weights(self.schedule, self.costs)
+        return levels(self.schedule, self.timeline, amounts, weights)
 
     @property
-    def _stages(self) -> int:
-        return len(self.schedule.placement)
+    def _layout(self) -> Layout:
+        return self.schedule.layout

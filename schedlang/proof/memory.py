@@ -16,11 +16,15 @@ Amounts = Mapping[int, Sequence[float]]
 
 @frozen(eq=False)
 class Level:
-    """What a rank holds from some times on, in order of time, and at `first`."""
+    """What a rank holds from some times on, in order of time, and at `first`; and the stage and the
+    microbatch of the op that changes it there.
+    """
 
     first: float
     times: Floats
     amounts: Floats
+    stages: Ints
+    microbatches: Ints
 
     @property
     def peak(self) -> float:
@@ -75,7 +79,8 @@ def _level(schedule: Schedule, timeline: Timeline, rank: int, table: Floats, fir
     changes = np.concatenate([amount[stays][order], amount[passing], -amount[passing]])
     times = np.concatenate([time[stays][order], start[passing], start[passing]])
     held = np.cumsum(np.append(first, changes[together]))[1:]
-    return Level(first, times[together], held)
+    op = np.concatenate([np.flatnonzero(stays)[order], passing, passing])[together]
+    return Level(first, times[together], held, stage[op], microbatch[op])
 
 
 def _ops(timeline: Timeline, rank: int) -> tuple[Ints, Ints, Ints, Floats, Floats]:

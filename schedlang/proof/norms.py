@@ -27,7 +27,7 @@ def why_not(plan: Schedule) -> str | None:
         return "its stages have replicas in other pipelines, whose gradients they also wait for"
     for stage, rank in enumerate(plan.placement):
         ops = list(zip(plan.ranks[rank].kind, plan.ranks[rank].stage, strict=True))
-        if ops.count((Kind.U, stage)) != plan.layout.updates:
+        if plan.layout.trains(stage) and ops.count((Kind.U, stage)) != plan.layout.updates:
             return f"the plan does not update stage {stage} itself (`U`)"
     return _Norms(plan).explain()
 
@@ -36,6 +36,15 @@ class _Norms:
     """The event graph of a plan in which a rank waits at each batch of transfers for the other
     sides, and for norms. Each batch of actions is an item, and so is the end of each rank.
     """
+
+    # A rank makes its part of the norm with its last `U` of an update, and waits for all parts
+    # before the first action that needs the update. In vain, where that closes a circle:
+    #
+    #     rank 0   …  waits for the norm    F4    SEND_F4
+    #                      ▲                         │
+    #                      │                         ▼
+    #     rank 1   …       │                      RECV_F4   …   U0, its part of the norm
+    #                      └────────────────────────────────────┘
 
     def __init__(self, plan: Schedule) -> None:
         self.plan = plan

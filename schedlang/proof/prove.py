@@ -12,7 +12,7 @@ from schedlang.proof.moments import follows_moments
 from schedlang.proof.order import check_order
 from schedlang.proof.replicas import mixed_versions
 from schedlang.proof.standstill import Standstill
-from schedlang.proof.structure import check_actions, check_structure
+from schedlang.proof.structure import check_actions, check_frozen, check_structure
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.columns import Columns
 from schedlang.schedule.costs import UNIT, Costs
@@ -56,12 +56,18 @@ class _Proof:
 
     def __init__(self, schedule: Schedule) -> None:
         check_structure(schedule)
+        check_frozen(schedule)
         self.schedule = schedule
         self.ideal = ideal_events(schedule, schedule.costs)
         self.follows_moments = follows_moments(schedule, self.ideal)
 
     def on(self, name: str) -> Execution:
         """The ideal execution, if the schedule is right on a transport."""
+        # Two proofs, the quick one first. It is about the order of actions alone, and says yes for
+        # all transports at once; where it does not say yes, each transport is asked by itself:
+        #
+        #     in the order of their moments? ── yes ──► right
+        #                  └── no ──► the event graph of the transport, walked ──► right, or why not
         schedule = self.schedule
         rules = transports(name, has_batches(schedule.columns))
         if self.follows_moments:

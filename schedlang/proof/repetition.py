@@ -201,12 +201,15 @@ def _reads_later(before: Schedule, longer: Schedule, first: _Cut) -> bool:
 
     They are those that forwards of one update read, some of which are to come; and of the latest
     weights also those that backwards to come read again. Of weights that are late by a number of
-    updates none counts: what is there in time is so one update later.
+    updates none counts: what is there in time is so one update later. Nor of frozen ones.
     """
     step = steps_of(longer.layout)[Kind.F]
     stages = len(before.placement)
-    names = [before.weights_of(stage).name for stage in range(stages)]
-    counts = np.array([[kind in _COUNTS[name] for name in names] for kind in range(ROWS)])
+    trained = filter(before.layout.trains, range(stages))
+    counting = {stage: _COUNTS[before.weights_of(stage).name] for stage in trained}
+    counts = np.array(
+        [[kind in counting.get(stage, ()) for stage in range(stages)] for kind in range(ROWS)]
+    )
     columns = before.columns
     rows = np.flatnonzero(~_is_before(before, first.places) & ~columns.is_transfer)
     rows = rows[counts[columns.kind[rows], columns.stage[rows]]]

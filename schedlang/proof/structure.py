@@ -5,8 +5,10 @@ or its two halves.
 import numpy as np
 
 from schedlang.diagnostics.diagnostic import CompileError, counted
+from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.columns import Columns, Ints, is_any, repeats
 from schedlang.schedule.findings import Finding, diagnose
+from schedlang.schedule.frozen import is_idle, runs_as
 from schedlang.schedule.kinds import MAKERS, OPS, Kind
 from schedlang.schedule.schedule import Schedule, WeightRule
 
@@ -32,8 +34,12 @@ def _unknown(schedule: Schedule) -> list[Finding]:
     columns = schedule.columns
     layout = schedule.layout
     names = schedule.names
+    # What a transfer is of may also be a skip. With 4 stages and 2 skips:
+    #
+    #     numbers    0 1 2 3    4 5
+    #                stages     skips: their stages are those at their two ends
     stages = len(schedule.placement)
-    numbers = stages + len(layout.skip_stages) * columns.is_transfer
+    numbers = stages + len(layout.far_edges) * columns.is_transfer
     is_stage = (columns.stage >= 0) & (columns.stage < numbers)
     # What stands for stage 0 here has a finding already.
     stage = _stages(schedule, np.where(is_stage, columns.stage, 0))
@@ -72,6 +78,8 @@ def _unknown(schedule: Schedule) -> list[Finding]:
         what = "a copy goes on beside what follows by itself, it stands alone"
         return Finding("overlap", f"{here(row)}: {what}", *place(row))
 
+    # An action has one finding, the first of these: of a stage that there is not, nobody can say
+    # whether it is on this rank, or which microbatches it has.
     is_such_update = ~is_update | (columns.microbatch < layout.updates)
     findings: dict[int, Finding] = {}
     for is_right, finding in (
@@ -86,9 +94,39 @@ def _unknown(schedule: Schedule) -> list[Finding]:
     return [findings[row] for row in sorted(findings)]
 
 
+def check_frozen(schedule: Schedule) -> None:
+    """CompileError where a frozen stage does what it has no use for; in a program this is left
+    out.
+    """
+    layout = schedule.layout
+    if not layout.frozen:
+        return
+    columns = schedule.columns
+    kind, number = columns.kind, columns.stage
+    wrong = (runs_as(layout)[kind, number] != kind) | is_idle(layout)[kind, number]
+    findings = [_of_no_use(schedule, row) for row in np.flatnonzero(wrong).tolist()]
+    if findings:
+        raise CompileError(diagnose(schedule, findings))
+
+
+def _of_no_use(schedule: Schedule, row: int) -> Finding:
+    """An action that its frozen stage does not have, or that sends gradients to one."""
+    layout = schedule.layout
+    rank, index = schedule.columns.place(row)
+    kind, number, _, source, _ = schedule.ranks[rank].row(index)
+    stage = layout.earlier(kind, number) if is_transfer(kind) else number
+    what = "needs no gradients: it is frozen, and nothing before it is trained"
+    if layout.has_backward[stage]:
+        what = "is frozen: its backwards are `I` alone, its weights have no gradients"
+    message = (
+        f"`{schedule.name_of(rank, index)}` on rank {rank}: stage {schedule.names.stage(stage)}"
+    )
+    return Finding("frozen", f"{message} {what}", rank, source, numbers=(number,))
+
+
 def _stages(schedule: Schedule, numbers: Ints) -> Ints:
     """The stage of every action: of a transfer by a skip, the one at its own end."""
-    if not schedule.layout.skip_stages:
+    if not schedule.layout.far_edges:
         return numbers
     stages = numbers.copy()
     for row in np.flatnonzero(numbers >= len(schedule.placement)).tolist():
@@ -142,13 +180,20 @@ def _missing(schedule: Schedule) -> list[Finding]:
     """The first microbatch that lacks its forward, its backward or the gradient of its weights, on
     each stage: there may be millions.
     """
+    # By now nothing is there twice, and every microbatch is one that there is. So counts say
+    # whether any is missing, and which one is looked for only where they do.
     columns = schedule.columns
     stages = len(schedule.placement)
     wanted = (Kind.F,) if schedule.is_forward_only else (Kind.F, Kind.B, Kind.W)
     for made in wanted:
         rows = columns.where(*MAKERS[made])
         counts = np.bincount(columns.stage[rows], minlength=stages).tolist()
-        lacking = [schedule.layout.units(stage) - counts[stage] for stage in range(stages)]
+        lacking = [
+            schedule.layout.units(stage) - counts[stage]
+            if schedule.layout.makes(made, stage)
+            else 0
+            for stage in range(stages)
+        ]
         findings = [
             _missing_op(schedule, made, stage, lacking[stage])
             for stage in range(stages)
@@ -207,6 +252,8 @@ def _missing_updates(schedule: Schedule) -> list[Finding]:
     findings: list[tuple[int, Finding]] = []
     counts = np.bincount(columns.stage[rows], minlength=len(schedule.placement))
     for stage in np.flatnonzero(counts < updates).tolist():
+        if not schedule.layout.trains(stage):
+            continue
         made = np.sort(np.maximum(columns.microbatch[rows[columns.stage[rows] == stage]], 0))
         update = _first_gap(made)
         name = schedule.names.stage(stage)
@@ -282,6 +329,12 @@ def _offloads(schedule: Schedule) -> list[Finding]:
     back = columns.where(Kind.RELOAD)
     if not len(away) and not len(back):
         return []
+    # What may become of the activations of a microbatch on a stage:
+    #
+    #     F ──── OFFLOAD ──── RELOAD ──── B        right
+    #     F ──── OFFLOAD ──────────────── B        never back
+    #     F ───────────────── RELOAD ──── B        never away
+    #     F ──── OFFLOAD ── … ──── R ──── B        dropped: there was nothing to offload
     away_slots = _slots(columns, away)
     back_slots = _slots(columns, back)
     again_slots = _slots(columns, columns.where(Kind.R))

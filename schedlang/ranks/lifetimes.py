@@ -15,7 +15,7 @@ from attrs import frozen
 
 from schedlang.ranks.receipts import receipts
 from schedlang.schedule.actions import is_send, is_transfer
-from schedlang.schedule.kinds import HANDS_ON, OPS, READS
+from schedlang.schedule.kinds import HANDS_ON, OPS, READS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 from schedlang.schedule.transports import BLOCKING, PORTABLE, timed
@@ -147,6 +147,9 @@ def _activations(schedule: Schedule, rank: int) -> Iterator[Lifetime]:
     for index in range(len(actions)):
         kind, stage, microbatch, *_ = actions.row(index)
         holds = OPS[kind].holds if kind in OPS else 0
+        if kind == Kind.I and not schedule.layout.trains(stage):
+            # No `W` follows.
+            holds = OPS[Kind.B].holds
         if holds > 0:
             made[stage, microbatch] = index
         if holds < 0 or not schedule.keeps(kind, stage, microbatch):

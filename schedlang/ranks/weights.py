@@ -144,7 +144,9 @@ class _Reads:
 
     def staleness(self) -> int:
         """The most updates by which a forward's weights are behind."""
-        behind = (self.update - self.version)[self.is_forward]
+        stages = range(len(self.schedule.placement))
+        is_trained = np.array(list(map(self.schedule.layout.trains, stages)))
+        behind = (self.update - self.version)[self.is_forward & is_trained[self.stage]]
         return int(behind.max(initial=0))
 
     def most_held(self) -> list[int]:

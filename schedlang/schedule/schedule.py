@@ -236,7 +236,8 @@ class Schedule:
         """
         if kind != Kind.F:
             return True
-        return not self.is_forward_only and (stage, microbatch) not in self.recomputed
+        is_used = not self.is_forward_only and self.layout.has_backward[stage]
+        return is_used and (stage, microbatch) not in self.recomputed
 
     def keeps_all(self, kinds: Ints, stages: Ints, microbatches: Ints) -> Flags:
         """`keeps` of many ops."""
@@ -246,6 +247,8 @@ class Schedule:
             keeps[forwards] = False
         elif self.recomputed:
             keeps[forwards] = ~self._is_recomputed[stages[forwards], microbatches[forwards]]
+        if self.layout.frozen:
+            keeps[forwards] &= np.array(self.layout.has_backward)[stages[forwards]]
         return keeps
 
     @cached_property

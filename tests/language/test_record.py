@@ -1,8 +1,6 @@
 """The calls of a rank turned into actions all at once, against the same calls taken one by one."""
 
-import random
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
 
 import pytest
 from attrs import define, field
@@ -15,9 +13,7 @@ from schedlang.language.record import record
 from schedlang.language.sites import Sites
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
-
-_STAGES = "stage t in 0 .. 4 on min(t, 3 - t)"
-_PIPELINES = "pipeline a runs 1 stage t in 0 .. 2 on t pipeline b runs 3 stage t in 0 .. 2 on 1 - t"
+from tests.support.short_programs import short_programs
 
 Row = tuple[int, int, int]
 
@@ -83,39 +79,9 @@ class OneByOne:
         self.rows.append((place, stage, microbatch))
 
 
-def op(rng: random.Random, names_stage: bool, microbatches: list[str]) -> str:
-    """An op; sometimes wrong."""
-    word = rng.choice(["F"] * 8 + ["B"] * 6 + ["BW"] * 2 + ["W"] * 4 + ["R", "U", "offload"])
-    if rng.random() < 0.1:
-        word = rng.choice(["send F", "recv F", "send B"])
-    if word in ("W", "U") and rng.random() < 0.5:
-        return word
-    stage = [rng.choice(["r", "3 - r"] if rng.random() < 0.97 else ["0", "-1", "9"])]
-    if word == "U":
-        return f"U({stage[0]})" if names_stage else "U"
-    return f"{word}({', '.join([*(stage if names_stage else []), rng.choice(microbatches)])})"
-
-
-def programs() -> Iterator[Source]:
-    """Programs of one or two stages per rank, of ops that say all or leave some open."""
-    rng = random.Random(0)
-    for number in range(1000):
-        names_stage = rng.random() < 0.5
-        microbatches = rng.choice([["next"], ["next"], ["0", "1", "2", "3"], ["next", "0", "9"]])
-        lines = []
-        for _ in range(rng.randrange(1, 9)):
-            ops = [op(rng, names_stage, microbatches) for _ in range(rng.choice([1, 1, 2, 3]))]
-            alone = len(ops) == 1 or any(" " in each.partition("(")[0] for each in ops)
-            line = ops[0] if alone else f"overlap {{ {' '.join(ops)} }}"
-            lines.append(f"repeat {rng.choice('123')} {{ {line} }}" if rng.random() < 0.3 else line)
-        head = rng.choice([_STAGES, _PIPELINES] if names_stage else ["", "", "", _STAGES])
-        head = f"param ranks = 2 param microbatches = 4 {head}"
-        yield Source(f"{number}.sched", f"schedule s {{ {head} rank r {{ {' '.join(lines)} }} }}")
-
-
 def test_at_once_as_one_by_one() -> None:
     verdicts: Counter[str] = Counter()
-    for source in programs():
+    for source in short_programs():
         declared = declare(load(source)[1], {})
         layout = declared.layout()
         for rank in range(2):

@@ -262,7 +262,7 @@ def test_what_is_read(text: str, ranks: list[str]) -> None:
     assert computes(imported(text)) == ranks
 
 
-@given(schedules(may_skip=False), st.data())
+@given(schedules(may_skip=False, may_freeze=False), st.data())
 def test_a_table_that_is_accepted_computes_the_right_gradients(
     schedule: Plan, data: st.DataObject
 ) -> None:

@@ -25,6 +25,8 @@ LATE_IMPORTS = {
     "resvg_py": "the extra `png`",
     "schedlang.advice.advice": "only a program that is wrong needs it",
     "schedlang.files.documents": "loads yaml; only costs in a file need it",
+    "schedlang.editor.server": "loads the extra `lsp`",
+    "schedlang.language.formatting": "loads lark and its tables; only `schedc fmt` needs it",
     "schedlang.language.parser": "loads lark and its tables; only a text that is new needs it",
     "schedlang.search.optimize.exact": "loads the extra `optimize`",
     "schedlang.search.optimize.large": "loads the extra `optimize`",

@@ -25,8 +25,8 @@ from tests.support.replay import Place, Replay, _Ops, _Transfers
 
 #: Two that go by lanes, one that blocks, one with buffers; portable plans are timed on gloo.
 TRANSPORTS = ["portable", "nccl", "nccl-edge", "blocking", "buffered:1"]
-#: With those of all transports, more than 200 for each program.
-RUNS = 40
+#: With those of all transports, more than 70 for each program.
+RUNS = 12
 COSTS = Costs(p2p_time=0.25, update_times=(0.5,))
 NOISE = Noise(jitter=0.3, slow_ranks={1: 1.5}, seed=7)
 

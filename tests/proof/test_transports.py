@@ -62,6 +62,7 @@ def as_case(schedule: Schedule) -> dict[str, object]:
         "placement": schedule.placement,
         "microbatches": schedule.microbatches,
         "skips": schedule.layout.skips,
+        "frozen": schedule.layout.frozen,
     }
     return sizes | {"ranks": ranks}
 

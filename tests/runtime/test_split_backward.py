@@ -188,7 +188,7 @@ def activations() -> Tensor:
 
 
 def stage(module: nn.Module, split: bool, number: int = 1) -> Stage:
-    plan = StagePlan(number, is_first=not number, split=range(9) if split else ())
+    plan = StagePlan(number, ends_backward=not number, split=range(9) if split else ())
     return Stage(plan, module, torch.device("cpu"))
 
 

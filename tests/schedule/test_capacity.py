@@ -1,6 +1,7 @@
 """How much room ranks have, and what becomes of schedules that need more."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -142,3 +143,30 @@ def test_a_plan_and_a_builders_program_remember_it(
     path = tmp_path_factory.mktemp("plans") / "plan.json"
     write_plan(plan, path)
     assert read_plan(path).costs == plan.costs == costs
+
+
+@pytest.mark.parametrize(
+    ("given", "capacity"),
+    [
+        ("80GB", [80e9] * 4),
+        ("1GiB,2e9,3,4MB", [2.0**30, 2e9, 3.0, 4e6]),
+        ("H100", [72e9] * 4),
+    ],
+)
+def test_units_and_devices(
+    given: str, capacity: list[float], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = tmp_path / "plan.json"
+    write_plan(compile("1f1b", costs=BYTES), plan)
+    assert main(["simulate", str(plan), "--capacity-bytes", given, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["capacity_bytes"] == capacity
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [("H1000", "did you mean `H100`?"), ("80XB", "is not an amount of memory")],
+)
+def test_what_is_no_capacity(given: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["compile", "gpipe", "--capacity-bytes", given])
+    assert message in capsys.readouterr().err

@@ -11,9 +11,18 @@ import pytest
 from schedlang import CompileError, Costs, Source, compile, read_source, simulate
 from schedlang.proof.execution import Execution
 from tests.support.paths import CASES, PROGRAMS
+from tests.support.sizes import sizes
 
 TABLE = json.loads((CASES / "zero_bubble_table5.json").read_text())["rows"]
 RECORDED = json.loads((CASES / "zero_bubble.json").read_text())["cases"]
+
+
+def is_large_row(row: dict[str, Any]) -> bool:
+    return bool(row["ranks"] * row["microbatches"] > 600)
+
+
+def is_large(case: dict[str, Any]) -> bool:
+    return bool(case["p"] * case["m"] > 600)
 
 
 def executed(program: str, costs: Costs, **params: int) -> Execution:
@@ -55,7 +64,9 @@ def rate(span: float, work: float) -> float:
     return round(1 - work / span, 4)
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row['model']}-{row['microbatches']}")
+@pytest.mark.parametrize(
+    "row", sizes(TABLE, is_large_row), ids=lambda row: f"{row['model']}-{row['microbatches']}"
+)
 def test_published_rates_of_fixed_orders(row: dict[str, Any]) -> None:
     for program in ("1f1b", "zb_h1", "zb_h2"):
         assert rate(*measured(row, program)) == row["rates"][program]
@@ -105,7 +116,9 @@ def interleaved(row: dict[str, Any], chunks: int, waits_for_all: bool) -> float:
     return max(clock)
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row['model']}-{row['microbatches']}")
+@pytest.mark.parametrize(
+    "row", sizes(TABLE, is_large_row), ids=lambda row: f"{row['model']}-{row['microbatches']}"
+)
 def test_published_rates_of_interleaved_1f1b_leave_out_a_wait(row: dict[str, Any]) -> None:
     """With the wait left out, it is the published rate; with it, ours: the last rank's cool-down
     takes longer.
@@ -119,7 +132,9 @@ def test_published_rates_of_interleaved_1f1b_leave_out_a_wait(row: dict[str, Any
     assert span == pytest.approx(interleaved(row, chunks, waits_for_all=True))
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row['model']}-{row['microbatches']}")
+@pytest.mark.parametrize(
+    "row", sizes(TABLE, is_large_row), ids=lambda row: f"{row['model']}-{row['microbatches']}"
+)
 def test_memory_limited_schedules_are_no_worse_than_published(row: dict[str, Any]) -> None:
     for program in ("zb_1p", "zb_2p"):
         found = measured(row, program, activation=row["activation"], kept=row["kept"])
@@ -178,7 +193,9 @@ def test_recorded_fixed_orders(case: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in RECORDED if case["schedule"].startswith("GIS")], ids=name
+    "case",
+    sizes([case for case in RECORDED if case["schedule"].startswith("GIS")], is_large),
+    ids=name,
 )
 def test_grouped_interleaving_is_better_than_recorded(case: dict[str, Any]) -> None:
     """The recorded orders do each weight gradient at once; at the same peak, ours idle less by one
@@ -194,7 +211,7 @@ def test_grouped_interleaving_is_better_than_recorded(case: dict[str, Any]) -> N
 LIMITED = [case for case in RECORDED if case["schedule"].startswith("ZB-") and case["mem_limit"]]
 
 
-@pytest.mark.parametrize("case", LIMITED, ids=name)
+@pytest.mark.parametrize("case", sizes(LIMITED, is_large), ids=name)
 def test_recorded_searches_within_a_memory_limit(case: dict[str, Any]) -> None:
     """At most as long as recorded, within the same memory."""
     activation, _, kept = map(int, case["mem_deltas"])
@@ -213,7 +230,9 @@ SEARCHED = {"ZB-V": "zb_v", "V-Half": "v_half", "V-Min": "v_min", "1F1B-V": "1f1
 
 
 @pytest.mark.parametrize(
-    "case", [case for case in RECORDED if case["schedule"] in SEARCHED], ids=name
+    "case",
+    sizes([case for case in RECORDED if case["schedule"] in SEARCHED], is_large),
+    ids=name,
 )
 def test_recorded_searches_on_a_v(case: dict[str, Any]) -> None:
     """At most as long as recorded, by span for ZB-V and else by flush, at the same peak."""

@@ -192,8 +192,9 @@ def test_windows_come_to_the_best(place: str, objective: str) -> None:
 
 def test_large_problems_get_better() -> None:
     """From the published order on, within the memory; the best is known to be above the bound."""
-    problem = problem_of("V", 4, 12, 6, MEASURED, is_split=False)
+    problem = problem_of("V", 4, 8, 6, MEASURED, is_split=False)
     *_, known = from_gallery(problem, given(problem), 60)
-    *_, answer = Large()(problem, known, 10)
+    # The first one that is better is enough: how far it gets in some time is the benchmark's.
+    answer = next(Large()(problem, known, 60))
     check(problem, answer)
     assert Instance.of(problem).least <= answer.value < known.value

@@ -2,14 +2,19 @@
 
 import json
 import math
+import os
 import random
+import signal
+import threading
 from collections.abc import Iterator
+from functools import cache
 from itertools import product
 from typing import Any
 
 import pytest
+from ortools.sat.python import cp_model
 
-from schedlang import Costs, Source, compile, read_source, simulate
+from schedlang import CompileError, Costs, Source, compile, read_source, simulate
 from schedlang.cli.main import main
 from schedlang.passes.graph import Graph
 from schedlang.search.optimize.instance import Instance, chains_of
@@ -68,13 +73,29 @@ def best_of(problem: Problem, enough: float = -math.inf) -> Answer:
     return answer
 
 
-def every_order(graph: Graph, nodes: list[int]) -> Iterator[list[int]]:
-    """Every order of a rank's nodes in which none stands before what it needs on its rank."""
+def needed_by(graph: Graph) -> list[set[int]]:
+    """For each node all that it needs, also by way of other ranks."""
+    needed: list[set[int]] = [set() for _ in graph.ops]
+    # As often as the longest chain is long, what is needed is needed by what needs that.
+    changes = True
+    while changes:
+        before = [len(nodes) for nodes in needed]
+        for node, needs in enumerate(graph.needs):
+            for need, _ in needs:
+                needed[node] |= {need} | needed[need]
+        changes = before != [len(nodes) for nodes in needed]
+    return needed
+
+
+def every_order(needed: list[set[int]], nodes: list[int]) -> Iterator[list[int]]:
+    """Every order of a rank's nodes in which none stands before what it needs: any other cannot
+    run, whatever other ranks do.
+    """
     if not nodes:
         yield []
     for node in nodes:
-        if not any(need in nodes for need, _ in graph.needs[node]):
-            for rest in every_order(graph, [other for other in nodes if other != node]):
+        if needed[node].isdisjoint(nodes):
+            for rest in every_order(needed, [other for other in nodes if other != node]):
                 yield [node, *rest]
 
 
@@ -115,11 +136,16 @@ def time_of(graph: Graph, orders: tuple[list[int], ...], objective: str) -> floa
     return max(ends.values()) - min(starts.values())
 
 
-def least_of_all(problem: Problem) -> float:
-    """The least objective of all orders there are that hold no more than they may."""
+@cache
+def least_of_all(seed: int) -> float:
+    """The least objective of all orders there are of the problem of a seed that hold no more than
+    they may.
+    """
+    problem = drawn(seed)
     graph = problem.graph
+    needed = needed_by(graph)
     of_ranks = [
-        [order for order in every_order(graph, nodes) if peak(graph, order) <= limit + 1e-9]
+        [order for order in every_order(needed, nodes) if peak(graph, order) <= limit + 1e-9]
         for nodes, limit in zip(graph.order, problem.limits, strict=True)
     ]
     objective = graph.schedule.objective
@@ -166,7 +192,7 @@ def test_no_order_at_all_is_better(seed: int) -> None:
     """
     problem = drawn(seed)
     answer = best_of(problem)
-    least = least_of_all(problem)
+    least = least_of_all(seed)
     assert answer.value == pytest.approx(least)
     if least == math.inf:
         return
@@ -181,7 +207,7 @@ def test_no_order_at_all_is_better(seed: int) -> None:
 def test_a_look_at_one_rank_is_a_bound(seed: int) -> None:
     """What a rank comes to by itself is no more than the least of all."""
     problem = drawn(seed)
-    least = least_of_all(problem)
+    least = least_of_all(seed)
     if least == math.inf:
         return
     instance = Instance.of(problem)
@@ -203,6 +229,42 @@ def test_microbatches_of_other_costs_may_overtake_each_other() -> None:
     assert sorted(map(len, chains_of(problem))) == [2] * 8
     answer = best_of(problem)
     assert answer.is_best
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        Costs(forward_times=[[1, 2, 1, 2], [1.5, 1.5, 1, 1]], p2p_time=0.5),
+        Costs(forward_times=(1, 2), link_times=[[0, 0.25], [1.5, 0]]),
+        Costs(weight_times=[[1, 2, 3, 4]], link_times=[[0, 0.25], [0.25, 0]]),
+    ],
+    ids=["by microbatch", "by link", "by both"],
+)
+def test_the_program_has_its_costs(costs: Costs) -> None:
+    """By microbatch and by link, so that it claims what was found without them given again."""
+    problem = problem_of(2, 4, costs=costs)
+    *_, answer = optimize(problem, 2.0, workers=1)
+    text = judged(problem, answer, "portable").text
+    assert "assert makespan <=" in text
+    plan = compile(Source("best.sched", text))
+    assert simulate(plan, ideal=True).timeline.makespan == pytest.approx(answer.value)
+    stages = plan.layout
+    assert plan.costs.every_duration(stages) == costs.every_duration(stages)
+    claimed = text.replace(f"assert makespan <= {answer.value:g}", "assert makespan <= 1")
+    with pytest.raises(CompileError):
+        compile(Source("best.sched", claimed))
+
+
+def test_latencies_are_given_again() -> None:
+    """A program cannot say them, so it claims no time."""
+    costs = Costs(latency_in_node=0.5)
+    problem = problem_of(2, 4, costs=costs)
+    *_, answer = optimize(problem, 2.0, workers=1)
+    text = judged(problem, answer, "portable").text
+    assert "assert makespan" not in text
+    assert "give them with --costs" in text
+    plan = compile(Source("best.sched", text), costs=costs)
+    assert simulate(plan, ideal=True).timeline.makespan == pytest.approx(answer.value)
 
 
 def test_ops_that_overlap_stay_together() -> None:
@@ -284,3 +346,85 @@ def test_without_the_solver_it_is_said_how_to_get_it(
     monkeypatch.setattr("schedlang.search.optimize.optimize.find_spec", lambda name: None)
     assert main(["optimize", "1f1b"]) == 2
     assert "pip install 'schedlang[optimize]'" in capsys.readouterr().err
+
+
+def test_a_block_is_for_any_number_of_microbatches(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """ZB-V in half of its memory, without a rank that ever waits once all are under way."""
+    path = tmp_path / "block.sched"
+    arguments = ["optimize", "zb_v", "-p", "ranks=3", "-p", "microbatches=6", "--memory", "4"]
+    assert main([*arguments, "--block", "-o", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["interval"] == document["work"] == 6
+    assert document["makespan"] <= 5 * 6 + document["length"]
+    execution = simulate(compile(read_source(path), {"microbatches": 40}), ideal=True)
+    assert execution.timeline.makespan <= 39 * 6 + document["length"]
+    assert max(execution.peak_memory) <= 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["dualpipe"], "a block is for one pipeline of whole microbatches"),
+        (["zb_v", "--place"], "--block keeps stages where they are"),
+    ],
+)
+def test_what_has_no_block(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["optimize", *arguments, "--block"])
+    assert message in capsys.readouterr().err
+
+
+def test_no_block_in_too_little_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["optimize", "1f1b", "-p", "ranks=2", "--memory", "0", "--block"]) == 1
+    assert "no block was found that holds at most 0" in capsys.readouterr().err
+
+
+def test_an_interrupt_ends_it_with_the_best_so_far(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the solver is at work, of which Python sees nothing; what is written is whole."""
+    solve = cp_model.CpSolver.solve
+    begun = threading.Event()
+
+    def solve_until_interrupted(solver: cp_model.CpSolver, model: cp_model.CpModel) -> Any:
+        begun.set()
+        os.kill(os.getpid(), signal.SIGINT)
+        return solve(solver, model)
+
+    monkeypatch.setattr(cp_model.CpSolver, "solve", solve_until_interrupted)
+    path = tmp_path / "best.sched"
+    size = ["-p", "ranks=4", "-p", "microbatches=8", "--memory", "6"]
+    assert main(["optimize", "zb_v", *size, "--for", "10m", "-o", str(path), "--json"]) == 0
+    assert begun.is_set()
+    said = capsys.readouterr()
+    assert "interrupted: this is the best so far" in said.err
+    document = json.loads(said.out)
+    assert document["bound"] < document["value"]
+    assert [item.name for item in tmp_path.iterdir()] == ["best.sched"]
+    execution = simulate(compile(read_source(path)), ideal=True)
+    assert execution.timeline.makespan == document["value"]
+
+
+def test_an_interrupt_before_any_order_writes_nothing(
+    tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any) -> Iterator[Answer]:
+        signal.raise_signal(signal.SIGINT)
+        yield from ()
+
+    monkeypatch.setattr("schedlang.search.optimize.optimize.optimize", interrupted)
+    path = tmp_path / "best.sched"
+    assert main(["optimize", "zb_v", "-o", str(path)]) == 130
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_look_ends_with_its_time() -> None:
+    """Before all constraints are there, if need be."""
+    instance = Instance.of(problem_of(2, 4, V))
+    outcome = look(instance, 0, instance.least, Effort(math.inf, seconds=0.0))
+    assert outcome.orders is None
+    assert outcome.bound == 0

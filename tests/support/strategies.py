@@ -1,5 +1,6 @@
 """Random schedules that can run, by construction, and an oracle that runs plans its own way."""
 
+from collections.abc import Container, Iterable
 from functools import cache
 
 from hypothesis import strategies as st
@@ -9,30 +10,55 @@ from schedlang.schedule.actions import Actions
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.schedule import Schedule
+from tests.support.graph import far_edges, has_after, has_before, is_near
 
 
 @st.composite
-def schedules(draw: st.DrawFn, may_skip: bool = True) -> Schedule:
-    """A compute-only schedule, which may have skips: ready ops chosen at random until all are done."""
+def schedules(draw: st.DrawFn, may_skip: bool = True, may_freeze: bool = True) -> Schedule:
+    """A compute-only schedule, whose stages may be a graph, have skips, or be frozen: ready ops
+    chosen at random
+    until all are done.
+    """
     ranks = draw(st.integers(1, 4))
     stages = draw(st.integers(1, 5))
     placement = tuple(draw(st.integers(0, ranks - 1)) for _ in range(stages))
     microbatches = draw(st.integers(1, 3))
     split = {(s, m): draw(st.booleans()) for s in range(stages) for m in range(microbatches)}
     pairs = [(earlier, later) for later in range(stages) for earlier in range(later - 1)]
+    edges: tuple[tuple[int, int], ...] = ()
+    if stages > 1 and may_skip and draw(st.integers(0, 2)) == 0:
+        any_pair = st.tuples(st.integers(0, stages - 2), st.integers(1, stages - 1))
+        is_forward = any_pair.filter(lambda pair: pair[0] < pair[1])
+        edges = tuple(draw(st.lists(is_forward, unique=True, min_size=1, max_size=6)))
+        pairs = [pair for pair in pairs if pair not in edges]
     skips = (
         tuple(draw(st.lists(st.sampled_from(pairs), unique=True, max_size=3)))
         if pairs and may_skip
         else ()
     )
-    edges = [*((stage, stage + 1) for stage in range(stages - 1)), *skips]
+    all_edges = [*(edges or ((stage, stage + 1) for stage in range(stages - 1))), *skips]
+    trained = [stage for stage in range(stages) if not may_freeze or draw(st.integers(0, 3))]
+    trained = trained or [draw(st.integers(0, stages - 1))]
+    behind = trained_before(stages, all_edges, trained)
     done: set[tuple[str, int, int]] = set()
     programs = tuple(Actions() for _ in range(ranks))
-    while ready := _ready(stages, edges, microbatches, split, done):
+    while ready := _ready(all_edges, microbatches, split, trained, behind, done):
         word, stage, microbatch = ready[draw(st.integers(0, len(ready) - 1))]
         done.add((word, stage, microbatch))
         programs[placement[stage]].add(Kind[word], stage, microbatch, 0)
-    return make_schedule(placement, microbatches, programs, skips)
+    frozen = tuple(stage for stage in range(stages) if stage not in trained)
+    return make_schedule(placement, microbatches, programs, skips, frozen, edges)
+
+
+def trained_before(
+    stages: int, edges: Iterable[tuple[int, int]], trained: Container[int]
+) -> list[bool]:
+    """For each stage whether it is trained, or one before it."""
+    edges = list(edges)
+    found: list[bool] = []
+    for stage in range(stages):
+        found.append(stage in trained or any(found[a] for a, b in edges if b == stage))
+    return found
 
 
 def make_schedule(
@@ -40,33 +66,38 @@ def make_schedule(
     microbatches: int,
     ranks: tuple[Actions, ...],
     skips: tuple[tuple[int, int], ...] = (),
+    frozen: tuple[int, ...] = (),
+    edges: tuple[tuple[int, int], ...] = (),
 ) -> Schedule:
     params = {"ranks": len(ranks), "microbatches": microbatches}
-    layout = Layout(placement, (Pipeline("", 0, len(placement), microbatches),), skips=skips)
+    whole = Pipeline("", 0, len(placement), microbatches)
+    layout = Layout(placement, (whole,), skips=skips, edges=edges, frozen=frozen)
     return Schedule(
         "random", params, layout, ranks, Source("random.sched", "random"), (Span(0, 6),)
     )
 
 
 def _ready(
-    stages: int,
     edges: list[tuple[int, int]],
     microbatches: int,
     split: dict[tuple[int, int], bool],
+    trained: Container[int],
+    behind: list[bool],
     done: set[tuple[str, int, int]],
 ) -> list[tuple[str, int, int]]:
     def backward_done(stage: int, microbatch: int) -> bool:
         return ("B", stage, microbatch) in done or ("I", stage, microbatch) in done
 
     ready = []
-    for s in range(stages):
+    for s in range(len(behind)):
         for m in range(microbatches):
             if ("F", s, m) not in done and all(("F", a, m) in done for a, b in edges if b == s):
                 ready.append(("F", s, m))
             upstream = ("F", s, m) in done and all(backward_done(b, m) for a, b in edges if a == s)
-            if upstream and not backward_done(s, m):
-                ready.append(("I" if split[s, m] else "B", s, m))
-            if ("I", s, m) in done and ("W", s, m) not in done:
+            if upstream and not backward_done(s, m) and behind[s]:
+                is_half = split[s, m] or s not in trained
+                ready.append(("I" if is_half else "B", s, m))
+            if ("I", s, m) in done and ("W", s, m) not in done and s in trained:
                 ready.append(("W", s, m))
     return ready
 
@@ -93,7 +124,7 @@ class _Oracle:
         self.held: list[dict[tuple[str, int, int], int]] = [{} for _ in self.rows]
         self.moved: list[set[int]] = [set() for _ in self.rows]
         self.sent: set[tuple[int, int, int]] = set()
-        self.gradients: list[tuple[int, int]] = []
+        self.gradients: list[tuple[int, int, int]] = []
         kinds = {row[0] for rank in self.rows for row in rank}
         self.forward_only = kinds <= {Kind.F, Kind.SEND_F, Kind.RECV_F}
         self.schedule = schedule
@@ -106,11 +137,17 @@ class _Oracle:
         self.offloads = [row[1:] for rank in self.rows for row in rank if row[0] == Kind.OFFLOAD]
         layout = self.layout
         stages = len(self.layout.placement)
-        skips = [
-            (each.start + a, each.start + b) for each in layout.pipelines for a, b in layout.skips
-        ]
-        #: The earlier and the later stage of each skip, by its number.
-        self.skips = {stages + index: skip for index, skip in enumerate(skips)}
+        #: The earlier and the later stage of each far edge, by its number.
+        self.skips = dict(enumerate(far_edges(layout), stages))
+        edges = [*self.skips.values()]
+        edges += [(a, a + 1) for a in range(stages) if is_near(layout, a)]
+        self.trained = {
+            each.start + piece
+            for each in layout.pipelines
+            for piece in range(each.stop - each.start)
+            if piece not in layout.frozen
+        }
+        self.behind = trained_before(stages, edges, self.trained)
         self.right_output = cache(self._right_output)
         self.right_gradient = cache(self._right_gradient)
         self.peer = cache(self._peer)
@@ -131,7 +168,7 @@ class _Oracle:
         units = [
             (s, u) for s in range(len(self.layout.placement)) for u in range(self.layout.units(s))
         ]
-        if any(self.updates and done != self.layout.updates for done in self.done):
+        if any(self.updates and self.done[s] != self.layout.updates for s in self.trained):
             return False
         # The gradient of a version comes to the weights by an update.
         if not self.updates and any(rule.name != "latest" for rule in self.schedule.weights):
@@ -141,7 +178,13 @@ class _Oracle:
         if self.forward_only:
             held = [self.held[self.layout.placement[s]].get(("out", s, u)) for s, u in units]
             return held == [self.right_output(s, u) for s, u in units]
-        return sorted(self.gradients) == sorted((s, self.right_gradient(s, u)) for s, u in units)
+        right = [(s, u, self.right_gradient(s, u)) for s, u in units if s in self.trained]
+        has_all = all(
+            ("grad", s, u) in self.held[self.layout.placement[s]]
+            for s, u in units
+            if self.behind[s]
+        )
+        return has_all and sorted(self.gradients) == sorted(right)
 
     def visit(self, rank: int) -> bool | None:
         """Whether a rank gets on; None when it does something wrong."""
@@ -182,8 +225,11 @@ class _Oracle:
         )
         if stage >= len(self.layout.placement) or self.layout.placement[stage] != rank:
             return None
-        pipeline = next(each for each in self.layout.pipelines if each.start <= stage < each.stop)
-        if not pipeline.start <= other < pipeline.stop or self.layout.placement[other] == rank:
+        if number not in self.skips and not is_near(self.layout, min(stage, other)):
+            return None
+        if self.layout.placement[other] == rank:
+            return None
+        if kind in (Kind.SEND_B, Kind.RECV_B) and not self.behind[min(stage, other)]:
             return None
         return self.layout.placement[other]
 
@@ -241,6 +287,10 @@ class _Oracle:
             return False
         first = self.is_first(s)
         last = self.is_last(s)
+        if s not in self.trained and kind in (Kind.B, Kind.W, Kind.U):
+            return False
+        if kind != Kind.F and not self.behind[s]:
+            return False
         slices = self.layout.slices
         if kind == Kind.U:
             return self.update(rank, s, max(u, 0))
@@ -254,6 +304,8 @@ class _Oracle:
             return False
         if kind == Kind.F:
             value = u if first else held.get(("in", s, u), held.get(("out", s - 1, u)))
+            if not first and not is_near(self.layout, s - 1):
+                value = 0
             skipped = [
                 self.by_skip(held, "in", "out", k, a, u)
                 for k, (a, b) in self.skips.items()
@@ -277,6 +329,8 @@ class _Oracle:
             )
             value = held.get((kept, s, u))
             gradient = 1 if last else held.get(("grad_in", s, u), held.get(("grad", s + 1, u)))
+            if not last and not is_near(self.layout, s):
+                gradient = 0
             skipped = [
                 self.by_skip(held, "grad_in", "grad", k, b, u)
                 for k, (a, b) in self.skips.items()
@@ -289,7 +343,7 @@ class _Oracle:
         elif kind == Kind.W and ("grad", s, u) not in held:
             return False
         if kind in (Kind.B, Kind.W):
-            self.gradients.append((s, new["grad", s, u]))
+            self.gradients.append((s, u, new["grad", s, u]))
             self.made[s] += 1
         return True
 
@@ -357,13 +411,15 @@ class _Oracle:
         )
 
     def is_first(self, stage: int) -> bool:
-        return any(each.start == stage for each in self.layout.pipelines)
+        return not has_before(self.layout, stage)
 
     def is_last(self, stage: int) -> bool:
-        return any(each.stop == stage + 1 for each in self.layout.pipelines)
+        return not has_after(self.layout, stage)
 
     def _right_output(self, s: int, u: int) -> int:
-        value = u if self.is_first(s) else self.right_output(s - 1, u)
+        value = u if self.is_first(s) else 0
+        if is_near(self.layout, s - 1):
+            value = self.right_output(s - 1, u)
         skipped = [
             hash(("by skip", k, self.right_output(a, u)))
             for k, (a, b) in self.skips.items()
@@ -373,7 +429,9 @@ class _Oracle:
         return hash(("f", s, value, *skipped, state, self.version.get((s, u), -1)))
 
     def _right_gradient(self, s: int, u: int) -> int:
-        gradient = 1 if self.is_last(s) else self.right_gradient(s + 1, u)
+        gradient = 1 if self.is_last(s) else 0
+        if is_near(self.layout, s):
+            gradient = self.right_gradient(s + 1, u)
         skipped = [
             hash(("by skip", k, self.right_gradient(b, u)))
             for k, (a, b) in self.skips.items()

@@ -36,6 +36,10 @@ _HAND_ON = (
     "let the stages between hand such values on, as parts of what they return: "
     "docs/models.md shows how"
 )
+_FROZEN = (
+    "export the schedule without `frozen`: torch runs the backwards of stages whose weights "
+    "want no gradient as well"
+)
 _COMPUTE = f"`--to {COMPUTE}` leaves the transfers to torch"
 
 
@@ -85,8 +89,12 @@ def _not_in_tables(plan: Plan, form: str) -> Iterator[tuple[str, int, str | None
         yield "second pipeline", 0, None
     if plan.layout.slices > 1:
         yield "slices of microbatches", 0, None
+    if plan.layout.edges:
+        yield "stages that are no chain", 0, None
     if plan.layout.skips:
         yield "skips from stage to stage", 0, _HAND_ON
+    if plan.layout.frozen:
+        yield "frozen stages", 0, _FROZEN
     for rank, actions in enumerate(plan.ranks):
         for index, kind in enumerate(actions.kind):
             if kind not in _TORCH and not is_transfer(kind):

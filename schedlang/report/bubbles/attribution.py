@@ -177,8 +177,9 @@ class _Choices:
 
 def _choices(waits: Waits, gaps: Gaps, costs: Costs) -> _Choices:
     phases = []
-    amounts = np.zeros((max(Kind) + 1, len(waits.schedule.placement)))
-    for kind, of_stages in costs.memory(amounts.shape[1]).items():
+    layout = waits.schedule.layout
+    amounts = np.zeros((max(Kind) + 1, len(layout.placement)))
+    for kind, of_stages in costs.memory(layout).items():
         amounts[kind] = of_stages
     found = np.full((2, len(gaps)), np.inf)
     bounds = np.searchsorted(gaps.rank, np.arange(len(waits.schedule.ranks) + 1))

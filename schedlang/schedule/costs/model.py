@@ -363,6 +363,9 @@ class Costs:
             Kind.OFFLOAD: offload,
             Kind.RELOAD: spread("`reload`", self.reload_times, offload),
         }
+        if not isinstance(layout, int) and layout.frozen:
+            # A backward that does nothing takes no time.
+            tables[Kind.I] = input * np.array(layout.has_backward)[:, np.newaxis]
         overlap = _spread("durations of overlaps", self.overlap_times, [0.0] * stages)
         return Durations(
             {kind: _means(table, units) for kind, table in tables.items()},
@@ -424,12 +427,13 @@ class Costs:
         """How long a gather of each stage's weights takes; ValueError as above."""
         return _spread("times of gathers", self.gather_times, [0.0] * stages)
 
-    def memory(self, stages: int) -> dict[int, list[float]]:
-        """For each kind of compute action, what it adds to the memory of its rank, on each stage;
-        ValueError as above.
+    def memory(self, layout: Layout | int) -> dict[int, list[float]]:
+        """For each kind of compute action, what it adds to the memory of its rank, on each stage of
+        a layout, or of so many that are trained; ValueError as above.
 
         A forward whose activations are dropped adds its amount only while it runs.
         """
+        stages = layout if isinstance(layout, int) else len(layout.placement)
         forward = _spread("memories of `F`", self.forward_memory, [1.0] * stages)
         input = _spread("memories of `I`", self.input_memory, [0.0] * stages)
         # By default, the last use gives back all that there is.
@@ -437,22 +441,23 @@ class Costs:
         backward = _spread("memories of `B`", self.backward_memory, all_forward)
         all_left = list(map(sub, all_forward, input))
         weight = _spread("memories of `W`", self.weight_memory, all_left)
-        return _changes(forward, backward, input, weight)
+        return _changes(forward, backward, _of_backward(layout, input, backward), weight)
 
-    def bytes(self, stages: int) -> dict[int, list[float]] | None:
-        """For each kind of compute action, the bytes that it adds to its rank, on each stage; None
-        if none are given.
+    def bytes(self, layout: Layout | int) -> dict[int, list[float]] | None:
+        """For each kind of compute action, the bytes that it adds to its rank, on each stage as
+        above; None if none are given.
 
         ValueError as above.
         """
         if not self.gives_bytes:
             return None
+        stages = layout if isinstance(layout, int) else len(layout.placement)
         held = _spread("`activation_bytes`", self.activation_bytes, [0.0] * stages)
         kept = _spread("`kept_bytes`", self.kept_bytes, held)
         backward = list(map(neg, held))
         input = list(map(sub, kept, held))
         weight = list(map(neg, kept))
-        return _changes(held, backward, input, weight)
+        return _changes(held, backward, _of_backward(layout, input, backward), weight)
 
     def bytes_of_weights(self, stages: int) -> list[float]:
         """What one version of each stage's weights takes; ValueError as above."""
@@ -556,6 +561,19 @@ def _changes(
     """What each kind of op adds to memory: a recomputation or a copy back what the forward did."""
     amounts = {kind: [op.holds * amount for amount in forward] for kind, op in OPS.items()}
     return amounts | {Kind.B: backward, Kind.I: input, Kind.W: weight}
+
+
+def _of_backward(layout: Layout | int, input: list[float], backward: list[float]) -> list[float]:
+    """What an `I` adds to memory on each stage: where the stage is frozen no `W` follows, so it
+    gives back all that a whole backward does; or nothing, where nothing is kept for it.
+    """
+    if isinstance(layout, int) or not layout.frozen:
+        return input
+    amounts = list(input)
+    for stage, has_backward in enumerate(layout.has_backward):
+        if not layout.trains(stage):
+            amounts[stage] = backward[stage] if has_backward else 0.0
+    return amounts
 
 
 def _spread(what: str, values: _Values, default: list[float]) -> list[float]:

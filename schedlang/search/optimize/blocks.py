@@ -1,17 +1,72 @@
-"""A block that repeats as the text of a program, for any number of microbatches."""
+"""The best block that repeats, as the text of a program, for any number of microbatches."""
 
 from collections.abc import Iterator
 from itertools import groupby
+from math import inf
+
+from attrs import frozen
 
 from schedlang.language.head import Head, by_number, head_lines, number_text, words_for
 from schedlang.schedule.kinds import Kind
 from schedlang.search.optimize.instance import Instance
-from schedlang.search.optimize.periodic import Block
+from schedlang.search.optimize.periodic import Block, blocks
+from schedlang.search.optimize.problem import Answer, Problem
+from schedlang.search.optimize.published import from_gallery
 
 #: What the microbatches of a block are called.
 _NAMES = ("m", "n", "o", "p")
 #: Claims of decimals hold to this digit: sums of times are rounded.
 _DIGITS = 6
+#: Which share of the time goes to published orders, from which the search for blocks begins.
+_SHARE_OF_GALLERY = 0.2
+
+
+@frozen
+class Repeated:
+    """A block as a program: its `text`, after which `microbatches` start again every `interval`,
+    and their last op ends `length` after their first starts. `work` is what the busiest rank works
+    for as many microbatches: no interval is shorter. Times are in the unit of the costs.
+    """
+
+    text: str
+    microbatches: int
+    interval: float
+    length: float
+    work: float
+
+
+def best_block(problem: Problem, seconds: float, workers: int = 1) -> Repeated | None:
+    """The block of a few microbatches that repeats most often, within the memory of the ranks, that
+    is found in some seconds; of equals, the one in which microbatches are done soonest. None if
+    none is found.
+
+    ValueError for what no block is for: several pipelines, slices, microbatches of unlike costs.
+    """
+    layout = problem.graph.schedule.layout
+    if len(layout.pipelines) > 1 or layout.slices > 1:
+        raise ValueError("a block is for one pipeline of whole microbatches")
+    instance = Instance.of(problem)
+    if len(instance.chains) != len(set(problem.names)):
+        raise ValueError("a block is for microbatches that are alike in what they do and cost")
+    order = problem.graph.order
+    given = Answer(order, problem.value(order), 0.0, "")
+    *_, known = [given, *from_gallery(problem, given, _SHARE_OF_GALLERY * seconds)]
+    hint = instance.in_chains(known.orders) if known.value < inf else []
+    found = list(blocks(instance, hint, (1 - _SHARE_OF_GALLERY) * seconds, workers))
+    if not found:
+        return None
+    best = min(found, key=lambda block: (block.interval / block.microbatches, block.length))
+    first = [chain[0] for chain in instance.chains]
+    work = [0.0] * len(problem.limits)
+    for node in first:
+        work[instance.rank[node]] += problem.graph.time[node]
+    return Repeated(
+        program_of_block(instance, best),
+        best.microbatches,
+        best.interval * best.unit,
+        best.length * best.unit,
+        max(work) * best.microbatches,
+    )
 
 
 def program_of_block(instance: Instance, block: Block) -> str:

@@ -11,10 +11,13 @@ from schedlang.passes.graph import Orders
 from schedlang.search.optimize.instance import Instance
 from schedlang.search.optimize.model import Effort, Outcome, look
 from schedlang.search.optimize.problem import Answer, Problem
+from schedlang.search.optimize.windows import Windows
 
 #: What a look takes at first, for one rank and for all of them; then ever twice as much.
 _RANK_EFFORT = 0.5
 _EFFORT = 1.0
+#: What the search for better orders window by window takes at first; then ever twice as much.
+_WINDOWS_EFFORT = 1.0
 #: How far above the bound is looked at first, as a share of what is between it and the best that
 #: is known; and how far, one after the other, where the bound rises no more.
 _SHARE = 1 / 32
@@ -47,6 +50,11 @@ class _Search:
     high: int = field(init=False)
     #: Whether the last look found better orders.
     is_better: bool = field(init=False, default=False)
+    #: By rank: what it comes to at the least by itself is this or less.
+    alone: dict[int, int] = field(init=False, factory=dict)
+    #: The search window by window from the best orders, and its answers to come.
+    windows: Windows | None = field(init=False, default=None)
+    to_come: Iterator[Answer] = field(init=False, factory=lambda: iter(()))
 
     def __attrs_post_init__(self) -> None:
         self.instance = Instance.of(self.problem)
@@ -71,6 +79,7 @@ class _Search:
         yield
         for scale in (2**times for times in count()):
             yield from self._ranks(_RANK_EFFORT * scale)
+            yield from self._windows(_WINDOWS_EFFORT * scale)
             yield from self._whole(_EFFORT * scale)
 
     def _raise(self, bound: int) -> None:
@@ -100,16 +109,35 @@ class _Search:
     def _ranks(self, effort: float) -> Iterator[None]:
         """What each rank comes to at the least, whatever the others do meanwhile."""
         for rank in range(len(self.problem.limits)):
-            # Until there are such orders for this rank, the bound rises.
+            # Until there are such orders for this rank, the bound rises. Once it is above them,
+            # this rank has no more to say.
             step = 0
-            while self.low + step < self.high:
+            while self.low + step < self.high and self.alone.get(rank, self.high) > self.low:
                 outcome = self._look(self.low + step, effort, [rank])
+                if outcome.value is not None:
+                    self.alone[rank] = outcome.value
                 refuted = outcome.bound > self.low + step
                 self._raise(outcome.bound)
                 yield
                 if not refuted:
                     break
                 step = max(2 * step, int((self.high - self.low) * _SHARE), 1)
+
+    def _windows(self, effort: float) -> Iterator[None]:
+        """Better orders window by window; where there are no better ones since, it goes on where it
+        was.
+        """
+        if self.answer.value == inf:
+            return
+        if self.windows is None or self.answer.value < self.windows.answer.value:
+            self.windows = Windows(self.problem, self.answer, self.deadline, self.workers)
+            self.to_come = self.windows.answers()
+        until = self.windows.spent + effort
+        for answer in self.to_come:
+            self._take(answer.orders, answer.value, "windows")
+            yield
+            if self.windows.spent >= until:
+                return
 
     def _whole(self, effort: float) -> Iterator[None]:
         """What all ranks together come to: at the bound, then ever further above it, as long as

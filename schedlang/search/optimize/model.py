@@ -18,19 +18,17 @@ for little, which is far quicker than to ask for the least.
 """
 
 from itertools import combinations
-from threading import Thread
+from time import monotonic
 
 from attrs import frozen
 from ortools.sat.python import cp_model
 
 from schedlang.passes.graph import Orders
 from schedlang.search.optimize.instance import Instance
+from schedlang.search.optimize.solver import solve
 
 #: What comes before what: known, or a literal.
 _Before = bool | cp_model.LiteralT
-
-#: How often a look at the clock is taken, and at what else there is to do, in seconds.
-_GLANCE = 0.2
 
 
 @frozen
@@ -75,13 +73,16 @@ def look(
 
     A hint are orders of which what is looked for may be made by few changes.
     """
+    deadline = monotonic() + effort.seconds
     try:
-        model = _Model(instance, low, high, ranks)
+        model = _Model(instance, low, high, ranks, deadline)
     except _Impossible:
         return Outcome(None, None, high + 1, 0.0)
+    except TimeoutError:
+        return Outcome(None, None, low, 0.0)
     if hint is not None:
         model.hint(hint)
-    return model.solved(effort)
+    return model.solved(effort, deadline)
 
 
 class _Impossible(Exception):
@@ -89,9 +90,16 @@ class _Impossible(Exception):
 
 
 class _Model:
-    """The constraints, for CP-SAT."""
+    """The constraints, for CP-SAT; TimeoutError where they are not all there by the deadline."""
 
-    def __init__(self, instance: Instance, low: int, high: int, ranks: list[int] | None) -> None:
+    def __init__(
+        self,
+        instance: Instance,
+        low: int,
+        high: int,
+        ranks: list[int] | None,
+        deadline: float,
+    ) -> None:
         self.instance = instance
         self.low = low
         self.high = high
@@ -103,12 +111,20 @@ class _Model:
         self._place()
         self._wait(whole=ranks is None)
         for rank in self.ranks:
+            if monotonic() > deadline:
+                raise TimeoutError
             self._order(rank)
             self._hold(rank)
         self.model.minimize(self.value)
 
     def _place(self) -> None:
         """Let nodes start after the begin, and end before the value."""
+        # Where a node can be, between the begin of its rank and the value that is looked for:
+        #
+        #     begin      before[n]      start[n]   time[n]      behind[n]      value
+        #       ├───────────────────┄┄┄┄┄█████████┄┄┄┄┄┄├─────────────────────┤
+        #
+        # The smaller the value, the fewer places are left; with none, it cannot be.
         instance = self.instance
         self.is_span = instance.problem.graph.schedule.objective == "span"
         # What no rank's first start is behind: of ranks that follow each other, each has a span.
@@ -185,8 +201,10 @@ class _Model:
 
     def _may_precede(self, first: int, second: int) -> bool:
         """Whether a node can come before another one, and all end in time."""
+        # Both have to be between the earliest start of the first and the latest end of the second:
+        # where they do not fit in there one behind the other, the order is known.
         instance = self.instance
-        if (second, first) in instance.lag:
+        if (second, first) in instance.known_orders(instance.rank[first]):
             return False
         before, behind = instance.windows
         both = instance.time[first] + instance.time[second]
@@ -194,6 +212,12 @@ class _Model:
 
     def _hold(self, rank: int) -> None:
         """Let a rank hold no more than its limit."""
+        # When a node starts, its rank holds what all nodes before it have left:
+        #
+        #     rise[n] + Σ change[o] · (o before n)  <=  limit
+        #
+        # Where a literal is known, it is a number; and where even the most that the open ones may
+        # add fits, there is nothing to say.
         instance = self.instance
         nodes = instance.nodes_of_rank[rank]
         changing = [node for node in nodes if instance.change[node]]
@@ -227,19 +251,18 @@ class _Model:
             if isinstance(literal, cp_model.IntVar):
                 self.model.add_hint(literal, place[first] < place[second])
 
-    def solved(self, effort: Effort) -> Outcome:
+    def solved(self, effort: Effort, deadline: float) -> Outcome:
         """What CP-SAT makes of it."""
         solver = cp_model.CpSolver()
         parameters = solver.parameters
         parameters.max_deterministic_time = effort.deterministic
-        parameters.max_time_in_seconds = effort.seconds
+        parameters.max_time_in_seconds = max(deadline - monotonic(), 0.01)
         parameters.num_workers = effort.workers
         parameters.random_seed = effort.seed
         # Threads that take turns find the same, however fast each of them is.
         parameters.interleave_search = effort.workers > 1
         parameters.cp_model_probing_level = 2 if effort.probes else 0
-        parameters.catch_sigint_signal = False
-        status = _interruptible(solver, self.model)
+        status = solve(solver, self.model)
         spent = solver.deterministic_time
         if status == cp_model.INFEASIBLE:
             return Outcome(None, None, self.high + 1, spent)
@@ -260,18 +283,3 @@ class _Model:
 
         nodes = self.instance.nodes_of_rank[rank]
         return sorted(nodes, key=turn)
-
-
-def _interruptible(solver: cp_model.CpSolver, model: cp_model.CpModel) -> int:
-    """Solve, and stop where Ctrl-C ends the wait for it."""
-    statuses: list[int] = []
-    thread = Thread(target=lambda: statuses.append(int(solver.solve(model))), daemon=True)
-    thread.start()
-    try:
-        while thread.is_alive():
-            thread.join(_GLANCE)
-    except BaseException:
-        solver.stop_search()
-        thread.join()
-        raise
-    return statuses[0]

@@ -33,8 +33,7 @@ def optimize(problem: Problem, seconds: float, workers: int = 1, seed: int = 0) 
     stop before. An answer whose value is infinite says that no orders were found that hold so
     little. ImportError says how to get the solver, if it is not installed.
     """
-    if find_spec("ortools") is None:
-        raise ImportError("to optimize takes OR-tools: pip install 'schedlang[optimize]'")
+    check_solver()
     begin = monotonic()
     graph = problem.graph
     least = Instance.of(problem)
@@ -49,6 +48,12 @@ def optimize(problem: Problem, seconds: float, workers: int = 1, seed: int = 0) 
             answer = answer.better(found)
             _tell(answer)
             yield answer
+
+
+def check_solver() -> None:
+    """ImportError that says how to get the solver, if it is not installed."""
+    if find_spec("ortools") is None:
+        raise ImportError("to optimize takes OR-tools: pip install 'schedlang[optimize]'")
 
 
 @frozen

@@ -18,6 +18,7 @@ from schedlang.passes.graph import Orders
 from schedlang.search.optimize.instance import Instance
 from schedlang.search.optimize.problem import Answer, Problem
 from schedlang.search.optimize.published import passed
+from schedlang.search.optimize.solver import solve
 
 #: By how much longer intervals are tried than what the busiest rank works, one after the other.
 _SLACK = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 1.0)
@@ -228,7 +229,7 @@ def _solved(
     solver.parameters.num_workers = workers
     solver.parameters.max_deterministic_time = _EFFORT
     solver.parameters.max_time_in_seconds = seconds
-    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    if solve(solver, model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
     begins = tuple(
         tuple(solver.value(start[number, place]) for place in range(microbatches))

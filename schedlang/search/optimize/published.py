@@ -3,6 +3,7 @@ of its sizes that fit, and what the passes make of them at the problem's costs a
 """
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import product
 from time import monotonic
 
@@ -144,18 +145,24 @@ def _translated(graph: Graph, schedule: Schedule) -> Orders | None:
 
 
 def passed(problem: Problem, orders: Orders) -> Iterator[Orders]:
-    """Some orders, and what the passes make of them at a problem's costs, within its limits."""
+    """Some orders, and what the passes make of them at a problem's costs, within its limits; each
+    as it is asked for, since passes take their time.
+    """
     yield orders
+    # Where ranks wait for each other in these orders, there is nothing to be made of them.
+    with suppress(CompileError):
+        for schedule in _passed(problem, orders):
+            changed = _translated(problem.graph, schedule)
+            assert changed is not None
+            yield changed
+
+
+def _passed(problem: Problem, orders: Orders) -> Iterator[Schedule]:
+    """What the passes make of some orders."""
     given = problem.graph.reordered(orders)
-    filled = None
-    try:
-        filled = fill_within(given, min(problem.limits))
-        fits = [schedule for schedule in (filled, problem.fits(orders) and given) if schedule]
-        made = [*fits, *map(reorder, fits)]
-    except CompileError:
-        # Ranks wait for each other in these orders.
-        return
-    for schedule in made:
-        changed = _translated(problem.graph, schedule)
-        assert changed is not None
-        yield changed
+    fits = [given] if problem.fits(orders) else []
+    filled = fill_within(given, min(problem.limits))
+    if filled is not None:
+        yield filled
+        fits.insert(0, filled)
+    yield from map(reorder, fits)

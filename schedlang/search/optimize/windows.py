@@ -17,6 +17,7 @@ from schedlang.passes.graph import Orders
 from schedlang.schedule.columns import Ints
 from schedlang.search.optimize.instance import Instance
 from schedlang.search.optimize.problem import Answer, Problem
+from schedlang.search.optimize.solver import solve
 
 #: How many nodes of a rank are in a window at first, and by how many times more once no window
 #: gains anything.
@@ -32,8 +33,10 @@ def windows(problem: Problem, known: Answer, seconds: float, workers: int = 1) -
     """See `Solver`. It needs orders to begin with, and proves nothing."""
     if not known.orders:
         return
-    search = _Search(problem, known, monotonic() + seconds, workers)
-    yield from search.answers()
+    for answer in Windows(problem, known, monotonic() + seconds, workers).answers():
+        if answer.value < known.value:
+            known = answer
+            yield answer
 
 
 @frozen
@@ -51,11 +54,16 @@ class _Execution:
 
 
 @define
-class _Search:
+class Windows:
+    """The search from an `answer`, until a deadline. `spent` is what it has taken so far, in the
+    deterministic seconds of CP-SAT.
+    """
+
     problem: Problem
     answer: Answer
     deadline: float
     workers: int
+    spent: float = 0.0
     instance: Instance = field(init=False)
     #: By node: the number of its chain.
     chain: dict[int, int] = field(init=False)
@@ -74,7 +82,9 @@ class _Search:
         self.now = begin
 
     def answers(self) -> Iterator[Answer]:
-        """Better and better answers, until no window of any size gains, or the time is over."""
+        """The answer after each window, better than before or not, until no window of any size
+        gains, or the time is over.
+        """
         most = max(map(len, self.now.orders))
         nodes = _NODES
         while True:
@@ -83,10 +93,8 @@ class _Search:
                 for window in self.cut(nodes, shift):
                     if monotonic() >= self.deadline or self.answer.is_best:
                         return
-                    better = self.improved(window)
-                    if better is not None:
-                        gains = True
-                        yield better
+                    gains = self.improves(window) or gains
+                    yield self.answer
             if not gains:
                 if nodes >= most:
                     return
@@ -99,20 +107,20 @@ class _Search:
         begins = [(number - shift) * width for number in range(count + 1)]
         return [(begin, begin + width) for begin in begins]
 
-    def improved(self, window: tuple[float, float]) -> Answer | None:
-        """The answer with a window in its best order, if that gains."""
+    def improves(self, window: tuple[float, float]) -> bool:
+        """Put a window into its best order; whether that gains."""
         orders = _Window(self, *window).solved()
         execution = orders and self.execute(orders)
         if not execution or not orders:
-            return None
+            return False
         value = self.problem.value(orders)
         if value > self.answer.value:
-            return None
+            return False
         # What is equal gives the next window other orders to begin from.
         self.now = execution
         is_better = value < self.answer.value
         self.answer = evolve(self.answer, orders=orders, value=value, source="windows")
-        return self.answer if is_better else None
+        return is_better
 
     def execute(self, orders: Orders) -> _Execution | None:
         """What comes of some orders; None where ranks wait for each other."""
@@ -154,7 +162,7 @@ class _Search:
 class _Window:
     """The nodes that start within a window, as a model in which they may come in any order."""
 
-    def __init__(self, search: _Search, begin: float, end: float) -> None:
+    def __init__(self, search: Windows, begin: float, end: float) -> None:
         self.search = search
         self.instance = search.instance
         now = search.now
@@ -182,7 +190,9 @@ class _Window:
         solver.parameters.num_workers = self.search.workers
         solver.parameters.max_deterministic_time = _EFFORT
         solver.parameters.max_time_in_seconds = max(self.search.deadline - monotonic(), 0.01)
-        if solver.solve(self.model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        status = solve(solver, self.model)
+        self.search.spent += solver.deterministic_time
+        if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             return None
         orders: Orders = []
         for order, (i, j) in zip(self.search.now.orders, self.places, strict=True):

@@ -9,6 +9,7 @@ from schedlang.search.partition.joint import Fit, fit, gallery, search
 from schedlang.search.partition.layers import (
     Layer,
     costs_of_stages,
+    fixed_of_runs,
     layers_of_run,
     names_by_stage,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "Solution",
     "costs_of_stages",
     "fit",
+    "fixed_of_runs",
     "gallery",
     "layers_of_run",
     "names_by_stage",

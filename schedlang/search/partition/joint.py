@@ -34,7 +34,13 @@ from schedlang.search.partition.balance import (
     neighbours,
     work_of_ranks,
 )
-from schedlang.search.partition.layers import Layer, check_layers, costs_of_stages, names_by_stage
+from schedlang.search.partition.layers import (
+    NOTHING,
+    Layer,
+    check_layers,
+    costs_of_stages,
+    names_by_stage,
+)
 
 #: What may be gained by one more turn is less than this share of the makespan.
 _LEAST_GAIN = 1e-6
@@ -82,11 +88,12 @@ def fit(
     links: Costs = UNIT,
     capacity: Capacity | None = None,
     starts: Iterable[Sizes] = (),
+    fixed: Layer = NOTHING,
 ) -> Fit:
     """The best partition that is found for a program, and its plan: what `compile` gives at the
     costs of these stages.
 
-    `links` and `capacity` are those of `costs_of_stages` and `partition`. It starts from
+    `links`, `fixed` and `capacity` are those of `costs_of_stages` and `partition`. It starts from
     `partition`, from the most even stages, from equal ones, and from further `starts`, and is never
     worse than any of these that fits.
 
@@ -94,7 +101,7 @@ def fit(
     none of the partitions fits.
     """
 
-    return _Attempt.of(Fitting(layers, links, capacity), program, params, starts).fit()
+    return _Attempt.of(Fitting(layers, links, capacity, fixed), program, params, starts).fit()
 
 
 def search(
@@ -102,6 +109,7 @@ def search(
     programs: Iterable[tuple[str, Mapping[str, int]]],
     links: Costs = UNIT,
     capacity: Capacity | None = None,
+    fixed: Layer = NOTHING,
 ) -> list[Fit]:
     """The best partitions for some programs of the gallery, each a name with its parameters, the
     one with the shortest step first.
@@ -110,7 +118,7 @@ def search(
     so is one that does not compile at its parameters, has more stages than there are layers, or
     does not fit.
     """
-    search = Fitting(layers, links, capacity)
+    search = Fitting(layers, links, capacity, fixed)
     attempts = []
     for program, params in programs:
         doing(f"{program}: sharing out {len(layers)} layers")
@@ -131,8 +139,8 @@ def search(
 
 def gallery(ranks: int, microbatches: int) -> Iterator[tuple[str, dict[str, int]]]:
     """The programs of the gallery that train one model with a flush, on each microbatch as it is:
-    no updates within a step, no second pipeline with a replica, no slices, skips, or copies to the
-    host. All at their defaults, but for the sizes.
+    no updates within a step, no second pipeline with a replica, no slices, skips, frozen stages, or
+    copies to the host. All at their defaults, but for the sizes.
     """
     params = {"ranks": ranks, "microbatches": microbatches}
     for name in names():
@@ -143,7 +151,8 @@ def gallery(ranks: int, microbatches: int) -> Iterator[tuple[str, dict[str, int]
         layout = plan.layout
         is_plain = layout.slices == layout.updates == len(layout.pipelines) == 1
         trains = not (plan.is_forward_only or plan.has_updates or plan.kernels)
-        if is_plain and trains and not layout.skips and not plan.columns.is_copy.any():
+        is_chain = not (layout.skips or layout.edges or layout.frozen)
+        if is_plain and trains and is_chain and not plan.columns.is_copy.any():
             yield name, params
 
 
@@ -181,7 +190,7 @@ class _Attempt:
     def compiled(self, sizes: Sizes) -> "Trial":
         """A partition; since passes see the costs, each has a plan of its own."""
         search = self.search
-        costs = costs_of_stages(search.layers, sizes, self.layout, search.links)
+        costs = search.costs(sizes, self.layout)
         return search.at(compile(self.program, self.params, costs), sizes)
 
     def fit(self) -> Fit:
@@ -251,10 +260,15 @@ class Fitting:
     layers: Sequence[Layer]
     links: Costs
     capacity: Capacity | None
+    fixed: Layer
+
+    def costs(self, sizes: Sizes, layout: Layout) -> Costs:
+        """What the stages of a partition cost."""
+        return costs_of_stages(self.layers, sizes, layout, self.links, self.fixed)
 
     def at(self, plan: Schedule, sizes: Sizes) -> Trial:
         """A partition under a plan."""
-        costs = costs_of_stages(self.layers, sizes, plan.layout, self.links)
+        costs = self.costs(sizes, plan.layout)
         execution = simulate(plan, costs)
         excess = 0.0
         if self.capacity is not None and execution.peak_bytes is not None:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
+import numpy as np
 from attrs import evolve, field, frozen
 
 from schedlang.diagnostics.arguments import check_number, check_type
@@ -85,17 +86,26 @@ def check_layers(layers: Sequence[Layer], stages: int) -> None:
         raise ValueError("the layers take no time: give their `forward`, `input` and `weight`")
 
 
+#: What ops take besides the layers of their stages, where nothing is known of it.
+NOTHING = Layer(0.0, 0.0, 0.0)
+
+
 def costs_of_stages(
-    layers: Sequence[Layer], sizes: Sequence[int], layout: Layout, links: Costs = UNIT
+    layers: Sequence[Layer],
+    sizes: Sequence[int],
+    layout: Layout,
+    links: Costs = UNIT,
+    fixed: Layer = NOTHING,
 ) -> Costs:
     """What the stages of a layout cost, where stage i of the model has so many layers, `sizes[i]`;
     of two pipelines both have all.
 
-    `links` says how long transfers take (`p2p_time`, or latencies and bandwidths, in whose place of
-    `boundary_bytes` those of the layers come), and what else is not of layers, such as
-    `update_times`.
+    `fixed` is what the ops of every stage take besides its layers, however many it has, so that
+    more stages cost more (`fixed_of_runs`). `links` says how long transfers take (`p2p_time`, or
+    latencies and bandwidths, in whose place of `boundary_bytes` those of the layers come), and what
+    else is not of layers, such as `update_times`.
     """
-    stages = [_together(own) for own in layers_by_stage(layers, sizes)]
+    stages = [_together([fixed, *own]) for own in layers_by_stage(layers, sizes)]
     replicas = [stages[stage - layout.pipeline_of[stage].start] for stage in _stages(layout)]
     bandwidth = links.bandwidth_in_node or links.bandwidth_between_nodes
     has_bytes = any(layer.activation_bytes or layer.weights_bytes for layer in layers)
@@ -134,12 +144,47 @@ def names_by_stage(layers: Sequence[Layer], sizes: Sequence[int]) -> list[list[s
     return [[layer.name for layer in own] for own in layers_by_stage(layers, sizes)]
 
 
+def fixed_of_runs(runs: Sequence[tuple[Costs, int]]) -> Layer:
+    """What ops take however many layers their stage has: starting kernels, handing on tensors. From
+    runs of one model in different numbers of stages, each the costs of its trace (`read_costs`) and
+    its number of stages.
+
+    All stages together take as long as all layers, and as often what is fixed as there are stages:
+    a line whose slope is looked for (by least squares, where there are more than two runs).
+    Measured times scatter, so a slope below 0 is taken for 0. ValueError for runs that all have the
+    same number of stages.
+    """
+    stages = [count for _, count in runs]
+    if len(set(stages)) < 2:
+        raise ValueError(
+            f"`runs` are of {', '.join(map(str, stages)) or 'no'} stages: what is fixed shows in "
+            "two runs of different numbers of stages"
+        )
+    durations = [costs.durations(count) for costs, count in runs]
+
+    def slope(kind: Kind) -> float:
+        totals = [sum(of_run[kind]) for of_run in durations]
+        return max(float(np.polyfit(stages, totals, 1)[0]), 0.0)
+
+    return Layer(
+        forward=slope(Kind.F),
+        input=slope(Kind.I),
+        weight=slope(Kind.W),
+        backward=slope(Kind.B),
+    )
+
+
 def layers_of_run(
-    costs: Costs, sizes: Sequence[int], shares: Sequence[float], names: Sequence[str]
+    costs: Costs,
+    sizes: Sequence[int],
+    shares: Sequence[float],
+    names: Sequence[str],
+    fixed: Layer = NOTHING,
 ) -> list[Layer]:
     """The layers of a model that has run with so many in each stage, where `costs` are those of the
     run (`read_costs` of its trace) and `shares` say how the layers of a stage divide its time, as
-    what `measure` of the runtime gives for them.
+    what `measure` of the runtime gives for them; but for what is `fixed` for each op
+    (`fixed_of_runs`).
 
     Where the run had whole backwards only, either half is half of one. Transfers and bytes are not
     of layers: give the run's `p2p_time` as `links`. ValueError unless there are a share and a name
@@ -157,10 +202,10 @@ def layers_of_run(
         for place in range(begin, end):
             share = shares[place] / of_stage if of_stage else 1 / (end - begin)
             layer = Layer(
-                forward=share * durations[Kind.F][stage],
-                input=share * durations[Kind.I][stage],
-                weight=share * durations[Kind.W][stage],
-                backward=share * durations[Kind.B][stage],
+                forward=share * max(durations[Kind.F][stage] - fixed.forward, 0.0),
+                input=share * max(durations[Kind.I][stage] - fixed.input, 0.0),
+                weight=share * max(durations[Kind.W][stage] - fixed.weight, 0.0),
+                backward=share * max(durations[Kind.B][stage] - fixed.backward, 0.0),
                 name=names[place],
             )
             layers.append(layer)

@@ -11,7 +11,7 @@ from schedlang.search.optimize.problem import Answer, Problem
 from schedlang.search.optimize.program import program_of
 from schedlang.search.partition.balance import Capacity, capacities
 from schedlang.search.partition.joint import Fit, Fitting, Partitioned, Trial, value_of
-from schedlang.search.partition.layers import Layer
+from schedlang.search.partition.layers import NOTHING, Layer
 from schedlang.search.partition.place import place
 
 #: Turns of placement and partition: two or three are what it takes.
@@ -38,6 +38,7 @@ def solve(
     fits: Sequence[Fit],
     links: Costs = UNIT,
     capacity: Capacity | None = None,
+    fixed: Layer = NOTHING,
 ) -> Solution:
     """Partition, placement and order together, from programs that were fitted before: the best that
     is found from any of these, and never worse.
@@ -46,7 +47,7 @@ def solve(
     """
     if not fits:
         raise ValueError("there is no program to begin with: none was found that fits")
-    search = Fitting(layers, links, capacity)
+    search = Fitting(layers, links, capacity, fixed)
     best = min((_solved(search, fit) for fit in fits), key=value_of)
     return Solution(
         sizes=best.sizes, schedule=best.plan, costs=best.costs, execution=best.execution

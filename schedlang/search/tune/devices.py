@@ -13,6 +13,10 @@ that of one direction; data sheets of NVLink and PCIe add both.
 
 from attrs import frozen
 
+#: The share of a device's memory that is taken where nobody says so. The rest is for messages, for
+#: what libraries take, and for memory in pieces that are too small.
+SHARE_OF_MEMORY = 0.9
+
 
 @frozen
 class Device:
@@ -29,6 +33,11 @@ class Device:
     bandwidth_in_node: float
     bandwidth_between_nodes: float
     bandwidth_to_host: float
+
+    @property
+    def room(self) -> float:
+        """Bytes for weights and activations, where nobody says how many."""
+        return SHARE_OF_MEMORY * self.memory
 
 
 DEVICES = {

@@ -17,9 +17,6 @@ from schedlang.search.tune.transformer import (
 #: The share of a device's operations that a training reaches where nobody says so: 44 to 52 % were
 #: measured on A100 (Narayanan et al. 2021, arXiv 2104.04473, table 1).
 EFFICIENCY = 0.5
-#: The share of a device's memory that is taken where nobody says so. The rest is for messages, for
-#: what libraries take, and for memory in pieces that are too small.
-SHARE_OF_MEMORY = 0.9
 
 
 def layers_of_model(

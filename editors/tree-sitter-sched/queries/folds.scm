@@ -1,0 +1,1 @@
+[(schedule) (body) (block) (repeated) (row) (overlap) (exchange)] @fold

@@ -1,0 +1,22 @@
+"""The command `schedc lsp`: the language server."""
+
+import argparse
+import sys
+
+from schedlang.cli.usage import FINE, USAGE
+
+
+def lsp(_: argparse.Namespace) -> int:
+    """Serve an editor until it ends."""
+    try:
+        # It loads the extra `lsp`.
+        from schedlang.editor.server import serve
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("pygls", "lsprotocol"):
+            raise
+        print(
+            "error: the language server needs pygls: pip install 'schedlang[lsp]'", file=sys.stderr
+        )
+        return USAGE
+    serve()
+    return FINE

@@ -1,0 +1,1 @@
+"""What editors ask: the language server, and colours."""

@@ -1,0 +1,174 @@
+"""What the compiler says of a program, for an editor: as data, which comes piece by piece."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from attrs import evolve, frozen
+
+from schedlang.advice.advice import WAITS, advise
+from schedlang.compiler import compile_tree
+from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
+from schedlang.diagnostics.source import Source, Span
+from schedlang.language import syntax
+from schedlang.language.formatting import formatted, rule_of
+from schedlang.language.forms import old_forms
+from schedlang.language.grammar import tokens_of
+from schedlang.language.imports import file_of, load
+from schedlang.language.parser import parse_items
+from schedlang.language.symbols import Symbols, symbols_of
+from schedlang.language.variables import Lets, values_of_lets
+from schedlang.plan.plan import Plan
+from schedlang.proof.lints import lint
+from schedlang.proof.prove import simulate
+from schedlang.report.lines import LineCosts, line_costs
+
+#: Statements that stand in others without a block around them.
+_WITHIN = (syntax.Row, syntax.Placed, syntax.Op, syntax.Transfer, syntax.If)
+#: The most ranks whose values are looked up.
+_MOST_RANKS = 64
+
+
+@frozen
+class Figures:
+    """The figures of a schedule at some parameters."""
+
+    params: dict[str, int]
+    makespan: float
+    bubble: float
+    peak: tuple[float, ...]
+
+    def __str__(self) -> str:
+        """In one line, as it stands above a program."""
+        params = ", ".join(f"{name} = {value}" for name, value in self.params.items())
+        return (
+            f"makespan {self.makespan:.10g}, bubble {self.bubble:.1%} of it, "
+            f"peak {max(self.peak):.10g} on rank {self.peak.index(max(self.peak))} ({params})"
+        )
+
+
+@frozen
+class Analysis:
+    """What is known of a text by now; None for what is not known, or not yet.
+
+    `source` has the texts of imported files. `statements` are the places of all items and
+    statements of its own text, the outer ones first. `imports` are the places of imports, and the
+    files that they name.
+    """
+
+    source: Source
+    diagnostics: Sequence[Diagnostic] = ()
+    symbols: Symbols | None = None
+    statements: Sequence[Span] = ()
+    imports: Sequence[tuple[Span, str]] = ()
+    figures: Figures | None = None
+    costs: LineCosts | None = None
+    lets: tuple[Lets, list[Lets]] | None = None
+
+    @property
+    def text(self) -> str:
+        """The program's own text, without those of imported files behind it."""
+        ends = [start - 1 for _, start in self.source.imports[:1]]
+        return self.source.text[: ends[0] if ends else None]
+
+
+def analyse(source: Source, params: Mapping[str, int]) -> Iterator[Analysis]:
+    """What is known of a program after each step: its names, what is wrong with it, what it costs,
+    and repairs. Of the parameters, those count that it has.
+    """
+    imports = _imports(source)
+    try:
+        whole, tree, symbols = analyse_names(source)
+    except CompileError as error:
+        yield Analysis(source, error.diagnostics, imports=imports)
+        return
+    end = len(source.text)
+    statements = [span for span in _statements(tree.items) if span.end <= end]
+    analysis = Analysis(whole, (), symbols, statements, imports)
+    yield analysis
+    if not tree.span.end:
+        return
+    chosen = {name: params[name] for name in _params(tree) if name in params}
+    try:
+        plan = compile_tree(whole, tree, chosen)
+    except CompileError as error:
+        yield evolve(analysis, diagnostics=error.diagnostics)
+        if any(diagnostic.code in WAITS for diagnostic in error.diagnostics):
+            advised = advise(error, source, chosen)
+            yield evolve(analysis, diagnostics=advised.diagnostics)
+        return
+    warnings = [*old_forms(whole, tree), *plan.warnings, *lint(plan)]
+    yield _with_figures(evolve(analysis, diagnostics=warnings), tree, plan)
+
+
+def analyse_names(source: Source) -> tuple[Source, syntax.Schedule, Symbols]:
+    """A program with its imports, its tree and its names; CompileError where it cannot be read.
+
+    Of a file to import, which by itself is no program, the tree is that of an empty place.
+    """
+    if rule_of(source.text) == "schedule":
+        whole, tree = load(source)
+    else:
+        whole = source
+        nowhere = Span(0, 0)
+        items = parse_items(source, 0)
+        tree = syntax.Schedule(syntax.Name("items", span=nowhere), items, span=nowhere)
+    return whole, tree, symbols_of(whole, tree, len(source.text))
+
+
+def in_style(source: Source) -> str | None:
+    """A text as `schedc fmt` writes it; None if it is no program."""
+    try:
+        return formatted(source)
+    except CompileError:
+        return None
+
+
+def _with_figures(analysis: Analysis, tree: syntax.Schedule, plan: Plan) -> Analysis:
+    """What is known of a program that is proved."""
+    execution = simulate(plan)
+    timeline = execution.timeline
+    is_small = len(plan.ranks) <= _MOST_RANKS
+    return evolve(
+        analysis,
+        figures=Figures(
+            plan.params,
+            timeline.makespan,
+            timeline.bubble_over_makespan,
+            execution.peak_memory,
+        ),
+        costs=line_costs(plan, execution),
+        lets=values_of_lets(tree, plan.params) if is_small else None,
+    )
+
+
+def _params(tree: syntax.Schedule) -> list[str]:
+    """The names of a program's parameters."""
+    return [item.name.text for item in tree.items if isinstance(item, syntax.Param)]
+
+
+def _statements(nodes: Sequence[syntax.Node]) -> Iterator[Span]:
+    """The places of items or statements, and of those within them."""
+    for node in nodes:
+        yield node.span
+        for part in node.parts:
+            for child in part if isinstance(part, tuple) else (part,):
+                if isinstance(child, syntax.Block):
+                    yield from _statements(child.statements)
+                elif isinstance(child, _WITHIN):
+                    yield from _statements((child,))
+
+
+def _imports(source: Source) -> list[tuple[Span, str]]:
+    """The places of imports in a text, and the files that they name, as far as there are."""
+    tokens = tokens_of(source.text)
+    found = []
+    for word, text in pairwise(tokens):
+        if (word.type, text.type) != ("IMPORT", "STRING"):
+            continue
+        path = file_of(text[1:-1], Path(source.path).parent)
+        if path is not None:
+            found.append((Span(text.start_pos or 0, text.end_pos or 0), str(path)))
+    return found

@@ -1,0 +1,292 @@
+"""The language server, asked by a client over its standard input and output."""
+
+import asyncio
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from lsprotocol import types
+from pygls.exceptions import JsonRpcException
+
+from schedlang import CompileError, Source, compile, read_source, simulate
+from schedlang.editor.positions import Lines
+from tests.support.language_client import Client, Session, at, edited
+from tests.support.paths import GALLERY
+
+HERE = types.Position(0, 0)
+WHOLE = types.Range(HERE, types.Position(10_000, 0))
+
+DEADLOCK = """\
+schedule d {
+    param ranks = 2
+    param microbatches = 2
+    rank r {
+        for m in 0 .. microbatches {
+            recv F(m)  F(m)  recv B(m)  send F(m)  B(m)  send B(m)
+        }
+    }
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    """A server for all tests; it ends without an error, as it must not have before."""
+    # Whatever else the machine does.
+    session = Session(limit=60)
+    yield session
+    assert session.end() == 0
+
+
+def configure(client: Client, **settings: object) -> None:
+    """Send the settings of an editor."""
+    document = {"schedlang": settings}
+    client.workspace_did_change_configuration(types.DidChangeConfigurationParams(document))
+
+
+def document(uri: str) -> types.TextDocumentIdentifier:
+    return types.TextDocumentIdentifier(uri)
+
+
+def test_every_program_of_the_gallery(session: Session) -> None:
+    async def talk(client: Client) -> None:
+        for path in GALLERY:
+            text = path.read_text()
+            uri = client.open(path)
+            found = await client.diagnostics(uri)
+            assert found == [], path
+            plan = compile(read_source(path))
+            execution = simulate(plan)
+            (lens,) = await client.text_document_code_lens_async(
+                types.CodeLensParams(document(uri))
+            )
+            assert f"makespan {execution.timeline.makespan:.10g}, " in lens.command.title
+            assert f"peak {max(execution.peak_memory):.10g} " in lens.command.title
+            line = text.splitlines()[lens.range.start.line]
+            assert line.startswith("schedule ")
+            hints = await client.text_document_inlay_hint_async(
+                types.InlayHintParams(document(uri), WHOLE)
+            )
+            assert len(hints or ()) >= len(re.findall(r"^ {8}let ", text, re.M)), path
+            op = plan.spans[plan.ranks[0].source[0]]
+            question = types.HoverParams(document(uri), Lines(text).position(op.start))
+            hover = await client.text_document_hover_async(question)
+            assert "of the critical path" in hover.contents.value, path
+            client.close(uri)
+
+    session(talk)
+
+
+def damaged(rng: random.Random) -> str:
+    """A program of the gallery with a few of its words dropped, doubled, exchanged or replaced."""
+    words = re.findall(r"\w+|[^\w\s]+|\s+", rng.choice(GALLERY).read_text())
+    for _ in range(rng.randint(1, 4)):
+        index = rng.randrange(len(words))
+        match rng.choice(("drop", "double", "exchange", "other")):
+            case "drop":
+                words[index] = ""
+            case "double":
+                words.insert(rng.randrange(len(words)), words[index])
+            case "exchange":
+                other = rng.randrange(len(words))
+                words[index], words[other] = words[other], words[index]
+            case "other":
+                words[index] = rng.choice(("{", "}", "(", "0", "next", "r", "W", '"', "\U0001f600"))
+    return "".join(words)
+
+
+def mistakes(text: str, path: Path) -> list[str]:
+    """What the compiler says is wrong with a text."""
+    try:
+        compile(Source(str(path), text))
+    except CompileError as error:
+        return [diagnostic.message for diagnostic in error.diagnostics]
+    return []
+
+
+@pytest.mark.blocks(1)
+def test_damaged_programs(block: int, session: Session) -> None:
+    """Twenty as one edits them; `make test-editor` tries 200. What is wrong is what the compiler
+    says, and whatever is asked about any place gets an answer.
+    """
+    path = GALLERY[0].with_name("damaged.sched")
+    rng = random.Random(block)
+
+    async def talk(client: Client) -> None:
+        uri = client.open(path, GALLERY[0].read_text())
+        await client.diagnostics(uri)
+        for _ in range(20):
+            text = damaged(rng)
+            wanted = mistakes(text, path)
+            client.write(uri, text)
+
+            def is_of_it(found: list[types.Diagnostic], wanted: list[str] = wanted) -> bool:
+                errors = [each for each in found if each.severity == types.DiagnosticSeverity.Error]
+                return [each.message.split("\n")[0] for each in errors] == wanted
+
+            await client.diagnostics(uri, is_of_it)
+            place = Lines(text).position(rng.randrange(len(text)))
+            where = document(uri), place
+            await client.text_document_hover_async(types.HoverParams(*where))
+            await client.text_document_definition_async(types.DefinitionParams(*where))
+            items = await client.text_document_completion_async(types.CompletionParams(*where))
+            assert items is not None
+            context = types.CodeActionContext([])
+            await client.text_document_code_action_async(
+                types.CodeActionParams(document(uri), WHOLE, context)
+            )
+            await client.text_document_inlay_hint_async(types.InlayHintParams(document(uri), WHOLE))
+
+    session(talk)
+
+
+def test_a_repair_is_a_quick_fix(tmp_path: Path, session: Session) -> None:
+    async def talk(client: Client) -> None:
+        uri = client.open(tmp_path / "d.sched", DEADLOCK)
+        (found,) = await client.diagnostics(uri, lambda found: "repair: " in found[0].message)
+        assert found.code == "deadlock"
+        assert found.related_information
+        context = types.CodeActionContext([found])
+        asked = types.CodeActionParams(document(uri), found.range, context)
+        (action,) = await client.text_document_code_action_async(asked)
+        assert action.kind == "quickfix"
+        mended = edited(DEADLOCK, action.edit.changes[uri])
+        client.write(uri, mended)
+        await client.diagnostics(uri, lambda found: found == [])
+        elsewhere = types.CodeActionParams(document(uri), types.Range(HERE, HERE), context)
+        assert not await client.text_document_code_action_async(elsewhere)
+
+    session(talk)
+
+
+def test_names_are_found_also_in_imported_files(tmp_path: Path, session: Session) -> None:
+    lib = tmp_path / "lib.sched"
+    lib.write_text("# more\nfn twice(x) = 2 * x\n")
+    text = (
+        'schedule s {\n    param ranks = 2\n    param microbatches = 2\n    import "lib.sched"\n'
+        "    let all = twice(microbatches) / 2\n    rank r {\n"
+        "        for m in 0 .. all { F(m) }\n        for m in 0 .. all { B(m) }\n    }\n}\n"
+    )
+
+    async def talk(client: Client) -> None:
+        uri = client.open(tmp_path / "s.sched", text)
+        assert await client.diagnostics(uri) == []
+        asked = types.DefinitionParams(**at(uri, text, "twice"))
+        place = await client.text_document_definition_async(asked)
+        assert (place.uri, place.range.start) == (lib.as_uri(), types.Position(1, 3))
+        asked = types.DefinitionParams(**at(uri, text, "lib.sched"))
+        place = await client.text_document_definition_async(asked)
+        assert (place.uri, place.range.start) == (lib.as_uri(), HERE)
+        context = types.ReferenceContext(include_declaration=True)
+        uses = await client.text_document_references_async(
+            types.ReferenceParams(context=context, **at(uri, text, "all {"))
+        )
+        assert [use.range.start.line for use in uses] == [4, 6, 7]
+        with pytest.raises(JsonRpcException, match="which other programs may import"):
+            await client.text_document_rename_async(
+                types.RenameParams(new_name="double", **at(uri, text, "twice"))
+            )
+        # What is wrong in the other file is shown at its import.
+        lib.write_text("fn twice(x) = 2 *\n")
+        client.write(uri, text + "\n")
+        (found,) = await client.diagnostics(uri)
+        assert (found.range.start.line, found.code) == (3, "syntax")
+        assert found.related_information[0].location.uri == lib.as_uri()
+
+    session(talk)
+
+
+def test_renaming_keeps_the_plan(tmp_path: Path, session: Session) -> None:
+    path = next(path for path in GALLERY if path.stem == "dualpipe")
+    text = path.read_text()
+
+    async def talk(client: Client) -> None:
+        uri = client.open(tmp_path / "s.sched", text)
+        await client.diagnostics(uri)
+        place = at(uri, text, "let q", 4)
+        asked = await client.text_document_prepare_rename_async(types.PrepareRenameParams(**place))
+        assert asked.end.character - asked.start.character == 1
+        edit = await client.text_document_rename_async(types.RenameParams(new_name="dist", **place))
+        new = edited(text, edit.changes[uri])
+        assert new.count("dist") == len(edit.changes[uri]) > 8
+        before, after = (compile(Source("s.sched", each)).to_json() for each in (text, new))
+        assert before["actions"] == after["actions"]
+        for name in ("h", "repeat", "min", "2x", "a b", "peak"):
+            with pytest.raises(JsonRpcException):
+                await client.text_document_rename_async(types.RenameParams(new_name=name, **place))
+
+    session(talk)
+
+
+def test_formatting(tmp_path: Path, session: Session) -> None:
+    async def talk(client: Client) -> None:
+        written = "schedule s{param ranks=2 # all\n}"
+        uri = client.open(tmp_path / "s.sched", written)
+        asked = types.DocumentFormattingParams(document(uri), types.FormattingOptions(4, True))
+        edits = await client.text_document_formatting_async(asked)
+        assert edited(written, edits) == "schedule s {\n    param ranks = 2  # all\n}\n"
+        client.write(uri, "schedule s {")
+        assert await client.text_document_formatting_async(asked) is None
+
+    session(talk)
+
+
+def test_a_program_that_takes_long_is_stopped(tmp_path: Path, session: Session) -> None:
+    """And the server answers meanwhile, and behind it."""
+    text = GALLERY[0].read_text()
+    large = text.replace("ranks = 4", "ranks = 256").replace("batches = 8", "batches = 4096")
+
+    async def talk(client: Client) -> None:
+        configure(client, limit=1)
+        uri = client.open(tmp_path / "s.sched", large)
+        (found,) = await client.diagnostics(uri)
+        assert found.code == "slow"
+        assert "longer than 1 s to compile: stopped" in found.message
+        question = types.HoverParams(**at(uri, large, "warmup ="))
+        hover = await client.text_document_hover_async(question)
+        assert "let warmup = min(ranks - 1 - r, microbatches)" in hover.contents.value
+        configure(client, limit=60)
+        client.write(uri, text)
+        await client.diagnostics(uri, lambda found: found == [])
+
+    session(talk)
+
+
+def test_only_the_newest_text_is_told(tmp_path: Path, session: Session) -> None:
+    text = GALLERY[0].read_text()
+
+    async def talk(client: Client) -> None:
+        uri = client.open(tmp_path / "s.sched", text)
+        await client.diagnostics(uri)
+        before = client.times[uri]
+        for end in range(0, len(text), 50):
+            client.write(uri, text[:end])
+            await asyncio.sleep(0.01)
+        client.write(uri, text.replace("(m)", "(n)"))
+        found = await client.diagnostics(uri, lambda found: len(found) > 1)
+        assert {each.code for each in found} == {"unknown-name"}
+        assert client.times[uri] - before < len(text) / 50 / 2
+
+    session(talk)
+
+
+def test_parameters_of_the_editor(tmp_path: Path, session: Session) -> None:
+    text = GALLERY[0].read_text()
+
+    async def talk(client: Client) -> None:
+        configure(client, params={"ranks": 8, "other": 3}, viewCommand="view.it")
+        uri = client.open(tmp_path / "s.sched", text)
+        await client.diagnostics(uri)
+        asked = types.CodeLensParams(document(uri))
+        (lens,) = await client.text_document_code_lens_async(asked)
+        assert "(ranks = 8, microbatches = 8)" in lens.command.title
+        assert lens.command.command == "view.it"
+        configure(client, params={"ranks": 2})
+        await client.diagnostics(uri)
+        (lens,) = await client.text_document_code_lens_async(asked)
+        assert "(ranks = 2, microbatches = 8)" in lens.command.title
+        configure(client, params={}, viewCommand="")
+
+    session(talk)
