@@ -1,4 +1,4 @@
-"""Checks a certificate of `schedc prove --all-ranks`, without trust in who made it:
+"""Checks a certificate of `schedc prove --any-ranks`, without trust in who made it:
 `python -m schedlang.parametric.ranks.check_certificate FILE`.
 
 This shares no code with the prover: the rules of pipeline training are written down once more, and
