@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo example test large test-torch test-browser test-editor titan explore models trainings faults pages nodes fuzz formatting mutation
-.PHONY: architecture gallery transport-table reference pictures
+.PHONY: architecture gallery prove prove-damage prove-ranks transport-table reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 .PHONY: bench-partition bench-search-runs
 
@@ -28,9 +28,9 @@ test: .venv/installed
 	$(BIN)/lint-imports
 	$(BIN)/pytest -n 2 --dist worksteal
 
-# The larger sizes of what `make test` tries at smaller ones.
+# The larger sizes of what `make test` tries at smaller ones, and three times as many of hypothesis's examples.
 large: .venv/installed
-	$(BIN)/pytest -n 2 --dist worksteal -m large
+	$(BIN)/pytest -n 2 --dist worksteal -m 'large or hypothesis' --hypothesis-profile large
 
 # The tests with another version of torch, in an environment of its own in build/, which is kept; the rest is that of
 # constraints.txt. TESTS=tests/runtime runs some only.
@@ -73,7 +73,7 @@ build/titan/installed: pyproject.toml
 	build/titan/bin/pip install --quiet --editable . torch==2.15.0 torchtitan==0.3.0
 	touch $@
 
-# The verifier against every interleaving, an oracle and real processes, on 10^5 programs where `make test` has 4 * 10^3; then
+# The verifier against every interleaving, an oracle and real processes, on 10^5 programs where `make test` has 2 * 10^3; then
 # docs/verification.md. A run can be divided by BLOCKS, each of its own seed; one that is tried again counts once.
 BLOCKS ?= 0..99
 explore: .venv/installed
@@ -185,6 +185,20 @@ gallery: .venv/installed
 # What the gallery takes on the transports of GPUs, by simulation; a test holds it current.
 transport-table: .venv/installed
 	$(BIN)/python benchmarks/transports.py > docs/transport-table.md
+
+# The gallery, proved for any number of microbatches.
+prove: .venv/installed
+	$(BIN)/python -m tests.support.proof_page > build/proved.md
+	mv build/proved.md docs/proved.md
+
+# Proofs for any number of ranks against the compiler at each size: 5,000 damaged programs at all sizes up to 10 x 30, and closed
+# forms at all sizes up to 12 x 40. BLOCKS=0..9 does a tenth.
+prove-ranks: .venv/installed
+	$(BIN)/pytest -n 2 --dist worksteal -m sizes tests/parametric --blocks $(BLOCKS)
+
+# What is proved for all sizes of damaged programs, against the compiler at every size up to 10 ranks and 30 microbatches.
+prove-damage: .venv/installed
+	$(BIN)/python -m tests.support.damaged_programs 0 5000
 
 # The reference of Python, from the docstrings; a test holds it current.
 reference: .venv/installed

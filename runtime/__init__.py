@@ -15,6 +15,7 @@ it in this order:
     example/            the command `torchrun -m schedlang.runtime PLAN`, which trains a small model
 """
 
+from schedlang.runtime.added_losses import add_loss, added_losses
 from schedlang.runtime.cutting.block_costs import measure
 from schedlang.runtime.cutting.layouts.even_layers import EvenLayers
 from schedlang.runtime.cutting.model import split
@@ -26,6 +27,8 @@ __all__ = [
     "EvenLayers",
     "Pipeline",
     "PipelineError",
+    "add_loss",
+    "added_losses",
     "load_model",
     "load_optimizers",
     "measure",

@@ -63,6 +63,7 @@ def build_stages(
             module,
             device,
             loss=loss,
+            added_scale=scale / layout.slices,
             optimizer=setup.optimizers.get(number),
             parts=parts,
         )

@@ -28,6 +28,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.added_losses import Added
 from schedlang.runtime.torch_private import TreeSpec
 from schedlang.runtime.values import Value, detached, has_gradient, unflatten, wants_gradient
 from schedlang.schedule.kinds import Kind
@@ -97,6 +98,8 @@ class Forward:
     returned: Value = None
     #: Tensors that came out and may have a gradient: those that parts took.
     roots: Sequence[Tensor] = ()
+    #: Losses that the module has added.
+    added: list[Added] = field(factory=list)
 
     def handed_on(self, tensors: list[Tensor], tree: TreeSpec | None) -> Value:
         """What others are given of what came out: leaves, which want a gradient where something

@@ -7,6 +7,7 @@ knows neither (`schedlang.runtime.calls`). Beside it runs the thread of the watc
 the index of the action under way.
 """
 
+import json
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
@@ -23,6 +24,7 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.added_losses import LOSS
 from schedlang.runtime.arguments import check_pipeline
 from schedlang.runtime.batches import (
     Batch,
@@ -101,7 +103,8 @@ class Pipeline:
     `loss_scale` before its backward; without it by 1/microbatches, those of one update in all
     replicas, for the gradient of the mean. A loss that is no finite number is a warning, once; with
     `stop_on_nan` the pipeline ends there, before the weights are updated (but for updates that the
-    plan makes itself).
+    plan makes itself). Stages may add losses of their own, see
+    `schedlang.runtime.added_losses.add_loss`, which are scaled alike.
 
     `tied` has for each weight that several stages have, as input and output embeddings, its names
     by stage: `[{0: "byte.weight", 3: "scores.weight"}]`, by default those of `split`; its gradients
@@ -170,6 +173,10 @@ class Pipeline:
         self.bars = list[Bar]()
         self.messages = list[Bar]()
         self.extras = list[Mapping[str, Any]]()
+        #: The losses of the last stages here, and of how many microbatches; and all names.
+        self._losses = list[Tensor]()
+        self._microbatches = 0
+        self._loss_names: tuple[str, ...] = ()
         self._plan = plan
         self._processes = processes_of(mesh)
         self._rank = self._processes.own
@@ -260,9 +267,11 @@ class Pipeline:
         for stage in self._stages.values():
             stage.keeps_results = return_outputs
         batch = Batch(inputs, targets, options, evaluates=False)
-        self.extras = []
+        self._begin_losses()
+        self._microbatches = self._plan.microbatches
         units = self._batches.last_units(self._run(batch, 0))
         losses = self._losses_of(units)
+        self._check_added()
         if self._stops_on_nan:
             # Those without losses wait here for those that have some.
             with self._watchdog.guard("at the losses"):
@@ -294,7 +303,7 @@ class Pipeline:
             raise PipelineError(f"`rows` is {rows}, it must be 1 or more")
         batch = Batch(inputs, targets, options, evaluates=True, rows=rows)
         found: list[Value] = []
-        self.extras = []
+        self._begin_losses()
         number = 0
         is_over = False
         while not is_over:
@@ -302,11 +311,14 @@ class Pipeline:
                 this = self._run(batch, number)
             units = self._batches.last_units(this)
             self._take_extras(units)
+            self._microbatches += this.count
             outputs = [stage.outputs.pop(unit) for stage, unit in units]
             if targets is None:
                 found += self._batches.joined(outputs)
             elif outputs:
-                found += mean_of_slices(outputs, self._plan.layout.slices)
+                losses = mean_of_slices(outputs, self._plan.layout.slices)
+                self._losses.append(losses)
+                found += losses
             number += 1
             is_over = this.is_last
         return found or None
@@ -318,6 +330,7 @@ class Pipeline:
         if not losses:
             return None
         by_microbatch = mean_of_slices(losses, self._plan.layout.slices)
+        self._losses.append(by_microbatch)
         if not by_microbatch.isfinite().all():
             self._tell_of_not_finite(by_microbatch)
         return by_microbatch
@@ -331,16 +344,72 @@ class Pipeline:
             f"{number} ({float(loss)})" for number, loss in enumerate(losses) if not loss.isfinite()
         ]
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        message = (
-            f"step {self._watchdog.step} of the pipeline: the loss is not finite for microbatch "
-            f"{', '.join(wrong[:3])}{more}"
-        )
+        self._tell(f"the loss is not finite for microbatch {', '.join(wrong[:3])}{more}")
+
+    def _check_added(self) -> None:
+        """The same of losses that stages have added."""
+        for number, stage in self._stages.items():
+            for name, value in stage.added.items():
+                if not value.isfinite():
+                    self._tell(f"the loss `{name}` of stage {number} is not finite")
+
+    def _tell(self, what: str) -> None:
+        """Say once what is not finite, or end there."""
+        message = f"step {self._watchdog.step} of the pipeline: {what}"
         if self._stops_on_nan:
             with self._watchdog.guard():
                 raise PipelineError(message)
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(message, stacklevel=4)
+
+    def _begin_losses(self) -> None:
+        self.extras = []
+        self._losses = []
+        self._microbatches = 0
+        for stage in self._stages.values():
+            stage.added = {}
+
+    def named_losses(self) -> dict[str, float]:
+        """The losses of the last step or evaluation by their names, on all ranks, which all ask for
+        them: `loss`, that of the last stage, and those that stages have added (`add_loss`), without
+        their weights; means over all microbatches, and over replicas.
+        """
+        with self._watchdog.guard("in named_losses"):
+            own = self._own_losses()
+            while True:
+                are_new = bool(own.keys() - set(self._loss_names))
+                there = [name in own for name in self._loss_names]
+                values = [float(own.get(name, 0.0)) for name in self._loss_names]
+                sums = torch.tensor([are_new, *there, *values], dtype=torch.float64)
+                sums = sums.to(self._device)
+                self._wire.reduce(sums, dist.ReduceOp.SUM)
+                replicas = self._processes.replicas
+                self._wire.end_sum(self._wire.begin_sum(sums, replicas), replicas)
+                if not sums[0]:
+                    break
+                names = self._watchdog.gather(json.dumps(sorted(own)), "asked for its losses")
+                known = {name for theirs in names.values() for name in json.loads(theirs)}
+                self._loss_names = tuple(sorted(known | set(self._loss_names)))
+        count = self._microbatches * len(replicas.processes)
+        _, *rest = sums.tolist()
+        pairs = zip(rest, rest[len(self._loss_names) :], strict=False)
+        return {
+            name: total / count
+            for name, (is_there, total) in zip(self._loss_names, pairs, strict=False)
+            if is_there
+        }
+
+    def _own_losses(self) -> dict[str, Tensor]:
+        """The sums of the losses of this rank's stages over microbatches, by name."""
+        own: dict[str, Tensor] = {}
+        if self._losses:
+            own[LOSS] = torch.cat(self._losses).sum().to(torch.float64)
+        for stage in self._stages.values():
+            for name, value in stage.added.items():
+                of_stage = value / self._plan.layout.slices
+                own[name] = own[name] + of_stage if name in own else of_stage
+        return own
 
     def _run(self, batch: Batch, number: int) -> Round:
         """Run a round of a batch, by its number: the walk over its calls, and what is to be done

@@ -26,6 +26,7 @@ from schedlang.language.variables import with_variables
 from schedlang.lowering.choice import choose_lowering
 from schedlang.plan.plan import Plan
 from schedlang.proof.capacity import check_capacity
+from schedlang.proof.graph import remembered_walks
 from schedlang.proof.lints import lint
 from schedlang.proof.prove import proofs
 from schedlang.proof.repetition import prove_for_all_updates, prove_repeats
@@ -73,6 +74,7 @@ def compile(
     return compile_tree(whole, tree, params, costs, forward_only, transport)
 
 
+@remembered_walks()
 def compile_tree(
     source: Source,
     tree: syntax.Schedule,
@@ -132,6 +134,7 @@ def _schedule_of_ops(
     return schedule if schedule.transport == transport else evolve(schedule, transport=transport)
 
 
+@remembered_walks()
 def check_program(
     source: Source, params: Mapping[str, int], names: Iterable[str], costs: Costs = UNIT
 ) -> dict[str, list[Diagnostic]]:

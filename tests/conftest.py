@@ -12,10 +12,13 @@ import pytest
 from hypothesis import settings
 
 from tests.support.ranks import RankServer, Run, runner
+from tests.support.sizes import LARGE, MORE, USUAL
 
-# How long one example takes depends on what else the machine does.
-settings.register_profile("schedlang", deadline=None)
-settings.load_profile("schedlang")
+# How long one example takes depends on what else the machine does. Where a test does not say how many
+# there are, hypothesis makes up 100.
+settings.register_profile(LARGE, deadline=None)
+settings.register_profile(USUAL, deadline=None, max_examples=100 // MORE)
+settings.load_profile(USUAL)
 
 
 def blocks(text: str) -> range:
@@ -58,7 +61,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """
     if "block" in metafunc.fixturenames:
         few = metafunc.definition.get_closest_marker("blocks")
-        default = range(few.args[0] if few else 4)
+        default = range(few.args[0] if few else 2)
         metafunc.parametrize("block", metafunc.config.getoption("--blocks") or default)
     if "random_models" in metafunc.fixturenames:
         count = metafunc.config.getoption("--random")

@@ -49,6 +49,12 @@ class ReplicaSum:
         """Begin the sum. Where a weight has no gradient in this replica, it may have one in
         others: so it is counted, too, how many have one.
         """
+        # What is summed, of three weights of which this replica has no gradient of the second:
+        #
+        #     g0 g0 g0 g0 │ 0 0 │ g2 g2 g2 │ 1 0 1      numbers of all, then who has a gradient
+        #
+        # A sum of counts that is 0 says that nobody has one. Zeros in its place would not do: an
+        # optimizer lets a weight with a gradient of zeros decay, and one without alone.
         self._weights = [list(copy) for copy in self._copies()]
         if any(self._weights):
             # In one piece: a message for each would take longer.
@@ -156,6 +162,13 @@ class SharedSums(Part):
         """Every rank sends its gradients to all others that share the weights, and adds them up in
         the order of the ranks: so all have the same sum, to the bit.
         """
+        # Each set of weights has ranks of its own, so nobody could call one collective for all of
+        # them. Instead everything goes in one exchange of messages:
+        #
+        #     by_rank    weights of ranks 0, 1    weights of ranks 0, 1, 3      on rank 1
+        #     from 0     received                 received
+        #     from 1     own                      own, and sent to 0 and 3
+        #     from 3                              received
         trained = [
             [same for same in each.weights if same[0].requires_grad] for each in self._shared
         ]

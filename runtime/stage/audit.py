@@ -20,6 +20,7 @@ from attrs import define
 from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.added_losses import Taking, root_of
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, ExtraCall, Forward, Part, When
 from schedlang.runtime.stage.random_state import random_state, set_random_state
@@ -118,6 +119,9 @@ class Audit(Part):
         if run.is_repeated:
             self._alone[run.microbatch].know(_tensors_of(run))
             return
+        # A forward may change what it is given, draws random numbers, and counts in its buffers. Of
+        # all that it gets copies here, and the random state is put back: the run in the pipeline,
+        # which comes after, finds everything as though there had been none.
         given, tree = tree_flatten((run.input, dict(run.options)))
         originals = _tensors_of(run)
         copies = {id(tensor): _copy(tensor) for tensor in originals}
@@ -128,15 +132,17 @@ class Audit(Part):
         state = random_state(self._device)
         with torch.enable_grad(), self._substitution.of(substitutes):
             arguments = input if isinstance(input, tuple) else (input,)
-            alone.returned = self._module(*arguments, **options)
+            with Taking(alone.added):
+                alone.returned = self._module(*arguments, **options)
             returned = alone.returned
             for part in self._others:
                 part.after_forward(alone)
             output = alone.returned
             if self._loss is not None:
                 output, _ = self._loss(output, run.target)
+            added = root_of(alone.added)
         set_random_state(self._device, state)
-        roots = [*leaves_of(output), *alone.roots]
+        roots = [*leaves_of(output), *alone.roots, *([] if added is None else [added])]
         weights: dict[str, Tensor] = dict(self._module.named_parameters())
         weights |= {name: tensor for name, tensor in run.substitutes.items() if name in weights}
         self._alone[run.microbatch] = _Alone(copies, originals, returned, roots, weights)

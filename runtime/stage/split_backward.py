@@ -115,6 +115,14 @@ class Split(TorchFunctionMode):
         """B: the gradients of the inputs, from those of the outputs; None for an input that these
         do not depend on.
         """
+        # Where autograd stops, and what becomes of what it finds there:
+        #
+        #     outputs ◄── linear ◄── norm ◄── linear ◄── inputs        found by B, handed on
+        #                   ▲          ▲         ▲
+        #                 left to W    │       left to W               not in the graph at all
+        #                         weights of the norm                  found by B, kept for W
+        #
+        # All are found in one walk: a second one would go through the graph again.
         self._is_backward = True
         if not outputs:
             return [None] * len(inputs)
@@ -149,6 +157,8 @@ class Split(TorchFunctionMode):
         """W: the gradients of the weights, which add up in `.grad`; hooks see each weight's
         once.
         """
+        # A weight that several layers use is to be seen by its hooks once, with the whole gradient:
+        # so those layers wait for each other, and hold what they hold until the last of them.
         deferred = self._store.deferred
         uses = Counter(id(weight) for layer in deferred for weight in layer.weights)
         tied: list[Deferred] = []

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
+from schedlang.runtime.added_losses import Taking, root_of, total_of
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Boxes, Forward, Ops, Part, filled
 from schedlang.runtime.stage.entry import changeable, works_in_place
@@ -127,6 +128,7 @@ class Stage:
         device: torch.device,
         *,
         loss: Loss | None = None,
+        added_scale: float = 1.0,
         optimizer: Optimizer | None = None,
         parts: Sequence[Part] = (),
     ) -> None:
@@ -136,6 +138,11 @@ class Stage:
         self.module = module
         self.device = device
         self.loss = loss
+        self._added_scale = added_scale
+        #: By name, the sums of the losses that the module has added in this step.
+        self.added: dict[str, Tensor] = {}
+        #: From F (or R) to the backward: the microbatches of which some loss was added.
+        self._have_added: set[int] = set()
         self.optimizer = optimizer
         self.parts = parts
         inwards = parts[::-1]
@@ -336,6 +343,10 @@ class Stage:
             run.contexts = [split]
         tensors, tree = self._tensors_of(self._run(run))
         roots = [*filter(has_gradient, tensors), *run.roots]
+        added = root_of(run.added)
+        if added is not None:
+            self._have_added.add(microbatch)
+            roots.append(added)
         if not any(root.requires_grad for root in roots):
             self._has_no_backward(tensors)
         self._live[microbatch] = from_input, run.leaves, roots
@@ -386,7 +397,11 @@ class Stage:
 
     def _call(self, run: Forward) -> Value:
         arguments = run.input if isinstance(run.input, tuple) else (run.input,)
-        run.returned = self.module(*arguments, **run.options)
+        with Taking(run.added):
+            run.returned = self.module(*arguments, **run.options)
+        # A forward that is run again has them then.
+        if run.added:
+            self._take_added(run)
         if run.goes_on_with is not None:
             set_random_state(self.device, run.goes_on_with)
         for call in self._after_forward:
@@ -398,6 +413,18 @@ class Stage:
         if run.is_evaluation:
             raise PipelineError("there are targets, but no `loss_fn`")
         return run.returned
+
+    def _take_added(self, run: Forward) -> None:
+        """Sum the losses that the module has added; of a forward that is run again, then."""
+        if run.has_graph and not all(each.has_graph for each in run.added):
+            raise PipelineError(
+                f"stage {self.number} adds a loss without a graph, so it would not be trained: add "
+                "it outside of `torch.no_grad`, and of a checkpoint with `use_reentrant=True`"
+            )
+        is_again = run.microbatch in self.plan.recomputed
+        if run.has_graph or run.is_evaluation or not is_again:
+            for name, value in total_of(run.added).items():
+                self.added[name] = self.added[name] + value if name in self.added else value
 
     def _loss_of(self, run: Forward, loss: Loss) -> Tensor:
         value, extras = loss(run.returned, run.target)
@@ -426,6 +453,9 @@ class Stage:
         run = Backward(microbatch, roots, self.gradients.pop(microbatch), leaves, from_input)
         for call in self._before_backward:
             call(run)
+        if microbatch in self._have_added:
+            self._have_added.remove(microbatch)
+            run.gradients.append(torch.full_like(roots[-1], self._added_scale))
         return run
 
     def _surroundings(self, run: Backward) -> AbstractContextManager[Any]:

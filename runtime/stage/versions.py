@@ -101,6 +101,13 @@ class WeightVersions(Part):
 
         Where replicas sum their gradients, the sum asks for that first, and `U` once more.
         """
+        # The memory of a version, with a delay of 1, around the update that makes version 2:
+        #
+        #     memory A    version 0     │ nobody reads it any more │ copy of 1, becomes version 2
+        #     memory B    version 1     │ stays as it is           │ version 1
+        #
+        # The parameters move on to A, so that the optimizer, which changes them in place, leaves
+        # version 1 alone.
         if self._has_begun:
             return
         self._has_begun = True

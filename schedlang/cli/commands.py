@@ -15,6 +15,7 @@ from schedlang.cli.diagnosed import has_colour, print_diagnostics
 from schedlang.cli.inputs import load_compiled, load_to_execute, read_cost_options, wrong_as_usage
 from schedlang.cli.outputs import check_outputs
 from schedlang.cli.progress import progress
+from schedlang.cli.prove import proved_for_all
 from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, counted
 
@@ -40,6 +41,8 @@ def compile_program(options: argparse.Namespace) -> int:
             transport=options.transport,
         )
     check_outputs(options, [imported for imported, _ in plan.source.imports])
+    if options.prove and not proved_for_all(options, source):
+        return WRONG
     _report(plan, options, old_forms(*load_program(source)))
     return FINE
 

@@ -156,6 +156,11 @@ def _compile(parser: Parser) -> None:
     _transport(parser, "what the plan is proved for, and its communication chosen", "portable")
     _costs(parser)
     parser.add_argument(
+        "--prove",
+        action="store_true",
+        help="prove the program for any number of microbatches as well, and its claims `for all`",
+    )
+    parser.add_argument(
         "-v",
         "--verbose",
         action="store_true",

@@ -2,10 +2,26 @@
 
 import argparse
 import json
+import sys
+from typing import Any
 
 from schedlang.cli.diagnosed import print_diagnostics
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, WRONG, UsageError
+
+
+def proved_for_all(options: argparse.Namespace, source: Any) -> bool:
+    """Whether a program that compiles is proved for any number of microbatches; if not, say where
+    it is.
+    """
+    from schedlang.parametric.prove import prove_for_all
+
+    params = {name: of for name, of in options.params.items() if name != "microbatches"}
+    with progress(f"proving {source.path}"):
+        proof = prove_for_all(source, params, (options.transport,))
+    if not proof.holds:
+        print(proof.text, file=sys.stderr)
+    return proof.holds
 
 
 def prove(options: argparse.Namespace) -> int:
@@ -22,6 +38,8 @@ def prove(options: argparse.Namespace) -> int:
     with progress(f"proving {source.path}"):
         proof = prove_for_all(source, options.params, names)
     if options.output:
+        if proof.certificate is None:
+            raise UsageError("there is no certificate: nothing is proved for all sizes of a class")
         write_text(json.dumps(proof.certificate, indent=1) + "\n", options.output)
     if options.format == "json":
         print(json.dumps({"file": options.file, **proof.to_json()}, indent=1))

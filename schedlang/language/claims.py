@@ -225,7 +225,9 @@ class _Figures:
         for name in _OF_RANKS:
             values = " ".join(map(number_text, getattr(self, name)))
             texts.append(f"{name} per rank {values}")
-        return f"the figures are {', '.join(texts)}"
+        frozen = ", ".join(map(str, self._schedule.layout.frozen))
+        where = f" with the frozen stages {frozen}" if frozen else ""
+        return f"the figures{where} are {', '.join(texts)}"
 
     @cached_property
     def makespan(self) -> int | Fraction:

@@ -450,6 +450,7 @@ class Codegen:
             tuple(functions[name] for name in order),
             frozenset(figures),
             self.has_decimals,
+            node.for_all is not None,
         )
         shown = ", ".join(f"{name!r}: {variable(name)}" for name in dict.fromkeys(values))
         return f"claim({location}, {{{shown}}})"

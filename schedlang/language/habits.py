@@ -146,6 +146,7 @@ HABITS = (
     Habit(r"(?<=[\w)}])\s*(?P<at>,)(?=\s*(?:$|}|\w))", "", "no comma stands between statements"),
     Habit(r"(?P<at>:)(?=\s*(?:$|#|\w))", "{", _BRACES),
     # Values.
+    Habit(r"frozen\s+\w+\s+(?P<at>in)\s+(?P<a>\S+)\s*\.\.\s*(?P<b>\S+)", r"frozen \g<a> .. \g<b>"),
     Habit(r"weights\s*(?P<at>=|:)\s*(?P<v>\w+)", r"weights \g<v>"),
     Habit(r"(?P<at>(?:let\s+)?mut\b)\s*", "let ", "write `let`: no value changes"),
     Habit(

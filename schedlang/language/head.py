@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterator, Sequence
 from decimal import Decimal
+from typing import Any
 
 from attrs import frozen
 
@@ -97,6 +98,8 @@ def _costs(costs: Costs, words: dict[int, str]) -> Iterator[str]:
     """The lines of costs."""
     if costs.p2p_time is not None:
         yield f"cost send = {number_text(costs.p2p_time)}"
+    if costs.link_times is not None:
+        yield f"cost send(r, q) = {by_numbers('rq', costs.link_times)}"
     if costs.capacity_bytes is not None:
         yield from _values("capacity", "r", costs.capacity_bytes)
     names = {op.cost: words[kind] for kind, op in OPS.items()} | {"overlap": "overlap"}
@@ -105,15 +108,27 @@ def _costs(costs: Costs, words: dict[int, str]) -> Iterator[str]:
         for item, amount in (("cost", "times"), ("memory", "memory")):
             values = getattr(costs, f"{name}_{amount}", None)
             if values is not None:
-                yield from _values(f"{item} {word}", "s", values)
+                yield from _values(f"{item} {word}", "smk", values)
 
 
-def _values(item: str, name: str, values: Sequence[float]) -> Iterator[str]:
-    """The line that gives one value, or one for each number."""
-    if len(values) == 1:
+#: Values by a number, or by several: then some are lists of values by the next number.
+Nested = Sequence[Any]
+
+
+def _values(item: str, names: str, values: Nested) -> Iterator[str]:
+    """The line that gives one value, or one for each number, such as that of a stage; or for each
+    microbatch of a stage, and slice of a microbatch. All numbers have names of a letter.
+    """
+    depth = _depth(values)
+    if depth == 1 and len(values) == 1:
         yield f"{item} = {number_text(values[0])}"
     else:
-        yield f"{item}({name}) = {by_number(name, values)}"
+        yield f"{item}({', '.join(names[:depth])}) = {by_numbers(names, values)}"
+
+
+def _depth(values: Nested) -> int:
+    """By how many numbers values are."""
+    return 1 + max((_depth(value) for value in values if isinstance(value, Sequence)), default=0)
 
 
 def number_text(value: float) -> str:
@@ -126,7 +141,7 @@ def by_number(name: str, values: Sequence[float]) -> str:
 
     The numbers are cut into runs in which values count up, count down, or stay the same.
     """
-    runs: list[tuple[int, int]] = []
+    runs: list[tuple[int, str]] = []
     start = 0
     while start < len(values):
         step = values[start + 1] - values[start] if start + 1 < len(values) else 0
@@ -135,23 +150,40 @@ def by_number(name: str, values: Sequence[float]) -> str:
         if step == 0 or (step in (-1, 1) and float(values[start]).is_integer()):
             while stop < len(values) and values[stop] - values[stop - 1] == step:
                 stop += 1
-        runs.append((start, stop))
+        runs.append((start, _run(name, start, values[start], step if stop > start + 1 else 0)))
         start = stop
+    return _chosen(name, runs)
 
-    def run(index: int) -> str:
-        first, stop = runs[index]
-        value = values[first]
-        step = values[first + 1] - value if stop > first + 1 else 0
-        if step == 0:
-            return number_text(value)
-        if step < 0:
-            return f"{number_text(value + first)} - {name}"
-        return shifted(name, int(value - first))
+
+def by_numbers(names: str, values: Nested) -> str:
+    """An expression that has these values for the numbers of some names, each a letter: values by
+    the first one, of which some may be values by the next one.
+    """
+    if _depth(values) == 1:
+        return by_number(names[0], values)
+    rows = [value if isinstance(value, Sequence) else [value] for value in values]
+    texts = [by_numbers(names[1:], row) for row in rows]
+    firsts = [index for index, text in enumerate(texts) if index == 0 or text != texts[index - 1]]
+    return _chosen(names[0], [(first, texts[first]) for first in firsts])
+
+
+def _run(name: str, first: int, value: float, step: float) -> str:
+    """The value of a run that counts by a step, from the first of its numbers on."""
+    if step == 0:
+        return number_text(value)
+    if step < 0:
+        return f"{number_text(value + first)} - {name}"
+    return shifted(name, int(value - first))
+
+
+def _chosen(name: str, runs: Sequence[tuple[int, str]]) -> str:
+    """The expression of the run that a number is in; each is given with its first number."""
 
     # Halved again and again, since a program must not be nested deeply.
     def between(low: int, high: int) -> str:
         if high - low == 1:
-            return run(low)
+            text = runs[low][1]
+            return f"({text})" if text.startswith("if") and len(runs) > 1 else text
         middle = (low + high) // 2
         condition = f"{name} < {runs[middle][0]}"
         return f"(if {condition} then {between(low, middle)} else {between(middle, high)})"

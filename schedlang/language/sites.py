@@ -40,7 +40,8 @@ class CallSite:
 class ClaimSite:
     """An `assert` as it is written in the program: what figures it is about, what it calls.
 
-    In a program that `has_decimals`, figures of time and memory are decimals.
+    In a program that `has_decimals`, figures of time and memory are decimals. A claim `for_all` is
+    about every size.
     """
 
     condition: syntax.Node
@@ -48,6 +49,7 @@ class ClaimSite:
     functions: tuple[syntax.Fn, ...]
     figures: frozenset[str]
     has_decimals: bool
+    for_all: bool
 
 
 @frozen

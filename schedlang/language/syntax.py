@@ -206,9 +206,12 @@ class Rule(Node):
 
 @frozen(eq=False, repr=False)
 class Assert(Node):
-    """`assert condition, "reason"`: what the program claims of the schedule it describes."""
+    """`assert condition for all, "reason"`: what the program claims of the schedule it describes,
+    or of all that it describes for any number of microbatches.
+    """
 
     condition: Node
+    for_all: str | None
     reason: str | None
 
 

@@ -67,6 +67,8 @@ def _fastest(
     """The first choice, or another one that takes less time; all are timed for as many updates as
     the first shows.
     """
+    # No lowering takes less than the ideal, in which no transfer waits for another one, so nothing
+    # more is tried once that is reached.
     try:
         least = simulate(first.schedule, costs).timeline.makespan
     except CompileError:

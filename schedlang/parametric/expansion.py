@@ -31,6 +31,7 @@ from schedlang.parametric.linear import (
     NeedsSplit,
     NeedsUnrolling,
     NotLinear,
+    Searched,
 )
 
 #: How often the order of one rank runs again at most.
@@ -117,7 +118,7 @@ class _Run:
         if python.sites.parts:
             raise NotLinear("it has no flush: `steady` is repeated for every update")
         if not isinstance(self._order, syntax.Rank):
-            raise NotLinear("it is a `block`, whose ops stand at slots")
+            raise Searched("it is a `block`, whose ops stand at slots")
         self.names = {
             "decimal": decimal,
             "divide": divide,
@@ -137,8 +138,9 @@ class _Run:
             "link": lambda *_: None,
             "weights": self.not_plain("weights"),
             "skip": self.skip,
+            "frozen": self.not_plain("frozen stages"),
             "price": self.price,
-            "change": self.not_plain("a pass"),
+            "change": self.change,
         }
         exec(python.items, self.names)
         exec(python.program, self.names)
@@ -201,6 +203,9 @@ class _Run:
             raise NotLinear(f"it has {what}")
 
         return refuse
+
+    def change(self, name: str, *_: Any) -> None:
+        raise Searched(f"its order is that of the pass `{name}`")
 
     def skip(self, start: Any, stop: Any, ends: Any, _: int) -> None:
         for number in range(_whole(start), max(_whole(stop), _whole(start))):

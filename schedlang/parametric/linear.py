@@ -60,6 +60,10 @@ class NotLinear(Exception):
     """A number of the program is of no such kind, or a program of no kind that can be proved."""
 
 
+class Searched(NotLinear):
+    """The order does not follow from the text: a search makes it."""
+
+
 @frozen(eq=False)
 class Loop:
     """A loop, or a part of one, with `rounds` of them: 1 or more, and more the larger n is."""

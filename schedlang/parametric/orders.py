@@ -74,6 +74,22 @@ class Orders:
                     yield tuple((op.kind, op.stage, value(op.microbatch, n, k)) for op in batch)
 
 
+def later(orders: Orders, by: int) -> Orders:
+    """The orders for n counted from a later size on."""
+
+    def moved(op: Op) -> Op:
+        constant, by_n, by_round = op.microbatch
+        return evolve(op, microbatch=(constant + by_n * by, by_n, by_round))
+
+    def of(piece: Piece) -> Piece:
+        rounds = piece.rounds[0] + piece.rounds[1] * by, piece.rounds[1]
+        return Piece(rounds, tuple(tuple(map(moved, batch)) for batch in piece.batches))
+
+    ranks = tuple(tuple(map(of, pieces)) for pieces in orders.ranks)
+    units = tuple((units + by_n * by, by_n) for units, by_n in orders.units)
+    return evolve(orders, ranks=ranks, units=units)
+
+
 def value(number: Pair | Triple, n: int, k: int = 0) -> Any:
     """A number for some n and round."""
     constant, by_n, *by_round = number

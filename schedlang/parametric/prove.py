@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from attrs import define, evolve, field, frozen
 
 from schedlang.compiler import NO_PARAMS, check_program
@@ -15,11 +16,14 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Source
 from schedlang.files.reading import source_of
 from schedlang.language import syntax
+from schedlang.language.codegen import generate
 from schedlang.language.expand import expand
 from schedlang.language.faults import Fault
 from schedlang.language.imports import load
+from schedlang.language.sites import ClaimSite
+from schedlang.parametric.certificate import certificate, certified
 from schedlang.parametric.coverage import check_coverage
-from schedlang.parametric.expansion import expand_for_all
+from schedlang.parametric.expansion import SymbolicClaim, expand_for_all
 from schedlang.parametric.figures import (
     NAMES,
     Figures,
@@ -28,20 +32,35 @@ from schedlang.parametric.figures import (
     figures_of,
     in_microbatches,
 )
-from schedlang.parametric.linear import NeedsBase, NeedsPeriod, NotLinear, Undecided
-from schedlang.parametric.orders import Orders, Pair, computing, orders_of
+from schedlang.parametric.linear import (
+    NeedsBase,
+    NeedsPeriod,
+    NotLinear,
+    Searched,
+    Undecided,
+    number,
+)
+from schedlang.parametric.orders import Orders, Pair, computing, later, orders_of
+from schedlang.parametric.pattern import pattern_of
 from schedlang.parametric.result import Law, Proof, Verdict
 from schedlang.parametric.sizes import Sizes
-from schedlang.parametric.standstill import check_standstill
 from schedlang.parametric.stamps import NoStamps, Stamped, rules_of, stamp
+from schedlang.parametric.standstill import check_standstill
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import is_transfer
-from schedlang.schedule.schedule import Schedule
+from schedlang.schedule.columns import actions_of
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.schedule import Claim, Schedule
 from schedlang.schedule.transports import PORTABLE, transports
 
 #: How many sizes a pattern is looked for at.
 _LOOKED_AT = 3
+#: How many sizes the orders of passes are compared at, from how many different ones on, and after
+#: which periods a longer one is tried: so many times as long.
+_SEEN = 7
+_BASES_OF_SEARCHES = 5
+_LONGER = {1: 2, 2: 3}
 #: How many rounds of all loops are taken as one, in the order in which it is tried.
 _UNROLLED = (1, 2, 3, 4, 6)
 #: From how many microbatches on a pattern must be there, for so many ranks; and how many classes
@@ -64,8 +83,11 @@ class Class:
     outcome: str = ""
     reason: str = ""
     figures: Figures | None = None
-    stamped: Stamped | None = None
+    certificate: dict[str, Any] | None = None
     writes_transfers: bool = False
+    #: Whether passes make its order; and up to how many microbatches they were seen to go on alike.
+    is_searched: bool = False
+    seen: int = 0
 
 
 def prove_for_all(
@@ -108,6 +130,7 @@ class _Prover:
     params: dict[str, int]
     names: tuple[str, ...]
     sizes: dict[int, _Size] = field(factory=dict)
+    schedules: dict[int, Schedule] = field(factory=dict)
 
     @property
     def ranks(self) -> int:
@@ -161,13 +184,21 @@ class _Prover:
                 one = evolve(one, base=one.base + needs.least * one.period)
             except NoStamps as error:
                 attempt += 1
-                if attempt % len(_UNROLLED) == 0:
+                if one.is_searched and attempt > _BASES_OF_SEARCHES:
+                    if one.period in _LONGER:
+                        raise NeedsPeriod(_LONGER[one.period]) from None
+                    return evolve(one, outcome="unknown", reason=str(error))
+                if one.is_searched or attempt % len(_UNROLLED) == 0:
                     more = -(-self.ranks // one.period)
                     one = evolve(one, base=one.base + more * one.period)
                 if attempt > 3 * len(_UNROLLED):
                     return evolve(one, outcome="unknown", reason=str(error))
             except NeedsPeriod:
                 raise
+            except Searched as error:
+                if one.is_searched:
+                    return evolve(one, outcome="unknown", reason=str(error))
+                one = evolve(one, is_searched=True)
             except (NotLinear, Undecided) as error:
                 return evolve(one, outcome="unknown", reason=str(error) or "it is undecided")
             except Fault as fault:
@@ -176,8 +207,38 @@ class _Prover:
 
     def tried(self, one: Class, unroll: int) -> Class:
         """A class that is proved, or wrong by a claim; raises what is needed for that."""
+        if one.is_searched:
+            return self.followed(one)
         expansion = expand_for_all(self.tree, self.params, one.base, one.period)
-        all_orders = orders_of(expansion, unroll)
+        orders = orders_of(expansion, unroll)
+        schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
+        claims = [(expansion.sites.claims[claim.location], claim) for claim in expansion.claims]
+        return self.timed(one, orders, schedules, claims)
+
+    def followed(self, one: Class) -> Class:
+        """A class whose orders follow a pattern at the first sizes, if that is right."""
+        schedules = [self.expanded(one, n) for n in range(_SEEN)]
+        # The first sizes show the pattern, the others that it goes on, and its times.
+        orders = later(pattern_of(schedules), _LOOKED_AT - 1)
+        begin = _LOOKED_AT
+        claims = [
+            (of[0].statement, _claim(of))
+            for of in zip(*(schedule.claims for schedule in schedules[begin:]), strict=True)
+        ]
+        after = evolve(one, base=one.base + begin * one.period)
+        judged = self.timed(after, orders, schedules[begin:], claims)
+        if judged.outcome == "proved":
+            return evolve(judged, outcome="followed", seen=one.base + (_SEEN - 1) * one.period)
+        return evolve(judged, outcome="unknown", reason="a claim fails at the sizes of a pattern")
+
+    def timed(
+        self,
+        one: Class,
+        all_orders: Orders,
+        schedules: list[Schedule],
+        claims: list[tuple[ClaimSite, SymbolicClaim]],
+    ) -> Class:
+        """A class with its times and figures, and whether its claims hold."""
         orders = computing(all_orders)
         writes = any(
             is_transfer(op.kind)
@@ -186,7 +247,6 @@ class _Prover:
             for batch in piece.batches
             for op in batch
         )
-        schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
         _check_same(all_orders, schedules)
         first = schedules[0]
         check_coverage(orders, len(first.layout.pipelines))
@@ -206,16 +266,40 @@ class _Prover:
         if any(set(follow_weights(schedule).held) != {1} for schedule in schedules):
             raise NotLinear("it has several versions of weights")
         outcome = "proved"
-        for claim in expansion.claims:
-            site = expansion.sites.claims[claim.location]
+        for site, claim in claims:
             if not claim_holds(claim, site, figures, first):
                 outcome = "wrong"
         return evolve(
-            one, outcome=outcome, figures=figures, stamped=stamped, writes_transfers=writes
+            one,
+            outcome=outcome,
+            figures=figures,
+            certificate=self.certified(one, stamped, orders.stride, figures, first),
+            writes_transfers=writes,
         )
 
+    def certified(
+        self, one: Class, stamped: Stamped, stride: int, figures: Figures, schedule: Schedule
+    ) -> dict[str, Any] | None:
+        """The part of a class in the certificate; None where it has what no certificate has."""
+        has_updates = any(
+            op.kind == Kind.U
+            for timed in stamped.timed
+            for batch in timed.piece.batches
+            for op in batch
+        )
+        if has_updates or schedule.costs.overlap_times:
+            return None
+        return certified(one.base, one.period, stamped, stride, figures, schedule)
+
     def expanded(self, one: Class, n: int) -> Schedule:
-        params = {**self.params, "microbatches": one.base + one.period * n}
+        """The schedule of ops at a size of a class."""
+        microbatches = one.base + one.period * n
+        if microbatches not in self.schedules:
+            self.schedules[microbatches] = self._expanded(microbatches)
+        return self.schedules[microbatches]
+
+    def _expanded(self, microbatches: int) -> Schedule:
+        params = {**self.params, "microbatches": microbatches}
         try:
             return expand(self.whole, self.tree, params)
         except CompileError as error:
@@ -266,13 +350,13 @@ class _Prover:
         first = min((one.base for one in classes), default=1)
         small = sorted(
             {
-                number
+                size
                 for one in classes
-                for number in range(one.base % one.period or one.period, one.base, one.period)
+                for size in range(one.base % one.period or one.period, one.base, one.period)
             }
         )
-        for number in small:
-            self.at(number)
+        for size in small:
+            self.at(size)
         verdicts = {name: self.verdict(name, classes, small) for name in self.names}
         laws = tuple(self.laws(classes, small))
         del first
@@ -282,12 +366,27 @@ class _Prover:
             ("microbatches",),
             verdicts,
             laws,
+            self.claims(),
             argument="it follows from the text of the program" if laws else "",
+            certificate=self.certificate(classes),
         )
+
+    def claims(self) -> tuple[str, ...]:
+        """What the program claims for all sizes, as it has it."""
+        sites = generate(self.tree, frozenset(), False).sites.claims.values()
+        spans = sorted(
+            (site.condition.span for site in sites if site.for_all), key=lambda span: span.start
+        )
+        return tuple(" ".join(self.whole.text[span.start : span.end].split()) for span in spans)
+
+    def certificate(self, classes: list[Class]) -> dict[str, Any] | None:
+        """The certificate of the classes that are right, where there are any."""
+        parts = [one.certificate for one in classes if one.certificate]
+        return certificate(self.whole.text, self.params, parts) if parts else None
 
     def verdict(self, name: str, classes: list[Class], small: list[int]) -> Verdict:
         groups: dict[str, tuple[set[int], list[tuple[int, int]]]] = {
-            word: (set(), []) for word in ("proved", "wrong", "refused", "unknown")
+            word: (set(), []) for word in ("proved", "followed", "wrong", "refused", "unknown")
         }
         reasons = []
         for one in classes:
@@ -295,12 +394,12 @@ class _Prover:
             groups[outcome][1].append((one.base, one.period))
             if outcome == "unknown" and reason not in reasons:
                 reasons.append(reason)
-        for number in small:
-            size = self.at(number)
-            outcome = "refused" if size.is_refused else "wrong"
-            if not size.diagnostics[name]:
+        for size in small:
+            said = self.at(size)
+            outcome = "refused" if said.is_refused else "wrong"
+            if not said.diagnostics[name]:
                 outcome = "proved"
-            groups[outcome][0].add(number)
+            groups[outcome][0].add(size)
         sets = {
             word: Sizes(frozenset(single), tuple(progressions))
             for word, (single, progressions) in groups.items()
@@ -314,6 +413,7 @@ class _Prover:
         return Verdict(
             **{word: of.text() for word, of in sets.items()},
             reason="; ".join(reasons),
+            pattern=_pattern(classes),
             smallest=smallest,
             diagnostics=diagnostics,
         )
@@ -322,20 +422,20 @@ class _Prover:
         """The outcome of a class on a transport, and its reason."""
         if one.outcome == "unknown":
             return one.outcome, one.reason
-        if one.outcome == "proved" and one.writes_transfers:
+        if one.outcome in ("proved", "followed") and one.writes_transfers:
             return "unknown", "it writes its own transfers"
         # What the compiler says of the first ones must be that; a proof that it denies is none.
         for n in range(2):
             size = self.at(one.base + n * one.period)
             said = "refused" if size.is_refused else "wrong" if size.diagnostics[name] else "proved"
-            if said != one.outcome:
+            if said != ("proved" if one.outcome == "followed" else one.outcome):
                 what = f"at {one.base + n * one.period} microbatches the compiler says {said}"
                 return "unknown", what
         return one.outcome, ""
 
     def laws(self, classes: list[Class], small: list[int]) -> Iterator[Law]:
         """The figures as formulas."""
-        proved = [one for one in classes if one.figures and one.outcome in ("proved", "wrong")]
+        proved = [one for one in classes if one.figures and one.outcome != "unknown"]
         if not proved:
             return
         assert proved[0].figures
@@ -345,18 +445,39 @@ class _Prover:
             for one in proved:
                 law = in_microbatches(_figure(one, figure), one.base, one.period)
                 pieces.setdefault(law, (set(), []))[1].append((one.base, one.period))
-            for number in small:
-                values = self.at(number).figures
+            for size in small:
+                values = self.at(size).figures
                 if values is None:
                     continue
                 for (constant, slope), (single, _) in pieces.items():
-                    if constant + slope * number == values[figure]:
-                        single.add(number)
+                    if constant + slope * size == values[figure]:
+                        single.add(size)
             texts = []
             for law, (single, progressions) in pieces.items():
                 where = Sizes(frozenset(single), tuple(progressions)).text()
                 texts.append((where, expression(law)))
             yield Law(figure, tuple(texts))
+
+
+def _pattern(classes: list[Class]) -> str:
+    """Up to where orders were seen to follow a pattern."""
+    seen = [one.seen for one in classes if one.seen]
+    if not seen:
+        return ""
+    return f"if its passes go on as they were seen to up to microbatches == {min(seen)}"
+
+
+def _claim(claims: tuple[Claim, ...]) -> SymbolicClaim:
+    """A claim for all n, from those of n = 0, 1, …; NotLinear if their values are of no such
+    kind.
+    """
+    values = {}
+    for name, first in claims[0].values.items():
+        by_n = claims[1].values[name] - first
+        if any(claim.values[name] != first + by_n * n for n, claim in enumerate(claims)):
+            raise NotLinear(f"`{name}` in a claim")
+        values[name] = number(first, by_n)
+    return SymbolicClaim(claims[0].location, claims[0].rank, values)
 
 
 def _figure(one: Class, figure: str) -> Pair:
@@ -378,7 +499,7 @@ def _check_same(orders: Orders, schedules: list[Schedule]) -> None:
                 for of in actions.batches()
             ]
             if real != list(orders.at(rank, n)):
-                raise NotLinear(f"the order of rank {rank} is not that of the compiler")
+                raise NoStamps(f"the order of rank {rank} is not that of the compiler")
 
 
 def _computing(schedule: Schedule) -> Schedule:
@@ -386,18 +507,12 @@ def _computing(schedule: Schedule) -> Schedule:
     columns = schedule.columns
     if not columns.is_transfer.any():
         return schedule
-    from numpy import flatnonzero
-
-    from schedlang.schedule.columns import actions_of
-
-    kept = columns.taken(flatnonzero(~columns.is_transfer))
+    kept = columns.taken(np.flatnonzero(~columns.is_transfer))
     return evolve(schedule, ranks=actions_of(len(schedule.ranks), kept))
 
 
 def _check_durations(stamped: Stamped) -> None:
     """That all that others wait for takes time: then time grows along every edge."""
-    from schedlang.schedule.kinds import Kind
-
     for timed in stamped.timed:
         for batch, takes in zip(timed.piece.batches, timed.takes, strict=True):
             if not takes and any(op.kind != Kind.U for op in batch):

@@ -16,24 +16,28 @@ from schedlang.diagnostics.diagnostic import Diagnostic, to_json
 class Verdict:
     """Of a program on one transport: the sizes at which it is `proved`, `wrong`, `refused` by its
     own `require`, and those of which nothing is known, as `unknown`; each as constraints on its
-    parameters in the program's words, or empty where there are none.
+    parameters in the program's words, or empty where there are none. At the sizes `followed` it is
+    proved if its passes, which are searches, go on as they do at those before: `pattern` says up to
+    where they were seen to.
 
-    `reason` says why some are unknown. `smallest` is the smallest size that is wrong, and
+    `reason` says why some sizes are unknown. `smallest` is the smallest size that is wrong, and
     `diagnostics` what compiling it says.
     """
 
     proved: str = ""
+    followed: str = ""
     wrong: str = ""
     refused: str = ""
     unknown: str = ""
     reason: str = ""
+    pattern: str = ""
     smallest: Mapping[str, int] | None = None
     diagnostics: tuple[Diagnostic, ...] = ()
 
     @property
     def holds(self) -> bool:
         """Whether it is proved wherever the program does not refuse to be."""
-        return bool(self.proved) and not self.wrong and not self.unknown
+        return bool(self.proved) and not (self.wrong or self.unknown or self.followed)
 
     @property
     def word(self) -> str:
@@ -42,6 +46,8 @@ class Verdict:
             return "wrong"
         if self.unknown:
             return "not proved"
+        if self.followed:
+            return "followed"
         return "proved" if self.proved else "refused"
 
 
@@ -70,6 +76,7 @@ class Proof:
     """A program for all its sizes: the values of the parameters that are given, the names of those
     that are `free`, a verdict for each transport, and its figures, in the ideal execution.
 
+    `claims` are those that it makes `for all` sizes, which hold where the verdict says proved.
     `argument` says what the proof rests on. `certificate` holds what a checker needs that does not
     trust the prover, or nothing where there is no proof.
     """
@@ -79,6 +86,7 @@ class Proof:
     free: tuple[str, ...]
     verdicts: Mapping[str, Verdict]
     laws: tuple[Law, ...] = ()
+    claims: tuple[str, ...] = ()
     argument: str = ""
     certificate: Mapping[str, Any] | None = field(default=None, repr=False)
 
@@ -102,6 +110,8 @@ class Proof:
             for number, line in enumerate(_lines(verdict)):
                 lines.append(f"  {'' if number else transport:<{width}}  {line}")
         lines += [f"  {law.text}" for law in self.laws]
+        is_proved = "proved" if self.holds else "not proved"
+        lines += [f"  {is_proved} for all: {claim}" for claim in self.claims]
         if self.argument:
             lines.append(f"  {self.argument}")
         return "\n".join(lines)
@@ -117,9 +127,11 @@ class Proof:
                     "transport": transport,
                     "verdict": verdict.word,
                     "proved": verdict.proved,
+                    "followed": verdict.followed,
                     "wrong": verdict.wrong,
                     "refused": verdict.refused,
                     "unknown": verdict.unknown,
+                    "pattern": verdict.pattern,
                     "reason": verdict.reason,
                     "smallest": dict(verdict.smallest) if verdict.smallest else None,
                     "diagnostics": list(map(to_json, verdict.diagnostics)),
@@ -136,6 +148,7 @@ class Proof:
                 }
                 for law in self.laws
             ],
+            "claims": [{"claim": claim, "proved": self.holds} for claim in self.claims],
             "argument": self.argument,
         }
 
@@ -144,6 +157,8 @@ def _lines(verdict: Verdict) -> list[str]:
     lines = []
     if verdict.proved:
         lines.append(f"proved for {verdict.proved}")
+    if verdict.followed:
+        lines.append(f"proved for {verdict.followed}, {verdict.pattern}")
     if verdict.wrong:
         lines.append(f"wrong for {verdict.wrong}")
     if verdict.unknown:

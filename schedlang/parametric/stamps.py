@@ -208,8 +208,9 @@ def _cut(piece: Piece, times: list[list[list[Any]]]) -> Iterator[tuple[Piece, tu
             part = rest
         else:
             part, rest = split(rest, length)
-        steps = [of[number][1] for of in runs]
-        if growth and any(step != steps[0] for step in steps):
+        # One round alone has no step.
+        steps = [of[number][1] for of in runs if of[number][0] > 1] or [runs[0][number][1]]
+        if any(step != steps[0] for step in steps):
             raise NoStamps("the times of a loop have no pattern yet")
         starts = []
         for place in range(len(part.batches)):
@@ -301,14 +302,8 @@ class Stamped:
 
     def _needed(self, timed: Timed, op: Op, sources: Any) -> Iterator[Any]:
         """When each thing that an op needs is there."""
-        if op.kind == Kind.U:
-            return
         constant, by_n, by_round = op.microbatch
-        if by_n % self.slices or by_round % self.slices:
-            raise NotLinear("a loop has slices of several numbers in one place")
-        for made, stage, further, is_far, way in self.rules[
-            op.kind, op.stage, constant % self.slices
-        ]:
+        for made, stage, further, is_far, way in self.needs(op):
             makers = sources.get((made, stage), ())
             cells = self.cells(timed.piece.rounds, (constant + further, by_n, by_round), makers)
             if not cells or not tiles(cells, timed.piece.rounds):
@@ -327,6 +322,15 @@ class Stamped:
                 )
                 there.append((cell.begin, cell.end, arrival))
             yield there
+
+    def needs(self, op: Op) -> tuple[Need, ...]:
+        """What an op needs; an optimizer step needs what its order gives it."""
+        if op.kind == Kind.U:
+            return ()
+        constant, by_n, by_round = op.microbatch
+        if by_n % self.slices or by_round % self.slices:
+            raise NotLinear("a loop has slices of several numbers in one place")
+        return self.rules[op.kind, op.stage, constant % self.slices]
 
     def cells(self, rounds: Pair, wanted: Triple, makers: Any) -> list[Cell]:
         """Where the microbatches of an op are made, by its rounds."""

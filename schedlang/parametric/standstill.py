@@ -9,6 +9,7 @@ all n; and that there is the circle for all n is looked at place by place.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,7 @@ def _circle(orders: Orders, rules: Rules, schedule: Schedule, n: int) -> list[Wa
                 for thing in OPS[kind].makes:
                     made[thing, stage, microbatch] = rank, index, number
     stands = {}
-    for rank, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:], strict=True)):
+    for rank, (begin, end) in enumerate(pairwise(bounds.tolist())):
         undone = np.flatnonzero(~is_done[begin:end])
         if len(undone):
             stands[rank] = int(undone[0])

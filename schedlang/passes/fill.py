@@ -84,6 +84,13 @@ def _fillings(graph: Graph, limit: float, _share: float) -> list[Orders]:
     Rules are tried in rounds, because each takes an execution: which order to follow, then which
     waits to fill, then which ranks may wait.
     """
+    # What is varied, and what the best of a round hands on to the next:
+    #
+    #     1   orders of F and I: given, longer warm-ups   x   may a backward pass a forward?
+    #     2   the best two orders                         x   which waits are worth a W
+    #     3   all that were evened out                    x   ranks that have waited less may wait
+    #
+    # All at once would be as many executions as these have combinations.
     given = _as_given(graph, limit)
     if given and limit < inf and _is_full(graph):
         return [graph.order]

@@ -89,6 +89,15 @@ class Greedy(Online):
 
     def decide(self, rank: int, now: float) -> None:
         """Let an idle rank do what is next, or a weight gradient, or wait."""
+        # What an idle rank does, by what is next in its order:
+        #
+        #     next can run                       it runs
+        #     next is late, but W is worth it    the oldest W that is owed
+        #     next does not fit into memory      the same: a W lets go of some
+        #     otherwise                          it waits, and is asked again when next is there
+        #
+        # Whether another rule would have decided otherwise is noted by the way, so that runs that
+        # would come out the same are left out.
         forwards, others = self.queues[rank]
         until = inf
         is_full = False

@@ -54,6 +54,13 @@ class Online:
 
     def execute(self) -> None:
         """Let ranks decide until nothing is left that they can do."""
+        # Time goes from event to event, each of one rank: it has become free, or what it waits for
+        # is there. A rank that has begun something by then is asked again when it is free:
+        #
+        #     events    (3, rank 1)  (3, rank 2)  (5, rank 0)  …      the earliest first
+        #                    │
+        #                    └─► decide: starts an op ──► (7, rank 1), and whom its result concerns
+        #                        or waits             ──► (when it need not any more, rank 1)
         events = self.events
         free = self.free
         decide = self.decide

@@ -18,6 +18,9 @@ longest path to it.
 
 import hashlib
 from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
 from math import inf
 
@@ -30,9 +33,51 @@ from schedlang.schedule.columns import Flags, Floats, Ints
 NEVER = -2
 NOTHING = -1
 
-#: The times of the graphs that were walked last, by a hash of their events; and of how many.
-_LAST_WALKS: dict[bytes, Floats] = {}
-_WALKS_KEPT = 4
+
+@define
+class _Walks:
+    """The times of the last few graphs that were walked, by a hash of their events."""
+
+    times: dict[bytes, Floats] = field(factory=dict)
+    most: int = 4
+
+    def of(self, graph: "Graph") -> Floats:
+        """The times of a graph, walked only if it is none of the last ones."""
+        content = hashlib.sha256()
+        for column in (graph.first, graph.waits, graph.delay, graph.takes):
+            content.update(np.ascontiguousarray(column).data)
+        digest = content.digest()
+        times = self.times.pop(digest, None)
+        if times is None:
+            times = walk(graph)
+        # What was asked for last stands last, and goes last.
+        self.times[digest] = times
+        if len(self.times) > self.most:
+            del self.times[next(iter(self.times))]
+        return times
+
+
+#: The walks of the work that goes on in this context, if it remembers them.
+_WALKS: ContextVar[_Walks | None] = ContextVar("walks", default=None)
+
+
+@contextmanager
+def remembered_walks() -> Iterator[None]:
+    """Within it, a graph that was walked is not walked again, though it be made again.
+
+    It is for work that asks for one graph more than once without handing it on, as a compilation
+    does: transfers are placed by the times of the ops, and the proof makes the graph of the ops
+    again from the plan that came of it, since it trusts nothing that made the plan. Work within
+    such work shares its walks.
+    """
+    if _WALKS.get() is not None:
+        yield
+        return
+    token = _WALKS.set(_Walks())
+    try:
+        yield
+    finally:
+        _WALKS.reset(token)
 
 
 @frozen(eq=False)
@@ -57,19 +102,8 @@ class Graph:
     @cached_property
     def times(self) -> Floats:
         """When each event happens; infinite for those that never do."""
-        # A schedule that is lowered, proved and simulated asks for one graph again.
-        content = hashlib.sha256()
-        for column in (self.first, self.waits, self.delay, self.takes):
-            content.update(np.ascontiguousarray(column).data)
-        digest = content.digest()
-        times = _LAST_WALKS.pop(digest, None)
-        if times is None:
-            times = walk(self)
-        # What was asked for last stands last, and goes last.
-        _LAST_WALKS[digest] = times
-        if len(_LAST_WALKS) > _WALKS_KEPT:
-            del _LAST_WALKS[next(iter(_LAST_WALKS))]
-        return times
+        walks = _WALKS.get()
+        return walk(self) if walks is None else walks.of(self)
 
     @cached_property
     def before(self) -> Ints:

@@ -37,6 +37,15 @@ class _Norms:
     sides, and for norms. Each batch of actions is an item, and so is the end of each rank.
     """
 
+    # A rank makes its part of the norm with its last `U` of an update, and waits for all parts
+    # before the first action that needs the update. In vain, where that closes a circle:
+    #
+    #     rank 0   …  waits for the norm    F4    SEND_F4
+    #                      ▲                         │
+    #                      │                         ▼
+    #     rank 1   …       │                      RECV_F4   …   U0, its part of the norm
+    #                      └────────────────────────────────────┘
+
     def __init__(self, plan: Schedule) -> None:
         self.plan = plan
         columns = plan.columns

@@ -15,6 +15,9 @@ def check_order(schedule: Schedule) -> Iterator[tuple[int, Finding]]:
     """
     is_step_late = len(schedule.sums.late(schedule.columns)) > 0
     needs = schedule.all_needs if is_step_late else schedule.needs
+    # What provides must stand before the batch of what needs it, since ops that overlap begin
+    # together and hand nothing to each other. A provider is on the same rank: the op itself, or the
+    # receive of what another rank has made.
     is_received = needs.is_message & ~schedule.columns.is_transfer[needs.user]
     provider = np.where(is_received, needs.receive, needs.maker)
     is_before = (provider >= 0) & (provider < schedule.columns.batch[needs.user])

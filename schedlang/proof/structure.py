@@ -34,6 +34,10 @@ def _unknown(schedule: Schedule) -> list[Finding]:
     columns = schedule.columns
     layout = schedule.layout
     names = schedule.names
+    # What a transfer is of may also be a skip. With 4 stages and 2 skips:
+    #
+    #     numbers    0 1 2 3    4 5
+    #                stages     skips: their stages are those at their two ends
     stages = len(schedule.placement)
     numbers = stages + len(layout.skip_stages) * columns.is_transfer
     is_stage = (columns.stage >= 0) & (columns.stage < numbers)
@@ -74,6 +78,8 @@ def _unknown(schedule: Schedule) -> list[Finding]:
         what = "a copy goes on beside what follows by itself, it stands alone"
         return Finding("overlap", f"{here(row)}: {what}", *place(row))
 
+    # An action has one finding, the first of these: of a stage that there is not, nobody can say
+    # whether it is on this rank, or which microbatches it has.
     is_such_update = ~is_update | (columns.microbatch < layout.updates)
     findings: dict[int, Finding] = {}
     for is_right, finding in (
@@ -174,6 +180,8 @@ def _missing(schedule: Schedule) -> list[Finding]:
     """The first microbatch that lacks its forward, its backward or the gradient of its weights, on
     each stage: there may be millions.
     """
+    # By now nothing is there twice, and every microbatch is one that there is. So counts say
+    # whether any is missing, and which one is looked for only where they do.
     columns = schedule.columns
     stages = len(schedule.placement)
     wanted = (Kind.F,) if schedule.is_forward_only else (Kind.F, Kind.B, Kind.W)
@@ -321,6 +329,12 @@ def _offloads(schedule: Schedule) -> list[Finding]:
     back = columns.where(Kind.RELOAD)
     if not len(away) and not len(back):
         return []
+    # What may become of the activations of a microbatch on a stage:
+    #
+    #     F ──── OFFLOAD ──── RELOAD ──── B        right
+    #     F ──── OFFLOAD ──────────────── B        never back
+    #     F ───────────────── RELOAD ──── B        never away
+    #     F ──── OFFLOAD ── … ──── R ──── B        dropped: there was nothing to offload
     away_slots = _slots(columns, away)
     back_slots = _slots(columns, back)
     again_slots = _slots(columns, columns.where(Kind.R))

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Literal
+from typing import Any, Literal
 
 from attrs import evolve
 
@@ -537,11 +537,17 @@ def _check_program_costs(costs: Costs) -> None:
         way_out = "give it to `compile`"
         if not name.endswith(("_times", "_time", "_memory")) and name != "capacity_bytes":
             raise ValueError(f"`costs` have `{name}`, which a program cannot say: {way_out}")
-        values = given if isinstance(given, list) else [given]
-        if name == "link_times" or any(isinstance(value, list) for value in values):
-            raise ValueError(f"`costs` have `{name}` by microbatch or link: {way_out}")
-        if any(is_too_long(number_text(value)) for value in values):
+        if any(is_too_long(number_text(value)) for value in _numbers(given)):
             raise ValueError(
                 f"`costs` have `{name}` {shown(given)}, a number of a program has at most 18 "
                 f"digits on each side of its point: {way_out}"
             )
+
+
+def _numbers(values: Any) -> Iterator[float]:
+    """All numbers in nested lists."""
+    if isinstance(values, list):
+        for value in values:
+            yield from _numbers(value)
+    else:
+        yield values

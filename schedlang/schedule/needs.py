@@ -17,6 +17,43 @@ from schedlang.schedule.layout import Layout, Pipeline
 Op = tuple[int, int, int]
 
 
+@frozen
+class Rule:
+    """One rule of what ops need: each of the kinds `users` needs what is `made` of the stages `of`:
+    its "own", those "before" it, those "after" it, or as an optimizer step, of its "replicas", each
+    microbatch of its update.
+
+    It is needed of the op's own slice, or of the slice so many `slices` on in the microbatch, where
+    there is one. Of the rules for the `activation` of an op's own forward one counts: that of where
+    it comes from.
+    """
+
+    users: tuple[Kind, ...]
+    made: Kind
+    of: str = "own"
+    slices: int = 0
+    activation: bool = False
+
+
+#: What ops need of each other. Sends need what they carry, besides.
+RULES = (
+    # A forward needs the activations of the stages before; and of its own stage what attention
+    # keeps of the slice before (TeraPipe, section 3).
+    Rule(MAKERS[Kind.F], Kind.F, "before"),
+    Rule((Kind.F,), Kind.F, slices=-1),
+    # A backward needs its own activation, run again if it was dropped, or brought back; and the
+    # gradients of the stages after, and of the slice after.
+    Rule(MAKERS[Kind.B], Kind.F, activation=True),
+    Rule(MAKERS[Kind.B], Kind.R, activation=True),
+    Rule(MAKERS[Kind.B], Kind.RELOAD, activation=True),
+    Rule(MAKERS[Kind.B], Kind.B, "after"),
+    Rule(MAKERS[Kind.B], Kind.B, slices=1),
+    *(Rule((Kind(kind),), op.follows) for kind, op in OPS.items() if op.follows is not None),
+    # An optimizer step needs all gradients of its stage and update, and those of replicas.
+    Rule((Kind.U,), Kind.W, "replicas"),
+)
+
+
 @frozen(eq=False)
 class Needs:
     """What the actions of a schedule need, one item of all columns for each action and each need.
@@ -222,25 +259,44 @@ class _Rules:
 
     def all(self, with_sums: bool) -> Iterator[_Part]:
         """What every action needs."""
-        yield from self.forward()
-        yield from self.backward()
-        for kind, op in OPS.items():
-            if op.follows is not None:
-                yield self.own(op.follows, self.columns.where(Kind(kind)))
-        if with_sums:
-            yield from self.updates()
+        for rule in RULES:
+            if rule.of == "replicas":
+                if with_sums:
+                    yield from self.updates(rule)
+            elif rule.of != "own":
+                yield self.neighbours(rule)
+            elif not rule.slices or self.layout.slices > 1:
+                yield self.own(rule)
         yield from self.sends()
 
-    def own(self, made: Kind, rows: Ints, microbatches_on: int = 0) -> _Part:
-        """Ops need something of their own stage: of their microbatch, or of one so many on."""
+    def own(self, rule: Rule) -> _Part:
+        """Ops need something of their own stage."""
+        rows = self.columns.where(*rule.users)
+        if rule.activation:
+            rows = rows[self._comes_from(rows) == rule.made]
+        microbatch = self.columns.microbatch[rows]
+        if rule.slices:
+            slices = self.layout.slices
+            slice_needed = microbatch % slices + rule.slices
+            is_there = (slice_needed >= 0) & (slice_needed < slices)
+            rows, microbatch = rows[is_there], microbatch[is_there]
         stage = self.columns.stage[rows]
-        return _Part(made, rows, stage, self.columns.microbatch[rows] + microbatches_on, stage)
+        return _Part(rule.made, rows, stage, microbatch + rule.slices, stage)
 
-    def neighbours(self, made: Kind) -> _Part:
-        """To make an activation, ops need those of the stages before theirs; to make a gradient,
-        those of the stages after.
+    def _comes_from(self, rows: Ints) -> Ints:
+        """Where the activations of some ops' own forwards come from: the kind that made them."""
+        slots = self.slot(self.columns.stage[rows], self.columns.microbatch[rows])
+        is_away = self.rows_of(Kind.OFFLOAD)[slots] >= 0
+        is_dropped = self.rows_of(Kind.R)[slots] >= 0
+        comes_from: Ints = np.where(is_dropped, Kind.R, Kind.F)
+        comes_from[is_away] = Kind.RELOAD
+        return comes_from
+
+    def neighbours(self, rule: Rule) -> _Part:
+        """Ops need what other stages make: to make an activation, those before theirs, and to make
+        a gradient, those after.
         """
-        others = self.layout.before if made == Kind.F else self.layout.after
+        others = self.layout.before if rule.of == "before" else self.layout.after
         # The neighbours of all stages, one stage after the other.
         pairs = [
             (other, self.layout.number(stage, other))
@@ -249,46 +305,19 @@ class _Rules:
         ]
         other, number = np.array(pairs, np.int32).reshape(-1, 2).T
         counts = np.array([len(neighbours) for neighbours in others], np.int32)
-        rows = self.columns.where(*MAKERS[made])
+        rows = self.columns.where(*rule.users)
         op, pair = members(counts, self.columns.stage[rows])
         user = rows[op]
-        return _Part(made, user, other[pair], self.columns.microbatch[user], number[pair])
+        return _Part(rule.made, user, other[pair], self.columns.microbatch[user], number[pair])
 
-    def forward(self) -> Iterator[_Part]:
-        """A forward needs the activations of the stages before; and of its own stage what attention
-        keeps of the slice before (TeraPipe, section 3).
-        """
-        yield self.neighbours(Kind.F)
-        if self.layout.slices > 1:
-            rows = self.columns.where(Kind.F)
-            is_later_slice = self.columns.microbatch[rows] % self.layout.slices > 0
-            yield self.own(Kind.F, rows[is_later_slice], -1)
-
-    def backward(self) -> Iterator[_Part]:
-        """A backward needs its own activation, run again if it was dropped, or brought back; and
-        the gradients of the stages after, and of the slice after.
-        """
-        rows = self.columns.where(*MAKERS[Kind.B])
-        microbatch = self.columns.microbatch[rows]
-        slots = self.slot(self.columns.stage[rows], microbatch)
-        is_away = self.rows_of(Kind.OFFLOAD)[slots] >= 0
-        is_dropped = (self.rows_of(Kind.R)[slots] >= 0) & ~is_away
-        yield self.own(Kind.F, rows[~is_away & ~is_dropped])
-        yield self.own(Kind.R, rows[is_dropped])
-        yield self.own(Kind.RELOAD, rows[is_away])
-        yield self.neighbours(Kind.B)
-        if self.layout.slices > 1:
-            is_earlier_slice = (microbatch + 1) % self.layout.slices > 0
-            yield self.own(Kind.B, rows[is_earlier_slice], 1)
-
-    def updates(self) -> Iterator[_Part]:
-        """An optimizer step needs all gradients of its stage and update, and those of replicas."""
+    def updates(self, rule: Rule) -> Iterator[_Part]:
+        """Optimizer steps need something of every microbatch of their update, and of replicas."""
         for pipeline in self.layout.pipelines:
             step, stage, update = self.steps(pipeline)
             units = self.layout.units_of_update(pipeline.start)
             microbatch: Ints = np.add.outer(update * units, np.arange(units)).ravel()
             number: Ints = np.repeat(stage, units)
-            yield _Part(Kind.W, np.repeat(step, units), number, microbatch, number)
+            yield _Part(rule.made, np.repeat(step, units), number, microbatch, number)
 
     def steps(self, pipeline: Pipeline) -> tuple[Ints, Ints, Ints]:
         """All optimizer steps, with the replica of their stage in a pipeline, and their update."""

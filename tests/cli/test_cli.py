@@ -7,10 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -19,28 +16,10 @@ from schedlang import Costs, Noise, compile, simulate_runs
 from schedlang.cli.main import main
 from schedlang.cli.options import COMMANDS, parser_of_all
 from schedlang.cli.outputs import INPUTS, OUTPUTS
+from tests.support.commands import Done, schedc
 from tests.support.paths import DOCS, PROGRAMS, ROOT
 
 ONE_F_ONE_B = str(PROGRAMS / "1f1b.sched")
-
-
-class Done(NamedTuple):
-    """What became of a command."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def schedc(*arguments: str) -> Done:
-    """Run a command in this process."""
-    stdout, stderr = StringIO(), StringIO()
-    with redirect_stdout(stdout), redirect_stderr(stderr):
-        try:
-            returncode = main(arguments)
-        except SystemExit as end:
-            returncode = int(end.code or 0)
-    return Done(returncode, stdout.getvalue(), stderr.getvalue())
 
 
 def schedc_process(*arguments: str) -> Done:

@@ -9,7 +9,7 @@ from itertools import product
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedlang import (
@@ -38,6 +38,7 @@ from tests.support.explorer import is_right
 from tests.support.own_needs import needs, receive_of
 from tests.support.paths import CASES, PROGRAMS
 from tests.support.replay import Replay
+from tests.support.sizes import examples
 from tests.support.strategies import oracle, schedules
 
 GALLERY = sorted(path.stem for path in PROGRAMS.glob("*.sched"))
@@ -187,7 +188,7 @@ def test_times_of_moved_transfers_are_those_of_an_independent_replay(name: str) 
     plans = tuple(
         program(name, ranks=ranks, microbatches=microbatches) for ranks, microbatches in sizes
     )
-    for mutant in damaged_plans(one_of(plans), 80, random.Random(name)):
+    for mutant in damaged_plans(one_of(plans), 30, random.Random(name)):
         for transport in TRANSPORTS[1:]:
             if verdict(mutant, transport):
                 expected = Replay(mutant, transport, Costs(p2p_time=0.3)).makespan()
@@ -295,7 +296,7 @@ def test_verdicts_on_all_lowerings_are_those_of_every_interleaving(name: str) ->
             )
 
 
-@settings(max_examples=60)
+@examples(60)
 @given(schedules(), st.sampled_from(TRANSPORTS), st.sampled_from([0.0, 0.3, 2.0]))
 def test_lowerings_of_random_schedules(schedule: Schedule, transport: str, p2p: float) -> None:
     """The choice runs and computes what it should; and whatever lowering is not refused, takes its

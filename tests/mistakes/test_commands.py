@@ -8,14 +8,11 @@ import json
 import os
 import shlex
 from collections.abc import Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from schedlang.cli.main import main
+from tests.support.commands import schedc
 from tests.support.paths import CASES, PROGRAMS
 
 #: The program or plan is wrong; the command line is.
@@ -193,25 +190,6 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("show cut.json", WRONG, "not a whole plan file"),
     ("check explicit.sched -p microbatches=2 --transport nccl", WRONG, "error[first-use]"),
 ]
-
-
-class Done(NamedTuple):
-    """What became of a command."""
-
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def schedc(*arguments: str) -> Done:
-    """Run a command in this process."""
-    stdout, stderr = StringIO(), StringIO()
-    with redirect_stdout(stdout), redirect_stderr(stderr):
-        try:
-            returncode = main(arguments)
-        except SystemExit as end:
-            returncode = int(end.code or 0)
-    return Done(returncode, stdout.getvalue(), stderr.getvalue())
 
 
 @pytest.fixture(scope="module")

@@ -5,15 +5,13 @@ and `FILES` are command lines about the files of a folder. `pytest --update-gold
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
-from io import StringIO
 from pathlib import Path
 from textwrap import indent
 from time import process_time
 
 import pytest
 
-from schedlang.cli.main import main
+from tests.support import commands
 from tests.support.paths import PROGRAMS as GALLERY
 
 #: What is no statement of a rank, or none that can be run there.
@@ -174,6 +172,10 @@ ITEMS = (
     "reorder()",
     "recompute 3 .. 9",
     "skip s in 0 .. 1 from 3 to 0",
+    "frozen s in 0 .. 2",
+    "frozen 3 .. 9",
+    "frozen 0 .. ranks",
+    "freeze 0 .. 2",
     "link r of 1",
     "pipeline down stage s in 0 .. ranks on s",
     "import v",
@@ -386,14 +388,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def schedc(command: str) -> tuple[int, str]:
-    """The exit code of a command in this process, and what it prints for the user."""
-    message = StringIO()
-    with redirect_stdout(StringIO()), redirect_stderr(message):
-        try:
-            code = main(command.split())
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return code, message.getvalue()
+    """The exit code of a command, and what it prints for the user."""
+    done = commands.schedc(*command.split())
+    return done.returncode, done.stderr
 
 
 def cases() -> Iterator[tuple[str, str]]:

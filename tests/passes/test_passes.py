@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedlang import (
@@ -32,6 +32,7 @@ from schedlang.passes.track import Track
 from schedlang.plan.reader import parse_actions
 from schedlang.schedule.forward_only import forward_only
 from tests.support.paths import CASES, PROGRAMS
+from tests.support.sizes import examples
 from tests.support.strategies import make_schedule, oracle, schedules
 
 BLOCKS = {
@@ -135,7 +136,7 @@ def without_weights(schedule: Schedule) -> Schedule:
     )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(schedules())
 def test_reorder_keeps_the_ops_and_never_raises_memory_or_time(schedule: Schedule) -> None:
     changed = reorder(schedule)
@@ -158,7 +159,7 @@ COSTS = st.builds(
 )
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(schedules(), COSTS, st.sampled_from(["makespan", "span"]))
 def test_passes_at_real_costs_are_never_worse_than_their_input(
     schedule: Schedule, costs: Costs, objective: str
@@ -176,7 +177,7 @@ def test_passes_at_real_costs_are_never_worse_than_their_input(
         assert max(prove(lower(changed)).peak_memory) <= limit
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(schedules(), COSTS, st.integers(0, 12))
 def test_fill_keeps_its_limit_or_finds_nothing(
     schedule: Schedule, costs: Costs, limit: int
@@ -187,7 +188,7 @@ def test_fill_keeps_its_limit_or_finds_nothing(
         assert max(prove(lower(filled)).peak_memory) <= limit
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(schedules())
 def test_fill_puts_back_every_weight_gradient(schedule: Schedule) -> None:
     filled = fill_weights(without_weights(schedule))
@@ -196,7 +197,7 @@ def test_fill_puts_back_every_weight_gradient(schedule: Schedule) -> None:
     assert ops(fill_weights(schedule)) == ops(schedule)
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(schedules())
 def test_recompute_adds_one_forward_before_each_backward(schedule: Schedule) -> None:
     changed = recompute(schedule, {0})
@@ -206,7 +207,7 @@ def test_recompute_adds_one_forward_before_each_backward(schedule: Schedule) -> 
     assert recompute(changed, {0}).ranks == changed.ranks
 
 
-@settings(max_examples=150)
+@examples(150)
 @given(schedules())
 def test_forward_only_keeps_the_forwards_and_what_they_send(schedule: Schedule) -> None:
     """Whether the communication is the training schedule's or its own."""

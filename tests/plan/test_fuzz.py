@@ -10,7 +10,7 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.lark import from_lark
 from lark import Lark
@@ -18,6 +18,7 @@ from lark import Lark
 from schedlang import compile, read_source
 from tests.support import fuzzed
 from tests.support.paths import GALLERY, ROOT
+from tests.support.sizes import examples
 
 TEXTS = [path.read_text() for path in GALLERY]
 PLANS = [
@@ -58,7 +59,7 @@ def damaged(texts: list[str], words: list[str]) -> st.SearchStrategy[str]:
     return draw_text()
 
 
-@settings(max_examples=120, deadline=TIME)
+@examples(120, deadline=TIME)
 @given(
     damaged(
         TEXTS,
@@ -89,20 +90,20 @@ def test_damaged_programs(text: str) -> None:
 GRAMMAR = (ROOT / "grammars" / "sched.lark").read_text()
 
 
-@settings(max_examples=40, deadline=TIME)
+@examples(40, deadline=TIME)
 @given(from_lark(Lark(GRAMMAR, parser="lalr", start="schedule"), start="schedule"))
 def test_programs_of_the_grammar(text: str) -> None:
     fuzzed.program(text.encode())
 
 
-@settings(max_examples=150, deadline=TIME)
+@examples(150, deadline=TIME)
 @given(damaged(PLANS, [*EDGES, "null", '"', "[", "]", "{", "}", ",", "0F0", "1RECV_F0", "U", ";"]))
 def test_damaged_plans(text: str) -> None:
     fuzzed.plan(text.encode())
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 < 2 * MEMORY
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.binary(max_size=200))
 def test_any_bytes(data: bytes) -> None:
     fuzzed.program(data)

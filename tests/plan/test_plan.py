@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedlang import (
@@ -21,6 +21,7 @@ from schedlang import (
     write_plan,
 )
 from tests.support.paths import GALLERY
+from tests.support.sizes import examples
 
 
 @pytest.fixture
@@ -228,6 +229,12 @@ Damage = Callable[[Any], Any]
             "`skips` must be pairs of an earlier and a later stage of 2",
         ),
         (lambda d: d | {"skips": [[1]]}, "`skips` must be pairs"),
+        (
+            lambda d: d | {"frozen": [0, 1]},
+            "`frozen` must be some of 2 stages, in order, but not all of them",
+        ),
+        (lambda d: d | {"frozen": [2]}, "`frozen` must be some of 2 stages"),
+        (lambda d: d | {"frozen": [0]}, "stage 0 needs no gradients: it is frozen"),
         (lambda d: d | {"skips": [1]}, "`skips` must hold whole numbers"),
         (lambda d: d | {"skips": 1}, "`skips` must be a list"),
         (
@@ -333,7 +340,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(
     st.sampled_from(
         [

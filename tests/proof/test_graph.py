@@ -9,21 +9,24 @@ from pathlib import Path
 import numpy as np
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import given
 
 from schedlang import CompileError, Costs, Schedule, Source, compile, read_source, simulate
 from schedlang.lowering import lower
 from schedlang.lowering.fuse import fuse
+from schedlang.proof import graph as of_graph
 from schedlang.proof.edges import ideal_events, transport_events
-from schedlang.proof.graph import NEVER, NOTHING, Graph, Items, walk
+from schedlang.proof.graph import NEVER, NOTHING, Graph, Items, remembered_walks, walk
 from schedlang.proof.moments import follows_moments
 from schedlang.proof.order import check_order
 from schedlang.proof.prove import has_batches
 from schedlang.proof.structure import check_structure
+from schedlang.schedule.columns import Floats
 from schedlang.schedule.transports import transports
 from tests.support.damage import damaged_plans, gallery, one_of, random_plan, replicated_plan
 from tests.support.own_needs import needs
 from tests.support.paths import GALLERY
+from tests.support.sizes import examples
 from tests.support.strategies import schedules
 from tests.support.transports import TRANSPORTS
 
@@ -76,7 +79,28 @@ def test_the_walk_is_the_definition() -> None:
     assert 50 < whole < 450
 
 
-@settings(max_examples=200)
+def test_a_graph_is_walked_once_by_work_that_remembers_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And by every other work again: it keeps nothing."""
+    rng = random.Random(0)
+    one, other = some_graph(rng), some_graph(rng)
+    walked: list[Graph] = []
+
+    def counted(graph: Graph) -> Floats:
+        walked.append(graph)
+        return walk(graph)
+
+    monkeypatch.setattr(of_graph, "walk", counted)
+    with remembered_walks():
+        assert evolve(one).times.tolist() == one.times.tolist()
+        with remembered_walks():
+            assert evolve(one).times is one.times
+        assert other.times is not one.times
+    assert len(walked) == 2
+    assert evolve(one).times is not one.times
+    assert len(walked) == 3
+
+
+@examples(200)
 @given(schedules())
 def test_what_the_compiler_places_is_in_the_order_of_its_moments(schedule: Schedule) -> None:
     lowered = lower(schedule)
@@ -158,7 +182,7 @@ def test_what_is_held_is_no_more_than_there_are_actions() -> None:
         tracemalloc.stop()
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(schedules())
 def test_needs_are_those_of_each_op(schedule: Schedule) -> None:
     for plan in [schedule, lower(schedule), *gallery(((4, 4),), slices=2)[::7]]:

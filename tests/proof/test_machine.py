@@ -8,7 +8,7 @@ from itertools import chain
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import given
 
 from schedlang import Actions, CompileError, Costs, Schedule, compile, prove, read_source, simulate
 from schedlang.diagnostics.source import Span
@@ -17,6 +17,7 @@ from schedlang.plan.reader import parse_actions
 from schedlang.proof.structure import check_structure
 from tests.support.damage import damaged_plans, gallery, one_of, replicated_plan
 from tests.support.paths import GALLERY
+from tests.support.sizes import examples
 from tests.support.strategies import make_schedule, oracle, schedules
 
 
@@ -66,7 +67,7 @@ def test_a_copy_is_in_no_group() -> None:
     assert [each.code for each in caught.value.diagnostics] == ["overlap"]
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(schedules())
 def test_every_schedule_that_can_run_is_lowered_and_proved(schedule: Schedule) -> None:
     lowered = lower(schedule)
@@ -77,7 +78,7 @@ def test_every_schedule_that_can_run_is_lowered_and_proved(schedule: Schedule) -
     ]
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(schedules())
 def test_a_lower_bound_of_the_makespan(schedule: Schedule) -> None:
     """No rank works faster than its work, and no microbatch passes faster than through all stages
@@ -99,7 +100,6 @@ def test_a_lower_bound_of_the_makespan(schedule: Schedule) -> None:
 SIZES = ((2, 1), (2, 2), (2, 4), (3, 1), (3, 3), (3, 6), (4, 4), (4, 8))
 
 
-@pytest.mark.blocks(2)
 def test_damaged_plans_are_judged_as_by_the_oracle(block: int, tally: Counter[str]) -> None:
     disagreements = []
     rng = random.Random(block)

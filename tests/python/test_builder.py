@@ -2,11 +2,12 @@
 
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import pytest
 from attrs import evolve
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 
 from schedlang import (
     Actions,
@@ -26,6 +27,7 @@ from schedlang.language.expand import expand
 from schedlang.language.imports import load
 from schedlang.schedule.layout import without_stage
 from tests.support.paths import PROGRAMS
+from tests.support.sizes import examples
 from tests.support.strategies import schedules
 
 GALLERY = sorted(PROGRAMS.glob("*.sched"))
@@ -163,7 +165,7 @@ def word(schedule: Schedule, kind: int) -> str:
     return Kind(kind).name if has_halves or kind != Kind.B else "BW"
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(schedules())
 def test_random_schedules_built_and_written_by_hand_are_the_same(schedule: Schedule) -> None:
     assume(without_stage(schedule.placement, len(schedule.ranks)) is None)
@@ -334,6 +336,31 @@ def test_costs_are_decimals_in_the_program() -> None:
     assert b.compile().costs == costs
     assert "cost B = 0.30000000000000004" in b.text()
     assert "cost send = 0.05" in b.text()
+
+
+def test_costs_by_microbatch_and_link_in_the_program() -> None:
+    costs = Costs(
+        forward_times=[[1, 2, 2, 2], [1, 2, 2, 2], [3.5, 3.5, 0.25, 3.5], [7] * 4],  # type: ignore[arg-type]
+        weight_times=[[1, 2, 3, 5]],  # type: ignore[arg-type]
+        backward_times=(4, 5, 6, 1),
+        link_times=[[0, 1, 1, 1], [1, 0, 1, 1], [0.5, 0.5, 0, 2], [1, 2, 3, 0]],  # type: ignore[arg-type]
+    )
+    b = Builder(ranks=4, microbatches=4, costs=costs)
+    one_f_one_b(b, 4, 4)
+    compiled = b.compile().costs
+    assert compiled.link_times == costs.link_times
+    layout = b.compile().layout
+    assert compiled.every_duration(layout) == costs.every_duration(layout)
+
+
+def test_costs_by_slice_in_the_program() -> None:
+    times = [[[1, 2], [3, 4]], [[5, 5], [6, 7]]]
+    costs = Costs(forward_times=times)  # type: ignore[arg-type]
+    b = Builder(ranks=2, microbatches=2, slices=2, costs=costs)
+    for stage in range(2):
+        for m, k in product(range(2), range(2)):
+            b.forward(stage, m, slice=k)
+    assert b.compile().costs.forward_times == costs.forward_times
 
 
 def test_costs_in_the_program() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import given
 
 from schedlang import Costs, Kind, Schedule, compile, prove, read_source
 from schedlang.cli.main import main
@@ -15,6 +15,7 @@ from schedlang.lowering import lower
 from schedlang.ranks.lifetimes import Holds, lifetimes, peak, peak_messages
 from tests.schedule.test_offload import offloaded
 from tests.support.paths import GALLERY
+from tests.support.sizes import examples
 from tests.support.strategies import schedules
 
 
@@ -53,7 +54,7 @@ def messages_in(
     return list(map(re.compile, names))
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(schedules())
 def test_nothing_is_used_after_it_is_let_go(schedule: Schedule) -> None:
     """Nor held for longer than to its last use, the end of the step for what is sent apart."""
@@ -78,7 +79,7 @@ def test_nothing_is_used_after_it_is_let_go(schedule: Schedule) -> None:
         assert used == {name: index for name, index in last.items() if name in used}
 
 
-@settings(max_examples=200)
+@examples(200)
 @given(schedules())
 def test_the_peak_of_activations_is_the_machines(schedule: Schedule) -> None:
     lowered = lower(schedule)

@@ -5,7 +5,7 @@ what `show` prints.
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedlang import CompileError, Kind, Schedule, Source, compile, read_source
@@ -13,6 +13,7 @@ from schedlang.cli.main import main
 from schedlang.ranks.shards import Does, shards, shards_text
 from schedlang.schedule.actions import Actions
 from tests.support.paths import GALLERY
+from tests.support.sizes import examples
 from tests.support.strategies import schedules
 
 USES = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
@@ -87,7 +88,7 @@ def fewest(actions: Actions, places: int) -> int:
     return min(ways.values())
 
 
-@settings(max_examples=300)
+@examples(300)
 @given(schedules(), st.integers(1, 4))
 def test_ops_find_weights_in_the_fewest_gathers(schedule: Schedule, places: int) -> None:
     """And one reduction for each stage."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from schedlang import (
@@ -34,6 +34,7 @@ from schedlang.report.bubbles.waits import Step, Waits, waits
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.timeline import Bar
 from tests.support.paths import GALLERY, PROGRAMS, ROOT
+from tests.support.sizes import examples
 from tests.support.strategies import schedules
 
 
@@ -134,7 +135,7 @@ def costs(draw: st.DrawFn, stages: int) -> Costs:
     )
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.data())
 def test_random_schedules(data: st.DataObject) -> None:
     schedule = data.draw(schedules())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from attrs import asdict, evolve
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from schedlang import Plan, Schedule, compile, read_source
@@ -23,6 +23,7 @@ from schedlang.report.difference.text import difference_text
 from schedlang.schedule.costs import UNIT
 from tests.support.damage import changed
 from tests.support.paths import GALLERY, GOLDEN, PROGRAMS, ROOT
+from tests.support.sizes import examples
 from tests.support.strategies import schedules
 
 PAIRS = {
@@ -249,7 +250,7 @@ def plan_of(schedule: Schedule) -> Plan:
     return Plan(**asdict(lower(schedule), recurse=False))
 
 
-@settings(max_examples=50)
+@examples(50)
 @given(schedules(), schedules())
 def test_a_difference_applied_to_one_random_schedule_gives_the_other(
     first: Schedule, second: Schedule
@@ -266,13 +267,13 @@ def compiled(name: str) -> Plan:
     return compile(read_source(PROGRAMS / f"{name}.sched"))
 
 
-@settings(max_examples=40)
+@examples(40)
 @given(st.sampled_from(GALLERY), st.sampled_from(GALLERY))
 def test_a_difference_applied_to_one_program_gives_the_other(first: Path, second: Path) -> None:
     check_difference(compiled(first.stem), compiled(second.stem))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(st.sampled_from(GALLERY), st.integers(0, 2**32))
 def test_what_was_changed_is_found(path: Path, seed: int) -> None:
     """One action dropped, moved, swapped, made another or issued otherwise, on one rank."""

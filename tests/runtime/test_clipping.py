@@ -40,6 +40,10 @@ from tests.support.ranks import Run
 
 pytestmark = pytest.mark.processes
 
+#: Updates with late gradients that are compared: two steps of a plan, each with more of them than
+#: any gradient is late.
+COUNT = 24
+
 
 def clipped() -> dict[str, list[float]]:
     """For each case the largest difference, from one process, of a norm and of a weight after three
@@ -116,13 +120,13 @@ def plans_with_updates() -> dict[str, LateUpdates]:
             compile(updates, {"ranks": ranks}) if name == "updates" else version_plan(name, ranks)
         )
         delays = DELAYS[name](ranks) if name in DELAYS else [0] * len(plan.placement)
-        plan = plan.for_updates(20) if plan.kernels else plan
+        plan = plan.for_updates(COUNT // 2) if plan.kernels else plan
         found[f"{name} {ranks}"] = LateUpdates(plan, delays, 2 if ranks == PIPE else 1)
     return found
 
 
 def clipped_updates_of_plans(cases: dict[str, LateUpdates]) -> dict[str, list[float]]:
-    """For each case: the largest differences, from one process, of a norm and of a weight after 40
+    """For each case: the largest differences, from one process, of a norm and of a weight after all
     updates, and whether replicas are the same.
     """
     of = mesh("dp", "pp")
@@ -149,7 +153,7 @@ def clipped_late(
     )
     norms = list[float]()
     ours.record = True
-    for step in range(40 // plan.layout.updates):
+    for step in range(COUNT // plan.layout.updates):
         ours.step(*batch(plan, 10 * step + replica))
         norms += map(float, ours.norms)
         assert sorted(map(str, ours.bars)) == sorted(plan.ranks[rank].compute().text().split())
@@ -164,16 +168,16 @@ def doubles(plan: Plan) -> list[nn.Module]:
 
 
 def clipped_in_one_process(case: LateUpdates) -> tuple[float, list[float], list[nn.Module]]:
-    """A limit that clips about half of 40 updates, their norms, and the stages after them."""
+    """A limit that clips about half of the updates, their norms, and the stages after them."""
     norms, _ = late_norms(case, math.inf)
-    limit = sorted(norms)[20]
+    limit = sorted(norms)[COUNT // 2]
     norms, stages = late_norms(case, limit)
     assert min(norms) < limit < max(norms)
     return limit, norms, stages
 
 
 def late_norms(case: LateUpdates, limit: float) -> tuple[list[float], list[nn.Module]]:
-    """The norms of 40 updates in one process whose gradients are so late, and the stages after
+    """The norms of all updates in one process whose gradients are so late, and the stages after
     them.
     """
     plan = case.plan
@@ -183,7 +187,7 @@ def late_norms(case: LateUpdates, limit: float) -> tuple[list[float], list[nn.Mo
     optimizer = momentum(whole)
     per_update = plan.microbatches // plan.layout.updates
     norms = []
-    for step in range(40 // plan.layout.updates):
+    for step in range(COUNT // plan.layout.updates):
         batches = [
             [part.split(ROWS * per_update) for part in batch(plan, 10 * step + each)]
             for each in range(case.replicas)
@@ -200,7 +204,7 @@ def late_norms(case: LateUpdates, limit: float) -> tuple[list[float], list[nn.Mo
 
 
 def test_updates_clipped_by_the_norm_of_all_stages_are_those_of_one_process(run_ranks: Run) -> None:
-    """40 updates, of which some are clipped; on 4 ranks, and with replicas, of which all have the
+    """Updates of which some are clipped; on 4 ranks, and with replicas, of which all have the
     same, to the bit.
     """
     for found in run_ranks(clipped_updates_of_plans, 4, plans_with_updates()).results():

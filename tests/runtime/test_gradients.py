@@ -142,17 +142,14 @@ def compare(
     return worst
 
 
-def all_plans(ranks: int) -> dict[str, Plan]:
-    """Every program that runs so far, at several sizes."""
+def all_plans(ranks: int, sizes: tuple[int, ...]) -> dict[str, Plan]:
+    """Every program that runs so far, at several numbers of microbatches."""
     plans = {
         name: compile(Source(name, text), {"ranks": ranks})
         for name, text in (("v 3", V), ("slices 3", SLICES))
     }
     for path in GALLERY:
-        # 12 is more than the sends that may be under way.
-        for microbatches in sorted(
-            {1, ranks - 1, ranks, 2 * ranks + ranks % 2 if ranks > 2 else 12}
-        ):
+        for microbatches in sizes:
             # Not all programs are for all sizes.
             with suppress(CompileError):
                 plan = program(path.stem, ranks=ranks, microbatches=microbatches)
@@ -178,15 +175,24 @@ UPDATED = {
 }
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_losses_and_gradients_are_those_of_one_process(run_ranks: Run, ranks: int) -> None:
+#: Ranks, and numbers of microbatches: 12 are more than the sends that may be under way.
+SIZES = [(2, (1, 2, 12)), (4, (3, 8)), (3, (1, 2, 3, 7)), (4, (1, 3, 4, 8))]
+
+
+@pytest.mark.parametrize(
+    ("ranks", "microbatches"),
+    [*SIZES[:2], *(pytest.param(*size, marks=pytest.mark.large) for size in SIZES[2:])],
+)
+def test_losses_and_gradients_are_those_of_one_process(
+    run_ranks: Run, ranks: int, microbatches: tuple[int, ...]
+) -> None:
     """All programs, with fewer, as many and more microbatches than ranks; two steps, whose
     gradients add up.
 
     Losses are compared by number of microbatch, and one plan takes microbatches in another order.
     """
     programs = {path.stem for path in GALLERY} - UPDATED
-    for found in run_ranks(compare_all, ranks, all_plans(ranks)).results():
+    for found in run_ranks(compare_all, ranks, all_plans(ranks, microbatches)).results():
         even = {"chimera", "dualpipe", "bitpipe"} if ranks == 3 else set()
         assert {case.split()[0] for case in found} == programs - even | {"v", "slices"}
         for case, (loss, gradient) in found.items():

@@ -43,7 +43,7 @@ def test_late_gradients_train_as_those_of_1f1b(train: Train) -> None:
     assert mean(late[-5:]) < BEHIND * mean(in_time[-5:])
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "adamw"])
+@pytest.mark.parametrize("optimizer", [pytest.param("adam", marks=pytest.mark.large), "adamw"])
 def test_other_optimizers(train: Train, optimizer: str) -> None:
     program = PROGRAMS / "pipedream_2bw.sched"
     sizes = ["-p", "microbatches=2"]

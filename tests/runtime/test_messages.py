@@ -69,7 +69,7 @@ def rounded() -> dict[str, list[float]]:
     """
     found = {}
     for name, scale in product(("1f1b", "zb_v", "dualpipe"), (1.0, 1e-9)):
-        plan = program(name, ranks=4, microbatches=8)
+        plan = program(name, ranks=2, microbatches=4)
         for type in (None, torch.bfloat16, torch.float16):
             found[f"{name} {scale:g} {type}"] = rounding_errors(plan, type, scale)
     return found
@@ -126,7 +126,7 @@ def test_messages_of_fewer_bits(run_ranks: Run) -> None:
     not.
     """
     near = {"None": 1e-5, "torch.bfloat16": 5e-2, "torch.float16": 5e-3}
-    for found in run_ranks(rounded, 4).results():
+    for found in run_ranks(rounded, 2).results():
         assert len(found) == 18
         for name, (same, other, bytes, tensors) in found.items():
             schedule, scale, type = name.split()
@@ -151,7 +151,7 @@ def reshapes() -> dict[str, float]:
     cases = [(name, None) for name in SCHEDULES if name != "pipe_offload"]
     found = {}
     for name, type in (*cases, ("1f1b", torch.bfloat16), ("zb_v", torch.float16)):
-        plan = program(name, ranks=4, microbatches=8)
+        plan = program(name, ranks=2, microbatches=4)
         found[f"{name} {type}"] = reshaping_error(
             plan, type, torch.float32 if type else torch.float64
         )
@@ -226,7 +226,7 @@ def joined(outputs: list[torch.Tensor] | None) -> torch.Tensor | None:
 
 def test_shapes_change_from_step_to_step(run_ranks: Run) -> None:
     """Rows and length of microbatches: losses, outputs and gradients are those of one process."""
-    for found in run_ranks(reshapes, 4).results():
+    for found in run_ranks(reshapes, 2).results():
         assert len(found) == 8
         for name, worst in found.items():
             assert worst < (1e-5 if "float16" in name else 1e-12), name

@@ -181,8 +181,11 @@ def gathered(plans: dict[str, Plan]) -> dict[str, list[list[float]]]:
     """
     of = mesh("dp", "pp")
     found = {}
-    for (name, plan), places in product(plans.items(), (1, 2, None)):
-        found[f"{name} {places}"] = in_places(of, plan, places)
+    for name, plan in plans.items():
+        # Where a rank has three stages, two places are neither one nor all.
+        has_three = len(plan.stages_of(0)) == 3
+        for places in (1, 2, None) if has_three else (1, None):
+            found[f"{name} {places}"] = in_places(of, plan, places)
     return found
 
 
@@ -263,7 +266,7 @@ def has_weights(stage: nn.Module) -> bool:
 def test_weights_are_gathered_and_gradients_reduced_as_the_policy_says(run_ranks: Run) -> None:
     """With one place, two, and one for each stage; gradients and weights are those of one process."""
     for found in run_ranks(gathered, 4, sharded_plans()).results():
-        assert len(found) == 18
+        assert len(found) == 13
         for name, ((worst,), seen, expected) in found.items():
             assert worst < 1e-12, name
             assert seen == expected, name

@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import AdamW
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
@@ -18,7 +19,7 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime import EvenLayers, Pipeline, load_model, load_optimizers, measure, split
 from schedlang.runtime.cutting.layouts import StageLayout
 from tests.support.cut_models import LENGTH, ROWS, VOCABULARY, alone, gradients, loss_of
-from tests.support.models import OPTIMIZERS, difference, program
+from tests.support.models import OPTIMIZERS, difference, program, program_with
 from tests.support.paths import DOCS
 from tests.support.ranks import Run
 
@@ -371,3 +372,85 @@ def test_layouts_of_other_trainers(run_ranks: Run, tmp_path: Path) -> None:
     for found in run_ranks(llamas_by_layout, 4, tmp_path).results():
         assert len(found) == 2 * len(LAYOUTS)
         assert max(found.values()) < 1e-6, found
+
+
+class Adapter(nn.Module):
+    """A linear layer that is frozen, and a product of two narrow ones beside it that is trained
+    (LoRA; Hu et al. 2021, arXiv 2106.09685).
+    """
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+        self.down = nn.Linear(layer.in_features, 4, bias=False)
+        self.up = nn.Linear(4, layer.out_features, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) + self.up(self.down(x))
+
+
+def adapted_llama() -> Llama:
+    """A frozen Llama with adapters in its fourth to sixth layers."""
+    model = llama().requires_grad_(False)
+    torch.manual_seed(1)
+    for layer in model.model.layers[3:6]:
+        layer.self_attn.q_proj = Adapter(layer.self_attn.q_proj)
+        layer.self_attn.v_proj = Adapter(layer.self_attn.v_proj)
+    return model
+
+
+def trained_of(stages: Mapping[int, nn.Module]) -> list[nn.Parameter]:
+    weights = (weight for stage in stages.values() for weight in stage.parameters())
+    return [weight for weight in weights if weight.requires_grad]
+
+
+def adapters(folder: Path) -> list[float]:
+    """Twenty steps, saved and resumed under another schedule after ten: how far the losses and the
+    adapters are from those of one process.
+    """
+    whole = adapted_llama()
+    optimizer = OPTIMIZERS["adamw"](trained_of({0: whole}))
+    worst = [0.0]
+    # The fourth to sixth layers are in one stage, or in the last two.
+    layers = [f"model.layers.{number}" for number in range(8)]
+    ends = ["model.norm", "lm_head"]
+    layouts = {
+        "1f1b": [
+            ["model.embed_tokens", *layers[:2]],
+            layers[2:4],
+            layers[4:6],
+            [*layers[6:], *ends],
+        ],
+        "zb_h1": [["model.embed_tokens"], layers[:3], layers[3:5], [*layers[5:], *ends]],
+    }
+    frozen = {"1f1b": "frozen 0 .. 1  frozen 3 .. 4", "zb_h1": "frozen 0 .. 2"}
+    begin = 0
+    for name, layout in layouts.items():
+        plan = program_with(name, frozen[name])
+        stages = split(adapted_llama(), plan, BLOCKS, layout=layout)
+        weights = trained_of(stages)
+        optimizers = [OPTIMIZERS["adamw"](weights)] if weights else []
+        if begin:
+            assert load_model(folder / "half", stages) == begin
+            load_optimizers(folder / "half", stages, optimizers)
+        ours = Pipeline(plan, stages, loss_of)
+        for step in range(begin, begin + STEPS // 2):
+            losses = ours.step(*tokens(step))
+            expected = alone(whole, loss_of, *tokens(step))
+            if losses is not None:
+                worst.append(difference(losses, expected))
+            for each in (optimizer, *optimizers):
+                each.step()
+                each.zero_grad()
+        begin = step + 1
+        ours.save_model(folder / "half", begin, optimizers)
+    loaded = adapted_llama()
+    load_model(folder / "half", {0: loaded})
+    pairs = zip(loaded.parameters(), whole.parameters(), strict=True)
+    return [*worst, max(difference(*each) for each in pairs)]
+
+
+def test_a_frozen_llama_with_adapters(run_ranks: Run, tmp_path: Path) -> None:
+    for found in run_ranks(adapters, 4, tmp_path).results():
+        assert max(found) < 1e-4
+    assert len(found) == 2 + STEPS

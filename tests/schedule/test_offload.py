@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 from attrs import evolve
-from hypothesis import given, settings
+from hypothesis import given
 
 from schedlang import (
     Actions,
@@ -22,6 +22,7 @@ from schedlang import (
 )
 from schedlang.lowering import lower
 from tests.support.paths import PROGRAMS
+from tests.support.sizes import examples
 from tests.support.strategies import oracle, schedules
 
 
@@ -181,7 +182,7 @@ def offloaded(schedule: Schedule) -> Schedule:
     return evolve(schedule, ranks=tuple(ranks))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(schedules())
 def test_copies_that_take_no_time_change_nothing_but_memory(schedule: Schedule) -> None:
     free = evolve(offloaded(schedule), costs=Costs(offload_times=(0,), reload_times=(0,)))
@@ -195,7 +196,7 @@ def test_copies_that_take_no_time_change_nothing_but_memory(schedule: Schedule) 
     assert oracle(lower(free))
 
 
-@settings(max_examples=100)
+@examples(100)
 @given(schedules())
 def test_slow_copies_only_delay(schedule: Schedule) -> None:
     """With links shared by all ranks too: no op starts earlier, and the link has one copy at a

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from ortools.sat.python import cp_model
 
-from schedlang import Costs, Source, compile, read_source, simulate
+from schedlang import CompileError, Costs, Source, compile, read_source, simulate
 from schedlang.cli.main import main
 from schedlang.passes.graph import Graph
 from schedlang.search.optimize.instance import Instance, chains_of
@@ -229,6 +229,42 @@ def test_microbatches_of_other_costs_may_overtake_each_other() -> None:
     assert sorted(map(len, chains_of(problem))) == [2] * 8
     answer = best_of(problem)
     assert answer.is_best
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        Costs(forward_times=[[1, 2, 1, 2], [1.5, 1.5, 1, 1]], p2p_time=0.5),
+        Costs(forward_times=(1, 2), link_times=[[0, 0.25], [1.5, 0]]),
+        Costs(weight_times=[[1, 2, 3, 4]], link_times=[[0, 0.25], [0.25, 0]]),
+    ],
+    ids=["by microbatch", "by link", "by both"],
+)
+def test_the_program_has_its_costs(costs: Costs) -> None:
+    """By microbatch and by link, so that it claims what was found without them given again."""
+    problem = problem_of(2, 4, costs=costs)
+    *_, answer = optimize(problem, 2.0, workers=1)
+    text = judged(problem, answer, "portable").text
+    assert "assert makespan <=" in text
+    plan = compile(Source("best.sched", text))
+    assert simulate(plan, ideal=True).timeline.makespan == pytest.approx(answer.value)
+    stages = plan.layout
+    assert plan.costs.every_duration(stages) == costs.every_duration(stages)
+    claimed = text.replace(f"assert makespan <= {answer.value:g}", "assert makespan <= 1")
+    with pytest.raises(CompileError):
+        compile(Source("best.sched", claimed))
+
+
+def test_latencies_are_given_again() -> None:
+    """A program cannot say them, so it claims no time."""
+    costs = Costs(latency_in_node=0.5)
+    problem = problem_of(2, 4, costs=costs)
+    *_, answer = optimize(problem, 2.0, workers=1)
+    text = judged(problem, answer, "portable").text
+    assert "assert makespan" not in text
+    assert "give them with --costs" in text
+    plan = compile(Source("best.sched", text), costs=costs)
+    assert simulate(plan, ideal=True).timeline.makespan == pytest.approx(answer.value)
 
 
 def test_ops_that_overlap_stay_together() -> None:

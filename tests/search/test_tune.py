@@ -3,9 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from functools import cache
-from io import StringIO
 from math import inf
 from pathlib import Path
 from xml.etree import ElementTree
@@ -16,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from schedlang import compile, read_plan, simulate
-from schedlang.cli.main import main
 from schedlang.files.programs import path_of
 from schedlang.proof.noise import Noise
 from schedlang.proof.runs import simulate_runs
@@ -26,6 +23,7 @@ from schedlang.search.tune.inputs import layers_of_costs
 from schedlang.search.tune.layers import Layers, divided
 from schedlang.search.tune.programs import Program, read_programs, unlike
 from schedlang.search.tune.search import Tuning, tune
+from tests.support.commands import schedc
 from tests.support.paths import CASES, GALLERY, GOLDEN, PROGRAMS
 
 #: Twelve layers on four ranks: what its parts take is measured in some unit.
@@ -311,16 +309,6 @@ def test_the_time_limit_is_told(tmp_path: Path) -> None:
 
 
 # The command
-
-
-def schedc(*arguments: str) -> tuple[int, str, str]:
-    stdout, stderr = StringIO(), StringIO()
-    with redirect_stdout(stdout), redirect_stderr(stderr):
-        try:
-            code = main(arguments)
-        except SystemExit as end:
-            code = int(end.code or 0)
-    return code, stdout.getvalue(), stderr.getvalue()
 
 
 @pytest.fixture

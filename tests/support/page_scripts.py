@@ -220,6 +220,44 @@ class Encode(nn.Module):
         return {"memory": self.layer(passed), "x": passed}
 
 
+def experts() -> Iterator[Names]:
+    """Stages that add losses."""
+    names = common(program("1f1b", ranks=2, microbatches=4))
+    yield names
+    found = names["pipeline"].named_losses()
+    assert found.keys() == {"balance", "loss"}
+    assert 3 <= found["balance"] < 6
+
+
+class TowerAndHead(nn.Module):
+    """A tower, some layers and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tower = nn.Linear(WIDTH, WIDTH)
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(2))
+        self.head = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Run all."""
+        x = self.tower(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def frozen() -> Iterator[Names]:
+    """A model whose first part is not trained."""
+    program_of_all = read_source(PROGRAMS / "frozen_1f1b.sched").text
+    torch.manual_seed(0)
+    names = common(program("frozen_1f1b", ranks=2, microbatches=4))
+    names |= {"schedlang": schedlang, "model": TowerAndHead()}
+    names["text"] = program_of_all.replace("param ranks = 4", "param ranks = 2")
+    yield names
+    assert bool(names["trained"]) == (dist.get_rank() == 1)
+    assert all(weight.grad is not None for weight in names["trained"])
+
+
 def decoder() -> Iterator[Names]:
     """An encoder, to which a decoder listens."""
     plan = program("gpipe", ranks=2, microbatches=4)
@@ -273,6 +311,8 @@ SCRIPTS: dict[str, Callable[[], Iterator[Names]]] = {
         elastic,
         skips,
         decoder,
+        experts,
+        frozen,
         llama,
     )
 }

@@ -1,11 +1,18 @@
-"""Which sizes `make test` tries, and which it leaves to `make large`."""
+"""How much `make test` tries, and how much it leaves to `make large`."""
 
 from collections.abc import Callable, Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
+from hypothesis import settings
 
 T = TypeVar("T")
+
+#: The name of hypothesis's profile with which `make large` runs; the other one is for `make test`.
+LARGE = "large"
+USUAL = "usual"
+#: How many times as many examples `make large` makes up.
+MORE = 3
 
 
 def sizes(values: Iterable[T], is_large: Callable[[T], bool]) -> list[object]:
@@ -16,3 +23,11 @@ def sizes(values: Iterable[T], is_large: Callable[[T], bool]) -> list[object]:
         pytest.param(value, marks=pytest.mark.large) if is_large(value) else value
         for value in values
     ]
+
+
+def examples(count: int, **more: Any) -> settings:
+    """So many examples for a test with `make large`, and a part of them with `make test`; `more`
+    is what else hypothesis is to be told.
+    """
+    is_large = settings.get_current_profile_name() == LARGE
+    return settings(max_examples=count if is_large else count // MORE, **more)

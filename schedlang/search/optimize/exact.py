@@ -50,6 +50,8 @@ class _Search:
     high: int = field(init=False)
     #: Whether the last look found better orders.
     is_better: bool = field(init=False, default=False)
+    #: By rank: what it comes to at the least by itself is this or less.
+    alone: dict[int, int] = field(init=False, factory=dict)
     #: The search window by window from the best orders, and its answers to come.
     windows: Windows | None = field(init=False, default=None)
     to_come: Iterator[Answer] = field(init=False, factory=lambda: iter(()))
@@ -107,10 +109,13 @@ class _Search:
     def _ranks(self, effort: float) -> Iterator[None]:
         """What each rank comes to at the least, whatever the others do meanwhile."""
         for rank in range(len(self.problem.limits)):
-            # Until there are such orders for this rank, the bound rises.
+            # Until there are such orders for this rank, the bound rises. Once it is above them,
+            # this rank has no more to say.
             step = 0
-            while self.low + step < self.high:
+            while self.low + step < self.high and self.alone.get(rank, self.high) > self.low:
                 outcome = self._look(self.low + step, effort, [rank])
+                if outcome.value is not None:
+                    self.alone[rank] = outcome.value
                 refuted = outcome.bound > self.low + step
                 self._raise(outcome.bound)
                 yield

@@ -110,6 +110,10 @@ class Instance:
         """The instance with time turned round: what ended last begins first, and what let go of
         memory takes it. Its orders are those of this one, backwards.
         """
+        # A lag is from start to start. Turned round, starts are ends:
+        #
+        #     first  ████┄┄┄┄┄┄┄┄                     second  ██████┄┄┄┄┄
+        #     second ├── lag ───┤██████               first   ├ lag + 6 - 4 ┤████
         lags = [
             (second, first, lag + self.time[second] - self.time[first])
             for first, second, lag in self.lags
@@ -377,6 +381,11 @@ def _one_machine(
     """The least end of one rank's nodes, if each may be interrupted: at any moment it does, of
     those that can start, the one with the most behind it.
     """
+    # Jackson's preemptive schedule (Carlier 1982, The one-machine sequencing problem). Of a, there
+    # at 0 for 4 with 1 behind it, and b, there at 1 for 2 with 6 behind it:
+    #
+    #     rank      a b b a a a                a makes room for b, and goes on after it
+    #     behind          └ 6 ──────┘          the least end is 3 + 6 = 9, whatever comes first
     arrivals = sorted(nodes, key=lambda node: before[node])
     left = list(time)
     there: list[tuple[int, int]] = []

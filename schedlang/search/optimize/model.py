@@ -119,6 +119,12 @@ class _Model:
 
     def _place(self) -> None:
         """Let nodes start after the begin, and end before the value."""
+        # Where a node can be, between the begin of its rank and the value that is looked for:
+        #
+        #     begin      before[n]      start[n]   time[n]      behind[n]      value
+        #       ├───────────────────┄┄┄┄┄█████████┄┄┄┄┄┄├─────────────────────┤
+        #
+        # The smaller the value, the fewer places are left; with none, it cannot be.
         instance = self.instance
         self.is_span = instance.problem.graph.schedule.objective == "span"
         # What no rank's first start is behind: of ranks that follow each other, each has a span.
@@ -195,6 +201,8 @@ class _Model:
 
     def _may_precede(self, first: int, second: int) -> bool:
         """Whether a node can come before another one, and all end in time."""
+        # Both have to be between the earliest start of the first and the latest end of the second:
+        # where they do not fit in there one behind the other, the order is known.
         instance = self.instance
         if (second, first) in instance.known_orders(instance.rank[first]):
             return False
@@ -204,6 +212,12 @@ class _Model:
 
     def _hold(self, rank: int) -> None:
         """Let a rank hold no more than its limit."""
+        # When a node starts, its rank holds what all nodes before it have left:
+        #
+        #     rise[n] + Σ change[o] · (o before n)  <=  limit
+        #
+        # Where a literal is known, it is a number; and where even the most that the open ones may
+        # add fits, there is nothing to say.
         instance = self.instance
         nodes = instance.nodes_of_rank[rank]
         changing = [node for node in nodes if instance.change[node]]

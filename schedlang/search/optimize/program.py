@@ -26,8 +26,8 @@ def program_of(problem: Problem, answer: Answer) -> str:
     """The program whose ranks run the orders of an answer: at the problem's costs, with claims of
     its value and of what ranks hold.
 
-    Costs that a program gives in other words than one number for each stage are left out, and then
-    the claim of time too: they are to be given again with the program.
+    Latencies and bandwidths are left out, which a program cannot say, and then the claim of time
+    too: they are to be given again with the program.
     """
     graph = problem.graph
     schedule = graph.schedule
@@ -57,12 +57,12 @@ def program_of(problem: Problem, answer: Answer) -> str:
 
 
 def can_write_times(problem: Problem) -> bool:
-    """Whether the costs of a problem can be written into a program, one number for each stage."""
+    """Whether the costs of a problem can be written into a program: all but latencies and
+    bandwidths.
+    """
     costs = problem.graph.schedule.costs
-    has_links = costs.p2p_time is None and any(
-        delay for of in problem.graph.needs for _, delay in of
-    )
-    return not has_links and not costs.differ_by_microbatch
+    has_times = costs.p2p_time is not None or costs.link_times is not None
+    return has_times or not any(delay for of in problem.graph.needs for _, delay in of)
 
 
 def _comment(problem: Problem, answer: Answer) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _comment(problem: Problem, answer: Answer) -> Iterator[str]:
             f"{answer.gap:.1%} less, which is proved."
         )
     if not can_write_times(problem):
-        yield "# Its costs, by link or by microbatch, are not written here: give them with --costs."
+        yield "# Its latencies and bandwidths are not written here: give them with --costs."
 
 
 def _calls(graph: Graph, order: Sequence[int], head: Head, words: dict[int, str]) -> list[str]:

@@ -98,6 +98,9 @@ def _exactly(
     """The partition by two dynamic programs, for the ranks and then the stages; NoCuts if there is
     none.
     """
+    # First how fast the slowest rank can be. There are many partitions as fast as that, and nearly;
+    # of these the second program takes the one with the fastest slowest stage: a fill and a drain
+    # go through one stage after the other.
     costs = [layer.time for layer in layers]
     cuts, most = best_cuts(costs, pieces, loads, limits)
     if any(len(load) > 1 for load in loads):
@@ -235,6 +238,13 @@ def held_activations(execution: Execution) -> list[int]:
         microbatch = np.asarray(columns[2])
         if not len(kind):
             continue
+        # One row for each op of the rank, one column for each stage; the row with the most bytes is
+        # when the rank is fullest:
+        #
+        #     op      changes     counts      bytes
+        #     0F0     +1  0       1  0
+        #     3F0      0 +1       1  1        ◄ fullest
+        #     3B0      0 -1       1  0
         changes: Ints = np.zeros((len(kind), stages), np.int64)
         stays = schedule.keeps_all(kind, stage, microbatch)
         changes[np.arange(len(kind)), stage] = table[kind, stage] * stays

@@ -139,8 +139,8 @@ def search(
 
 def gallery(ranks: int, microbatches: int) -> Iterator[tuple[str, dict[str, int]]]:
     """The programs of the gallery that train one model with a flush, on each microbatch as it is:
-    no updates within a step, no second pipeline with a replica, no slices, skips, or copies to the
-    host. All at their defaults, but for the sizes.
+    no updates within a step, no second pipeline with a replica, no slices, skips, frozen stages, or
+    copies to the host. All at their defaults, but for the sizes.
     """
     params = {"ranks": ranks, "microbatches": microbatches}
     for name in names():
@@ -151,7 +151,8 @@ def gallery(ranks: int, microbatches: int) -> Iterator[tuple[str, dict[str, int]
         layout = plan.layout
         is_plain = layout.slices == layout.updates == len(layout.pipelines) == 1
         trains = not (plan.is_forward_only or plan.has_updates or plan.kernels)
-        if is_plain and trains and not layout.skips and not plan.columns.is_copy.any():
+        is_chain = not layout.skips and not layout.frozen
+        if is_plain and trains and is_chain and not plan.columns.is_copy.any():
             yield name, params
 
 

@@ -117,6 +117,8 @@ def unlike(program: Program, fixed: Mapping[str, int]) -> str | None:
         return "gradients of older weights: it has no flush"
     if any(isinstance(node, syntax.Skip) for node in nodes):
         return "skips between stages, which the model must have"
+    if any(isinstance(node, syntax.Frozen) for node in nodes):
+        return "frozen stages, which the model must have"
     if "slices" in program.parameters:
         return "slices of the sequence, which the model must take, and whose costs are not known"
     return None

@@ -1,0 +1,131 @@
+"""The certificate of a proof, for a checker that does not trust the prover: docs/proof.md."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from fractions import Fraction
+from typing import Any
+
+from schedlang.parametric.figures import Figures
+from schedlang.parametric.orders import Cell, Op, Piece, Triple, at_round
+from schedlang.parametric.stamps import Stamped
+from schedlang.schedule.kinds import Kind
+from schedlang.schedule.schedule import Schedule
+
+FORMAT = "schedlang certificate 1"
+_KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+
+
+def certificate(
+    program: str, params: Mapping[str, int], classes: Iterable[dict[str, Any]]
+) -> dict[str, Any]:
+    """A certificate of classes of sizes of a program."""
+    content = json.dumps([program, dict(params)], sort_keys=True)
+    return {
+        "format": FORMAT,
+        "program": program,
+        "params": dict(params),
+        "sha256": hashlib.sha256(content.encode()).hexdigest(),
+        "classes": list(classes),
+    }
+
+
+def certified(
+    base: int,
+    period: int,
+    stamped: Stamped,
+    stride: int,
+    figures: Figures,
+    schedule: Schedule,
+) -> dict[str, Any]:
+    """One class of sizes: its pieces with their times, and in which rounds what is needed is made;
+    `schedule` is one of those that they are of.
+    """
+    layout = schedule.layout
+    durations = schedule.costs.durations(layout)
+    amounts = schedule.costs.memory(len(layout.placement))
+    nothing = [0.0] * len(layout.placement)
+    sources = stamped.sources()
+    ranks: list[list[Any]] = [[] for _ in schedule.ranks]
+    for timed in stamped.timed:
+        batches = [
+            {
+                "ops": [
+                    [Kind(op.kind).name, op.stage, *_triple(op.microbatch, timed.piece)]
+                    for op in batch
+                ],
+                "start": _triple(timed.starts[place], timed.piece),
+                "waits": [
+                    [
+                        [
+                            Kind(made).name,
+                            stage,
+                            further,
+                            _cells(stamped, timed.piece.rounds, op, further, sources[made, stage]),
+                        ]
+                        for made, stage, further, _, _ in stamped.needs(op)
+                    ]
+                    for op in batch
+                ],
+            }
+            for place, batch in enumerate(timed.piece.batches)
+        ]
+        ranks[timed.rank].append({"rounds": _numbers(timed.piece.rounds), "batches": batches})
+    ways = {
+        (Kind(made).name, stage, of, way)
+        for (_, stage, _), needs in stamped.rules.items()
+        for made, of, _, _, way in needs
+        if way
+    }
+    return {
+        "base": base,
+        "period": period,
+        "slices": layout.slices,
+        "stride": stride,
+        "placement": list(layout.placement),
+        "pipelines": [[pipeline.start, pipeline.stop] for pipeline in layout.pipelines],
+        "skips": [list(skip) for skip in layout.skips],
+        "units": [_numbers(units) for units in stamped.units],
+        "takes": {kind.name: [_short(time) for time in durations[kind]] for kind in _KINDS},
+        "amounts": {
+            kind.name: [_short(amount) for amount in amounts.get(kind, nothing)] for kind in _KINDS
+        },
+        "ways": [[made, stage, of, _short(way)] for made, stage, of, way in sorted(ways)],
+        "ranks": ranks,
+        "figures": {
+            "makespan": _numbers(figures.makespan),
+            "work": _numbers(figures.work),
+            "span": _numbers(figures.span),
+            "peak": [_numbers(peak) for peak in figures.peak],
+        },
+    }
+
+
+def _cells(stamped: Stamped, rounds: Any, op: Op, further: int, makers: Any) -> list[Any]:
+    constant, by_n, by_round = op.microbatch
+    cells = stamped.cells(rounds, (constant + further, by_n, by_round), makers)
+    return [
+        [_numbers(cell.begin), _numbers(cell.end), *makers[cell.source][:2], _numbers(_round(cell))]
+        for cell in cells
+    ]
+
+
+def _triple(number: Triple, piece: Piece) -> list[Any]:
+    """A number by n and the round; of one round alone, the round is nothing."""
+    return _numbers(number if piece.grows else (*number[:2], 0))
+
+
+def _round(cell: Cell) -> Triple:
+    return cell.round if cell.is_long else (*at_round(cell.round, cell.begin), 0)
+
+
+def _numbers(values: Iterable[Any]) -> list[Any]:
+    return list(map(_short, values))
+
+
+def _short(value: Any) -> int | str:
+    """A number as JSON has it exactly."""
+    exact = Fraction(repr(value)) if isinstance(value, float) else Fraction(value)
+    return exact.numerator if exact.denominator == 1 else str(exact)

@@ -1,0 +1,135 @@
+"""A program proved for any number of ranks and microbatches, as a `Proof`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+
+import islpy as isl
+from attrs import evolve
+
+from schedlang.compiler import NO_PARAMS, check_program
+from schedlang.diagnostics.activity import doing
+from schedlang.diagnostics.arguments import check_params
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.diagnostics.source import Source
+from schedlang.files.reading import source_of
+from schedlang.language import syntax
+from schedlang.language.imports import load
+from schedlang.parametric.ranks.certificate import certificate_of
+from schedlang.parametric.ranks.instances import differs
+from schedlang.parametric.ranks.laws import forms_of
+from schedlang.parametric.ranks.prove import Outcome, contains, prove, small_sizes
+from schedlang.parametric.ranks.reading import SIZES, UPDATES
+from schedlang.parametric.ranks.values import Unreadable
+from schedlang.parametric.ranks.words import condition_text, pieces_of
+from schedlang.parametric.result import Law, Proof, Verdict
+from schedlang.schedule.transports import PORTABLE, transports
+
+#: At so many of the smallest sizes, what was read is held against the compiler's own order.
+_COMPARED = 24
+_ARGUMENT = (
+    "time stamps that grow along every edge of the event graph, found by linear programming and "
+    "checked exactly by isl: docs/proof_ranks.md"
+)
+
+
+def prove_for_all_ranks(
+    source: Source | str | Path,
+    params: Mapping[str, int] = NO_PARAMS,
+    transports_asked: Iterable[str] = (PORTABLE,),
+) -> Proof:
+    """Prove a program for any number of ranks and of microbatches, and where it has them, slices.
+
+    `source` and `params` are as of `schedlang.compile`; sizes that are given are no longer any. For
+    each of some transports the verdict says at which sizes the program is proved, and at which it
+    is wrong; where it cannot be read as integer sets, or nothing was found, it is not proved, with
+    the reason. CompileError for a program that cannot be read, TypeError or ValueError for wrong
+    arguments, and ValueError where islpy or OR-Tools is missing.
+    """
+    check_params("params", params)
+    names = tuple(transports_asked)
+    for name in names:
+        transports(name)
+    if find_spec("ortools") is None:
+        raise ValueError("this needs OR-Tools: pip install 'schedlang[prove]'")
+    whole, tree = load(source_of(source))
+    doing(f"{tree.name.text}: reading it as integer sets")
+    free = _free(tree, params)
+    try:
+        outcome = prove(tree, params)
+    except Unreadable as unreadable:
+        reason = unreadable.reason
+        if unreadable.span is not None:
+            start, end = unreadable.span.start, unreadable.span.end
+            reason = f"`{' '.join(whole.text[start:end].split())[:60]}`: {reason}"
+        unknown = " and ".join(f"{name} >= 1" for name in free)
+        verdict = Verdict(unknown=unknown, reason=reason)
+        return Proof(tree.name.text, dict(params), free, dict.fromkeys(names, verdict))
+    sizes = outcome.reading.sizes
+    for each in _compared(outcome):
+        if differs(outcome.relations, whole, tree, params, each):
+            at = ", ".join(f"{size} = {value}" for size, value in each.items())
+            raise AssertionError(f"{tree.name.text} was read wrong: see it at {at}")
+    laws = []
+    if outcome.cases:
+        doing(f"{tree.name.text}: looking for closed forms")
+        laws = [Law(form.figure, pieces_of(form.value, sizes)) for form in forms_of(outcome, tree)]
+    verdicts = {name: _verdict(outcome, whole, tree, params, name) for name in names}
+    return Proof(
+        tree.name.text,
+        dict(params),
+        free,
+        verdicts,
+        tuple(laws),
+        _ARGUMENT if outcome.cases else "",
+        certificate_of(outcome) if outcome.cases else None,
+    )
+
+
+def _free(tree: syntax.Schedule, params: Mapping[str, int]) -> tuple[str, ...]:
+    """The sizes of a program that are not given."""
+    declared = [item.name.text for item in tree.items if isinstance(item, syntax.Param)]
+    return tuple(name for name in declared if name in SIZES and name not in params)
+
+
+def _compared(outcome: Outcome) -> list[dict[str, int]]:
+    """Small sizes at which a program is right."""
+    right = outcome.proved
+    return [each for each in small_sizes(outcome.reading.sizes) if contains(right, each)][
+        :_COMPARED
+    ]
+
+
+def _verdict(
+    outcome: Outcome,
+    source: Source,
+    tree: syntax.Schedule,
+    params: Mapping[str, int],
+    name: str,
+) -> Verdict:
+    """The verdict on one transport, and at the smallest size that is wrong what compiling says."""
+    sizes = outcome.reading.sizes
+    proved, wrong, unknown, reason = outcome.on(name)
+    possible = isl.Set("{ : }")
+    for size in sizes:
+        possible = possible & isl.Set(f"[{size}] -> {{ : {size} >= 1 }}")
+    verdict = Verdict(
+        proved=condition_text(proved, sizes),
+        wrong=condition_text(wrong, sizes),
+        refused=condition_text(possible - outcome.domain, sizes),
+        unknown=condition_text(unknown, sizes),
+        reason=reason,
+    )
+    if wrong.is_empty():
+        return verdict
+    smallest = next((each for each in small_sizes(sizes) if contains(wrong, each)), None)
+    if smallest is None:
+        return verdict
+    shown = {size: value for size, value in smallest.items() if size != UPDATES}
+    try:
+        diagnostics = check_program(source, {**params, **shown}, [name])[name]
+    except CompileError as error:
+        diagnostics = error.diagnostics
+    return evolve(verdict, smallest=shown, diagnostics=tuple(diagnostics))

@@ -1,0 +1,176 @@
+"""Whole numbers and conditions as functions of symbols, exactly: quasi-affine functions and integer
+sets, by isl (Verdoolaege 2010, "isl: An Integer Set Library for the Polyhedral Model").
+
+Everything has its symbols as parameters: the sizes of a program, a rank's number, the variables of
+loops. So an expression needs to know of none but its own.
+"""
+
+from collections.abc import Iterable, Sequence
+
+import islpy as isl
+
+#: What the quotient of a division by a symbol may be at most, up or down from 0.
+MOST_CASES = 16
+
+
+def number(value: int) -> isl.PwAff:
+    """A whole number."""
+    return isl.PwAff(f"{{ [({value})] }}")
+
+
+def symbol(name: str) -> isl.PwAff:
+    """What a symbol stands for."""
+    return isl.PwAff(f"[{name}] -> {{ [({name})] }}")
+
+
+def everywhere() -> isl.Set:
+    """The condition that always holds."""
+    return isl.Set("{ : }")
+
+
+def nowhere() -> isl.Set:
+    """The condition that never holds."""
+    return isl.Set("{ : 1 = 0 }")
+
+
+def between(low: isl.PwAff, value: isl.PwAff, stop: isl.PwAff) -> isl.Set:
+    """Where low <= value < stop."""
+    return low.le_set(value) & value.lt_set(stop)
+
+
+def indicator(holds: isl.Set) -> isl.PwAff:
+    """1 where a condition holds, and else 0."""
+    one = number(1).intersect_domain(holds)
+    return one.union_add(number(0).intersect_domain(holds.complement()))
+
+
+def constant(value: isl.PwAff, where: isl.Set) -> int | None:
+    """The one number that a function is in all of a set, if it is one; 0 if the set is empty."""
+    within = value.intersect_domain(where)
+    if within.domain().is_empty():
+        return 0
+    low, high = within.min_val(), within.max_val()
+    return int(low.to_python()) if low.is_int() and low.eq(high) else None
+
+
+def floor_by(value: isl.PwAff, divisor: int) -> isl.PwAff:
+    """A function divided by a number, rounded down."""
+    if divisor < 0:
+        value, divisor = value.neg(), -divisor
+    return value.scale_down_val(isl.Val(divisor)).floor()
+
+
+def floor_by_symbol(value: isl.PwAff, divisor: isl.PwAff, where: isl.Set) -> isl.PwAff | None:
+    """A function divided by one that is positive, rounded down, by cases of what comes out; None if
+    there are too many of these.
+    """
+    rest = where & value.domain() & divisor.domain()
+    if not (rest & divisor.le_set(number(0))).is_empty():
+        return None
+    pieces: isl.PwAff | None = None
+    for quotient in sorted(range(-MOST_CASES, MOST_CASES), key=abs):
+        low = divisor.scale_val(isl.Val(quotient))
+        case = rest & between(low, value, low.add(divisor))
+        if case.is_empty():
+            continue
+        piece = number(quotient).intersect_domain(case)
+        pieces = piece if pieces is None else pieces.union_add(piece)
+        rest = (rest - case).coalesce()
+        if rest.is_empty():
+            return pieces
+    return pieces if rest.is_empty() else None
+
+
+def without(condition: isl.Set, names: Iterable[str]) -> isl.Set:
+    """Where a condition holds for some values of some symbols."""
+    for name in names:
+        at = condition.find_dim_by_name(isl.dim_type.param, name)
+        if at >= 0:
+            condition = condition.project_out(isl.dim_type.param, at, 1)
+    return condition
+
+
+def points(condition: isl.Set, names: Sequence[str], tuple_name: str = "") -> isl.Set:
+    """The values of some symbols for which a condition holds, as a set of points."""
+    result = isl.Set.from_params(condition)
+    for place, name in enumerate(names):
+        at = result.find_dim_by_name(isl.dim_type.param, name)
+        if at < 0:
+            result = result.add_dims(isl.dim_type.set, 1)
+        else:
+            result = result.move_dims(isl.dim_type.set, place, isl.dim_type.param, at, 1)
+    return result.set_tuple_name(tuple_name) if tuple_name else result.reset_tuple_id()
+
+
+def condition_of(points: isl.Set, names: Sequence[str]) -> isl.Set:
+    """The condition for which a set has the points: the other way round."""
+    result = points.reset_tuple_id()
+    for name in names:
+        at = result.dim(isl.dim_type.param)
+        result = result.move_dims(isl.dim_type.param, at, isl.dim_type.set, 0, 1)
+        result = result.set_dim_name(isl.dim_type.param, at, name)
+    return result.params()
+
+
+def function_map(
+    where: isl.Set, names: Sequence[str], tuple_name: str, values: Sequence[isl.PwAff]
+) -> isl.Map:
+    """From the points of a condition to the values of functions there."""
+    outs = [f"_out{place}" for place in range(len(values))]
+    condition = where
+    for out, value in zip(outs, values, strict=True):
+        condition = condition & symbol(out).eq_set(value)
+    both = points(condition, [*names, *outs])
+    result = isl.Map.from_domain(both)
+    result = result.move_dims(isl.dim_type.out, 0, isl.dim_type.in_, len(names), len(outs))
+    return result.set_tuple_name(isl.dim_type.in_, tuple_name)
+
+
+def count(condition: isl.Set, name: str) -> isl.PwAff | None:
+    """For how many values of a symbol a condition holds, where they follow each other without a
+    gap; else None.
+    """
+    values = points(condition, [name])
+    if values.is_empty():
+        return number(0)
+    low, high = values.dim_min(0), values.dim_max(0)
+    there = low.domain()
+    whole = there & between(low, symbol(name), high.add(number(1)))
+    if not whole.is_subset(condition):
+        return None
+    some = high.sub(low).add(number(1)).intersect_domain(there)
+    return some.union_add(number(0).intersect_domain(there.complement())).coalesce()
+
+
+def simplified(function: isl.PwAff) -> isl.PwAff:
+    """The same function in fewer pieces: one that is the same as another one's on its own part goes
+    into that.
+    """
+    pieces = [
+        (isl.Set.from_basic_set(part), value)
+        for where, value in function.coalesce().get_pieces()
+        for part in where.make_disjoint().get_basic_sets()
+    ]
+    if len(pieces) < 2:
+        return function.coalesce()
+    merged: list[tuple[isl.Set, isl.PwAff]] = []
+    # Those of many points first: pieces of few are mostly the borders of others.
+    for where, value in sorted(pieces, key=lambda piece: _is_flat(piece[0])):
+        of_piece = isl.PwAff.from_aff(value)
+        for place, (there, other) in enumerate(merged):
+            if other.intersect_domain(where).eq_set(of_piece).is_equal(where):
+                merged[place] = (there | where, other)
+                break
+        else:
+            merged.append((where, of_piece))
+    result: isl.PwAff | None = None
+    for where, of_cases in merged:
+        piece = of_cases.intersect_domain(where.coalesce())
+        result = piece if result is None else result.union_add(piece)
+    assert result is not None
+    return result
+
+
+def _is_flat(where: isl.Set) -> bool:
+    """Whether a condition holds an equality."""
+    return where.affine_hull().n_constraint() > 0

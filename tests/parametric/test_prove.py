@@ -1,0 +1,243 @@
+"""Programs proved for any number of microbatches, against the compiler at sizes."""
+
+import copy
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schedlang.cli.main import main
+from schedlang.compiler import compile
+from schedlang.parametric.check_certificate import check
+from schedlang.parametric.prove import prove_for_all
+from schedlang.proof.prove import ideal_execution
+from tests.support.damaged_programs import compare
+from tests.support.paths import PROGRAMS
+
+#: Without passes, and in which numbers of microbatches they are right at 3 ranks, or at 4.
+PROVED = {
+    "1f1b": "microbatches >= 1",
+    "dualpipe_v": "microbatches >= 6",
+    "gpipe_groups": "microbatches >= 1",
+    "hanayo": "microbatches >= 1",
+    "interleaved_zb": "microbatches >= 3 and microbatches % 3 == 0",
+    "seq1f1b": "microbatches >= 1",
+    "zb_h1": "microbatches >= 1",
+}
+
+DEADLOCK = """
+schedule each_waits {
+    param ranks = 2
+    param microbatches = 8
+    rank r {
+        let warmup = if microbatches > 5 then r else min(ranks - 1 - r, microbatches)
+        for m in 0 .. warmup { F(m) }
+        for m in warmup .. microbatches { F(m)  B(m - warmup) }
+        for m in microbatches - warmup .. microbatches { B(m) }
+    }
+}
+"""
+
+
+@pytest.mark.parametrize("name", PROVED)
+def test_a_program_is_proved_and_its_figures_are_those_of_the_simulation(name: str) -> None:
+    proof = prove_for_all(PROGRAMS / f"{name}.sched", {"ranks": 3})
+    verdict = proof.verdicts["portable"]
+    assert verdict.proved == PROVED[name]
+    assert proof.holds
+    rng = random.Random(name)
+    for microbatches in rng.sample(range(1, 41), 6):
+        size = {"microbatches": microbatches}
+        if not eval(verdict.proved, {}, size):
+            continue
+        plan = compile(PROGRAMS / f"{name}.sched", {"ranks": 3, **size})
+        execution = ideal_execution(plan)
+        assert execution
+        line = execution.timeline
+        figures = {
+            "makespan": line.makespan,
+            "work": max(line.busy),
+            "bubble": line.makespan - max(line.busy),
+            "span": line.span,
+            "span_bubble": line.span - max(line.busy),
+            **{f"peak({rank})": peak for rank, peak in enumerate(execution.peak_memory)},
+        }
+        laws = {law.figure: law.pieces for law in proof.laws}
+        assert laws.keys() == figures.keys()
+        for figure, value in figures.items():
+            for where, expression in laws[figure]:
+                if eval(where, {}, size):
+                    assert eval(expression, {}, size) == value, (figure, microbatches)
+
+
+def test_the_sizes_at_which_ranks_wait_for_each_other_are_told_exactly() -> None:
+    verdict = prove_for_all(DEADLOCK).verdicts["portable"]
+    assert verdict.proved == "1 <= microbatches <= 5"
+    assert verdict.wrong == "microbatches >= 6"
+    assert verdict.smallest == {"microbatches": 6}
+    assert verdict.diagnostics[0].code == "deadlock"
+
+
+def test_a_number_in_the_text_counts_however_large_it_is() -> None:
+    text = DEADLOCK.replace("microbatches > 5", "microbatches > 83")
+    verdict = prove_for_all(text).verdicts["portable"]
+    assert verdict.proved == "1 <= microbatches <= 83"
+    assert verdict.wrong == "microbatches >= 84"
+
+
+def test_a_claim_that_fails_from_a_size_on_is_wrong_there() -> None:
+    text = (
+        (PROGRAMS / "gpipe.sched")
+        .read_text()
+        .replace("assert bubble", "assert peak(0) <= 11\n    assert bubble")
+    )
+    verdict = prove_for_all(text).verdicts["portable"]
+    assert verdict.proved == "1 <= microbatches <= 11"
+    assert verdict.wrong == "microbatches >= 12"
+
+
+def test_orders_of_passes_are_proved_as_far_as_their_pattern_goes() -> None:
+    proof = prove_for_all(PROGRAMS / "zb_1p.sched", {"ranks": 2})
+    verdict = proof.verdicts["portable"]
+    assert verdict.word == "followed"
+    assert not proof.holds
+    assert "seen to up to microbatches ==" in verdict.pattern
+
+
+def test_what_cannot_be_proved_says_why() -> None:
+    verdict = prove_for_all(PROGRAMS / "pipedream.sched").verdicts["portable"]
+    assert verdict.word == "not proved"
+    assert verdict.reason == "it has no flush: `steady` is repeated for every update"
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_damaged_program_gets_the_verdict_of_the_compiler(seed: int) -> None:
+    _, wrong = compare(seed, 6)
+    assert not wrong
+
+
+CLAIMS = """
+schedule claims {
+    param ranks = 2
+    param microbatches = 8
+    rank r {
+        for m in 0 .. microbatches { F(m) }
+        for all in 0 .. microbatches { B(all) }
+        assert peak(r) == microbatches for all
+    }
+    assert makespan == 3 * (microbatches + ranks - 1) for all, "as in the paper"
+}
+"""
+
+
+def test_claims_for_all_are_proved() -> None:
+    proof = prove_for_all(CLAIMS)
+    assert proof.claims == (
+        "peak(r) == microbatches",
+        "makespan == 3 * (microbatches + ranks - 1)",
+    )
+    assert "proved for all: peak(r) == microbatches" in proof.text
+
+
+def test_compiling_proves_claims_for_all_if_it_is_asked_to(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "claims.sched"
+    file.write_text(CLAIMS)
+    assert main(["compile", str(file), "--prove"]) == 0
+    file.write_text(CLAIMS.replace("microbatches for all", "min(microbatches, 8) for all"))
+    assert main(["compile", str(file)]) == 0
+    capsys.readouterr()
+    assert main(["compile", str(file), "--prove"]) == 1
+    assert "wrong for microbatches >= 9" in capsys.readouterr().err
+
+
+# Certificates
+
+
+@pytest.fixture(scope="module")
+def certificate() -> Any:
+    proof = prove_for_all(PROGRAMS / "unet_1f1b.sched", {"ranks": 3})
+    return json.loads(json.dumps(proof.certificate))
+
+
+def test_a_certificate_is_right(certificate: Any) -> None:
+    check(certificate)
+
+
+def leaves(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where the numbers and words of a document stand."""
+    if isinstance(value, dict):
+        for key, of in value.items():
+            yield from leaves(of, (*path, key))
+    elif isinstance(value, list):
+        for place, of in enumerate(value):
+            yield from leaves(of, (*path, place))
+    else:
+        yield path
+
+
+#: What a class may say that nothing of it asks for: an amount or a time of a kind that it has not.
+UNUSED = {
+    ("takes", "I"),
+    ("takes", "W"),
+    ("takes", "R"),
+    ("amounts", "I"),
+    ("amounts", "W"),
+    ("amounts", "R"),
+}
+
+
+def is_refused(certificate: Any) -> bool:
+    try:
+        check(certificate)
+    except Exception:
+        return True
+    return False
+
+
+def test_a_damaged_certificate_is_refused(certificate: Any) -> None:
+    rng = random.Random(0)
+    paths = [path for path in leaves(certificate) if path[2:4] not in UNUSED]
+    kinds: dict[tuple[Any, ...], list[tuple[Any, ...]]] = {}
+    for path in paths:
+        shape = (*(step for step in path if isinstance(step, str)), path[-1])
+        kinds.setdefault(shape, []).append(path)
+    for of_kind in kinds.values():
+        for path in rng.sample(of_kind, min(len(of_kind), 2)):
+            damaged = copy.deepcopy(certificate)
+            place = damaged
+            for step in path[:-1]:
+                place = place[step]
+            old = place[path[-1]]
+            place[path[-1]] = old + 1 if isinstance(old, int) else f"{old}x"
+            assert is_refused(damaged), path
+
+
+# The command
+
+
+def test_the_command_prints_verdicts_and_formulas(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "certificate.json"
+    command = ["prove", str(PROGRAMS / "1f1b.sched"), "-p", "ranks=2", "-o", str(file)]
+    assert main(command) == 0
+    printed = capsys.readouterr().out
+    assert "portable  proved for microbatches >= 1" in printed
+    assert "makespan = 3 * microbatches + 3 for microbatches >= 1" in printed
+    check(json.loads(file.read_text()))
+
+
+def test_the_command_fails_for_a_program_that_is_wrong_at_some_size(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = tmp_path / "wrong.sched"
+    file.write_text(DEADLOCK)
+    assert main(["prove", str(file), "--json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    (verdict,) = document["verdicts"]
+    assert (verdict["verdict"], verdict["smallest"]) == ("wrong", {"microbatches": 6})

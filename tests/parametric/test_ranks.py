@@ -1,0 +1,353 @@
+"""Programs proved for any number of ranks and microbatches, held against the compiler at many sizes."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from types import ModuleType
+from typing import Any
+
+import islpy as isl
+import pytest
+from attrs import evolve
+
+from schedlang.compiler import compile_tree
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.diagnostics.source import Source
+from schedlang.files.reading import source_of
+from schedlang.language import syntax
+from schedlang.language.imports import load
+from schedlang.parametric.ranks import check_certificate
+from schedlang.parametric.ranks.certificate import certificate_of
+from schedlang.parametric.ranks.check_certificate import faults_of
+from schedlang.parametric.ranks.laws import forms_of
+from schedlang.parametric.ranks.proofs import prove_for_all_ranks
+from schedlang.parametric.ranks.prove import Outcome, contains, prove
+from schedlang.parametric.ranks.values import Unreadable
+from schedlang.proof.execution import Execution
+from schedlang.proof.memory import peaks
+from schedlang.proof.prove import ideal_execution
+from tests.support.off_by_one import damaged
+
+TWO_DIRECTIONS = """
+schedule two_directions {
+    param ranks = 2
+    param microbatches = 4
+    pipeline down runs microbatches / 2 stage s in 0 .. ranks on s
+    pipeline up   runs microbatches / 2 stage s in 0 .. ranks on ranks - 1 - s
+    rank r {
+        let s = ranks - 1 - r
+        repeat microbatches / 2 { F(down(r), next)  F(up(s), next) }
+        repeat microbatches / 2 { B(down(r), next)  B(up(s), next) }
+    }
+}
+"""
+
+
+def name_of(program: str) -> str:
+    return program.split("{")[0].split()[-1]
+
+
+#: Where each program is proved, and which figures have a closed form.
+EVERYWHERE = "ranks >= 1 and microbatches >= 1"
+TIMES = {"peak(r)", "makespan", "work", "bubble"}
+PROGRAMS = {
+    "gpipe": (EVERYWHERE, TIMES),
+    "1f1b": (EVERYWHERE, TIMES),
+    "eager_1f1b": (EVERYWHERE, TIMES),
+    "1f1b_recompute": (EVERYWHERE, TIMES),
+    "1f1b_explicit": (EVERYWHERE, TIMES),
+    "zb_h1": (EVERYWHERE, TIMES),
+    "zb_h2": (EVERYWHERE, TIMES),
+    "looped_bfs": (EVERYWHERE, TIMES),
+    "gpipe_groups": (EVERYWHERE, TIMES),
+    "forward_only": (EVERYWHERE, TIMES),
+    "unet_1f1b": (EVERYWHERE, TIMES),
+    "terapipe": (f"{EVERYWHERE} and slices >= 1", set()),
+    "pipedream_2bw": ("ranks <= 1 + microbatches", set()),
+    "gems": ("microbatches % 2 == 0", {"peak(r)"}),
+    TWO_DIRECTIONS: ("microbatches % 2 == 0", {"peak(r)"}),
+}
+
+
+def loaded(text: str) -> tuple[Source, syntax.Schedule]:
+    source, tree = load(source_of(text))
+    return source, without_claims(tree)
+
+
+def without_claims(tree: syntax.Schedule) -> syntax.Schedule:
+    def kept(nodes: tuple[syntax.Node, ...]) -> tuple[syntax.Node, ...]:
+        return tuple(node for node in nodes if not isinstance(node, syntax.Assert))
+
+    items = [
+        evolve(item, body=evolve(item.body, statements=kept(item.body.statements)))
+        if isinstance(item, syntax.Rank)
+        else item
+        for item in kept(tree.items)
+    ]
+    return evolve(tree, items=tuple(items))
+
+
+def compiled(source: Source, tree: syntax.Schedule, sizes: dict[str, int]) -> str:
+    """What the compiler says at one size: "proved", "wrong" or "refused"."""
+    try:
+        compile_tree(source, tree, sizes)
+    except CompileError as error:
+        return "refused" if [each.code for each in error.diagnostics] == ["require"] else "wrong"
+    return "proved"
+
+
+def verdict(outcome: Outcome, sizes: dict[str, int]) -> str:
+    """What the proof for all sizes says at one."""
+    says = {
+        "refused": not contains(outcome.domain, sizes),
+        "proved": contains(outcome.proved, sizes),
+        "wrong": contains(outcome.wrong, sizes),
+        "unknown": contains(outcome.unknown, sizes),
+    }
+    (word,) = [word for word, holds in says.items() if holds]
+    return word
+
+
+def sizes_up_to(outcome: Outcome, ranks: int, microbatches: int) -> Iterator[dict[str, int]]:
+    values = [range(1, ranks + 1), range(1, microbatches + 1)]
+    names = ["ranks", "microbatches"]
+    if "slices" in outcome.reading.sizes:
+        values.append(range(1, 4))
+        names.append("slices")
+    for each in itertools.product(*values):
+        yield dict(zip(names, each, strict=True))
+
+
+def disagreements(text: str, ranks: int, microbatches: int) -> list[Any]:
+    """The sizes at which the proof and the compiler disagree, and what is wrong with the
+    certificate; nothing where a program cannot be read.
+    """
+    source, tree = loaded(text)
+    try:
+        outcome = prove(tree, {})
+    except Unreadable:
+        return []
+    amiss: list[Any] = faults_of(certificate_of(outcome)) if outcome.cases else []
+    for sizes in sizes_up_to(outcome, ranks, microbatches):
+        says = compiled(source, tree, sizes), verdict(outcome, sizes)
+        if says[1] not in ("unknown", says[0]):
+            amiss.append((sizes, *says))
+    return amiss
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=name_of)
+def test_a_program_is_proved_for_any_number_of_ranks(program: str) -> None:
+    proof = prove_for_all_ranks(program)
+    where, figures = PROGRAMS[program]
+    portable = proof.verdicts["portable"]
+    assert portable.proved == where
+    assert not portable.unknown
+    assert {law.figure for law in proof.laws} == figures
+    assert faults_of(json.loads(json.dumps(proof.certificate))) == []
+    assert disagreements(program, 4, 6) == []
+
+
+def value_at(function: isl.PwAff, sizes: dict[str, int]) -> int | None:
+    """A function of sizes at one; None where it has no value there."""
+    for name, value in sizes.items():
+        at = function.find_dim_by_name(isl.dim_type.param, name)
+        if at >= 0:
+            fixed = isl.Set(f"[{name}] -> {{ : {name} = {value} }}")
+            function = function.intersect_params(fixed)
+    if function.domain().is_empty():
+        return None
+    value = function.max_val()
+    return value.to_python() if value.is_int() else None
+
+
+def check_forms(program: str, ranks: int, microbatches: int) -> int:
+    """The closed forms of a program against the simulation, at all sizes up to some."""
+    source, tree = loaded(program)
+    outcome = prove(tree, {})
+    forms = {form.figure: form.value for form in forms_of(outcome, tree)}
+    compared = 0
+    for sizes in sizes_up_to(outcome, ranks, microbatches):
+        if not contains(outcome.proved, sizes):
+            continue
+        execution = ideal_execution(compile_tree(source, tree, sizes))
+        assert isinstance(execution, Execution)
+        timeline = execution.timeline
+        schedule = execution.schedule
+        work = max(timeline.busy)
+        figures = {"makespan": timeline.makespan, "work": work, "bubble": timeline.makespan - work}
+        for figure, value in figures.items():
+            if figure in forms:
+                formula = value_at(forms[figure], sizes)
+                # A form may be for some of the sizes only; where it is, it is exact.
+                if formula is not None:
+                    assert formula == value, (figure, sizes)
+                    compared += 1
+        amounts = execution.costs.memory(len(schedule.placement))
+        of_ranks = peaks(schedule, timeline, amounts)
+        for rank, peak in enumerate(of_ranks):
+            if "peak(r)" in forms:
+                assert value_at(forms["peak(r)"], {**sizes, "_r": rank}) == peak, (rank, sizes)
+                compared += 1
+    return compared
+
+
+@pytest.mark.parametrize(
+    "program",
+    [name for name in PROGRAMS if PROGRAMS[name][1]],
+    ids=name_of,
+)
+def test_closed_forms_are_those_of_the_simulation(program: str) -> None:
+    assert check_forms(program, 5, 8)
+
+
+@pytest.mark.sizes
+@pytest.mark.parametrize(
+    "program",
+    [name for name in PROGRAMS if PROGRAMS[name][1]],
+    ids=name_of,
+)
+def test_closed_forms_are_those_of_the_simulation_at_many_sizes(program: str) -> None:
+    assert check_forms(program, 12, 40)
+
+
+def test_a_warmup_the_wrong_way_round_is_refuted_exactly() -> None:
+    text = source_of("1f1b").text.replace("min(ranks - 1 - r,", "min(r,")
+    proof = prove_for_all_ranks(text)
+    portable = proof.verdicts["portable"]
+    assert portable.wrong == "microbatches >= 2 and ranks >= 2"
+    assert portable.smallest == {"ranks": 2, "microbatches": 2}
+    assert [each.code for each in portable.diagnostics] == ["deadlock"]
+    assert portable.proved == "microbatches == 1 or (ranks == 1 and microbatches >= 2)"
+
+
+def test_a_first_use_that_waits_for_all_ranks_is_not_said_to_be_proved() -> None:
+    verdicts = prove_for_all_ranks("1f1b_explicit", {}, ("portable", "gloo", "nccl")).verdicts
+    assert verdicts["portable"].holds
+    assert verdicts["gloo"].holds
+    assert verdicts["nccl"].unknown == "microbatches >= 2 and ranks >= 2"
+
+
+def test_transfers_out_of_order_are_refuted_where_ranks_block() -> None:
+    text = source_of("1f1b_explicit").text
+    text = text.replace(
+        "exchange { send F(m)  recv B(m - warmup) }", "send F(m)  recv B(m - warmup)"
+    )
+    text = text.replace(
+        "exchange { send B(m - warmup)  recv F(m + 1) }", "send B(m - warmup)  recv F(m + 1)"
+    )
+    assert disagreements(text, 4, 6) == []
+    assert (
+        prove_for_all_ranks(text).verdicts["portable"].wrong == "microbatches >= 2 and ranks >= 2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        (
+            "interleaved_1f1b",
+            "`microbatches % group`: a division by a number that depends on sizes",
+        ),
+        ("v_zb", "a pass changes the order"),
+        ("pipedream", "weights that are stashed"),
+        ("dualpipe_v", "`W` of the stage that owes one longest"),
+    ],
+)
+def test_what_cannot_be_read_is_not_proved(program: str, reason: str) -> None:
+    portable = prove_for_all_ranks(program).verdicts["portable"]
+    assert not portable.proved
+    assert not portable.wrong
+    assert reason in portable.reason
+
+
+def texts() -> list[str]:
+    names = [name for name in PROGRAMS if name != "1f1b_explicit"]
+    return [source_of(name).text for name in names]
+
+
+def check_damaged(block: int, programs: int, ranks: int, microbatches: int) -> None:
+    random = Random(block)
+    for _ in range(programs):
+        text = damaged(random.choice(texts()), random)
+        try:
+            found = disagreements(text, ranks, microbatches)
+        except CompileError:
+            # It is no program any more.
+            continue
+        assert not found, f"{found[:3]}\n{text}"
+
+
+@pytest.mark.blocks(4)
+def test_damaged_programs(block: int) -> None:
+    check_damaged(block, 8, 4, 6)
+
+
+@pytest.mark.sizes
+@pytest.mark.blocks(100)
+def test_damaged_programs_at_many_sizes(block: int) -> None:
+    check_damaged(block, 50, 10, 30)
+
+
+def without_a_statement(certificate: dict[str, Any], random: Random) -> None:
+    del certificate["statements"][random.randrange(len(certificate["statements"]))]
+
+
+def with_a_stamp_turned_round(certificate: dict[str, Any], random: Random) -> None:
+    stamps = random.choice(certificate["cases"])["stamps"]
+    for rows in stamps.values():
+        rows[:] = [[-value for value in row] for row in rows]
+
+
+def with_another_place(certificate: dict[str, Any], random: Random) -> None:
+    first, last = certificate["statements"][0], certificate["statements"][-1]
+    name = last["name"]
+    last["place"] = first["place"].replace(f"{first['name']}[", f"{name}[")
+
+
+def with_more_sizes(certificate: dict[str, Any], random: Random) -> None:
+    certificate["proved"] = "{ : }"
+
+
+def with_an_op_of_another_kind(certificate: dict[str, Any], random: Random) -> None:
+    certificate["statements"][0]["kind"] = "B"
+
+
+def without_stamps(certificate: dict[str, Any], random: Random) -> None:
+    random.choice(certificate["cases"])["stamps"].clear()
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        without_a_statement,
+        with_a_stamp_turned_round,
+        with_another_place,
+        with_more_sizes,
+        with_an_op_of_another_kind,
+        without_stamps,
+    ],
+)
+@pytest.mark.parametrize("program", ["gpipe", "1f1b", "1f1b_explicit", "pipedream_2bw"])
+def test_a_damaged_certificate_does_not_pass(
+    program: str, damage: Callable[[dict[str, Any], Random], None]
+) -> None:
+    certificate = json.loads(json.dumps(prove_for_all_ranks(program).certificate))
+    assert faults_of(certificate) == []
+    damage(certificate, Random(1))
+    assert faults_of(certificate)
+
+
+def test_the_checker_shares_no_code_with_the_prover() -> None:
+    imported = [
+        line
+        for line in source_of_module(check_certificate).splitlines()
+        if line.startswith(("import ", "from "))
+    ]
+    assert not any("schedlang" in line for line in imported)
+
+
+def source_of_module(module: ModuleType) -> str:
+    assert module.__file__
+    return Path(module.__file__).read_text()
