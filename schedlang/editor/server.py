@@ -27,7 +27,7 @@ from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.editor import answers
 from schedlang.editor.analysis import Analysis, analyse, in_style
 from schedlang.editor.completion import Candidates, candidates
-from schedlang.editor.positions import Lines
+from schedlang.editor.positions import lines_of
 from schedlang.editor.renaming import renamed
 from schedlang.editor.work import Work
 from schedlang.files.package import DOCS
@@ -161,7 +161,7 @@ class Server(LanguageServer):
 
     def place(self, uri: str, position: types.Position) -> int:
         """The place of a position in the text of a document."""
-        return Lines(self.documents[uri].text).offset(position)
+        return lines_of(self.documents[uri].text).offset(position)
 
 
 def serve() -> None:
@@ -256,12 +256,14 @@ def _add_names(server: Server) -> None:
         offset = server.place(params.text_document.uri, params.position)
         places = analysis.symbols.places_of(symbol)
         place = next(each for each in places if each.start <= offset <= each.end)
-        return Lines(server.documents[params.text_document.uri].text).range(place)
+        return lines_of(server.documents[params.text_document.uri].text).range(place)
 
     @server.feature(types.TEXT_DOCUMENT_RENAME, types.RenameOptions(prepare_provider=True))
     async def rename(params: types.RenameParams) -> types.WorkspaceEdit:
-        document = server.documents[params.text_document.uri]
-        lines = Lines(document.text)
+        document = server.documents.get(params.text_document.uri)
+        if document is None:
+            raise JsonRpcInvalidParams("the document is not open")
+        lines = lines_of(document.text)
         offset = lines.offset(params.position)
         new = params.new_name
         places = await server.work.result(renamed, document.source, offset, new, limit=server.limit)
@@ -277,7 +279,7 @@ def _add_names(server: Server) -> None:
         document = server.documents.get(params.text_document.uri)
         if document is None:
             return []
-        offset = Lines(document.text).offset(params.position)
+        offset = lines_of(document.text).offset(params.position)
         arguments = document.text, offset, document.path
         possible = await server.work.result(candidates, *arguments, limit=server.limit)
         return _completions(document, offset, possible) if possible else []
@@ -311,7 +313,7 @@ def _add_texts(server: Server) -> None:
         if analysis is None:
             return []
         document = server.documents[params.text_document.uri]
-        lines = Lines(document.text)
+        lines = lines_of(document.text)
         shown = params.range.start.line, params.range.end.line
         return [
             types.InlayHint(lines.position(place), text)
@@ -327,18 +329,20 @@ def _add_texts(server: Server) -> None:
         document = server.documents[params.text_document.uri]
         first = re.search(r"^\s*schedule\b", document.text, re.M)
         place = first.end() if first else 0
-        line = Lines(document.text).range(Span(place, place))
+        line = lines_of(document.text).range(Span(place, place))
         arguments = [document.uri] if server.view_command else None
         command = types.Command(str(analysis.figures), server.view_command, None, arguments)
         return [types.CodeLens(line, command)]
 
     @server.feature(types.TEXT_DOCUMENT_FORMATTING)
     async def format(params: types.DocumentFormattingParams) -> list[types.TextEdit] | None:
-        document = server.documents[params.text_document.uri]
+        document = server.documents.get(params.text_document.uri)
+        if document is None:
+            return None
         text = await server.work.result(in_style, document.source, limit=server.limit)
         if text is None or text == document.text:
             return None
-        whole = Lines(document.text).range(Span(0, len(document.text)))
+        whole = lines_of(document.text).range(Span(0, len(document.text)))
         return [types.TextEdit(whole, text)]
 
     @server.feature(
@@ -387,7 +391,7 @@ def _location(analysis: Analysis, span: Span) -> types.Location:
     ends = [begin - 1 for _, begin in analysis.source.imports if begin > span.start]
     text = analysis.source.text[start : ends[0] if ends else None]
     place = Span(span.start - start, span.end - start)
-    return types.Location(_uri(path), Lines(text).range(place))
+    return types.Location(_uri(path), lines_of(text).range(place))
 
 
 def _own_label(analysis: Analysis, diagnostic: Diagnostic) -> Span:
@@ -414,7 +418,7 @@ def _diagnostic(analysis: Analysis, diagnostic: Diagnostic) -> types.Diagnostic:
         for label in _others(analysis, diagnostic)
     ]
     return types.Diagnostic(
-        Lines(source.text).range(_own_label(analysis, diagnostic)),
+        lines_of(source.text).range(_own_label(analysis, diagnostic)),
         answers.message(diagnostic),
         _SEVERITIES[diagnostic.severity],
         diagnostic.code,
@@ -447,7 +451,7 @@ def _action(
     repair = diagnostic.repair
     if repair is None or not repair.edits:
         return None
-    lines = Lines(document.text)
+    lines = lines_of(document.text)
     edits = [types.TextEdit(lines.range(edit.span), edit.text) for edit in repair.edits]
     return types.CodeAction(
         f"{repair.text[0].upper()}{repair.text[1:]}",
@@ -477,7 +481,7 @@ def _completions(
         items += [types.CompletionItem(name, kind=kinds.Property) for name in FIGURES]
     items += [types.CompletionItem(word, kind=kinds.Keyword) for word in possible.words]
     items += [types.CompletionItem(text, kind=kinds.Value) for text in possible.others]
-    ranges = Lines(document.text).range(Span(possible.start, offset))
+    ranges = lines_of(document.text).range(Span(possible.start, offset))
     for number, item in enumerate(items):
         item.sort_text = f"{number:04}"
         item.text_edit = types.TextEdit(ranges, item.label)
