@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 from lsprotocol import types
 from pygls.exceptions import JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
@@ -51,6 +51,21 @@ _KINDS = {
 }
 
 
+@frozen
+class Progress:
+    """What is known of a text by now: set as soon as it is known whether it is a program, and as
+    soon as no more is to come.
+    """
+
+    is_read: asyncio.Event = field(factory=asyncio.Event)
+    is_done: asyncio.Event = field(factory=asyncio.Event)
+
+    def end(self) -> None:
+        """No more is to come."""
+        self.is_read.set()
+        self.is_done.set()
+
+
 @define
 class Document:
     """An open text, and what is known of it: by now, and where it was last a program."""
@@ -60,8 +75,7 @@ class Document:
     task: asyncio.Task[None] | None = None
     analysis: Analysis | None = None
     known: Analysis | None = None
-    #: Set as soon as it is known whether the text is a program.
-    is_read: asyncio.Event = field(factory=asyncio.Event)
+    progress: Progress = field(factory=Progress)
 
     @property
     def path(self) -> str:
@@ -78,7 +92,22 @@ class Document:
         self.analysis = analysis
         if analysis.symbols is not None:
             self.known = analysis
-        self.is_read.set()
+
+    def stop(self) -> None:
+        """End what is being done with the text; who waits for it looks again."""
+        if self.task is not None:
+            self.task.cancel()
+        self.progress.end()
+
+    async def read(self) -> None:
+        """Wait until it is known whether the newest text is a program."""
+        while not self.progress.is_read.is_set():
+            await self.progress.is_read.wait()
+
+    async def done(self) -> None:
+        """Wait until all is known of the newest text."""
+        while not self.progress.is_done.is_set():
+            await self.progress.is_done.wait()
 
 
 class Server(LanguageServer):
@@ -108,12 +137,11 @@ class Server(LanguageServer):
 
     def change(self, document: Document, pause: float = PAUSE) -> None:
         """Look at a text that has changed; what was being done with the old one ends."""
-        if document.task is not None:
-            document.task.cancel()
-        document.is_read = asyncio.Event()
-        document.task = asyncio.create_task(self.look_at(document, pause))
+        document.stop()
+        document.progress = Progress()
+        document.task = asyncio.create_task(self.look_at(document, document.progress, pause))
 
-    async def look_at(self, document: Document, pause: float) -> None:
+    async def look_at(self, document: Document, progress: Progress, pause: float) -> None:
         """Find out all about a text, and tell it piece by piece."""
         await asyncio.sleep(pause)
         analysis = Analysis(document.source)
@@ -123,6 +151,7 @@ class Server(LanguageServer):
             async with aclosing(steps):
                 async for analysis in steps:
                     document.know(analysis)
+                    progress.is_read.set()
                     # Until all is known that may be wrong, what was told of the text before stays.
                     if analysis.diagnostics:
                         self.tell(document, analysis)
@@ -131,7 +160,7 @@ class Server(LanguageServer):
             slow = _too_slow(analysis, self.limit)
             analysis = evolve(analysis, diagnostics=[*analysis.diagnostics, slow])
         finally:
-            document.is_read.set()
+            progress.end()
         if told is not analysis:
             self.tell(document, analysis)
 
@@ -145,13 +174,16 @@ class Server(LanguageServer):
         if workspace and workspace.code_lens and workspace.code_lens.refresh_support:
             self.workspace_code_lens_refresh(None)
 
-    async def known(self, uri: str) -> Analysis | None:
-        """What is known of the newest text of a document; None where it is no program."""
+    async def known(self, uri: str, all_of_it: bool = False) -> Analysis | None:
+        """What is known of the newest text of a document, as soon as its names are, or all is; None
+        where it is no program.
+        """
         document = self.documents.get(uri)
         if document is None:
             return None
         try:
-            await asyncio.wait_for(document.is_read.wait(), self.limit)
+            ready = document.done() if all_of_it else document.read()
+            await asyncio.wait_for(ready, self.limit)
         except TimeoutError:
             return None
         analysis = document.analysis
@@ -210,9 +242,8 @@ def server() -> Server:
     @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
     async def closed(params: types.DidCloseTextDocumentParams) -> None:
         document = server.documents.pop(params.text_document.uri, None)
-        if document is not None and document.task is not None:
-            document.task.cancel()
         if document is not None:
+            document.stop()
             server.text_document_publish_diagnostics(
                 types.PublishDiagnosticsParams(document.uri, [])
             )
@@ -298,6 +329,7 @@ def _add_texts(server: Server) -> None:
 
     @server.feature(types.TEXT_DOCUMENT_HOVER)
     async def hover(params: types.HoverParams) -> types.Hover | None:
+        # What a line costs comes when it is known; nobody waits for it with a hand on the mouse.
         analysis = await server.known(params.text_document.uri)
         if analysis is None:
             return None
@@ -309,7 +341,7 @@ def _add_texts(server: Server) -> None:
 
     @server.feature(types.TEXT_DOCUMENT_INLAY_HINT)
     async def hints(params: types.InlayHintParams) -> list[types.InlayHint]:
-        analysis = await server.known(params.text_document.uri)
+        analysis = await server.known(params.text_document.uri, all_of_it=True)
         if analysis is None:
             return []
         document = server.documents[params.text_document.uri]
@@ -323,7 +355,7 @@ def _add_texts(server: Server) -> None:
 
     @server.feature(types.TEXT_DOCUMENT_CODE_LENS)
     async def lenses(params: types.CodeLensParams) -> list[types.CodeLens]:
-        analysis = await server.known(params.text_document.uri)
+        analysis = await server.known(params.text_document.uri, all_of_it=True)
         if analysis is None or analysis.figures is None:
             return []
         document = server.documents[params.text_document.uri]
