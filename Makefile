@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo example test large test-torch test-browser test-editor titan explore models trainings faults pages nodes fuzz formatting mutation
-.PHONY: architecture editor-grammars gallery prove prove-damage prove-ranks transport-table reference pictures
+.PHONY: demo example test large test-torch test-browser test-editor titan explore models trainings faults pages nodes fuzz
+.PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 .PHONY: bench-partition bench-search-runs
 
@@ -46,10 +46,11 @@ $(OTHER)/installed: pyproject.toml constraints.txt
 	$(OTHER)/bin/pip install --quiet --constraint $(OTHER)/constraints.txt --editable '.[runtime,dev]'
 	touch $@
 
-# The page of `schedc view`, and its trace in Perfetto, in a real Chromium, which must be on this machine. It prints the
-# times to first paint.
+# The page of `schedc view`, and its trace in Perfetto, in a real Chromium, which must be on this machine, as must npm. It
+# prints the times to first paint, for each hover and for each key.
 test-browser: .venv/installed
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	npm install --silent --no-save --prefix build axe-core@4
 	$(BIN)/pytest -m browser -rP
 
 # The language server on 200 damaged programs, and what editors colour programs by, in node, which must be on this
@@ -181,11 +182,6 @@ architecture: .venv/installed
 # The table of the programs and their figures; a test holds it current.
 gallery: .venv/installed
 	$(BIN)/python -m schedlang.report.gallery > programs/README.md
-
-# The grammars by which editors colour programs, from the grammar of the language; a test holds them current.
-editor-grammars: .venv/installed
-	$(BIN)/python -m schedlang.editor.textmate > editors/vscode/syntaxes/sched.tmLanguage.json
-	$(BIN)/python -m schedlang.editor.tree_sitter editors/tree-sitter-sched
 
 # What the gallery takes on the transports of GPUs, by simulation; a test holds it current.
 transport-table: .venv/installed

@@ -30,7 +30,7 @@ from schedlang.runtime.values import (
     size_along,
     unflatten,
 )
-from schedlang.schedule.layout import Layout
+from schedlang.schedule.layout import Layout, Pipeline
 
 #: Keyword arguments of modules, by microbatch.
 Options = Sequence[Mapping[str, Any]]
@@ -121,20 +121,47 @@ class Batches:
         """Give this rank's first stages the inputs of a round, by its number. Gives what they have
         got, by the stages' numbers.
         """
-        firsts = [pipeline.start for pipeline in self._layout.pipelines]
-        if not any(first in self._stages for first in firsts):
-            return {}
-        rows = self._rows_of(batch)
-        this = rounds(rows, self._plan.microbatches)[number]
-        parts = _microbatches("inputs", batch.inputs, this, self._dims.inputs)
-        given = Given(batch.evaluates, rows, ValueSpec.of(*flatten(parts[0], "`inputs`")))
-        found: dict[int, Given] = {}
-        for first, mine in zip(firsts, self._shares, strict=True):
-            if first in self._stages:
+        given: dict[int, Given] = {}
+        for pipeline, mine in zip(self._layout.pipelines, self._shares, strict=True):
+            firsts = self._own(self._layout.firsts, pipeline)
+            for first in firsts:
+                inputs = self._inputs_of(batch.inputs, first, pipeline)
+                rows = self._rows_of(batch, inputs)
+                this = rounds(rows, self._plan.microbatches)[number]
+                parts = _microbatches("inputs", inputs, this, self._dims.inputs)
+                spec = ValueSpec.of(*flatten(parts[0], "`inputs`"))
                 sliced = self._slices("inputs", parts, mine, self._dims.inputs)
                 self._stages[first].inputs.update(enumerate(sliced))
-                found[first] = given
-        return found
+                given[first] = Given(batch.evaluates, rows, spec)
+        return given
+
+    def _own(self, stages: Sequence[int], pipeline: Pipeline) -> list[int]:
+        """Those of some stages that are in a pipeline, and on this rank."""
+        return [
+            stage
+            for stage in stages
+            if pipeline.start <= stage < pipeline.stop and stage in self._stages
+        ]
+
+    def _inputs_of(self, inputs: Value, first: int, pipeline: Pipeline) -> Value:
+        """The inputs of a first stage: all of them, or where there are several such stages in its
+        pipeline, what a dictionary has for it.
+        """
+        firsts = [
+            stage - pipeline.start
+            for stage in self._layout.firsts
+            if self._layout.pipeline_of[stage] == pipeline
+        ]
+        if len(firsts) == 1:
+            return inputs
+        stage = first - pipeline.start
+        if isinstance(inputs, Mapping) and stage in inputs:
+            return inputs[stage]
+        has = f"has {[*inputs]}" if isinstance(inputs, Mapping) else f"is a {type(inputs).__name__}"
+        raise PipelineError(
+            f"the stages {firsts} take inputs, so `inputs` must be a dictionary with those of each "
+            f"that is on this rank; it {has}, and stage {stage} is here"
+        )
 
     def load_rest(self, batch: Batch, rows: Rows, number: int) -> Round:
         """Give this rank's stages targets and options of the round, of a batch with so many rows.
@@ -152,8 +179,8 @@ class Batches:
         of_round = options[this.begin : this.begin + this.count]
         has_targets = batch.targets is not None or not batch.evaluates
         for pipeline, mine in zip(self._layout.pipelines, self._shares, strict=True):
-            last = self._stages.get(pipeline.stop - 1)
-            if last is not None:
+            for last_stage in self._own(self._layout.lasts, pipeline):
+                last = self._stages[last_stage]
                 last.targets = {}
                 if has_targets:
                     parts = _microbatches("targets", batch.targets, this, self._dims.targets)
@@ -174,9 +201,9 @@ class Batches:
         """
         if this.count not in self._last:
             found = [
-                (pipeline.stop - 1, unit)
+                (stage, unit)
                 for pipeline, count in zip(self._layout.pipelines, self.counts(this), strict=True)
-                if pipeline.stop - 1 in self._stages
+                for stage in self._own(self._layout.lasts, pipeline)
                 for unit in range(count * self._layout.slices)
             ]
             # Of each update the microbatches of the first pipeline come first, as in the batch.
@@ -194,12 +221,12 @@ class Batches:
             join(parts[begin : begin + slices], along) for begin in range(0, len(parts), slices)
         ]
 
-    def _rows_of(self, batch: Batch) -> Rows:
-        """The rows of the inputs, and of a microbatch."""
+    def _rows_of(self, batch: Batch, inputs: Value) -> Rows:
+        """The rows of a first stage's inputs, and of a microbatch."""
         microbatches = self._plan.microbatches
-        if isinstance(batch.inputs, Microbatches):
-            return Rows(len(batch.inputs.values), 1)
-        total = size_along(self._dims.inputs, batch.inputs, "inputs")
+        if isinstance(inputs, Microbatches):
+            return Rows(len(inputs.values), 1)
+        total = size_along(self._dims.inputs, inputs, "inputs")
         if not total:
             raise PipelineError("`inputs` have no rows")
         if batch.evaluates:

@@ -16,11 +16,12 @@ from schedlang.runtime.processes import Processes
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.audit import Audit
 from schedlang.runtime.stage.buffers import Buffers
+from schedlang.runtime.stage.entry import works_in_place
+from schedlang.runtime.stage.far_edges import Edges, FarEdge, Skips
 from schedlang.runtime.stage.offload import Offload
 from schedlang.runtime.stage.repeats import Repeats
 from schedlang.runtime.stage.shards import Shards, is_sharded
 from schedlang.runtime.stage.shared_hooks import BoundaryHooks, SharedHooks
-from schedlang.runtime.stage.skips import Skip, Skips
 from schedlang.runtime.stage.slices import Past
 from schedlang.runtime.stage.stage import Loss, Stage, StagePlan
 from schedlang.runtime.stage.versions import WeightVersions, versions_of
@@ -43,13 +44,13 @@ def build_stages(
     if scale is None:
         scale = layout.updates / layout.microbatches / len(processes.replicas.processes)
     versions = versions_of(plan, processes.own, setup.modules)
-    skips = _skips(layout)
+    edges = _far_edges(layout)
     stages = dict[int, Stage]()
     for number, module in sorted(setup.modules.items()):
         loss = None
         if setup.loss_fn is not None and layout.is_last(number):
             loss = Loss(setup.loss_fn, scale / layout.slices)
-        outer = _parts_of_stage(plan, number, versions.get(number), skips)
+        outer = _parts_of_stage(plan, number, module, versions.get(number), edges)
         parts = _parts_of_module(plan, number, setup, device)
         if setup.audit:
             parts.append(_audit(plan, number, setup, device, loss, outer))
@@ -68,7 +69,7 @@ def build_stages(
             parts=parts,
         )
     for number, stage in stages.items():
-        if number + 1 in stages and not layout.is_last(number):
+        if number + 1 in stages and layout.hands_on(number):
             stage.pass_to(stages[number + 1])
     return stages
 
@@ -104,7 +105,11 @@ def build_parts(
 
 
 def _parts_of_stage(
-    plan: Plan, number: int, versions: WeightVersions | None, skips: Mapping[int, Skip]
+    plan: Plan,
+    number: int,
+    module: nn.Module,
+    versions: WeightVersions | None,
+    edges: Mapping[int, FarEdge],
 ) -> list[Part]:
     """A module that has slices and skips returns `(output, {stage: value}), past`: so slices come
     first.
@@ -115,11 +120,19 @@ def _parts_of_stage(
         parts.append(versions)
     if layout.slices > 1:
         parts.append(Past(number, layout.slices, layout.has_backward[number]))
-    ends = layout.skip_stages.items()
-    before = [skips[skip] for skip, (_, later) in ends if later == number]
-    after = [skips[skip] for skip, (earlier, _) in ends if earlier == number]
-    if before or after:
-        parts.append(Skips(number, before, after, layout.has_backward[number]))
+    for is_skip in (False, True):
+        ends = [item for item in layout.far_edges.items() if layout.is_skip(item[0]) == is_skip]
+        before = [edges[edge] for edge, (_, later) in ends if later == number]
+        after = [edges[edge] for edge, (earlier, _) in ends if earlier == number]
+        if not before and not after:
+            continue
+        has_backward = layout.has_backward[number]
+        if is_skip:
+            parts.append(Skips(number, before, after, has_backward))
+        else:
+            is_near = layout.follows(number), layout.hands_on(number)
+            in_place = works_in_place(module)
+            parts.append(Edges(number, before, after, has_backward, *is_near, in_place))
     return parts
 
 
@@ -167,14 +180,14 @@ def _audit(
     return Audit(plan, number, module, device, loss, others, shared)
 
 
-def _skips(layout: Layout) -> dict[int, Skip]:
-    """The skips of a plan, by their numbers."""
-    found: dict[int, Skip] = {}
-    for number, (earlier, later) in layout.skip_stages.items():
+def _far_edges(layout: Layout) -> dict[int, FarEdge]:
+    """The far edges of a plan, by their numbers."""
+    found: dict[int, FarEdge] = {}
+    for number, (earlier, later) in layout.far_edges.items():
         start = layout.pipeline_of[earlier].start
         what = f"what stage {earlier} returns for stage {later}"
         is_two_way = layout.has_backward[earlier]
-        found[number] = Skip(number, earlier - start, later - start, what, is_two_way)
+        found[number] = FarEdge(number, earlier - start, later - start, what, is_two_way)
     return found
 
 

@@ -93,10 +93,11 @@ class Pipeline:
 
     `stages` are the modules of exactly the stages that the plan gives to this rank. A stage takes
     what the one before returns, a tensor, or tensors in tuples, lists and dictionaries; a tuple as
-    several arguments. Where the plan has slices or skips, stages take and return more, see
-    `schedlang.runtime.stage.slices.Past` and `schedlang.runtime.stage.skips.Skips`. Rows lie along
-    the first dimension of all tensors of a batch, or along `batch_dim`; two of them are that of the
-    inputs and that of the targets.
+    several arguments. Where the plan has `edges`, it takes an argument from each stage before it,
+    in the order of their numbers. Where the plan has slices or skips, stages take and return more,
+    see `schedlang.runtime.stage.slices.Past` and `schedlang.runtime.stage.far_edges.Skips`. Rows
+    lie along the first dimension of all tensors of a batch, or along `batch_dim`; two of them are
+    that of the inputs and that of the targets.
 
     `loss_fn(output, targets)` gives the scalar loss of one microbatch, or a dictionary that has it
     as `loss`; the rest of it is in `extras` after a step. Every microbatch's loss is multiplied by
@@ -250,7 +251,9 @@ class Pipeline:
     ) -> Tensor | tuple[Tensor | None, list[Value] | None] | None:
         """Run the plan once on a batch; gradients add up in `.grad`.
 
-        `inputs` are needed on the rank of the first stage, `targets` on that of the last; all their
+        `inputs` are needed on the rank of the first stage, `targets` on that of the last; where
+        there are several first stages, `inputs` is a dictionary, `{0: images, 1: texts}`, and a
+        rank needs those of its own stages. All their
         tensors are cut into microbatches along `batch_dim`, and these into slices along the first
         dimension but that one. `options` are keyword arguments for the modules of this rank, one
         dictionary per microbatch. Gives the losses by microbatch, unscaled, as a tensor of shape

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from schedlang.python.builder import Builder as Builder
     from schedlang.python.simulation import simulate as simulate
     from schedlang.python.simulation import simulate_runs as simulate_runs
+    from schedlang.python.sweep import load as load
+    from schedlang.python.sweep import sweep as sweep
     from schedlang.report.views import write_view as write_view
     from schedlang.schedule.actions import Actions as Actions
     from schedlang.schedule.costs import Costs as Costs
@@ -65,6 +67,7 @@ _MODULES = {
     "Source": "diagnostics.source",
     "Timeline": "schedule.timeline",
     "compile": "compiler",
+    "load": "python.sweep",
     "open_plan": "plan.reader",
     "prove": "proof.prove",
     "read_costs": "schedule.costs",
@@ -72,6 +75,7 @@ _MODULES = {
     "read_source": "files.reading",
     "simulate": "python.simulation",
     "simulate_runs": "python.simulation",
+    "sweep": "python.sweep",
     "write_plan": "plan.plan",
     "write_view": "report.views",
 }

@@ -115,6 +115,10 @@ def split(
             "the plan has slices, whose stages take and return more than blocks: build them "
             "yourself"
         )
+    if plan.layout.edges:
+        raise PipelineError(
+            "the plan's stages are a graph, and the model's blocks a chain: build them yourself"
+        )
     if plan.layout.skips:
         raise PipelineError(
             "the plan has skips, whose stages take and return more than blocks: build them yourself"

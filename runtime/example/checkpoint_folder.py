@@ -101,11 +101,10 @@ def _why_no_models(plan: Plan) -> str | None:
     """Why the checkpoints of a plan are no models, if so."""
     if plan.layout.updates > 1 and follow_weights(plan).staleness:
         return f"the stages of `{plan.name}` also read older versions of their weights"
-    return (
-        f"`{plan.name}` has skips, so its model depends on its stages"
-        if plan.layout.skips
-        else None
-    )
+    if plan.layout.edges or plan.layout.skips:
+        what = "edges" if plan.layout.edges else "skips"
+        return f"`{plan.name}` has {what}, so its model depends on its stages"
+    return None
 
 
 def _check(folder: Path, plan: Plan, why: str | None, models: list[int]) -> int:

@@ -157,6 +157,18 @@ class SlicedSkipping(Skipping, Sliced):
         return self.give(output), seen
 
 
+class Joining(nn.Sequential):
+    """The layers of a stage in a graph: what the stages before it make is added up."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        """Run the layers."""
+        first, *others = inputs
+        output = sum(others, start=first)
+        for layer in self:
+            output = layer(output)
+        return output
+
+
 def build_gpt(blocks: int, seed: int, context: int = CONTEXT) -> list[nn.Module]:
     """The layers of a model with so many blocks that sees so many bytes at once, the same for the
     same seed.
@@ -167,10 +179,13 @@ def build_gpt(blocks: int, seed: int, context: int = CONTEXT) -> list[nn.Module]
 
 def cut_gpt(layers: Sequence[nn.Module], layout: Layout, sliced: bool) -> list[nn.Sequential]:
     """The stages of one pipeline, as even as can be, those frozen that are so in the plan; a
-    layer's name is its place in the whole model.
+    layer's name is its place in the whole model. In a graph, each stage that takes inputs has the
+    embedding, and one that makes a loss the head.
 
     ValueError for more stages than layers.
     """
+    if layout.edges:
+        return _cut_graph(layers, layout)
     blocks = [12 * _WIDTH**2] * (len(layers) - 2)
     cuts = partition([0, *blocks, _BYTES * _WIDTH], layout).cuts
     parts = [
@@ -189,17 +204,39 @@ def cut_gpt(layers: Sequence[nn.Module], layout: Layout, sliced: bool) -> list[n
     return [(Sliced if sliced else nn.Sequential)(part) for part in parts]
 
 
-def run_gpt(stages: Sequence[nn.Module], skips: Sequence[tuple[int, int]], x: Tensor) -> Tensor:
-    """Run all stages of a model one after the other, with these skips; the stages were built
-    without slices and skips.
+def _cut_graph(layers: Sequence[nn.Module], layout: Layout) -> list[nn.Sequential]:
+    """The stages of a graph: the blocks of a model in order, as evenly as can be."""
+    blocks = len(layers) - 2
+    context = len(layers[0].get_parameter("position"))
+    parts: list[nn.Sequential] = []
+    for stage in range(layout.pieces):
+        own = range(blocks * stage // layout.pieces, blocks * (stage + 1) // layout.pieces)
+        named = OrderedDict((str(block + 1), layers[block + 1]) for block in own)
+        if layout.is_first(stage):
+            # The random numbers go on from those of the model, alike in all processes.
+            embedding = layers[0] if stage == layout.firsts[0] else Embedding(context)
+            named = OrderedDict({"0": embedding} | named)
+        if layout.is_last(stage):
+            named[str(len(layers) - 1)] = layers[-1]
+        parts.append(Joining(named))
+    return parts
+
+
+def run_gpt(stages: Sequence[nn.Module], layout: Layout, x: Tensor) -> Tensor:
+    """Run all stages of a model one after the other, along the edges and skips of a layout; the
+    stages were built without slices and skips.
     """
     outputs: list[Tensor] = []
     for number, stage in enumerate(stages):
-        for earlier in (a for a, b in skips if b == number):
-            x = x + outputs[earlier]
-        x = stage(x)
-        outputs.append(x)
-    return x
+        before = layout.before[number]
+        if layout.edges:
+            inputs = [outputs[earlier] for earlier in sorted(before)] or [x]
+        else:
+            # What comes by skips is added to what the stage before has made.
+            near, *far = [outputs[earlier] for earlier in before] or [x]
+            inputs = [sum(far, start=near)]
+        outputs.append(stage(*inputs))
+    return outputs[-1]
 
 
 def next_byte_loss(scores: Tensor, following: Tensor) -> Tensor:

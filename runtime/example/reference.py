@@ -32,7 +32,7 @@ def train_reference(workload: Workload, steps: int) -> Training:
     versions = [deque([copy.deepcopy(part)], behind[stage] + 1) for stage, part in enumerate(parts)]
     for step in range(steps):
         read = [kept[0] for kept in versions]
-        model = partial(run_gpt, read, plan.layout.skips)
+        model = partial(run_gpt, read, plan.layout)
         trains = not plan.is_forward_only
         training.losses.append(_run(model, *workload.batch(step), workload.microbatches, trains))
         if not trains:

@@ -19,6 +19,7 @@ from schedlang.runtime.example.trace import clock_offset
 from schedlang.runtime.example.workload import Workload
 from schedlang.runtime.pipeline import Pipeline
 from schedlang.runtime.processes import PIPELINE
+from schedlang.runtime.values import Value
 from schedlang.schedule.timeline import Bar
 
 #: The most steps at the end that are recorded.
@@ -109,10 +110,17 @@ def train(
 
 
 def _losses(pipeline: Pipeline, plan: Plan, inputs: Tensor, targets: Tensor) -> Tensor | None:
-    """The losses of a step, where the rank has any."""
+    """The losses of a step, where the rank has any. In a graph of stages, all that take inputs get
+    the same.
+    """
+    given: Value = inputs
+    if plan.layout.edges:
+        pieces = range(plan.layout.pieces)
+        firsts = [stage for stage in pieces if plan.layout.is_first(stage)]
+        given = dict.fromkeys(firsts, inputs) if len(firsts) > 1 else inputs
     if not plan.is_forward_only:
-        return pipeline.step(inputs, targets)
-    losses = pipeline.evaluate(inputs, targets)
+        return pipeline.step(given, targets)
+    losses = pipeline.evaluate(given, targets)
     return None if losses is None else torch.stack(losses)
 
 

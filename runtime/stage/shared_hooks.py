@@ -69,18 +69,18 @@ class SharedHooks(Part):
             hooks[1, stage] = own.of_output
         self._wire.reduce(hooks, dist.ReduceOp.MAX)
         of_input, of_output = hooks.tolist()
-        for stage in range(stages - 1):
-            are_neighbours = not self._layout.is_last(stage)
-            if are_neighbours and of_output[stage] and of_input[stage + 1]:
-                if self._wire.processes.own == 0:
-                    _warn_of(stage)
-                return
+        for later, before in enumerate(self._layout.before):
+            for earlier in before:
+                if of_output[earlier] and of_input[later]:
+                    if self._wire.processes.own == 0:
+                        _warn_of(earlier, later)
+                    return
 
 
-def _warn_of(stage: int) -> None:
+def _warn_of(earlier: int, later: int) -> None:
     warnings.warn(
-        f"stage {stage} has hooks of what it returns, and stage {stage + 1} of what it is given: "
-        f"alone those of stage {stage} see the gradient first, here those of stage {stage + 1}; if "
+        f"stage {earlier} has hooks of what it returns, and stage {later} of what it is given: "
+        f"alone those of stage {earlier} see the gradient first, here those of stage {later}; if "
         "both change it, let one of them take a view of the tensor, `x.view_as(x)`, for its hooks",
         stacklevel=2,
     )

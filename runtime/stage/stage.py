@@ -51,12 +51,15 @@ _NOTHING = nullcontext()
 
 @frozen
 class StagePlan:
-    """What a plan says about a stage: its number, whether it has a backward, and whether that ends
-    here, since the input comes from outside or from a stage without one; and of which microbatches
+    """What a plan says about a stage: its number, whether it has an input and an output at all,
+    beside what passes along far edges; whether it has a backward, and whether that ends here, since
+    the input comes from outside or from a stage without one; and of which microbatches
     the forward is recomputed, or the backward split.
     """
 
     number: int
+    has_input: bool = True
+    has_output: bool = True
     has_backward: bool = True
     ends_backward: bool = False
     recomputed: Container[int] = ()
@@ -65,10 +68,13 @@ class StagePlan:
     @classmethod
     def of(cls, plan: Plan, number: int) -> "StagePlan":
         """What a plan says about the stage with this number."""
+        layout = plan.layout
         return cls(
             number,
-            plan.layout.has_backward[number],
-            plan.layout.is_first(number) or not plan.layout.has_backward[number - 1],
+            layout.is_first(number) or layout.follows(number),
+            layout.is_last(number) or layout.hands_on(number),
+            layout.has_backward[number],
+            not layout.follows(number) or not layout.has_backward[number - 1],
             plan.microbatches_with(Kind.R, number),
             plan.microbatches_with(Kind.W, number),
         )
@@ -231,7 +237,7 @@ class Stage:
 
     def forward(self, microbatch: int) -> None:
         """F: the output, and on the last stage the loss."""
-        input = self.inputs.pop(microbatch)
+        input = self.inputs.pop(microbatch) if self.plan.has_input else ()
         if self.stage_before is not None:
             self.stage_before.check_kept(microbatch, input)
         if microbatch in self.plan.recomputed:
@@ -242,7 +248,9 @@ class Stage:
             self._run_without_graph(microbatch, input)
         else:
             run = Forward(microbatch, input, self._options(microbatch), has_graph=True)
-            self.outputs[microbatch] = self._record(run)
+            output = self._record(run)
+            if self.plan.has_output:
+                self.outputs[microbatch] = output
         if self.stage_after is not None:
             self._handed_on[microbatch] = self._changes_of(self.outputs[microbatch])
 
@@ -253,7 +261,7 @@ class Stage:
         with torch.no_grad():
             output = self._run(run)
         # The last stage has its loss in R.
-        if self.loss is None:
+        if self.loss is None and self.plan.has_output:
             self.outputs[microbatch] = run.handed_on(*self._tensors_of(output))
 
     def recompute(self, microbatch: int) -> None:
@@ -271,10 +279,12 @@ class Stage:
         """F without a backward: on the last stage the loss if there are targets, and else the
         output.
         """
-        input = self.inputs.pop(microbatch)
+        input = self.inputs.pop(microbatch) if self.plan.has_input else ()
         options = self._options(microbatch)
         run = Forward(microbatch, input, options, has_graph=False, is_evaluation=True)
-        self.outputs[microbatch] = self._run(run)
+        output = self._run(run)
+        if self.plan.has_output:
+            self.outputs[microbatch] = output
 
     def backward(self, microbatch: int) -> None:
         """B: the gradients of the weights, which add up, and of the input."""
@@ -450,7 +460,8 @@ class Stage:
 
     def _begin_backward(self, microbatch: int) -> Backward:
         from_input, leaves, roots = self._live.pop(microbatch)
-        run = Backward(microbatch, roots, self.gradients.pop(microbatch), leaves, from_input)
+        gradients = self.gradients.pop(microbatch) if self.plan.has_output else []
+        run = Backward(microbatch, roots, gradients, leaves, from_input)
         for call in self._before_backward:
             call(run)
         if microbatch in self._have_added:

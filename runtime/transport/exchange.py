@@ -73,17 +73,19 @@ class Exchange:
         self._name = torch.tensor([number, int(plan.digest[:15], 16)])
         stages = len(plan.placement)
         #: Channels are numbered as the stages that they begin at, and as skips.
-        self._numbers = stages + len(plan.layout.skip_stages)
+        self._numbers = stages + len(plan.layout.far_edges)
         self._units = max(map(plan.layout.units, range(stages)))
         #: NCCL makes a batch of messages as one; to gloo, and by edges, batches mean nothing.
         self.has_batches = device.type == "cuda" and not wire.is_by_edge
         #: Where messages meet by their tags, a receive may begin before its place in the plan.
         self.has_tags = device.type != "cuda" and not wire.is_by_edge
         self._channels: dict[int, Channel] = {}
-        #: The inputs of a pipeline's first stage are numbered by their shapes and types: all that
+        #: The inputs of a first stage are numbered by their shapes and types: all that
         #: were seen, and those of this step.
         self._seen: dict[int, dict[tuple[bool, ValueSpec], int]] = {}
         self._inputs: dict[int, int] = {}
+        #: For each channel, by its number, the first stages of its pipeline.
+        self._firsts: dict[int, list[int]] = {}
         self._announced: list[tuple[InFlight, int]] = []
 
     def message(
@@ -114,8 +116,7 @@ class Exchange:
             self._inputs[first] = seen.setdefault((inputs.evaluates, inputs.spec), len(seen))
             rows[first] = inputs.rows
             self._announce(first, inputs.rows)
-        for pipeline in self._plan.layout.pipelines:
-            first = pipeline.start
+        for first in self._plan.layout.firsts:
             if self._takes_part(self._rank, first) and first not in given:
                 self._inputs[first], rows[first] = self._receive_announcement(first)
         for channel in self._channels.values():
@@ -130,9 +131,9 @@ class Exchange:
             self._wire.wait(in_flight, peer)
         self._announced.clear()
 
-    def _inputs_of(self, channel: Channel) -> int:
-        """The number of this step's inputs, of the pipeline that a channel is in."""
-        return self._inputs[self._plan.layout.pipeline_of[channel.earlier].start]
+    def _inputs_of(self, channel: Channel) -> tuple[int, ...]:
+        """The numbers of this step's inputs, of the pipeline that a channel is in."""
+        return tuple(self._inputs[first] for first in self._firsts[channel.number])
 
     def _channel(self, kind: Kind, number: int) -> Channel:
         layout = self._plan.layout
@@ -142,6 +143,10 @@ class Exchange:
             earlier = min(layout.ends(kind, number))
             assert peer is not None
             tag = _FIRST_TAG + self._numbers + first
+            pipeline = layout.pipeline_of[earlier]
+            self._firsts[first] = [
+                stage for stage in layout.firsts if layout.pipeline_of[stage] == pipeline
+            ]
             self._channels[first] = Channel(
                 self._wire,
                 first,
@@ -156,9 +161,9 @@ class Exchange:
 
     def _what(self, number: int) -> str:
         """What passes through a channel, for an error."""
-        if number not in self._plan.layout.skip_stages:
+        if number not in self._plan.layout.far_edges:
             return f"the output of stage {number}"
-        earlier, later = self._plan.layout.skip_stages[number]
+        earlier, later = self._plan.layout.far_edges[number]
         return f"what stage {earlier} returns for stage {later}"
 
     def _takes_part(self, rank: int, first: int) -> bool:

@@ -11,7 +11,7 @@ on one there is none, as behind a `detach`; in the first step every message of g
 which of them are there, and later steps leave out those that were in no message of the first.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -55,11 +55,11 @@ class Channel:
     spec: ValueSpec | None = None
     activation: WireFormat = field(init=False)
     gradients: "Gradients" = field(init=False)
-    _known: dict[int, tuple[ValueSpec, "Gradients"]] = field(factory=dict)
+    _known: dict[Hashable, tuple[ValueSpec, "Gradients"]] = field(factory=dict)
     _headers: InFlight = field(factory=list)
 
-    def begin(self, inputs: int) -> None:
-        """Begin a step with inputs of this number: those of the same shapes and types have the
+    def begin(self, inputs: Hashable) -> None:
+        """Begin a step with inputs of these numbers: those of the same shapes and types have the
         same.
         """
         known = self._known.get(inputs)
@@ -69,7 +69,7 @@ class Channel:
         elif known[0] is not self.spec:
             self._set(*known)
 
-    def end(self, inputs: int) -> None:
+    def end(self, inputs: Hashable) -> None:
         """End a step: the shapes and types that it has found out are known from now on."""
         if self.new and self.spec is not None:
             self.gradients = self.gradients.of_later_steps()

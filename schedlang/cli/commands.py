@@ -5,18 +5,17 @@ What a command needs is imported when it runs, so that `schedc --help` is there 
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from typing import Any
 
 from attrs import evolve
 
-from schedlang.cli.diagnosed import has_colour, print_diagnostics
+from schedlang.cli.diagnosed import print_diagnostics
 from schedlang.cli.inputs import load_compiled, load_to_execute, read_cost_options, wrong_as_usage
 from schedlang.cli.outputs import check_outputs
 from schedlang.cli.progress import progress
 from schedlang.cli.prove import proved_for_all
-from schedlang.cli.usage import FINE, USAGE, WRONG, UsageError
+from schedlang.cli.usage import FINE, WRONG, UsageError
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, counted
 
 
@@ -262,59 +261,3 @@ def _runs(plan: Any, costs: Any, noise: Any, options: argparse.Namespace) -> Any
         raise
     except ValueError as error:
         raise UsageError(str(error)) from None
-
-
-def view(options: argparse.Namespace) -> int:
-    """Draw executions: one in the terminal, or one or two in a file."""
-    from schedlang.report.views import check_path, write_pictures
-    from schedlang.report.views.terminal import view as draw
-    from schedlang.report.views.trace import trace
-
-    files = [options.file]
-    if options.other:
-        files.append(options.other)
-    if len(files) > 1 and not options.output:
-        raise UsageError("two schedules stand side by side on a page: -o NAME.html")
-    try:
-        # Before the schedules are compiled, which may take a while.
-        if options.output:
-            check_path(options.output, len(files))
-    except ValueError as error:
-        raise UsageError(str(error)) from None
-    pictures = [_picture(options, file) for file in files]
-    is_json = options.format == "json"
-    if not options.output:
-        # For programs, the picture is a trace.
-        colour = has_colour(options, sys.stdout)
-        print(trace(pictures[0]) if is_json else draw(pictures[0], colour=colour))
-        return FINE
-    try:
-        with progress(f"drawing {options.output}"):
-            write_pictures(pictures, options.output)
-    except ImportError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return USAGE
-    print(json.dumps({"output": options.output}) if is_json else f"wrote {options.output}")
-    return FINE
-
-
-def _picture(options: argparse.Namespace, file: str) -> Any:
-    """The picture of an execution: simulated, or recorded by a run."""
-    from schedlang import read_source
-    from schedlang.proof.prove import simulate as execute
-    from schedlang.report.measured import is_trace, read_run
-    from schedlang.report.views import lay_out
-    from schedlang.schedule.costs import Costs
-
-    if not is_trace(read_source(file).text):
-        plan, costs = load_to_execute(options, file)
-        with progress(f"laying out {plan.name}"):
-            return lay_out(plan, execute(plan, costs, options.ideal))
-    # Of a program beside a run, the options are for the program.
-    if not options.other and (options.params or read_cost_options(options) != Costs()):
-        raise UsageError(
-            f"`{file}` is a recorded run: it is drawn as it was, without parameters and costs"
-        )
-    with progress(f"reading {file}"):
-        run = read_run(file)
-        return lay_out(run.plan, run.execution())

@@ -23,6 +23,7 @@ from schedlang.cli.values import (
     one_of,
     param,
     program,
+    ranks,
     rate,
     seconds,
     setting,
@@ -31,11 +32,14 @@ from schedlang.cli.values import (
     slow,
     transport,
     transport_or_all,
+    window,
 )
 
 #: What is written to a file or to standard output, and in which form diagnostics are.
 FORMATS = ("text", "json", "github")
 COLOURS = ("auto", "always", "never")
+#: What a unit of time may be.
+TIME_UNITS = ("us", "ms", "s")
 SHELLS = ("bash", "zsh", "fish")
 
 #: What `--ideal` means, for two commands.
@@ -260,15 +264,47 @@ def _simulate(parser: Parser) -> None:
 def _view(parser: Parser) -> None:
     _file(parser, "a program, a plan, or the trace of a run")
     parser.add_argument(
-        "other",
+        "others",
         type=program,
         metavar="FILE",
-        nargs="?",
-        help="another one, side by side with it on a page",
+        nargs="*",
+        help="others, beside it on a page; beside a run, a program has the costs that the run "
+        "shows",
     )
     _params(parser)
     _execution(parser)
     parser.add_argument("--ideal", action="store_true", help=_IDEAL)
+    parser.add_argument(
+        "--time-unit",
+        type=one_of(*TIME_UNITS),
+        choices=TIME_UNITS,
+        metavar="UNIT",
+        help="what the costs count: us, ms or s; times are then written so (a run's are known)",
+    )
+    parser.add_argument(
+        "--window",
+        type=window,
+        metavar="A..B",
+        help="in an SVG or PNG, only the time from A to B, in the unit of the costs",
+    )
+    parser.add_argument(
+        "--ranks",
+        type=ranks,
+        metavar="RANKS",
+        help="in an SVG or PNG, only these ranks: 0..3,7",
+    )
+    parser.add_argument(
+        "--width", type=count, metavar="N", help="an SVG or PNG so many pixels wide"
+    )
+    parser.add_argument(
+        "--memory", action="store_true", help="in an SVG or PNG, what ranks hold, below their rows"
+    )
+    parser.add_argument(
+        "--serve",
+        action="store_true",
+        help="show the page at an address of this machine only, drawn again each time the program "
+        "is saved, with its parameters as sliders",
+    )
     _output(
         parser,
         "VIEW",
@@ -765,7 +801,7 @@ COMMANDS: dict[str, Command] = {
         "programs/1f1b.sched --p2p-time 0.1",
     ),
     "view": Command(
-        "draw when each op runs", "commands.view", _view, "programs/1f1b.sched -o 1f1b.html"
+        "draw when each op runs", "view.view", _view, "programs/1f1b.sched -o 1f1b.html"
     ),
     "compare": Command(
         "compare schedules in one table",

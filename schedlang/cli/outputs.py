@@ -8,7 +8,7 @@ from schedlang.cli.usage import UsageError
 from schedlang.files.writing import unwritable
 
 #: The options that name files to read, and those that name files to write.
-INPUTS = ("file", "other", "files", "costs", "config", "model")
+INPUTS = ("file", "other", "others", "files", "costs", "config", "model")
 OUTPUTS = ("output", "write_costs", "trace")
 
 

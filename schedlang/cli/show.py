@@ -12,7 +12,7 @@ from schedlang.cli.usage import FINE
 from schedlang.plan.plan import Plan
 from schedlang.ranks.lifetimes import frees
 from schedlang.ranks.shards import shards_figures, shards_text
-from schedlang.schedule.findings import skip_text
+from schedlang.schedule.findings import edge_text
 
 
 def show(options: argparse.Namespace) -> int:
@@ -30,8 +30,8 @@ def show(options: argparse.Namespace) -> int:
     figures = _gather_figures(plan, options)
     params = ", ".join(f"{name} = {value}" for name, value in plan.params.items())
     print(f"{plan.name} ({params}), from {plan.source.path}, proved for transport {plan.transport}")
-    for number in plan.layout.skip_stages:
-        print(skip_text(plan, number))
+    for number in plan.layout.far_edges:
+        print(edge_text(plan, number))
     if plan.layout.frozen:
         numbers = ", ".join(map(str, plan.layout.frozen))
         print(f"frozen stages: {numbers}")
@@ -53,6 +53,7 @@ def _load(options: argparse.Namespace) -> Plan:
 
 def _document(plan: Plan, texts: list[str], options: argparse.Namespace) -> dict[str, Any]:
     """The same for programs."""
+    far = plan.layout.far_edges
     figures = _gather_figures(plan, options)
     ranks = []
     for rank, text in enumerate(texts):
@@ -67,7 +68,8 @@ def _document(plan: Plan, texts: list[str], options: argparse.Namespace) -> dict
         "params": plan.params,
         "file": plan.source.path,
         "transport": plan.transport,
-        "skips": [skip_text(plan, number) for number in plan.layout.skip_stages],
+        "edges": [edge_text(plan, number) for number in far if not plan.layout.is_skip(number)],
+        "skips": [edge_text(plan, number) for number in far if plan.layout.is_skip(number)],
         "frozen": list(plan.layout.frozen),
         "ranks": ranks,
     }

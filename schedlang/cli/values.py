@@ -218,3 +218,29 @@ def program(text: str) -> str:
         message = f"there is no file `{text}`, and no program of the gallery has this name"
         raise ArgumentTypeError(f"{message}{near(text, known)}")
     return str(path_of(text))
+
+
+def window(text: str) -> tuple[float, float]:
+    """A stretch of time, `A..B`."""
+    start, dots, end = text.partition("..")
+    try:
+        chosen = float(start), float(end)
+    except ValueError:
+        chosen = (0.0, 0.0)
+    if not dots or not chosen[0] < chosen[1]:
+        raise ArgumentTypeError(f"`{text}` is not A..B with two times, A before B")
+    return chosen
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    """Some ranks, `0..3,7`."""
+    chosen: list[int] = []
+    for part in text.split(","):
+        start, _, stop = part.partition("..")
+        # Neither a sign nor a point is decimal.
+        if not start.isdecimal() or not (stop or start).isdecimal():
+            raise ArgumentTypeError(f"`{text}` is not numbers of ranks, such as 0..3,7")
+        chosen += range(int(start), int(stop or start) + 1)
+    if not chosen:
+        raise ArgumentTypeError(f"`{text}` names no rank")
+    return tuple(dict.fromkeys(chosen))

@@ -269,10 +269,11 @@ class Codegen:
                 updates = self.expression(rule.updates) if rule.updates else "0"
                 on = f"{self.bounds(stages)}, {self.location(stages)}" if stages else "0, None, 0"
                 return f"weights({rule.name!r}, {updates}, {on}, {self.location(item)})"
-            case syntax.Skip(name, range, earlier, later):
+            case syntax.Edge(name, range, earlier, later):
                 ends = self.function(name, earlier, later)
-                return f"skip({self.bounds(range)}, {ends}, {self.location(item)})"
-            case syntax.Frozen(range):
+                word = "skip" if isinstance(item, syntax.Skip) else "edge"
+                return f"{word}({self.bounds(range)}, {ends}, {self.location(item)})"
+            case syntax.Frozen(_, range):
                 return f"frozen({self.bounds(range)}, {self.location(range)})"
             case syntax.Link(name, number):
                 return f"link({self.function(name, number)}, {self.location(item)})"

@@ -4,7 +4,7 @@ links. The Python of a program calls what is here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from schedlang.language.codegen import LARGEST_PARAMETER, Code, generate
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
 from schedlang.language.stages import NumberedStages, Stages, stage_range
-from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_skip
+from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_edge, wrong_skip
 from schedlang.schedule.schedule import MOST_STEPS, Claim, WeightRule
 
 #: How many values of each function are remembered.
@@ -82,8 +82,10 @@ class _Weights:
 
 
 @frozen
-class _Skips:
-    """A line about skips: a function of each number from `start` up to `stop` gives their ends."""
+class _Edges:
+    """A line about edges or skips: a function of each number from `start` up to `stop` gives their
+    ends.
+    """
 
     start: int
     stop: int
@@ -129,7 +131,8 @@ class Declarations:
     held: tuple[int, ...] = ()
     _weights: list[_Weights] = field(factory=list)
     _links: tuple[int, ...] = ()
-    _skips: list[_Skips] = field(factory=list)
+    _edges: list[_Edges] = field(factory=list)
+    _skips: list[_Edges] = field(factory=list)
     _frozen: list[_Frozen] = field(factory=list)
     #: The locations of ranges that counted, and of those that would have to count down, with their
     #: bounds as they were first met.
@@ -163,7 +166,8 @@ class Declarations:
             "link": self.link,
             # These wait until it is known how many stages there are, or until the order is there.
             "weights": _keeper(self._weights, _Weights),
-            "skip": _keeper(self._skips, _Skips),
+            "edge": _keeper(self._edges, _Edges),
+            "skip": _keeper(self._skips, _Edges),
             "frozen": _keeper(self._frozen, _Frozen),
             "price": _keeper(self.prices, Price),
             "change": _keeper(self.changes, Change),
@@ -297,20 +301,34 @@ class Declarations:
                     rules[stage] = WeightRule(line.name, line.delay)
         return tuple(rules)
 
-    def skips(self) -> tuple[tuple[int, int], ...]:
-        """The earlier and the later stage of every skip, as all pipelines have them."""
-        skips: dict[tuple[int, int], None] = {}
+    def edges(self) -> tuple[tuple[int, int], ...]:
+        """The earlier and the later stage of every edge, as all pipelines have them."""
+        return self._pairs("edge", self._edges, wrong_edge, ())
+
+    def skips(self, edges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        """The same of every skip; there are such edges."""
+        return self._pairs("skip", self._skips, wrong_skip, edges)
+
+    def _pairs(
+        self,
+        word: str,
+        lines: Sequence[_Edges],
+        wrong_of: Callable[[int, int, int], str | None],
+        others: Sequence[tuple[int, int]],
+    ) -> tuple[tuple[int, int], ...]:
+        """The ends of what some lines declare: none twice, and none of the others again."""
+        pairs: dict[tuple[int, int], None] = {}
         stages = self.pipelines[0].stop
-        for line in self._skips:
+        for line in lines:
             for number in self.count(line.start, line.stop, 1, line.location):
                 earlier, later = map(int, line.ends(number))
-                is_there = (earlier, later) in skips
-                wrong = "is there already" if is_there else wrong_skip(earlier, later, stages)
+                is_there = (earlier, later) in pairs or (earlier, later) in others
+                wrong = "is there already" if is_there else wrong_of(earlier, later, stages)
                 if wrong:
-                    message = f"the skip from stage {earlier} to stage {later} {wrong}"
-                    raise Fault("skip", message, line.location)
-                skips[earlier, later] = None
-        return tuple(skips)
+                    message = f"the {word} from stage {earlier} to stage {later} {wrong}"
+                    raise Fault(word, message, line.location)
+                pairs[earlier, later] = None
+        return tuple(pairs)
 
     def frozen(self) -> tuple[int, ...]:
         """The stages whose weights do not change, as all pipelines have them."""
@@ -337,12 +355,14 @@ class Declarations:
             self.expect(ranks, microbatches, 0)
             self.placement = list(self.count(0, ranks, 1, 0))
             self.pipelines = [Pipeline("", 0, ranks, microbatches)]
+        edges = self.edges()
         layout = Layout(
             tuple(self.placement),
             tuple(self.pipelines),
             self.params.get("slices", 1),
             links=self._links,
-            skips=self.skips(),
+            skips=self.skips(edges),
+            edges=edges,
             frozen=self.frozen(),
         )
         if layout.microbatches != microbatches:

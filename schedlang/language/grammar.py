@@ -19,6 +19,7 @@ FORMS = {
     "COST": "cost B(s) = 2 + s",
     "DELAY": "weights delay 1 on 0 .. ranks",
     "ELSE": "if r == 0 { … } else { … }",
+    "EDGE": "edge s in 0 .. ranks - 1 from s to s + 1",
     "EVERY": "block m every 3 { … }",
     "EXCHANGE": "exchange { … }",
     "FILL": "fill W within 4",

@@ -73,6 +73,8 @@ def head_lines(head: Head, words: dict[int, str]) -> Iterator[str]:
             yield f"pipeline {pipeline.name} runs {pipeline.microbatches} {line}"
         elif not head.one_stage_each:
             yield line
+    for earlier, later in layout.edges:
+        yield f"edge s in 0 .. 1 from {earlier} to {later}"
     for earlier, later in layout.skips:
         yield f"skip s in 0 .. 1 from {earlier} to {later}"
     for stage in layout.frozen:

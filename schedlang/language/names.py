@@ -175,7 +175,7 @@ class Checker(Scopes):
     def setting(self, node: syntax.Node, scope: dict[str, Declared]) -> None:
         """Check an item that says how the schedule is to be taken: passes, weights, costs."""
         match node:
-            case syntax.Recompute(_, range) | syntax.Frozen(range):
+            case syntax.Recompute(_, range) | syntax.Frozen(_, range):
                 self.bounds(range, scope)
             case syntax.Weights(rule, stages):
                 if rule.updates is not None:
@@ -192,7 +192,7 @@ class Checker(Scopes):
                 self.expression(value, self.inner(scope, rank) if rank else scope)
             case syntax.Link(name, number):
                 self.whole(number, "the number of a link", self.inner(scope, name))
-            case syntax.Skip(name, range, earlier, later):
+            case syntax.Edge(name, range, earlier, later):
                 self.bounds(range, scope)
                 inner = self.inner(scope, name)
                 self.whole(earlier, "the number of a stage", inner)

@@ -257,8 +257,8 @@ class Link(Node):
 
 
 @frozen(eq=False, repr=False)
-class Skip(Node):
-    """`skip name in range from earlier to later`: what some stages make goes also to later ones."""
+class Edge(Node):
+    """`edge name in range from earlier to later`: where what some stages make goes to."""
 
     name: Name
     range: Range
@@ -267,9 +267,15 @@ class Skip(Node):
 
 
 @frozen(eq=False, repr=False)
-class Frozen(Node):
-    """`frozen range`: the weights of these stages do not change."""
+class Skip(Edge):
+    """`skip name in range from earlier to later`: what some stages make goes also to later ones."""
 
+
+@frozen(eq=False, repr=False)
+class Frozen(Node):
+    """`frozen range`, or `frozen s in range`: the weights of these stages do not change."""
+
+    name: Name | None
     range: Range
 
 

@@ -138,6 +138,7 @@ class _Run:
             "link": lambda *_: None,
             "weights": self.not_plain("weights"),
             "skip": self.skip,
+            "edge": self.not_plain("stages that are no chain"),
             "frozen": self.not_plain("frozen stages"),
             "price": self.price,
             "change": self.change,

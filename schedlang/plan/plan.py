@@ -119,6 +119,7 @@ class Plan(Schedule):
             "updates": self.layout.updates,
             "links": list(self.layout.links),
             "skips": [list(skip) for skip in self.layout.skips],
+            "edges": [list(edge) for edge in self.layout.edges],
             "frozen": list(self.layout.frozen),
             "weights": [asdict(rule) for rule in self.weights],
             "kernels": [[kernel.start, kernel.stop] for kernel in self.kernels],

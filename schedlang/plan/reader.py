@@ -20,7 +20,7 @@ from schedlang.proof.repetition import prove_for_all_updates
 from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, WORD, Actions, is_copy, is_transfer
 from schedlang.schedule.costs import Costs, costs_of
 from schedlang.schedule.kinds import Kind
-from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_skip
+from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_edge, wrong_skip
 from schedlang.schedule.schedule import Kernel, WeightRule
 from schedlang.schedule.transports import transports
 
@@ -166,27 +166,29 @@ class _Reader:
         if len(links) not in (0, self.field("ranks", int)):
             self.wrong("`links` must give every rank one")
         slices = self.from_one("slices")
-        skips = self.skips(pipelines)
-        return Layout(
-            placement, pipelines, slices, updates, links, skips, self.frozen(pipelines[0].stop)
-        )
+        stages = pipelines[0].stop
+        skips = self.edges("skips", stages, wrong_skip, ", no neighbours")
+        edges = self.edges("edges", stages, wrong_edge, "")
+        if set(skips) & set(edges):
+            self.wrong("`skips` and `edges` have a pair of stages in common")
+        frozen = self.frozen(stages)
+        return Layout(placement, pipelines, slices, updates, links, skips, edges, frozen)
 
-    def skips(self, pipelines: tuple[Pipeline, ...]) -> tuple[tuple[int, int], ...]:
-        """The field `skips`: pairs of stages of the first pipeline.
+    def edges(
+        self, name: str, stages: int, wrong_of: Callable[[int, int, int], str | None], other: str
+    ) -> tuple[tuple[int, int], ...]:
+        """The field `skips` or `edges`: pairs of stages of the first pipeline.
 
         Plans of older versions do not have it.
         """
-        if "skips" not in self.document:
+        if name not in self.document:
             return ()
-        pairs = [self.numbers(pair, "skips") for pair in self.field("skips", list)]
-        stages = pipelines[0].stop
-        are_skips = all(
-            len(pair) == 2 and not wrong_skip(pair[0], pair[1], stages) for pair in pairs
-        )
-        if not are_skips or len(set(map(tuple, pairs))) < len(pairs):
+        pairs = [self.numbers(pair, name) for pair in self.field(name, list)]
+        are_edges = all(len(pair) == 2 and not wrong_of(pair[0], pair[1], stages) for pair in pairs)
+        if not are_edges or len(set(map(tuple, pairs))) < len(pairs):
             self.wrong(
-                f"`skips` must be pairs of an earlier and a later stage of {stages}, no "
-                "neighbours, each once"
+                f"`{name}` must be pairs of an earlier and a later stage of {stages}{other}, each "
+                "once"
             )
         return tuple((earlier, later) for earlier, later in pairs)
 

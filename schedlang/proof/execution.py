@@ -4,7 +4,7 @@ from functools import cached_property
 
 from attrs import field, frozen
 
-from schedlang.proof.memory import levels, peaks
+from schedlang.proof.memory import Level, levels, peaks
 from schedlang.ranks.weights import bytes_of_weights
 from schedlang.schedule.costs import UNIT, Costs
 from schedlang.schedule.layout import Layout
@@ -55,16 +55,31 @@ class Execution:
         return tuple(tuple(level.steps) for level in found)
 
     @cached_property
+    def memory_bytes(self) -> tuple[tuple[tuple[float, float], ...], ...] | None:
+        """What each rank holds over time in bytes, in steps from the first start on: activations,
+        and weights in all versions; None if the costs give no bytes.
+        """
+        found = self._levels_of_bytes
+        if found is None:
+            return None
+        start = self.timeline.start
+        return tuple(((start, level.first), *level.steps) for level in found)
+
+    @cached_property
     def peak_bytes(self) -> tuple[float, ...] | None:
         """For each rank, the most bytes that it holds: activations, and weights in all versions;
         None if the costs give no bytes.
         """
+        found = self._levels_of_bytes
+        return None if found is None else tuple(level.peak for level in found)
+
+    @cached_property
+    def _levels_of_bytes(self) -> list[Level] | None:
         amounts = self.costs.bytes(self._layout)
         if amounts is None:
             return None
-        return peaks(
-            self.schedule, self.timeline, amounts, bytes_of_weights(self.schedule, self.costs)
-        )
+        weights = bytes_of_weights(self.schedule, self.costs)
+        return levels(self.schedule, self.timeline, amounts, weights)
 
     @property
     def _layout(self) -> Layout:

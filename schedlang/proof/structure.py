@@ -39,7 +39,7 @@ def _unknown(schedule: Schedule) -> list[Finding]:
     #     numbers    0 1 2 3    4 5
     #                stages     skips: their stages are those at their two ends
     stages = len(schedule.placement)
-    numbers = stages + len(layout.skip_stages) * columns.is_transfer
+    numbers = stages + len(layout.far_edges) * columns.is_transfer
     is_stage = (columns.stage >= 0) & (columns.stage < numbers)
     # What stands for stage 0 here has a finding already.
     stage = _stages(schedule, np.where(is_stage, columns.stage, 0))
@@ -126,7 +126,7 @@ def _of_no_use(schedule: Schedule, row: int) -> Finding:
 
 def _stages(schedule: Schedule, numbers: Ints) -> Ints:
     """The stage of every action: of a transfer by a skip, the one at its own end."""
-    if not schedule.layout.skip_stages:
+    if not schedule.layout.far_edges:
         return numbers
     stages = numbers.copy()
     for row in np.flatnonzero(numbers >= len(schedule.placement)).tolist():

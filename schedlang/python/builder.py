@@ -8,6 +8,7 @@ lines of Python that the ops come from, by `schedlang.python.places`.
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal
 
@@ -25,7 +26,7 @@ from schedlang.python.places import Script, caller
 from schedlang.python.text import NAMES, Call, Text, program_text
 from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.kinds import OPS, TRANSFERS, Kind
-from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_skip
+from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_edge, wrong_skip
 from schedlang.schedule.transports import PORTABLE
 
 #: How stages may be placed by a word, as torch names it: rank by rank again and again, or to the
@@ -54,11 +55,12 @@ class Builder:
     with several `pipelines` over the same ranks have in place of it such a list for each, by name:
     `{"down": [0, 1], "up": [1, 0]}`; their microbatches are shared out evenly, and their stages
     numbered on, as in plans. `slices` is into how many parts of its sequence a microbatch is cut;
-    `skips` are pairs of an earlier and a later stage; `frozen` are stages whose weights do not
-    change, of which ops that they have no use for are left out; `links[r]` is the link to the host
-    of rank r, by default each has its own. `weights` is "latest", "stash" or "delay 1", or a list
-    of these with one for each stage. `costs` are those of the program: times and memory; others, as
-    bytes, are for `compile`.
+    `edges` are pairs of an earlier and a later stage, by which what a stage makes goes on, by
+    default to the next one; `skips` are pairs by which something else does; `frozen` are stages
+    whose weights do not change, of which ops that they have no use for are left out; `links[r]` is
+    the link to the host of rank r, by default each has its own. `weights` is "latest", "stash" or
+    "delay 1", or a list of these with one for each stage. `costs` are those of the program: times
+    and memory; others, as bytes, are for `compile`.
 
     Ops take a rank and a microbatch, both counted from 0; a `stage` where the rank holds several;
     and a `slice` where there are slices. TypeError or ValueError names a wrong argument, at once.
@@ -75,6 +77,7 @@ class Builder:
         pipelines: Mapping[str, Sequence[int]] | None = None,
         slices: int = 1,
         skips: Sequence[tuple[int, int]] = (),
+        edges: Sequence[tuple[int, int]] = (),
         frozen: Sequence[int] = (),
         links: Sequence[int] = (),
         weights: str | Sequence[str] = "latest",
@@ -96,7 +99,8 @@ class Builder:
                     f"`{given}` is given, and `pipelines`: each says where its stages are"
                 )
             lines = _pipelines(ranks, microbatches, pipelines)
-        layout = _layout(lines, microbatches // len(lines), slices, skips, frozen, links, ranks)
+        microbatches_each = microbatches // len(lines)
+        layout = _layout(lines, microbatches_each, slices, skips, edges, frozen, links, ranks)
         check_costs(costs)
         _check_program_costs(costs)
         costs.check(layout)
@@ -469,6 +473,7 @@ def _layout(
     microbatches: int,
     slices: int,
     skips: Sequence[tuple[int, int]],
+    edges: Sequence[tuple[int, int]],
     frozen: Sequence[int],
     links: Sequence[int],
     ranks: int,
@@ -483,18 +488,11 @@ def _layout(
     idle = without_stage(placement, ranks)
     if idle:
         raise ValueError(f"`{'pipelines' if '' not in lines else 'placement'}`: {idle}")
-    pairs: list[tuple[int, int]] = []
-    check_type("skips", skips, Sequence, "pairs of stages, such as [(0, 3)]")
-    for index, skip in enumerate(skips):
-        name = f"skips[{index}]"
-        if not isinstance(skip, Sequence) or len(skip) != 2:
-            raise TypeError(f"`{name}` is {shown(skip)}: it must be a pair of stages")
-        for stage in skip:
-            check_whole(name, stage)
-        wrong = wrong_skip(skip[0], skip[1], pipelines[0].stop)
-        if wrong:
-            raise ValueError(f"`{name}` is {shown(skip)}: it {wrong}")
-        pairs.append((skip[0], skip[1]))
+    edges = _pairs("edges", edges, partial(wrong_edge, stages=pipelines[0].stop))
+    skips = _pairs("skips", skips, partial(wrong_skip, stages=pipelines[0].stop))
+    twice = set(edges) & set(skips)
+    if twice:
+        raise ValueError(f"`skips` and `edges` both have {min(twice)}")
     check_type("frozen", frozen, Sequence, "stages, such as [0, 1]")
     for index, stage in enumerate(frozen):
         check_whole(f"frozen[{index}]", stage, 0, pipelines[0].stop - 1)
@@ -505,15 +503,27 @@ def _layout(
         raise ValueError(f"`links` has {len(links)}: there are {counted(ranks, 'rank')}")
     for rank, link in enumerate(links):
         check_whole(f"links[{rank}]", link, 0)
-    return Layout(
-        placement,
-        tuple(pipelines),
-        slices,
-        1,
-        tuple(links),
-        tuple(pairs),
-        tuple(sorted(set(frozen))),
-    )
+    unchanged = tuple(sorted(set(frozen)))
+    return Layout(placement, tuple(pipelines), slices, 1, tuple(links), skips, edges, unchanged)
+
+
+def _pairs(
+    what: str, given: Sequence[tuple[int, int]], wrong_of: Callable[[int, int], str | None]
+) -> tuple[tuple[int, int], ...]:
+    """Pairs of stages, each with an edge between them."""
+    pairs: list[tuple[int, int]] = []
+    check_type(what, given, Sequence, "pairs of stages, such as [(0, 3)]")
+    for index, pair in enumerate(given):
+        name = f"{what}[{index}]"
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise TypeError(f"`{name}` is {shown(pair)}: it must be a pair of stages")
+        for stage in pair:
+            check_whole(name, stage)
+        wrong = "is there already" if tuple(pair) in pairs else wrong_of(pair[0], pair[1])
+        if wrong:
+            raise ValueError(f"`{name}` is {shown(pair)}: it {wrong}")
+        pairs.append((pair[0], pair[1]))
+    return tuple(pairs)
 
 
 def _weights(weights: str | Sequence[str], stages: int) -> list[str]:

@@ -65,7 +65,7 @@ def compare(
 
 def params_of_each(sources: Iterable[Source], params: Mapping[str, int]) -> list[dict[str, int]]:
     """For each program those of some parameters that it has; ValueError for one that none has."""
-    names = [_parameters(source) for source in sources]
+    names = [parameters_of(source) for source in sources]
     unknown = params.keys() - set().union(*names)
     if unknown:
         raise ValueError(f"no program has a parameter `{min(unknown)}`")
@@ -75,7 +75,7 @@ def params_of_each(sources: Iterable[Source], params: Mapping[str, int]) -> list
     ]
 
 
-def _parameters(source: Source) -> set[str]:
+def parameters_of(source: Source) -> set[str]:
     """The names of a program's parameters; a plan has none that could be set, nor has a table."""
     if source.is_plan or kind_of(source.text) is FileKind.TABLE:
         return set()

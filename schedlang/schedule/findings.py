@@ -51,7 +51,7 @@ def _diagnostic(schedule: Schedule, group: list[Finding]) -> Diagnostic:
             for place, text in places
             if place < len(schedule.spans)
         ]
-    notes = _skips(schedule, first)
+    notes = _far_edges(schedule, first)
     more = sum(finding.times for finding in group) - 1
     if more:
         ranks = ranks_text(sorted({finding.rank for finding in group}))
@@ -68,20 +68,23 @@ def _diagnostic(schedule: Schedule, group: list[Finding]) -> Diagnostic:
     )
 
 
-def _skips(schedule: Schedule, finding: Finding) -> tuple[str, ...]:
-    """What the numbers of skips mean that a finding names, since they look like those of stages."""
+def _far_edges(schedule: Schedule, finding: Finding) -> tuple[str, ...]:
+    """What the numbers of far edges mean that a finding names, since they look like those of
+    stages.
+    """
     named = set(finding.numbers)
     for wait in finding.waits:
         named.update(wait.numbers())
-    skips = [number for number in schedule.layout.skip_stages if number in named]
-    return tuple(skip_text(schedule, number) for number in skips)
+    numbers = [number for number in schedule.layout.far_edges if number in named]
+    return tuple(edge_text(schedule, number) for number in numbers)
 
 
-def skip_text(schedule: Schedule, number: int) -> str:
-    """What a skip's number stands for."""
-    earlier, later = schedule.layout.skip_stages[number]
+def edge_text(schedule: Schedule, number: int) -> str:
+    """What a far edge's number stands for."""
+    earlier, later = schedule.layout.far_edges[number]
     names = schedule.names
-    return f"{number} is the skip from stage {names.stage(earlier)} to stage {names.stage(later)}"
+    what = "skip" if schedule.layout.is_skip(number) else "edge"
+    return f"{number} is the {what} from stage {names.stage(earlier)} to stage {names.stage(later)}"
 
 
 def ranks_text(ranks: list[int]) -> str:

@@ -30,12 +30,20 @@ class Pipeline:
     microbatches: int
 
 
-def wrong_skip(earlier: int, later: int, stages: int) -> str | None:
-    """What is wrong with a skip among so many stages."""
+def wrong_edge(earlier: int, later: int, stages: int) -> str | None:
+    """What is wrong with an edge among so many stages."""
     if not 0 <= earlier < stages or not 0 <= later < stages:
         return f"leads to no stage: there are stages 0 to {stages - 1}"
     if later <= earlier:
         return "does not lead forward"
+    return None
+
+
+def wrong_skip(earlier: int, later: int, stages: int) -> str | None:
+    """What is wrong with a skip among so many stages."""
+    wrong = wrong_edge(earlier, later, stages)
+    if wrong:
+        return wrong
     if later == earlier + 1:
         return "leads to the next stage, which gets what that one makes anyway"
     return None
@@ -64,10 +72,12 @@ class Layout:
     rank r's copies take, one after the other with those of ranks on the same link; without any,
     each rank has its own.
 
-    What a stage makes goes to the next one, and by the `skips`, which are pairs of an earlier and a
-    later stage of the first pipeline, and their replicas in the others, further down the pipeline.
-    A transfer between neighbours has the number of its own stage. A skip has a number of its own,
-    at both ends, behind those of all stages.
+    What a stage makes goes along the `edges` of the stage graph, which are pairs of an earlier and
+    a later stage of the first pipeline, and their replicas in the others; without any, to the next
+    stage, so that all of a pipeline are a chain. By the `skips`, pairs as well, something else that
+    it makes goes to a stage further down. A transfer between neighbours has the number of its own
+    stage. A far edge, and every skip is one, has a number of its own, at both ends, behind those of
+    all stages.
 
     The stages of the first pipeline that are `frozen`, and their replicas, have weights that do not
     change. A frozen stage has a backward only where one before it is trained, and then for the
@@ -79,12 +89,18 @@ class Layout:
     #     stage 0 ─────── stage 1 ─────── stage 2 ─────── stage 3
     #        │  0SEND_F 1RECV_F  1SEND_F 2RECV_F  2SEND_F 3RECV_F  │
     #        └── 4SEND_F ──────────────────────────────── 4RECV_F ─┘
+    #
+    # And with the edges (0, 2), (1, 2) and (2, 3), two encoders before one decoder:
+    #
+    #     stage 0 ── 4SEND_F ──────────── 4RECV_F ─┐
+    #     stage 1 ── 1SEND_F ──────────── 2RECV_F ─┴─ stage 2 ── 2SEND_F 3RECV_F ── stage 3
     placement: tuple[int, ...] = field(repr=shown)
     pipelines: tuple[Pipeline, ...] = field(repr=shown)
     slices: int = 1
     updates: int = 1
     links: tuple[int, ...] = field(default=(), repr=shown)
     skips: tuple[tuple[int, int], ...] = field(default=(), repr=shown)
+    edges: tuple[tuple[int, int], ...] = field(default=(), repr=shown)
     frozen: tuple[int, ...] = field(default=(), repr=shown)
 
     @property
@@ -94,8 +110,8 @@ class Layout:
 
     @property
     def all_numbers(self) -> range:
-        """The numbers that transfers can have: those of the stages, then those of the skips."""
-        return range(len(self.placement) + len(self.skip_stages))
+        """The numbers that transfers can have: those of the stages, then those of far edges."""
+        return range(len(self.placement) + len(self.far_edges))
 
     @property
     def pieces(self) -> int:
@@ -124,12 +140,30 @@ class Layout:
         return microbatch // self.units_of_update(stage)
 
     def is_first(self, stage: int) -> bool:
-        """Whether a stage takes the inputs."""
-        return self.pipeline_of[stage].start == stage
+        """Whether a stage takes inputs of the model, and nothing that another stage makes."""
+        return not self.before[stage]
 
     def is_last(self, stage: int) -> bool:
-        """Whether a stage makes the losses."""
-        return self.pipeline_of[stage].stop == stage + 1
+        """Whether a stage makes losses: nothing of what it makes goes to another stage."""
+        return not self.after[stage]
+
+    @cached_property
+    def firsts(self) -> tuple[int, ...]:
+        """The stages that take inputs of the model."""
+        return tuple(filter(self.is_first, range(len(self.placement))))
+
+    @cached_property
+    def lasts(self) -> tuple[int, ...]:
+        """The stages that make losses."""
+        return tuple(filter(self.is_last, range(len(self.placement))))
+
+    def hands_on(self, stage: int) -> bool:
+        """Whether what a stage makes goes to the next one."""
+        return stage in self._chained
+
+    def follows(self, stage: int) -> bool:
+        """Whether a stage takes what the one before it makes."""
+        return stage - 1 in self._chained
 
     def piece(self, stage: int) -> int:
         """Which piece of the model a stage is: its number in its pipeline."""
@@ -143,32 +177,39 @@ class Layout:
         return [pipeline.start + piece for pipeline in self.pipelines]
 
     @cached_property
-    def skip_stages(self) -> dict[int, tuple[int, int]]:
-        """The earlier and the later stage of every skip, by its number: those of the first
-        pipeline, then the next.
+    def far_edges(self) -> dict[int, tuple[int, int]]:
+        """The earlier and the later stage of every edge that is not between neighbours, by its
+        number: those of the first pipeline, then the next; of each the skips come last.
         """
+        far = [(earlier, later) for earlier, later in self.edges if later > earlier + 1]
         pairs = (
             (pipeline.start + earlier, pipeline.start + later)
             for pipeline in self.pipelines
-            for earlier, later in self.skips
+            for earlier, later in [*far, *self.skips]
         )
         return dict(enumerate(pairs, len(self.placement)))
 
+    def is_skip(self, number: int) -> bool:
+        """Whether a far edge, by its number, is a skip."""
+        earlier, later = self.far_edges[number]
+        start = self.pipeline_of[earlier].start
+        return (earlier - start, later - start) in self.skips
+
     @cached_property
     def before(self) -> tuple[tuple[int, ...], ...]:
-        """For each stage those whose outputs it takes: the one before, then those of skips."""
+        """For each stage those whose outputs it takes: the one before, then those of far edges."""
         stages = range(len(self.placement))
-        before = [[] if self.is_first(stage) else [stage - 1] for stage in stages]
-        for earlier, later in self.skip_stages.values():
+        before = [[stage - 1] if stage - 1 in self._chained else [] for stage in stages]
+        for earlier, later in self.far_edges.values():
             before[later].append(earlier)
         return tuple(map(tuple, before))
 
     @cached_property
     def after(self) -> tuple[tuple[int, ...], ...]:
-        """For each stage those that take its output: the one after, then those of skips."""
+        """For each stage those that take its output: the one after, then those of far edges."""
         stages = range(len(self.placement))
-        after = [[] if self.is_last(stage) else [stage + 1] for stage in stages]
-        for earlier, later in self.skip_stages.values():
+        after = [[stage + 1] if stage in self._chained else [] for stage in stages]
+        for earlier, later in self.far_edges.values():
             after[earlier].append(later)
         return tuple(map(tuple, after))
 
@@ -193,12 +234,23 @@ class Layout:
         return made == Kind.F or self.has_backward[stage]
 
     @cached_property
-    def _skip_numbers(self) -> dict[tuple[int, int], int]:
-        return {stages: number for number, stages in self.skip_stages.items()}
+    def _chained(self) -> frozenset[int]:
+        """The stages with an edge to the next one."""
+        near = {earlier for earlier, later in self.edges if later == earlier + 1}
+        return frozenset(
+            stage
+            for pipeline in self.pipelines
+            for stage in range(pipeline.start, pipeline.stop - 1)
+            if not self.edges or stage - pipeline.start in near
+        )
+
+    @cached_property
+    def _far_numbers(self) -> dict[tuple[int, int], int]:
+        return {stages: number for number, stages in self.far_edges.items()}
 
     def number(self, stage: int, other: int) -> int:
         """The number of a stage's transfers with another one."""
-        return self._skip_numbers.get((min(stage, other), max(stage, other)), stage)
+        return self._far_numbers.get((min(stage, other), max(stage, other)), stage)
 
     def numbers(self, kind: int, stage: int) -> list[int]:
         """The numbers of a stage's transfers of a kind, if the other stages were on other ranks."""
@@ -210,14 +262,16 @@ class Layout:
         last stage.
         """
         distance = TRANSFERS[kind].distance
-        if number in self.skip_stages:
-            earlier, later = self.skip_stages[number]
+        if number in self.far_edges:
+            earlier, later = self.far_edges[number]
             return (earlier, later) if distance > 0 else (later, earlier)
         return number, number + distance
 
     def stage_of(self, kind: int, number: int) -> int:
-        """The stage of an action, whose number is that of a stage or, of a transfer, of a skip."""
-        return self.ends(kind, number)[0] if number in self.skip_stages else number
+        """The stage of an action, whose number is that of a stage or, of a transfer, of a far
+        edge.
+        """
+        return self.ends(kind, number)[0] if number in self.far_edges else number
 
     def needs_gradients(self, kind: int, number: int) -> bool:
         """Whether the gradients of a transfer are of use: the stage that they go to is trained, or
@@ -238,12 +292,11 @@ class Layout:
     def peer(self, kind: int, number: int) -> int | None:
         """The rank at the other end of a transfer.
 
-        None where there is none to reach: past the first or last stage, or a stage of the same
-        rank; or where gradients have no backward to go to.
+        None where there is none to reach: where no edge leads to the neighbour, as past the first
+        or last stage; to a stage of the same rank; or where gradients have no backward to go to.
         """
         stage, other = self.ends(kind, number)
-        pipeline = self.pipeline_of[stage]
-        if not pipeline.start <= other < pipeline.stop:
+        if number == stage and min(stage, other) not in self._chained:
             return None
         if self.frozen and kind in _GRADIENTS and not self.needs_gradients(kind, number):
             return None

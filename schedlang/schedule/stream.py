@@ -84,7 +84,7 @@ def steps_of(layout: Layout) -> Ints:
     steps[:, : len(stages)] = [layout.units_of_update(stage) for stage in stages]
     steps[Kind.U] = 1
     # Only transfers have the numbers of skips.
-    for kind, number in product(TRANSFERS, layout.skip_stages):
+    for kind, number in product(TRANSFERS, layout.far_edges):
         steps[kind, number] = layout.units_of_update(layout.stage_of(kind, number))
     return steps
 

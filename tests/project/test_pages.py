@@ -35,6 +35,7 @@ ELSEWHERE = {
     ],
     "docs/training.md": ["two machines"],
     "docs/parallel.md": ["machines that come and go"],
+    "docs/pictures.md": ["it needs pandas and matplotlib"],
     "docs/torchtitan.md": ["torchtitan"] * 3,
 }
 

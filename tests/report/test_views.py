@@ -3,12 +3,15 @@
 import json
 import re
 import sys
+import zlib
+from base64 import b64decode
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
 from attrs import asdict, evolve
 from hypothesis import given
@@ -28,15 +31,21 @@ from schedlang.cli.main import main
 from schedlang.lowering import lower
 from schedlang.plan.torch_tables import export_table, plan_of, read_table
 from schedlang.report.alignment import Change
+from schedlang.report.bubbles.attribution import CAUSES
 from schedlang.report.difference.difference import rank_differences
-from schedlang.report.views import Picture, lay_out, palette, write_view
-from schedlang.report.views.html import Mark, marks_of, page
+from schedlang.report.views import Part, Picture, lay_out, palette, write_view
+from schedlang.report.views.bands import shares
+from schedlang.report.views.causes import causes_of
+from schedlang.report.views.html import Mark, marks_of, page, page_data
+from schedlang.report.views.packing import Ticks
 from schedlang.report.views.svg import svg
 from schedlang.report.views.terminal import view
 from schedlang.report.views.trace import trace
+from schedlang.report.views.units import bytes_text, time_text
 from schedlang.schedule.actions import is_copy, is_transfer
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.kinds import OPS
+from schedlang.schedule.timeline import Bar
 from tests.support.own_needs import needs
 from tests.support.paths import DOCS, GALLERY, PROGRAMS, ROOT
 from tests.support.strategies import schedules
@@ -178,6 +187,7 @@ def test_svg_shows_every_op(path: Path) -> None:
         assert 0 <= x <= x + wide <= width
         assert 0 <= y <= y + high <= height
     names = [text.text for text in root.iterfind(f"{SVG}text")]
+    assert names[0] == f"{picture.title}: {picture.figures}"
     assert {OPS[kind].name for kind in picture.kinds} < set(names)
 
 
@@ -239,42 +249,69 @@ def test_trace(path: Path) -> None:
 def test_page_has_everything_in_it(path: Path) -> None:
     picture = drawn(path.stem)
     text = page([picture, picture])
-    assert not re.search(r"""(src|href)\s*=|url\(|@import|https?://""", text)
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
-    assert found
-    data, other = json.loads(found[1])
-    assert data == other
-    assert sum(data["ops"]) + sum(data["copies"]) == len(picture.boxes)
-    assert {len(column) for column in data["boxes"].values()} == {len(picture.boxes)}
-    assert list(zip(*data["arrows"], strict=True)) == list(picture.arrows)
-    assert data["boxes"]["start"] == [box.bar.start for box in picture.boxes]
-
-
-def page_data(*pictures: Picture) -> list[dict[str, Any]]:
-    found = re.search(
-        r'<script type="application/json" id="data">(.*?)</script>', page(pictures), re.S
+    # The name of SVG's elements is no address that anything is read from.
+    assert not re.search(
+        r"""(src|href)\s*=|url\((?![#$])|@import|https?://""",
+        text.replace("http://www.w3.org/2000/svg", ""),
     )
+    data, other = json.loads(element_of(text, "data"))
+    assert data == other
+    columns = unpacked(data)
+    assert sum(columns["ops"]) + sum(columns["copies"]) == len(picture.boxes)
+    assert columns["kind"] == [box.bar.kind for box in picture.boxes]
+    users = [box for box, count in enumerate(columns["needed"]) for _ in range(count)]
+    pairs = zip(columns["needBefore"], users, strict=True)
+    assert [(user - before, user) for before, user in pairs] == list(picture.arrows)
+    assert times(data, "start") == [box.bar.start for box in picture.boxes]
+    assert times(data, "length") == [box.bar.end - box.bar.start for box in picture.boxes]
+    steps = zip(times(data, "memoryTime"), amounts(data), strict=True)
+    assert list(steps) == [step for steps in picture.memory for step in steps]
+
+
+def element_of(text: str, name: str) -> str:
+    found = re.search(f'<script type="application/json" id="{name}">(.*?)</script>', text, re.S)
     assert found
-    return json.loads(found[1])
+    return found[1]
+
+
+def unpacked(data: dict[str, Any]) -> dict[str, list[int]]:
+    """What data.js does: bytes, plane by plane, of differences."""
+    content = zlib.decompress(b64decode(data["packed"]))
+    columns = {}
+    at = 0
+    for name, count in data["columns"]:
+        planes = [content[at + plane * count : at + (plane + 1) * count] for plane in range(4)]
+        steps = [int.from_bytes(row, "little", signed=True) for row in zip(*planes, strict=True)]
+        columns[name] = list(accumulate(steps))
+        at += 4 * count
+    assert at == len(content)
+    return columns
+
+
+def times(data: dict[str, Any], name: str) -> list[float]:
+    numerator, denominator = data["tick"]
+    return [ticks * numerator / denominator for ticks in unpacked(data)[name]]
+
+
+def amounts(data: dict[str, Any]) -> list[float]:
+    numerator, denominator = data["memoryTick"]
+    return [ticks * numerator / denominator for ticks in unpacked(data)["memoryAmount"]]
 
 
 def test_a_page_marks_what_differs() -> None:
     """Halves are only in ZB-H1, whole backwards only in 1F1B; nothing differs from itself."""
-    before, after = page_data(drawn("1f1b"), drawn("zb_h1"))
+    before, after = page_data([drawn("1f1b"), drawn("zb_h1")])
     for data, only in ((before, {Kind.B}), (after, {Kind.I, Kind.W})):
-        marked = {
-            kind
-            for kind, mark in zip(data["boxes"]["kind"], data["boxes"]["mark"], strict=True)
-            if mark
-        }
+        columns = unpacked(data)
+        marked = {kind for kind, mark in zip(columns["kind"], columns["mark"], strict=True) if mark}
         assert marked == only
-        assert set(data["boxes"]["mark"]) == {Mark.SAME, Mark.ONLY_HERE}
+        assert set(columns["mark"]) == {Mark.SAME, Mark.ONLY_HERE}
     assert before["figures"] == "makespan 33, 27.3% idle; ops only here: 32, moved: 0"
     assert after["figures"] == "makespan 27, 11.1% idle; ops only here: 64, moved: 0"
-    for data in page_data(drawn("1f1b"), drawn("1f1b")):
-        assert "mark" not in data["boxes"]
+    for data in page_data([drawn("1f1b"), drawn("1f1b")]):
+        assert not any(unpacked(data)["mark"])
         assert data["figures"].endswith("; ops only here: 0, moved: 0")
-    (alone,) = page_data(drawn("1f1b"))
+    (alone,) = page_data([drawn("1f1b")])
     assert alone["figures"] == "makespan 33, 27.3% idle"
 
 
@@ -300,6 +337,129 @@ def ops(actions: Actions) -> Actions:
     return actions.select(lambda kind: not is_transfer(kind) and not is_copy(kind))
 
 
+@pytest.mark.parametrize("costs", [UNIT, ODD], ids=["unit", "odd"])
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_a_page_knows_the_cause_of_all_idle_time(path: Path, costs: Costs) -> None:
+    """Boxes and parts of idle time fill each rank's time; what a box waited for ended before it;
+    the critical path goes through boxes that touch.
+    """
+    picture = drawn(path.stem, costs)
+    causes = causes_of(picture)
+    busy = [0.0] * len(picture.ops)
+    for part in causes.idle:
+        busy[part.rank] += part.length
+        assert picture.boxes[int(causes.behind[0])]
+    for rank, row in enumerate(picture.ops):
+        total = busy[rank] + sum(box.bar.end - box.bar.start for box in row)
+        assert total == pytest.approx(picture.timeline.makespan)
+    for box, maker in enumerate(causes.maker.tolist()):
+        if maker >= 0:
+            before, after = picture.boxes[maker].bar, picture.boxes[box].bar
+            assert before.end + causes.delay[box] <= after.start + 1e-9
+    assert sum(part.length for part, _ in causes.path) == pytest.approx(picture.timeline.makespan)
+    for part, box in causes.path:
+        if part.kind in ("op", "copy"):
+            assert picture.boxes[box].bar.start == part.start
+            assert picture.boxes[box].rank == part.step.rank
+
+
+def test_a_page_names_no_folders() -> None:
+    (data,) = page_data([drawn("1f1b")])
+    assert {where for where, _ in data["lines"]} <= {f"1f1b.sched:{line}" for line in range(99)}
+
+
+def test_packed_numbers_are_exact_to_nine_digits() -> None:
+    values = [np.array([0.1, 0.25, 12345.678901]), np.array([0.0, 2.5])]
+    ticks = Ticks.of(values)
+    for column in values:
+        back = ticks.count(column) * ticks.numerator / ticks.denominator
+        assert back == pytest.approx(column, abs=1e-4)
+    assert Ticks.of([np.array([3.0, 12.0])]) == Ticks(3.0 * 10**7, 10.0**7)
+    assert Ticks.of([np.zeros(2)]).count(np.zeros(1)).tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds", "text"),
+    [
+        (33, None, "33"),
+        (33, 1e-6, "33 µs"),
+        (33_500, 1e-6, "33.5 ms"),
+        (1.25, 1.0, "1.25 s"),
+        (0.5, 1e-3, "500 µs"),
+        (0, 1e-3, "0 µs"),
+    ],
+)
+def test_times_as_people_write_them(value: float, seconds: float | None, text: str) -> None:
+    assert time_text(value, seconds) == text
+
+
+def test_bytes_as_people_write_them() -> None:
+    assert [bytes_text(amount) for amount in (0, 999, 1500, 2.5e9, 3e12)] == [
+        "0 B",
+        "999 B",
+        "1.5 kB",
+        "2.5 GB",
+        "3 TB",
+    ]
+
+
+def test_memory_is_in_bytes_where_these_are_known() -> None:
+    """Weights are there from the first start on."""
+    costs = Costs(activation_bytes=(1e9,), weights_bytes=(3e9,))
+    picture = drawn("1f1b", costs)
+    _, execution = run("1f1b", costs)
+    assert picture.memory_unit == "bytes"
+    assert picture.memory[0][0] == (0.0, 3e9)
+    peaks = tuple(max(amount for _, amount in steps) for steps in picture.memory)
+    assert peaks == execution.peak_bytes
+    assert drawn("1f1b").memory_unit == "activations"
+    assert drawn("1f1b", Costs(forward_memory=(2.0,))).memory_unit == "amounts"
+
+
+def test_every_swatch_is_apart_from_every_other() -> None:
+    """For who sees all colours and for who lacks one of the three kinds of cones: by the colour,
+    or by what is drawn in it.
+    """
+    ops = [
+        (palette.fill(kind, 0, 1), "hatched" if kind in palette.HATCHED else "plain")
+        for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.U, Kind.OFFLOAD, Kind.RELOAD)
+    ]
+    swatches = [*ops, *palette.IDLE.values()]
+    assert set(palette.IDLE) == set(CAUSES)
+    assert {pattern for _, pattern in palette.IDLE.values()} <= set(palette.PATTERNS)
+    for (colour, pattern), (other, other_pattern) in combinations(swatches, 2):
+        if pattern == other_pattern:
+            assert all(distance(sees, colour, other) > 10 for sees in EYES)
+
+
+#: What an eye makes of linear red, green and blue (Machado et al. 2009, severity 1): all cones, and
+#: those of protanopia, deuteranopia and tritanopia.
+EYES = [
+    ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    ((0.152286, 1.052583, -0.204868), (0.114503, 0.786281, 0.099216), (-0.003882, -0.048116, 1.051998)),
+    ((0.367322, 0.860646, -0.227968), (0.280085, 0.672501, 0.047413), (-0.011820, 0.042940, 0.968881)),
+    ((1.255528, -0.076749, -0.178779), (-0.078411, 0.930809, 0.147602), (0.004733, 0.691367, 0.303900)),
+]  # fmt: skip
+
+
+def distance(eye: Any, colour: str, other: str) -> float:
+    """How far apart two colours look: the Euclidean distance in CIELAB."""
+    return sum((a - b) ** 2 for a, b in zip(lab(eye, colour), lab(eye, other), strict=True)) ** 0.5
+
+
+def lab(eye: Any, colour: str) -> tuple[float, float, float]:
+    parts = [part / 255 for part in bytes.fromhex(colour[1:])]
+    linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+    seen = [sum(a * b for a, b in zip(row, linear, strict=True)) for row in eye]
+    to_xyz = ((0.4124, 0.3576, 0.1805), (0.2126, 0.7152, 0.0722), (0.0193, 0.1192, 0.9505))
+    white = (0.9505, 1.0, 1.089)
+    x, y, z = (
+        max(sum(a * b for a, b in zip(row, seen, strict=True)) / whole, 0) ** (1 / 3)
+        for row, whole in zip(to_xyz, white, strict=True)
+    )
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
+
+
 def test_program_text_cannot_end_the_data(tmp_path: Path) -> None:
     program = tmp_path / "</script><b>.sched"
     program.parent.mkdir(exist_ok=True)
@@ -308,7 +468,7 @@ def test_program_text_cannot_end_the_data(tmp_path: Path) -> None:
     )
     plan = compile(read_source(program))
     text = page([lay_out(plan, simulate(plan))])
-    assert text.count("</script>") == 2
+    assert text.count("</script>") == 4
 
 
 def plain(text: str) -> str:
@@ -333,6 +493,125 @@ def test_terminal(path: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> 
     words = sum(len(re.findall(r"[A-Z]+[0-9]+", row)) for row in rows)
     complete = words == sum(box.bar.end > box.bar.start for box in picture.boxes)
     assert complete == (not text.endswith("a page zooms, -o NAME.html"))
+
+
+def test_where_ops_are_narrower_than_a_column_there_are_shares(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No row of letters, which would be a schedule that nobody has written."""
+    monkeypatch.setenv("COLUMNS", "110")
+    picture = drawn("interleaved_1f1b", ranks=8, microbatches=32, chunks=4)
+    rows = [line for line in view(picture, colour=False).splitlines() if "│" in line]
+    assert rows[0] == (
+        "rank 0 │F71 B8 ·21 │F33 B67    │F34 B66    │F34 B66    │F33 B67    │F17 B72 ·11│B95 ·5     │"
+        "   5% idle"
+    )
+    for row in rows:
+        for cell in row.split("│")[1:-1]:
+            assert sum(map(int, re.findall("[0-9]+", cell))) == 100
+
+
+@pytest.mark.parametrize("columns", [60, 80, 110, 150, 200])
+@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
+def test_labels_of_neighbours_never_run_together(
+    path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    picture = drawn(path.stem)
+    text = view(picture, colour=False)
+    rows = [line.split("│")[1] for line in text.splitlines() if "│" in line]
+    # Where ranks have several stages, a label begins with one: a blank or a dash comes before it.
+    stage, behind = ("[0-9]+", "[ ─]") if picture.chunks > 1 else ("", "[A-Z ─·]")
+    word = rf"{stage}[A-Z]+[0-9]+(\.[0-9]+)?"
+    assert not [row for row in rows if re.search(rf"{word}(?!([0-9.]|{behind}|$))", row)]
+
+
+def test_shares_of_windows() -> None:
+    bars = [Bar(Kind.F, 0, 0, 1, 2), Bar(Kind.B, 0, 0, 2, 4), Bar(Kind.F, 0, 1, 5, 6)]
+    assert shares(bars, [0, 3, 6]) == [
+        [(Kind.F, 33), (Kind.B, 33), (None, 34)],
+        [(Kind.F, 33), (Kind.B, 33), (None, 34)],
+    ]
+    assert shares([], [0, 1]) == [[(None, 100)]]
+
+
+def test_a_part_of_a_picture() -> None:
+    """A window of time and some ranks, in the width that is asked for, with what the ranks hold."""
+    picture = drawn("zb_h1")
+    part = Part(ranks=(0, 3), start=4, end=10.5, width=700, memory=True)
+    root = ElementTree.fromstring(svg(picture, part))
+    assert root.attrib["width"] == "700"
+    texts = [text.text for text in root.iter(f"{SVG}text")]
+    assert texts[0] == "zb_h1 (ranks = 4, microbatches = 8): makespan 27, 11.1% idle"
+    assert [text for text in texts if text and text.startswith("rank")] == ["rank 0", "rank 3"]
+    assert texts.count("peak 4") == 2
+    assert "memory, at most 4 activations" in texts
+    ticks = [text.text for text in root.iterfind(f"{SVG}text[@text-anchor='middle']")]
+    assert ticks == ["4", "5", "6", "7", "8", "9", "10"]
+    shown = [
+        box
+        for rank in (0, 3)
+        for box in picture.ops[rank]
+        if box.bar.end > 4 and box.bar.start < 10.5
+    ]
+    shapes = [each for group in root.iter(f"{SVG}g") for each in group.iter(f"{SVG}rect")]
+    assert len(shapes) == len(shown)
+    assert all(float(shape.attrib["x"]) >= 58 for shape in shapes)
+
+
+def test_memory_in_a_picture_is_steps() -> None:
+    """Also where it rises and falls at one time."""
+    root = ElementTree.fromstring(svg(drawn("1f1b_recompute"), Part(memory=True)))
+    curves = [each.attrib["d"] for each in root.iterfind(f"{SVG}path[@fill='#c6cbd2']")]
+    assert len(curves) == 4
+    assert all(re.fullmatch(r"M[\d. ]+([VH][\d.]+)+Z", curve) for curve in curves)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--window", "4..2"], "`4..2` is not A..B with two times"),
+        (
+            ["--window", "100..200", "-o", "x.svg"],
+            "nothing runs in 100..33: the schedule runs in 0..33",
+        ),
+        (["--ranks", "2..9", "-o", "x.svg"], "there is no rank 9, the last one is rank 3"),
+        (["--ranks", "a"], "`a` is not numbers of ranks"),
+        (["--ranks", "3..1"], "`3..1` names no rank"),
+        (["--memory"], "a part is drawn in a file: -o NAME.svg or NAME.png"),
+        (["--width", "900", "-o", "x.html"], "a part is drawn in .svg and .png"),
+    ],
+)
+def test_wrong_parts(
+    arguments: list[str],
+    complaint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as caught:
+        main(["view", str(PROGRAMS / "1f1b.sched"), *arguments])
+    assert caught.value.code == 2
+    assert complaint in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_png_in_the_width_that_is_asked_for(tmp_path: Path) -> None:
+    path = tmp_path / "view.png"
+    arguments = [
+        "--width",
+        "901",
+        "--window",
+        "0..9",
+        "--ranks",
+        "1",
+        "--memory",
+        "--time-unit",
+        "ms",
+    ]
+    assert main(["view", str(PROGRAMS / "1f1b.sched"), *arguments, "-o", str(path)]) == 0
+    assert int.from_bytes(path.read_bytes()[16:20]) in (900, 902)
 
 
 def test_the_command(
@@ -380,10 +659,10 @@ def test_colour_is_for_terminals_and_not_with_no_color(
     [
         (["-o", "view.pdf"], "`view.pdf` must end in .svg, .png, .html or .json"),
         (["-o", "view"], "`view` must end in .svg, .png, .html or .json"),
-        ([str(GALLERY[1])], "two schedules stand side by side on a page: -o NAME.html"),
+        ([str(GALLERY[1])], "several schedules stand side by side on a page: -o NAME.html"),
         (
             [str(GALLERY[1]), "-o", "view.svg"],
-            "two schedules stand side by side on a page, NAME.html",
+            "several schedules stand side by side on a page, NAME.html",
         ),
         (["--updates", "2"], "the plan has 1 update: no part of it repeats"),
     ],

@@ -132,11 +132,11 @@ def tensors_of(plan: Plan, lifetime: Lifetime, word: str) -> set[object]:
     microbatch = int(microbatch)
     if lifetime.what == Holds.ACTIVATION:
         input = set() if plan.layout.is_first(stage) else {("F", stage - 1, microbatch)}
-        skips = [number for number, (_, later) in plan.layout.skip_stages.items() if later == stage]
+        skips = [number for number, (_, later) in plan.layout.far_edges.items() if later == stage]
         input |= {(what, number, microbatch) for number in skips for what in ("RECV_F", "sum")}
         return input | {(kind, stage, microbatch)}
-    if stage in plan.layout.skip_stages:
-        earlier, _ = plan.layout.skip_stages[stage]
+    if stage in plan.layout.far_edges:
+        earlier, _ = plan.layout.far_edges[stage]
         return {("F", earlier, microbatch) if kind == "SEND_F" else (kind, stage, microbatch)}
     maker = {
         "RECV_F": ("F", stage - 1),

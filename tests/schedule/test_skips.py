@@ -104,7 +104,7 @@ def test_each_skip_has_a_number_behind_those_of_all_stages() -> None:
     )
     assert plan.layout.skips == ((0, 3), (1, 3), (0, 2))
     ends = {8: (0, 3), 9: (1, 3), 10: (0, 2), 11: (4, 7), 12: (5, 7), 13: (4, 6)}
-    assert plan.layout.skip_stages == ends
+    assert plan.layout.far_edges == ends
     for number, stages in ends.items():
         earlier, later = (plan.ranks[plan.placement[stage]].text().split() for stage in stages)
         assert {f"{number}SEND_F0", f"{number}RECV_B0"} <= {*earlier}

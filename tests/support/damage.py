@@ -16,6 +16,7 @@ from schedlang.schedule.columns import actions_of
 from schedlang.schedule.frozen import in_use
 from schedlang.schedule.kinds import OPS, TRANSFERS
 from schedlang.schedule.layout import Layout, Pipeline
+from tests.support.graph import far_edges
 from tests.support.paths import GALLERY
 from tests.support.strategies import make_schedule
 
@@ -87,7 +88,7 @@ def _other_kind(_: Schedule, rows: list[Row], index: int, rng: random.Random) ->
 def _retarget(schedule: Schedule, rows: list[Row], index: int, rng: random.Random) -> None:
     rows[index] = (
         rows[index][0],
-        rng.randrange(len(schedule.placement) + len(schedule.layout.skips)),
+        rng.randrange(len(schedule.placement) + len(far_edges(schedule.layout))),
         *rows[index][2:],
     )
 
@@ -155,7 +156,7 @@ def random_plan(rng: random.Random) -> Schedule:
     """A plan of a few random ops and transfers, the transfers near their places, some of them in
     batches.
 
-    Of three or four stages, some have a skip, or several. Some stages are frozen.
+    Of three or four stages, some have a skip, or several, or are a graph. Some stages are frozen.
     """
     stages, microbatches = rng.choice([(2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1)])
     ranks = rng.randint(2, min(stages, 3))
@@ -164,11 +165,17 @@ def random_plan(rng: random.Random) -> Schedule:
     )
     pairs = [(earlier, later) for later in range(stages) for earlier in range(later - 1)]
     skips = tuple(rng.sample(pairs, rng.randint(0, len(pairs))))
+    edges: tuple[tuple[int, int], ...] = ()
+    if stages > 2 and rng.random() < 0.5:
+        every = [(earlier, later) for later in range(stages) for earlier in range(later)]
+        edges = tuple(rng.sample(every, rng.randint(1, len(every))))
+        skips = tuple(skip for skip in skips if skip not in edges)
     frozen: tuple[int, ...] = ()
     if rng.random() < 0.4:
         frozen = tuple(sorted(rng.sample(range(stages), rng.randint(1, stages - 1))))
     ops = _ops(placement, microbatches, ranks, rng)
-    schedule = lower(with_frozen(make_schedule(placement, microbatches, ops, skips), frozen))
+    whole = make_schedule(placement, microbatches, ops, skips, edges=edges)
+    schedule = lower(with_frozen(whole, frozen))
     return evolve(schedule, ranks=tuple(_scattered(schedule, each, rng) for each in schedule.ranks))
 
 

@@ -19,6 +19,7 @@ from operator import or_
 from attrs import define, evolve, field, frozen
 
 from schedlang import Kind, Schedule
+from tests.support.graph import far_edges, is_near
 from tests.support.own_order import is_in_order
 
 SENDS = (Kind.SEND_F, Kind.SEND_B)
@@ -91,9 +92,7 @@ class _Explorer:
     def __init__(self, schedule: Schedule, transport: str) -> None:
         self.schedule = schedule
         layout = schedule.layout
-        self.skips = [
-            (each.start + a, each.start + b) for each in layout.pipelines for a, b in layout.skips
-        ]
+        self.skips = far_edges(layout)
         name, _, capacity = transport.partition(":")
         self.name = name.removesuffix("-warm")
         self.capacity = float(capacity or "inf") if name == "buffered" else 0.0
@@ -221,7 +220,7 @@ class _Explorer:
         forwards = kind == Kind.F
         stages = len(self.schedule.placement)
         neighbour = stage - 1 if forwards else stage + 1
-        numbers = [neighbour] if 0 <= neighbour < stages else []
+        numbers = [neighbour] if is_near(self.schedule.layout, min(stage, neighbour)) else []
         numbers += [stages + i for i, skip in enumerate(self.skips) if skip[forwards] == stage]
         return [(Kind.SEND_F if forwards else Kind.SEND_B, each, microbatch) for each in numbers]
 

@@ -8,6 +8,7 @@ receive is issued; and weights are read and updated by their rules.
 from collections import defaultdict
 
 from schedlang import Kind, Schedule
+from tests.support.graph import far_edges, is_near
 
 Row = tuple[int, int, int]
 #: What is there: its kind, stage and unit; received, also the stage that it is for.
@@ -57,31 +58,24 @@ def _units(schedule: Schedule, stage: int) -> int:
     return pipeline.microbatches * schedule.layout.slices
 
 
-def _skips(schedule: Schedule) -> list[tuple[int, int]]:
-    """The earlier and the later stage of each skip, in the order of their numbers."""
-    return [
-        (each.start + a, each.start + b)
-        for each in schedule.layout.pipelines
-        for a, b in schedule.layout.skips
-    ]
-
-
 def _stages(schedule: Schedule, kind: int, number: int) -> tuple[int, int]:
     """The stages at the two ends of a transfer, its own first."""
     step = 1 if kind in (Kind.SEND_F, Kind.RECV_B) else -1
     skip = number - len(schedule.placement)
-    return (number, number + step) if skip < 0 else _skips(schedule)[skip][::step]
+    return (number, number + step) if skip < 0 else far_edges(schedule.layout)[skip][::step]
 
 
 def _exists(schedule: Schedule, rank: int, kind: int, stage: int, unit: int) -> bool:
     """Whether there is such an action, on this rank."""
     placement = schedule.placement
-    if stage >= len(placement) + (len(_skips(schedule)) if kind >= Kind.SEND_F else 0):
+    if stage >= len(placement) + (len(far_edges(schedule.layout)) if kind >= Kind.SEND_F else 0):
         return False
     if kind >= Kind.SEND_F:
+        is_far = stage >= len(placement)
         stage, other = _stages(schedule, kind, stage)
-        first, last = _ends(schedule, stage)
-        if not first <= other <= last or placement[other] == rank:
+        if not is_far and not is_near(schedule.layout, min(stage, other)):
+            return False
+        if placement[other] == rank:
             return False
         if kind in (Kind.SEND_B, Kind.RECV_B) and not _has_backward(schedule, min(stage, other)):
             return False
@@ -124,8 +118,8 @@ def _has_backward(schedule: Schedule, stage: int) -> bool:
     """Whether a stage is trained, or one before it."""
     if _is_trained(schedule, stage):
         return True
-    before = [earlier for earlier, later in _skips(schedule) if later == stage]
-    if stage > _ends(schedule, stage)[0]:
+    before = [earlier for earlier, later in far_edges(schedule.layout) if later == stage]
+    if is_near(schedule.layout, stage - 1):
         before.append(stage - 1)
     return any(_has_backward(schedule, earlier) for earlier in before)
 
@@ -159,7 +153,6 @@ def _needs(schedule: Schedule, kind: int, stage: int, unit: int, kept: str) -> T
     """What must be on a rank before an action; `kept` is what the backward reads the forward's
     activations from.
     """
-    (first, last) = _ends(schedule, stage)
     slices = schedule.layout.slices
 
     def of(what: str, other: int) -> tuple[str | int, ...]:
@@ -167,12 +160,16 @@ def _needs(schedule: Schedule, kind: int, stage: int, unit: int, kept: str) -> T
         return (what, other, unit) if here else (what, other, unit, stage)
 
     if kind == Kind.F:
-        before = {of("F", stage - 1)} if stage > first else There()
-        before |= {of("F", earlier) for earlier, later in _skips(schedule) if later == stage}
+        before = {of("F", stage - 1)} if is_near(schedule.layout, stage - 1) else There()
+        before |= {
+            of("F", earlier) for earlier, later in far_edges(schedule.layout) if later == stage
+        }
         return before | ({("F", stage, unit - 1)} if unit % slices else set())
     if kind in (Kind.B, Kind.I):
-        after = {of("B", stage + 1)} if stage < last else There()
-        after |= {of("B", later) for earlier, later in _skips(schedule) if earlier == stage}
+        after = {of("B", stage + 1)} if is_near(schedule.layout, stage) else There()
+        after |= {
+            of("B", later) for earlier, later in far_edges(schedule.layout) if earlier == stage
+        }
         return (
             {(kept, stage, unit)}
             | after

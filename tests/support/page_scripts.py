@@ -268,6 +268,24 @@ def decoder() -> Iterator[Names]:
     pipeline.step(given, given)
 
 
+def graph() -> Iterator[Names]:
+    """Two encoders before a decoder."""
+    plan = program("two_encoders", ranks=4, microbatches=4)
+    names = common(plan) | {
+        "read_source": lambda path: read_source(PROGRAMS / Path(path).name),
+        "image_encoder": nn.Linear(6, 16),
+        "text_encoder": nn.Linear(3, 16),
+        "first_block": nn.Linear(32, 16),
+        "last_block": nn.Linear(16, 2),
+        "images": torch.rand(8, 6),
+        "texts": torch.rand(8, 3),
+        "targets": torch.rand(8, 2),
+        "loss_fn": nn.functional.mse_loss,
+    }
+    yield names
+    assert (names["losses"] is None) == (dist.get_rank() != 3)
+
+
 def llama() -> Iterator[Names]:
     """A small Llama in a folder of `save_pretrained`."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -313,6 +331,7 @@ SCRIPTS: dict[str, Callable[[], Iterator[Names]]] = {
         decoder,
         experts,
         frozen,
+        graph,
         llama,
     )
 }

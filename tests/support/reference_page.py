@@ -25,7 +25,15 @@ A wrong argument is a TypeError or ValueError that names it, at once. What is wr
 #: The names of each package, in the order in which they are read; each stands in one section.
 SECTIONS = {
     "schedlang": {
-        "Compile and simulate": ["compile", "simulate", "simulate_runs", "prove", "Builder"],
+        "Compile and simulate": [
+            "load",
+            "compile",
+            "simulate",
+            "simulate_runs",
+            "sweep",
+            "prove",
+            "Builder",
+        ],
         "Files": [
             "read_source",
             "read_costs",

@@ -10,11 +10,13 @@ from schedlang.schedule.actions import Actions
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.schedule import Schedule
+from tests.support.graph import far_edges, has_after, has_before, is_near
 
 
 @st.composite
 def schedules(draw: st.DrawFn, may_skip: bool = True, may_freeze: bool = True) -> Schedule:
-    """A compute-only schedule, which may have skips and frozen stages: ready ops chosen at random
+    """A compute-only schedule, whose stages may be a graph, have skips, or be frozen: ready ops
+    chosen at random
     until all are done.
     """
     ranks = draw(st.integers(1, 4))
@@ -23,23 +25,29 @@ def schedules(draw: st.DrawFn, may_skip: bool = True, may_freeze: bool = True) -
     microbatches = draw(st.integers(1, 3))
     split = {(s, m): draw(st.booleans()) for s in range(stages) for m in range(microbatches)}
     pairs = [(earlier, later) for later in range(stages) for earlier in range(later - 1)]
+    edges: tuple[tuple[int, int], ...] = ()
+    if stages > 1 and may_skip and draw(st.integers(0, 2)) == 0:
+        any_pair = st.tuples(st.integers(0, stages - 2), st.integers(1, stages - 1))
+        is_forward = any_pair.filter(lambda pair: pair[0] < pair[1])
+        edges = tuple(draw(st.lists(is_forward, unique=True, min_size=1, max_size=6)))
+        pairs = [pair for pair in pairs if pair not in edges]
     skips = (
         tuple(draw(st.lists(st.sampled_from(pairs), unique=True, max_size=3)))
         if pairs and may_skip
         else ()
     )
-    edges = [*((stage, stage + 1) for stage in range(stages - 1)), *skips]
+    all_edges = [*(edges or ((stage, stage + 1) for stage in range(stages - 1))), *skips]
     trained = [stage for stage in range(stages) if not may_freeze or draw(st.integers(0, 3))]
     trained = trained or [draw(st.integers(0, stages - 1))]
-    behind = trained_before(stages, edges, trained)
+    behind = trained_before(stages, all_edges, trained)
     done: set[tuple[str, int, int]] = set()
     programs = tuple(Actions() for _ in range(ranks))
-    while ready := _ready(edges, microbatches, split, trained, behind, done):
+    while ready := _ready(all_edges, microbatches, split, trained, behind, done):
         word, stage, microbatch = ready[draw(st.integers(0, len(ready) - 1))]
         done.add((word, stage, microbatch))
         programs[placement[stage]].add(Kind[word], stage, microbatch, 0)
     frozen = tuple(stage for stage in range(stages) if stage not in trained)
-    return make_schedule(placement, microbatches, programs, skips, frozen)
+    return make_schedule(placement, microbatches, programs, skips, frozen, edges)
 
 
 def trained_before(
@@ -59,10 +67,11 @@ def make_schedule(
     ranks: tuple[Actions, ...],
     skips: tuple[tuple[int, int], ...] = (),
     frozen: tuple[int, ...] = (),
+    edges: tuple[tuple[int, int], ...] = (),
 ) -> Schedule:
     params = {"ranks": len(ranks), "microbatches": microbatches}
     whole = Pipeline("", 0, len(placement), microbatches)
-    layout = Layout(placement, (whole,), skips=skips, frozen=frozen)
+    layout = Layout(placement, (whole,), skips=skips, edges=edges, frozen=frozen)
     return Schedule(
         "random", params, layout, ranks, Source("random.sched", "random"), (Span(0, 6),)
     )
@@ -128,14 +137,10 @@ class _Oracle:
         self.offloads = [row[1:] for rank in self.rows for row in rank if row[0] == Kind.OFFLOAD]
         layout = self.layout
         stages = len(self.layout.placement)
-        skips = [
-            (each.start + a, each.start + b) for each in layout.pipelines for a, b in layout.skips
-        ]
-        #: The earlier and the later stage of each skip, by its number.
-        self.skips = {stages + index: skip for index, skip in enumerate(skips)}
+        #: The earlier and the later stage of each far edge, by its number.
+        self.skips = dict(enumerate(far_edges(layout), stages))
         edges = [*self.skips.values()]
-        for each in layout.pipelines:
-            edges += [(a, a + 1) for a in range(each.start, each.stop - 1)]
+        edges += [(a, a + 1) for a in range(stages) if is_near(layout, a)]
         self.trained = {
             each.start + piece
             for each in layout.pipelines
@@ -220,8 +225,9 @@ class _Oracle:
         )
         if stage >= len(self.layout.placement) or self.layout.placement[stage] != rank:
             return None
-        pipeline = next(each for each in self.layout.pipelines if each.start <= stage < each.stop)
-        if not pipeline.start <= other < pipeline.stop or self.layout.placement[other] == rank:
+        if number not in self.skips and not is_near(self.layout, min(stage, other)):
+            return None
+        if self.layout.placement[other] == rank:
             return None
         if kind in (Kind.SEND_B, Kind.RECV_B) and not self.behind[min(stage, other)]:
             return None
@@ -298,6 +304,8 @@ class _Oracle:
             return False
         if kind == Kind.F:
             value = u if first else held.get(("in", s, u), held.get(("out", s - 1, u)))
+            if not first and not is_near(self.layout, s - 1):
+                value = 0
             skipped = [
                 self.by_skip(held, "in", "out", k, a, u)
                 for k, (a, b) in self.skips.items()
@@ -321,6 +329,8 @@ class _Oracle:
             )
             value = held.get((kept, s, u))
             gradient = 1 if last else held.get(("grad_in", s, u), held.get(("grad", s + 1, u)))
+            if not last and not is_near(self.layout, s):
+                gradient = 0
             skipped = [
                 self.by_skip(held, "grad_in", "grad", k, b, u)
                 for k, (a, b) in self.skips.items()
@@ -401,13 +411,15 @@ class _Oracle:
         )
 
     def is_first(self, stage: int) -> bool:
-        return any(each.start == stage for each in self.layout.pipelines)
+        return not has_before(self.layout, stage)
 
     def is_last(self, stage: int) -> bool:
-        return any(each.stop == stage + 1 for each in self.layout.pipelines)
+        return not has_after(self.layout, stage)
 
     def _right_output(self, s: int, u: int) -> int:
-        value = u if self.is_first(s) else self.right_output(s - 1, u)
+        value = u if self.is_first(s) else 0
+        if is_near(self.layout, s - 1):
+            value = self.right_output(s - 1, u)
         skipped = [
             hash(("by skip", k, self.right_output(a, u)))
             for k, (a, b) in self.skips.items()
@@ -417,7 +429,9 @@ class _Oracle:
         return hash(("f", s, value, *skipped, state, self.version.get((s, u), -1)))
 
     def _right_gradient(self, s: int, u: int) -> int:
-        gradient = 1 if self.is_last(s) else self.right_gradient(s + 1, u)
+        gradient = 1 if self.is_last(s) else 0
+        if is_near(self.layout, s):
+            gradient = self.right_gradient(s + 1, u)
         skipped = [
             hash(("by skip", k, self.right_gradient(b, u)))
             for k, (a, b) in self.skips.items()

@@ -83,8 +83,8 @@ def prove_for_all_ranks(
         free,
         verdicts,
         tuple(laws),
-        _ARGUMENT if outcome.cases else "",
-        certificate_of(outcome) if outcome.cases else None,
+        argument=_ARGUMENT if outcome.cases else "",
+        certificate=certificate_of(outcome) if outcome.cases else None,
     )
 
 

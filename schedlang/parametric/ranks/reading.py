@@ -275,6 +275,12 @@ class _Reader:
             case syntax.Cost() | syntax.Capacity():
                 if not isinstance(item.value, expressions.Number | expressions.Decimal):
                     raise Unreadable("a cost that is computed may be wrong", item.span)
+            case syntax.Import() | syntax.Assert() | syntax.Objective():
+                # These change no order.
+                pass
+            case _:
+                word = type(item).__name__.lower()
+                raise Unreadable(f"`{word}` cannot be read for all sizes yet", item.span)
 
     def param(self, item: syntax.Param) -> None:
         """A parameter: a symbol if it is a size, else its value or its default."""

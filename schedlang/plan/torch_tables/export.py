@@ -89,6 +89,8 @@ def _not_in_tables(plan: Plan, form: str) -> Iterator[tuple[str, int, str | None
         yield "second pipeline", 0, None
     if plan.layout.slices > 1:
         yield "slices of microbatches", 0, None
+    if plan.layout.edges:
+        yield "stages that are no chain", 0, None
     if plan.layout.skips:
         yield "skips from stage to stage", 0, _HAND_ON
     if plan.layout.frozen:

@@ -181,7 +181,9 @@ def _setting_texts(plan: Plan) -> dict[str, str]:
     """What holds for a schedule as a whole, in words."""
     layout = plan.layout
     names = plan.names
-    skips = [" to ".join(map(names.stage, skip)) for skip in layout.skip_stages.values()]
+    far = layout.far_edges.items()
+    skips = [" to ".join(map(names.stage, ends)) for number, ends in far if layout.is_skip(number)]
+    edges = [f"{earlier} to {later}" for earlier, later in layout.edges]
     rules = [str(plan.weights_of(stage)) for stage in range(len(plan.placement))]
     costs = plan.costs.to_json()
     return {
@@ -191,6 +193,7 @@ def _setting_texts(plan: Plan) -> dict[str, str]:
         "slices": str(layout.slices),
         "updates": str(layout.updates),
         "pipelines": _pipelines(layout.pipelines),
+        "edges": _listed(edges) if edges else "from each stage to the next",
         "skips": _listed(skips),
         "frozen stages": _listed(map(str, layout.frozen)),
         "weights": _listed(rules if len(set(rules)) > 1 else rules[:1]),

@@ -1,6 +1,6 @@
 """Recorded runs of plans: what their ops took, and how well a simulation predicts them."""
 
-from schedlang.report.measured.comparison import Comparison, compare
+from schedlang.report.measured.comparison import Comparison, compare, predict
 from schedlang.report.measured.report import comparison_json, comparison_text
 from schedlang.report.measured.run import Run, is_trace, read_run, run_of
 
@@ -11,6 +11,7 @@ __all__ = [
     "comparison_json",
     "comparison_text",
     "is_trace",
+    "predict",
     "read_run",
     "run_of",
 ]

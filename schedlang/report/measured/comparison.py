@@ -5,6 +5,7 @@ from statistics import fmean, median, quantiles
 from attrs import evolve, frozen
 
 from schedlang.plan.plan import Plan
+from schedlang.proof.execution import Execution
 from schedlang.proof.prove import simulate
 from schedlang.report.measured.run import Run
 from schedlang.schedule.costs import UNIT, Costs
@@ -87,12 +88,18 @@ def compare(plan: Plan, run: Run, costs: Costs = UNIT) -> Comparison:
         raise ValueError(
             f"the run is of {_title(run.plan)}, {_title(plan)} has other ops; -p sets parameters"
         )
-    costs = costs.over(run.costs)
-    # The costs in the program are in a unit of its own, a run's are in microseconds.
-    predicted = simulate(evolve(plan, costs=UNIT), costs).timeline
+    predicted = predict(plan, run, costs)
     durations = tuple(_durations(run))
     stragglers = *_slow_ranks(run, durations), *_unsteady_ranks(run, durations)
-    return Comparison(run, costs, predicted, durations, stragglers)
+    return Comparison(run, predicted.costs, predicted.timeline, durations, stragglers)
+
+
+def predict(plan: Plan, run: Run, costs: Costs = UNIT) -> Execution:
+    """The execution of a plan with the costs that a run shows, in microseconds, where `costs` leave
+    them open; ValueError for a plan of another number of stages.
+    """
+    # The costs in the program are in a unit of its own.
+    return simulate(evolve(plan, costs=UNIT), costs.over(run.costs))
 
 
 def _ops(plan: Plan) -> list[str]:

@@ -43,8 +43,10 @@ class Run:
         return steps[(len(steps) - 1) // 2]
 
     def execution(self) -> Execution:
-        """The median step as an execution: its memory is what the plan holds at these times."""
-        return Execution("measured", self.plan, self.plan.costs, self.median)
+        """The median step as an execution: its memory is what the plan holds at these times, and
+        its costs are those that the run shows.
+        """
+        return Execution("measured", self.plan, self.costs.over(self.plan.costs), self.median)
 
 
 def is_trace(text: str) -> bool:

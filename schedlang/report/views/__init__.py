@@ -13,20 +13,22 @@ from schedlang.files.writing import write_bytes
 from schedlang.plan.plan import Plan
 from schedlang.proof.execution import Execution
 from schedlang.report.views.html import page
-from schedlang.report.views.picture import Picture, lay_out
+from schedlang.report.views.picture import WHOLE, Part, Picture, lay_out
 from schedlang.report.views.png import png
 from schedlang.report.views.svg import svg
 from schedlang.report.views.trace import trace
 
-__all__ = ["Picture", "check_path", "lay_out", "write_pictures", "write_view"]
+__all__ = ["WHOLE", "Part", "Picture", "check_path", "lay_out", "write_pictures", "write_view"]
 
 #: The endings of files, and what is then in the file.
-_FORMATS: dict[str, Callable[[Sequence[Picture]], bytes]] = {
-    ".svg": lambda pictures: svg(pictures[0]).encode(),
-    ".png": lambda pictures: png(pictures[0]),
-    ".html": lambda pictures: page(pictures).encode(),
-    ".json": lambda pictures: trace(pictures[0]).encode(),
+_FORMATS: dict[str, Callable[[Sequence[Picture], Part], bytes]] = {
+    ".svg": lambda pictures, part: svg(pictures[0], part).encode(),
+    ".png": lambda pictures, part: png(pictures[0], part),
+    ".html": lambda pictures, _: page(pictures).encode(),
+    ".json": lambda pictures, _: trace(pictures[0]).encode(),
 }
+#: Those in which a part of a picture may be drawn.
+_STILL = (".svg", ".png")
 
 
 def write_view(plan: Plan, execution: Execution, path: str | Path) -> None:
@@ -42,17 +44,26 @@ def write_view(plan: Plan, execution: Execution, path: str | Path) -> None:
     write_pictures([lay_out(plan, execution)], path)
 
 
-def check_path(path: str | Path, pictures: int) -> None:
-    """ValueError if so many pictures cannot be written to such a file, TypeError for no path."""
+def check_path(path: str | Path, pictures: int, part: Part = WHOLE) -> None:
+    """ValueError if so many pictures, or such a part of one, cannot be written to such a file,
+    TypeError for no path.
+    """
     check_is_path(path)
     *endings, last = _FORMATS
     if Path(path).suffix not in _FORMATS:
         raise ValueError(f"`{path}` must end in {', '.join(endings)} or {last}")
     if pictures > 1 and Path(path).suffix != ".html":
-        raise ValueError(f"two schedules stand side by side on a page, NAME.html, not in `{path}`")
+        raise ValueError(
+            f"several schedules stand side by side on a page, NAME.html, not in `{path}`"
+        )
+    if part != WHOLE and Path(path).suffix not in _STILL:
+        raise ValueError(f"a part is drawn in {' and '.join(_STILL)}, `{path}` has all of it")
 
 
-def write_pictures(pictures: Sequence[Picture], path: str | Path) -> None:
-    """Write one picture as `write_view` does, or several side by side on a page."""
-    check_path(path, len(pictures))
-    write_bytes(_FORMATS[Path(path).suffix](pictures), path)
+def write_pictures(pictures: Sequence[Picture], path: str | Path, part: Part = WHOLE) -> None:
+    """Write one picture, or a part of it, as `write_view` does, or several side by side on a page.
+
+    ValueError for a part that there is not.
+    """
+    check_path(path, len(pictures), part)
+    write_bytes(_FORMATS[Path(path).suffix](pictures, part), path)

@@ -1,9 +1,8 @@
 """Pictures as one page that needs no other file: page.html with its style, its scripts and the data
 written into it.
 
-The data are columns of numbers with a row for each box. The scripts draw them on a canvas: page.js
-has what the schedules on a page share, timeline.js draws one of them, and overlays.js draws what
-lies over its boxes.
+The data are what a schedule is called and how it looks, and packed columns of numbers with a row
+for each box (packing.py). The scripts stand in page/, each with what it does in its first lines.
 """
 
 import json
@@ -16,30 +15,66 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+import numpy as np
+
 from schedlang.report.alignment import Change, align
+from schedlang.report.bubbles.attribution import CAUSES
 from schedlang.report.views import palette
+from schedlang.report.views.causes import PARTS, Causes, causes_of
+from schedlang.report.views.packing import Packer, Ticks
 from schedlang.report.views.picture import Box, Picture
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.naming import Names
 
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).parent / "page"
+#: The scripts, in the order in which they are put together.
+_SCRIPTS = (
+    "text.js",
+    "data.js",
+    "schedule.js",
+    "waits.js",
+    "looks.js",
+    "timeline.js",
+    "rows.js",
+    "memory.js",
+    "overlays.js",
+    "svg.js",
+    "tip.js",
+    "state.js",
+    "export.js",
+    "page.js",
+    "served.js",
+)
 
 
-def page(pictures: Sequence[Picture]) -> str:
-    """The page, with the schedules side by side on one axis of time; of two it is marked what
-    differs between them.
+def page(pictures: Sequence[Picture], served: dict[str, Any] | None = None) -> str:
+    """The page, with the schedules on one axis of time; of two it is marked what differs between
+    them.
+
+    A page that is `served` has a slider for each of the `parameters` of its program, and says what
+    is `wrong` with that; it asks for new data when the program changes.
     """
-    title = " and ".join(picture.title for picture in pictures)
-    marks = marks_of(*pictures) if len(pictures) == 2 else [[] for _ in pictures]
-    both = zip(pictures, marks, strict=True)
-    data = json.dumps([_data(*each) for each in both], separators=(",", ":"))
+    title = " and ".join(picture.title for picture in pictures) or "schedlang"
     return Template(_read("page.html")).substitute(
         title=escape(title),
         style=_read("page.css"),
-        # In a text of the data, `</script>` would end the element that it is in.
-        data=data.replace("</", "<\\/"),
-        script="".join(map(_read, ("timeline.js", "overlays.js", "page.js"))),
+        looks=_written(_looks()),
+        data=_written(page_data(pictures)),
+        served=_written(served),
+        script="".join(map(_read, _SCRIPTS)),
     )
+
+
+def page_data(pictures: Sequence[Picture]) -> list[dict[str, Any]]:
+    """The data of all schedules on a page."""
+    marks = marks_of(*pictures) if len(pictures) == 2 else [[] for _ in pictures]
+    both = zip(pictures, marks, strict=True)
+    return [_data(picture, of_picture) for picture, of_picture in both]
+
+
+def _written(data: Any) -> str:
+    """Data as they stand in an element of the page: in their text, `</script>` would end it."""
+    return json.dumps(data, separators=(",", ":")).replace("</", "<\\/")
 
 
 def _read(name: str) -> str:
@@ -83,26 +118,39 @@ def _names(picture: Picture, row: Sequence[Box]) -> list[str]:
 
 def _figures(picture: Picture, marks: Sequence[Mark]) -> str:
     """What stands beside the title of a picture."""
-    timeline = picture.timeline
-    figures = f"makespan {timeline.makespan:.10g}, {timeline.bubble_over_makespan:.1%} idle"
     if not marks:
-        return figures
+        return picture.figures
     count = Counter(marks)
-    return f"{figures}; ops only here: {count[Mark.ONLY_HERE]}, moved: {count[Mark.MOVED]}"
+    return f"{picture.figures}; ops only here: {count[Mark.ONLY_HERE]}, moved: {count[Mark.MOVED]}"
+
+
+def _looks() -> dict[str, Any]:
+    """How idle time of each cause looks and what it means, and the patterns."""
+    return {
+        "causes": [[cause, CAUSES[cause], *palette.IDLE[cause]] for cause in CAUSES],
+        "patterns": palette.PATTERNS,
+        "tile": palette.TILE,
+        "parts": PARTS,
+    }
 
 
 def _data(picture: Picture, marks: Sequence[Mark]) -> dict[str, Any]:
-    """The data of a picture; timeline.js says what it reads."""
+    """The data of a picture; data.js and schedule.js say what they read."""
     timeline = picture.timeline
     layout = picture.layout
     names = Names(layout)
     units = range(max(map(layout.units, range(len(layout.placement)))))
+    causes = causes_of(picture)
+    chunk_of = {box.bar.stage: box.chunk for box in picture.boxes}
     return {
         "title": picture.title,
         "figures": _figures(picture, marks),
-        "idle": [f"{idle:.0%} idle" for idle in timeline.idle],
+        "seconds": picture.seconds,
+        "memoryUnit": picture.memory_unit,
+        "idle": timeline.idle,
         "slices": layout.slices,
         "stages": [names.stage(stage) for stage in range(len(layout.placement))],
+        "chunks": [chunk_of.get(stage, 0) for stage in range(len(layout.placement))],
         "microbatches": [names.microbatch(unit) for unit in units],
         "labels": [names.label(unit) for unit in units],
         "pipelines": [
@@ -110,35 +158,85 @@ def _data(picture: Picture, marks: Sequence[Mark]) -> dict[str, Any]:
         ],
         "kinds": {int(kind): _kind(kind, picture.chunks) for kind in picture.kinds},
         "versions": palette.VERSIONS if picture.has_versions else [],
-        "ops": [len(row) for row in picture.ops],
-        "copies": [len(row) for row in picture.copies] if picture.has_copies else [],
-        "boxes": _columns(picture, marks),
-        "arrows": [list(ends) for ends in zip(*picture.arrows, strict=True)] or [[], []],
-        "memory": [
-            [[_number(time) for time, _ in steps], [_number(amount) for _, amount in steps]]
-            for steps in picture.memory
-        ],
-        "lines": [[line.where, line.text] for line in picture.lines],
+        "causeTimes": [sum(times) for times in causes.idle.of_ranks().values()],
+        # A page is sent to others, who have the files elsewhere.
+        "lines": [[_file_name(line.where), line.text] for line in picture.lines],
+        "last": causes.last,
+        **_packed(picture, marks, causes),
     }
 
 
-def _columns(picture: Picture, marks: Sequence[Mark]) -> dict[str, list[Any]]:
-    """The boxes, as a column for each property."""
+def _file_name(where: str) -> str:
+    """A place in a file, without the folders."""
+    return where.replace("\\", "/").rpartition("/")[2]
+
+
+def _packed(picture: Picture, marks: Sequence[Mark], causes: Causes) -> dict[str, Any]:
+    """The columns of a picture, packed together, in the order in which data.js has them; and the
+    ticks that times and amounts of memory count.
+    """
     boxes = picture.boxes
-    columns: dict[str, list[Any]] = {
-        "kind": [int(box.bar.kind) for box in boxes],
+    ranks = range(len(picture.ops))
+    starts = np.array([box.bar.start for box in boxes], float)
+    ends = np.array([box.bar.end for box in boxes], float)
+    idle = causes.idle
+    path = causes.path
+    path_starts = np.array([part.start for part, _ in path], float)
+    path_ends = np.array([part.end for part, _ in path], float)
+    memory_times = np.array([time for steps in picture.memory for time, _ in steps], float)
+    amounts = np.array([amount for steps in picture.memory for _, amount in steps], float)
+    times = (
+        starts,
+        ends,
+        causes.delay,
+        idle.start,
+        idle.end,
+        path_starts,
+        path_ends,
+        memory_times,
+    )
+    ticks = Ticks.of(times)
+    memory_ticks = Ticks.of([amounts])
+    sources, targets = np.array(picture.arrows, np.int64).reshape(-1, 2).T
+    columns = {
+        "ops": list(map(len, picture.ops)),
+        "copies": list(map(len, picture.copies)) if picture.has_copies else [],
+        "kind": [box.bar.kind for box in boxes],
         "stage": [box.bar.stage for box in boxes],
-        "chunk": [box.chunk for box in boxes],
         "unit": [box.bar.microbatch for box in boxes],
-        "start": [_number(box.bar.start) for box in boxes],
-        "length": [_number(box.bar.end - box.bar.start) for box in boxes],
+        "start": ticks.count(starts),
+        "length": ticks.count(ends) - ticks.count(starts),
         "line": [box.line for box in boxes],
         "version": [box.version for box in boxes],
         "overlap": [box.overlap for box in boxes],
         "mark": list(map(int, marks)),
+        # Boxes before the one that waits, or needs: that repeats along a rank.
+        "makerBefore": np.where(causes.maker < 0, 0, np.arange(len(boxes)) - causes.maker),
+        "delay": ticks.count(causes.delay),
+        "needed": np.bincount(targets, minlength=len(boxes)),
+        "needBefore": targets - sources,
+        "idleOf": np.bincount(idle.rank, minlength=len(ranks)),
+        "idleStart": ticks.count(idle.start),
+        "idleEnd": ticks.count(idle.end),
+        "cause": idle.cause,
+        "behind": causes.behind,
+        "about": idle.about,
+        "other": idle.other,
+        "pathPart": [PARTS.index(part.kind) for part, _ in path],
+        "pathBox": [box for _, box in path],
+        "pathStart": ticks.count(path_starts),
+        "pathEnd": ticks.count(path_ends),
+        "memoryOf": [len(steps) for steps in picture.memory],
+        "memoryTime": ticks.count(memory_times),
+        "memoryAmount": memory_ticks.count(amounts),
     }
-    # A column of zeros is left out; the script fills it in.
-    return {name: column for name, column in columns.items() if any(column)}
+    packer = Packer()
+    return {
+        "tick": [ticks.numerator, ticks.denominator],
+        "memoryTick": [memory_ticks.numerator, memory_ticks.denominator],
+        "columns": [[name, packer.whole(column)] for name, column in columns.items()],
+        "packed": packer.packed(),
+    }
 
 
 def _kind(kind: Kind, chunks: int) -> dict[str, Any]:
@@ -153,9 +251,3 @@ def _kind(kind: Kind, chunks: int) -> dict[str, Any]:
         "hatched": kind in palette.HATCHED,
         "step": kind == Kind.U,
     }
-
-
-def _number(value: float) -> float:
-    """A number with as many digits as can be seen, which keeps the page small."""
-    rounded = float(f"{value:.9g}")
-    return int(rounded) if rounded.is_integer() else rounded

@@ -29,6 +29,35 @@ _BANDS = {
 #: The kinds whose boxes are hatched.
 HATCHED = (Kind.R,)
 
+#: How idle time of each cause looks: its colour, and the pattern that is drawn in it. Causes of one
+#: family have one colour, so that the pattern tells them apart also where colours do not.
+IDLE = {
+    "fill": ("#66717e", "plain"),
+    "drain": ("#66717e", "dots"),
+    "dependency": ("#b3261e", "rising"),
+    "imbalance": ("#b3261e", "crossed"),
+    "memory": ("#7a3fb5", "upright"),
+    "order": ("#a65e00", "level"),
+    "transfer": ("#0f6f9e", "falling"),
+    "transport": ("#0f6f9e", "grid"),
+    "copy": ("#a8327d", "rings"),
+    "collective": ("#5a6b00", "waves"),
+}
+#: The lines of each pattern on a tile, as the data of an SVG path; and how large the tile is.
+TILE = 8
+PATTERNS = {
+    "plain": "",
+    "dots": "M2 2h.01M6 6h.01",
+    "rising": "M-2 2L2-2M0 8L8 0M6 10L10 6",
+    "crossed": "M0 8L8 0M0 0L8 8",
+    "upright": "M2 0V8M6 0V8",
+    "level": "M0 2H8M0 6H8",
+    "falling": "M-2 6L2 10M0 0L8 8M6-2L10 2",
+    "grid": "M0 4H8M4 0V8",
+    "rings": "M2 4a2 2 0 1 0 4 0a2 2 0 1 0-4 0",
+    "waves": "M0 5L2 3L4 5L6 3L8 5",
+}
+
 #: The colours of the strip along a box, for the version of the weights that it reads. There are as
 #: many as can be told apart, so version 4 looks like version 0 again.
 VERSIONS = ("#e3e7ec", "#a9b2bd", "#6b7683", "#10151c")

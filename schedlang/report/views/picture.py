@@ -13,6 +13,7 @@ from attrs import frozen
 from schedlang.plan.plan import Plan
 from schedlang.proof.execution import Execution
 from schedlang.ranks.weights import follow_weights
+from schedlang.report.views.units import bytes_text, time_text
 from schedlang.schedule.actions import Actions, is_transfer
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout
@@ -23,6 +24,8 @@ Steps = tuple[tuple[float, float], ...]
 #: The most characters of a program line that are kept: a row of one of torch's tables can have
 #: thousands.
 _LONGEST = 120
+#: What a unit of time is in the trace of a run.
+_MICROSECOND = 1e-6
 
 
 @frozen
@@ -53,12 +56,50 @@ class Line:
 
 
 @frozen
+class Part:
+    """The part of a picture that is drawn, and how wide: the ranks `ranks`, or all; the times from
+    `start` to `end`, or to the first or last; in a drawing as wide as it needs, or of `width`
+    pixels; with what ranks hold, if `memory`.
+    """
+
+    ranks: tuple[int, ...] | None = None
+    start: float | None = None
+    end: float | None = None
+    width: int | None = None
+    memory: bool = False
+
+    def ranks_of(self, picture: "Picture") -> tuple[int, ...]:
+        """The ranks that are drawn; ValueError for one that is not there."""
+        count = len(picture.ops)
+        ranks = self.ranks or tuple(range(count))
+        if max(ranks) >= count:
+            raise ValueError(f"there is no rank {max(ranks)}, the last one is rank {count - 1}")
+        return ranks
+
+    def window(self, picture: "Picture") -> tuple[float, float]:
+        """The first and the last time that are drawn; ValueError if nothing lies between them."""
+        first = min((box.bar.start for box in picture.boxes), default=0.0)
+        last = max((box.bar.end for box in picture.boxes), default=first)
+        start = first if self.start is None else max(self.start, first)
+        end = last if self.end is None else min(self.end, last)
+        if start > end or (start == end and last > first):
+            window = f"{start:g}..{end:g}"
+            raise ValueError(f"nothing runs in {window}: the schedule runs in {first:g}..{last:g}")
+        return start, end
+
+
+#: All of a picture.
+WHOLE = Part()
+
+
+@frozen
 class Picture:
     """What a view shows of an execution.
 
     `ops` and `copies` have the boxes of each rank, in order of time; `boxes` has all of them. An
     arrow (a, b) says that box b needs what box a makes, where a and b are indices of `boxes`.
-    `memory[r]` is what rank r holds. Of a recorded run, which is `measured`, a unit of time is a
+    `memory[r]` is what rank r holds, in bytes where the costs give these. A unit of time has so
+    many `seconds`, where that is known: in a recorded run, which is `measured`, it is a
     microsecond.
     """
 
@@ -71,7 +112,8 @@ class Picture:
     arrows: tuple[tuple[int, int], ...]
     lines: tuple[Line, ...]
     memory: tuple[Steps, ...]
-    measured: bool = False
+    execution: Execution
+    seconds: float | None = None
 
     @cached_property
     def boxes(self) -> list[Box]:
@@ -83,7 +125,44 @@ class Picture:
         """The name of the schedule, with its parameters."""
         params = ", ".join(f"{name} = {value}" for name, value in self.params.items())
         title = f"{self.name} ({params})"
-        return f"{title}, measured, in microseconds" if self.measured else title
+        return f"{title}, measured" if self.measured else title
+
+    @property
+    def measured(self) -> bool:
+        """Whether a run has recorded it."""
+        return self.execution.transport == "measured"
+
+    @cached_property
+    def peaks(self) -> list[float]:
+        """The most that each rank holds."""
+        return [max((amount for _, amount in steps), default=0.0) for steps in self.memory]
+
+    @cached_property
+    def peak(self) -> float:
+        """The most that any rank holds."""
+        return max(self.peaks, default=0.0)
+
+    @property
+    def memory_unit(self) -> str:
+        """What `memory` counts: bytes, activations, or amounts that the program has given."""
+        if self.execution.memory_bytes is not None:
+            return "bytes"
+        is_plain = self.execution.peak_memory == self.execution.peak_activations
+        return "activations" if is_plain else "amounts"
+
+    def time(self, value: float) -> str:
+        """A time as text, with its unit if that is known."""
+        return time_text(value, self.seconds)
+
+    def amount(self, value: float) -> str:
+        """An amount of memory as text."""
+        return bytes_text(value) if self.memory_unit == "bytes" else f"{value:.6g}"
+
+    @cached_property
+    def figures(self) -> str:
+        """The makespan, and how much of all time is idle."""
+        makespan = self.time(self.timeline.makespan)
+        return f"makespan {makespan}, {self.timeline.bubble_over_makespan:.1%} idle"
 
     @cached_property
     def chunks(self) -> int:
@@ -106,8 +185,10 @@ class Picture:
         return any(self.copies)
 
 
-def lay_out(plan: Plan, execution: Execution) -> Picture:
-    """The picture of a plan's execution."""
+def lay_out(plan: Plan, execution: Execution, seconds: float | None = None) -> Picture:
+    """The picture of a plan's execution; a unit of its costs has so many `seconds`, if that is
+    known.
+    """
     maker = _BoxMaker(plan)
     timeline = execution.timeline
     ops = tuple(maker.row(rank, bars) for rank, bars in enumerate(timeline.ranks))
@@ -122,8 +203,9 @@ def lay_out(plan: Plan, execution: Execution) -> Picture:
         copies=copies,
         arrows=_arrows(plan, bars),
         lines=tuple(maker.lines),
-        memory=execution.memory,
-        measured=execution.transport == "measured",
+        memory=execution.memory_bytes or execution.memory,
+        execution=execution,
+        seconds=_MICROSECOND if execution.transport == "measured" else seconds,
     )
 
 

@@ -1,6 +1,8 @@
 """A picture as a PNG: the SVG, drawn by resvg."""
 
-from schedlang.report.views.picture import Picture
+from attrs import evolve
+
+from schedlang.report.views.picture import WHOLE, Part, Picture
 from schedlang.report.views.svg import FONTS, svg
 
 #: Pixels of the image for one of the SVG, so that it is sharp on paper and on fine screens.
@@ -12,9 +14,10 @@ _LETTER = (
 )
 
 
-def png(picture: Picture) -> bytes:
-    """The content of the file; ImportError says what is missing: the package that draws, or a font
-    for the numbers.
+def png(picture: Picture, part: Part = WHOLE) -> bytes:
+    """The content of the file, with a part of a picture whose width is in pixels of the image.
+
+    ImportError says what is missing: the package that draws, or a font for the numbers.
     """
     try:
         from resvg_py import svg_to_bytes
@@ -25,4 +28,6 @@ def png(picture: Picture) -> bytes:
         raise ImportError(
             f"a PNG needs a font of these on this machine: {FONTS}; Debian has fonts-dejavu-core"
         )
-    return svg_to_bytes(svg(picture), zoom=_ZOOM)
+    if part.width is not None:
+        part = evolve(part, width=round(part.width / _ZOOM))
+    return svg_to_bytes(svg(picture, part), zoom=_ZOOM)

@@ -1,17 +1,19 @@
 """A picture as an SVG for papers.
 
-It has a row for each rank, numbers of microbatches on the boxes, white for idle time, and a legend.
+It has a title, a row for each rank, numbers of microbatches on the boxes, white for idle time, what
+the ranks hold if that is asked for, and a legend.
 It is made of text and plain shapes only, so that all programs show it alike.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from math import ceil, floor, log10
 
 from attrs import frozen
 
 from schedlang.report.views import palette
-from schedlang.report.views.picture import Box, Picture
+from schedlang.report.views.picture import WHOLE, Box, Part, Picture
+from schedlang.report.views.units import PRINTED, SECONDS, unit_of
 from schedlang.schedule.actions import is_copy
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.naming import Names
@@ -19,7 +21,10 @@ from schedlang.schedule.naming import Names
 # Sizes, in pixels. Around the rows:
 _LEFT = 58
 _RIGHT = 10
-_TOP = 6
+_TOP = 26
+# Where memory is drawn, below each row, and beside it the peak.
+_MEMORY = 22
+_PEAK = 92
 # A row, the gap below it, and below that the lane of copies.
 _ROW = 24
 _GAP = 4
@@ -33,22 +38,29 @@ _CHARACTER = 6.6
 # The strip of a weight version, and the mark of an op that takes no time.
 _STRIP = 4
 _MARK = 3
-# The widest picture.
+# The widest picture where no width is asked for, and the narrowest one.
 _WIDEST = 4000
+_NARROWEST = 640
+# Boxes that are narrower on average have no lines between them, which would be all that is seen.
+_LINED = 2.0
 
 GRID = "#c3c9d1"
+HELD = "#c6cbd2"
+#: A tick that is at the edge up to so much of a step is in the window.
+ROUNDING = 1e-9
 FONTS = "Helvetica, Arial, Liberation Sans, DejaVu Sans, sans-serif"
 
 
-def svg(picture: Picture) -> str:
-    """The document.
+def svg(picture: Picture, part: Part = WHOLE) -> str:
+    """The document of a part of a picture; ValueError for a part that there is not.
 
-    It is as wide as its numbers need, up to a limit; beyond that, boxes without room for their
-    number have none.
+    It is as wide as the part says, or as its numbers need, up to a limit; beyond that, boxes
+    without room for their number have none.
     """
-    frame = _frame(picture)
+    frame = _frame(picture, part)
     width = frame.width
     legend, height = _legend(picture, frame)
+    title = escape(f"{picture.title}: {picture.figures}")
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
         f'viewBox="0 0 {width} {height}" font-family="{FONTS}" '
@@ -56,8 +68,10 @@ def svg(picture: Picture) -> str:
         f"<title>{escape(picture.title)}</title>",
         *_hatches(picture),
         f'<rect width="{width}" height="{height}" fill="{palette.PAPER}"/>',
+        f'<text x="8" y="17" font-weight="600">{title}</text>',
         *_rows(picture, frame),
-        *_axis(frame),
+        *(_memory(picture, frame) if part.memory else ()),
+        *_axis(picture, frame),
         *legend,
         "</svg>",
     ]
@@ -66,64 +80,88 @@ def svg(picture: Picture) -> str:
 
 @frozen
 class _Frame:
-    """Where times and ranks are: `scale` pixels for a unit of time, from `origin` on, and `pitch`
-    pixels from rank to rank.
+    """Where times and ranks are: `scale` pixels for a unit of time, from `origin` to `end`, and
+    `pitch` pixels from one of the `ranks` to the next. What these hold is drawn so far below the
+    top of a row as `memory` says, or not at all, if that is None.
     """
 
     origin: float
     end: float
     scale: float
     pitch: int
-    ranks: int
-
-    @property
-    def width(self) -> int:
-        return ceil(max(_LEFT + (self.end - self.origin) * self.scale + _RIGHT, 640))
+    ranks: tuple[int, ...]
+    memory: int | None
+    width: int
 
     @property
     def bottom(self) -> int:
-        return _TOP + self.ranks * self.pitch - _GAP
+        return _TOP + len(self.ranks) * self.pitch - _GAP
 
     def x(self, time: float) -> float:
-        return _LEFT + (time - self.origin) * self.scale
+        """Where a time is, or the edge if it is not in the window."""
+        return _LEFT + (min(max(time, self.origin), self.end) - self.origin) * self.scale
 
     def y(self, rank: int) -> int:
-        return _TOP + rank * self.pitch
+        return _TOP + self.ranks.index(rank) * self.pitch
+
+    def shows(self, box: Box) -> bool:
+        """Whether some of a box is in the window."""
+        start, end = box.bar.start, box.bar.end
+        if start == end:
+            return self.origin <= start <= self.end
+        return start < self.end and end > self.origin
+
+    def shown(self, rows: Sequence[Sequence[Box]]) -> list[Box]:
+        """The boxes that are seen, of those of each rank."""
+        return [box for rank in self.ranks for box in rows[rank] if self.shows(box)]
 
 
-def _frame(picture: Picture) -> _Frame:
-    """The frame in which every box has room for its label, if that is not too wide."""
-    bars = [box.bar for box in picture.boxes]
-    origin = min((bar.start for bar in bars), default=0.0)
-    end = max((bar.end for bar in bars), default=0.0)
-    # The pixels for a unit of time that each label needs.
-    needed = [
-        (len(box.label) * _CHARACTER + 6) / (box.bar.end - box.bar.start)
-        for row in picture.ops
-        for box in row
-        if box.bar.end > box.bar.start
-    ]
-    widest = _WIDEST / ((end - origin) or 1.0)
-    scale = min(max(needed, default=1.0), widest)
+def _frame(picture: Picture, part: Part) -> _Frame:
+    """The frame of the width that is asked for, or in which every box has room for its label, if
+    that is not too wide.
+    """
+    origin, end = part.window(picture)
+    ranks = part.ranks_of(picture)
+    right = _PEAK if part.memory else _RIGHT
     pitch = _ROW + _GAP
     if picture.has_copies:
         pitch += _LANE + 2
-    return _Frame(origin, end, scale, pitch, len(picture.ops))
+    memory = None
+    if part.memory:
+        memory = pitch - 2
+        pitch += _MEMORY + 2
+    span = (end - origin) or 1.0
+    if part.width is not None:
+        scale = max(part.width - _LEFT - right, 1) / span
+        return _Frame(origin, end, scale, pitch, ranks, memory, part.width)
+    # The pixels for a unit of time that each label needs.
+    needed = [
+        (len(box.label) * _CHARACTER + 6) / (box.bar.end - box.bar.start)
+        for rank in ranks
+        for box in picture.ops[rank]
+        if box.bar.end > box.bar.start
+    ]
+    scale = min(max(needed, default=1.0), _WIDEST / span)
+    width = ceil(max(_LEFT + (end - origin) * scale + right, _NARROWEST))
+    return _Frame(origin, end, scale, pitch, ranks, memory, width)
 
 
 def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
     """The names of the ranks and their boxes, then what lies over the boxes."""
-    for rank in range(frame.ranks):
+    for rank in frame.ranks:
         y = frame.y(rank)
         left = frame.x(frame.origin)
         right = frame.x(frame.end)
         yield f'<text x="{_LEFT - 8}" y="{y + _ROW / 2 + 4:g}" text-anchor="end">rank {rank}</text>'
         yield _rect(left, y, right, _ROW, "none", f' stroke="{GRID}"')
+    ops = frame.shown(picture.ops)
+    boxes = ops + frame.shown(picture.copies) if picture.has_copies else ops
     # Boxes without a width come last, so that no neighbour covers them.
-    boxes = sorted(picture.boxes, key=lambda box: box.bar.end == box.bar.start)
+    boxes = sorted(boxes, key=lambda box: box.bar.end == box.bar.start)
     shapes = [(_fill(picture, box), _shape(frame, box)) for box in boxes]
-    yield from _grouped(shapes, f'stroke="{palette.PAPER}" stroke-width="0.75"')
-    ops = [box for row in picture.ops for box in row]
+    lines = f'stroke="{palette.PAPER}" stroke-width="0.75"'
+    room = (frame.end - frame.origin) * frame.scale * len(frame.ranks)
+    yield from _grouped(shapes, lines if room >= _LINED * len(boxes) else "")
     if picture.has_versions:
         strips = []
         for box in ops:
@@ -131,9 +169,31 @@ def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
             if box.bar.kind != Kind.U:
                 strips.append((palette.version(box.version), _strip(frame, box)))
         yield from _grouped(strips, f'stroke="{GRID}" stroke-width="0.5"')
-    yield from _overlaps(picture, frame)
+    yield from _overlaps(frame, ops)
     labels = [label for box in ops for label in _label(picture, frame, box)]
     yield from _grouped(labels, 'text-anchor="middle"')
+
+
+def _memory(picture: Picture, frame: _Frame) -> Iterator[str]:
+    """What each rank holds over time, in steps, on one scale for all; and its peak."""
+    unit = _MEMORY / (picture.peak or 1.0)
+    right = frame.x(frame.end)
+    for rank in frame.ranks:
+        bottom = frame.y(rank) + (frame.memory or 0) + _MEMORY
+        level = 0.0
+        path = [f"M{number(frame.x(frame.origin))} {bottom}"]
+        for time, amount in picture.memory[rank]:
+            if time > frame.end:
+                break
+            # What changed before the window is at its edge.
+            if time >= frame.origin:
+                path.append(f"V{number(bottom - level * unit)}H{number(frame.x(time))}")
+            level = amount
+        path.append(f"V{number(bottom - level * unit)}H{number(right)}V{bottom}Z")
+        yield f'<path d="{"".join(path)}" fill="{HELD}"/>'
+        yield f'<path d="M{_LEFT} {bottom}H{number(right)}" stroke="{GRID}"/>'
+        peak = picture.amount(picture.peaks[rank])
+        yield f'<text x="{number(right + 8)}" y="{bottom - 6}">peak {peak}</text>'
 
 
 def _shape(frame: _Frame, box: Box) -> str:
@@ -155,7 +215,7 @@ def _sides(frame: _Frame, box: Box) -> tuple[float, float]:
     """Where a box begins and ends."""
     left = frame.x(box.bar.start)
     right = frame.x(box.bar.end)
-    if left == right:
+    if box.bar.start == box.bar.end:
         # An op that takes no time, such as an optimizer step without a cost, is a mark.
         return left - _MARK / 2, right + _MARK / 2
     return left, right
@@ -170,42 +230,55 @@ def _fill(picture: Picture, box: Box) -> str:
 
 def _label(picture: Picture, frame: _Frame, box: Box) -> Iterator[tuple[str, str]]:
     """The colour and the text on a box, if the text has room."""
-    width = (box.bar.end - box.bar.start) * frame.scale
-    if len(box.label) * _CHARACTER <= width:
-        x = frame.x(box.bar.start) + width / 2
+    left = frame.x(box.bar.start)
+    width = frame.x(box.bar.end) - left
+    if 0 < len(box.label) * _CHARACTER <= width:
+        x = left + width / 2
         y = frame.y(box.rank) + _ROW / 2 + 4
         fill = palette.fill(box.bar.kind, box.chunk, picture.chunks)
         yield palette.ink(fill), f'<text x="{number(x)}" y="{number(y)}">{box.label}</text>'
 
 
-def _overlaps(picture: Picture, frame: _Frame) -> Iterator[str]:
-    """A line around ops that run as one."""
+def _overlaps(frame: _Frame, ops: list[Box]) -> Iterator[str]:
+    """A line around ops that run as one, where there is room for it."""
     stroke = f' stroke="{palette.INK}" stroke-width="1.5"'
-    for row in picture.ops:
-        groups: dict[int, list[Box]] = {}
-        for box in row:
-            if box.overlap:
-                groups.setdefault(box.overlap, []).append(box)
-        for boxes in groups.values():
-            left = frame.x(boxes[0].bar.start)
-            right = frame.x(boxes[-1].bar.end)
-            top = frame.y(boxes[0].rank)
-            # Half of the line's width further in, so that it stays within the boxes.
+    groups: dict[tuple[int, int], list[Box]] = {}
+    for box in ops:
+        if box.overlap:
+            groups.setdefault((box.rank, box.overlap), []).append(box)
+    for boxes in groups.values():
+        left = frame.x(boxes[0].bar.start)
+        right = frame.x(boxes[-1].bar.end)
+        top = frame.y(boxes[0].rank)
+        # Half of the line's width further in, so that it stays within the boxes.
+        if right - left > 3:
             yield _rect(left + 0.75, top + 0.75, right - 0.75, _ROW - 1.5, "none", stroke)
 
 
-def _axis(frame: _Frame) -> Iterator[str]:
+def _axis(picture: Picture, frame: _Frame) -> Iterator[str]:
     """The axis of time, which counts from the first start, with round numbers at its ticks."""
     y = frame.bottom + 6
-    span = frame.end - frame.origin
+    start = picture.timeline.start
+    unit, name = _axis_unit(picture, frame)
+    span = (frame.end - frame.origin) / unit
     yield f'<path d="M{_LEFT} {y}H{number(frame.x(frame.end))}" stroke="{palette.INK}"/>'
-    step = round_step(span, max(int(span * frame.scale / 60), 2))
-    for tick in range(int(span / step) + 1) if span else [0]:
-        x = frame.x(frame.origin + tick * step)
+    step = round_step(span, max(int(span * unit * frame.scale / 60), 2))
+    first = ceil((frame.origin - start) / unit / step - ROUNDING)
+    last = floor((frame.end - start) / unit / step + ROUNDING)
+    for tick in range(first, last + 1):
+        x = frame.x(start + tick * step * unit)
         yield f'<path d="M{number(x)} {y}v4" stroke="{palette.INK}"/>'
         time = number(tick * step)
         yield f'<text x="{number(x)}" y="{y + 15}" text-anchor="middle">{time}</text>'
-    yield f'<text x="{_LEFT - 8}" y="{y + 15}" text-anchor="end">time</text>'
+    yield f'<text x="{_LEFT - 8}" y="{y + 15}" text-anchor="end">{name}</text>'
+
+
+def _axis_unit(picture: Picture, frame: _Frame) -> tuple[float, str]:
+    """The unit of the axis, in units of the costs, and what it is called."""
+    if picture.seconds is None:
+        return 1.0, "time"
+    unit = unit_of((frame.end - picture.timeline.start) * picture.seconds)
+    return SECONDS[unit] / picture.seconds, PRINTED[unit]
 
 
 def round_step(span: float, ticks: int) -> float:
@@ -223,7 +296,7 @@ def _legend(picture: Picture, frame: _Frame) -> tuple[list[str], int]:
     x = float(_LEFT)
     y = frame.bottom + _AXIS + 6
     lines = []
-    for swatches, name in _entries(picture):
+    for swatches, name in _entries(picture, frame):
         width = 16 * len(swatches) + 6 + len(name) * 6 + 18
         if x > _LEFT and x + width > frame.width:
             x = float(_LEFT)
@@ -236,7 +309,7 @@ def _legend(picture: Picture, frame: _Frame) -> tuple[list[str], int]:
     return lines, y + _LINE
 
 
-def _entries(picture: Picture) -> Iterator[tuple[list[str], str]]:
+def _entries(picture: Picture, frame: _Frame) -> Iterator[tuple[list[str], str]]:
     """The entries of the legend: squares, to be put at some `x` and `y`, and what they mean."""
     square = '<rect x="{{x}}" y="{{y}}" width="14" height="12" fill="{}"{}/>'
     for kind in picture.kinds:
@@ -260,6 +333,9 @@ def _entries(picture: Picture) -> Iterator[tuple[list[str], str]]:
         shades = [square.format(shade, f' stroke="{GRID}"') for shade in palette.VERSIONS]
         # A strip shows the remainder, since the colours begin again.
         yield shades, f"strip: version of the weights, modulo {len(shades)}"
+    if frame.memory is not None:
+        unit = "" if picture.memory_unit == "bytes" else f" {picture.memory_unit}"
+        yield [square.format(HELD, "")], f"memory, at most {picture.amount(picture.peak)}{unit}"
     yield [square.format(palette.PAPER, f' stroke="{GRID}"')], "idle"
 
 

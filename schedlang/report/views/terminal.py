@@ -1,4 +1,9 @@
-"""A timeline drawn as text: a row for each rank, time from left to right, idle time as dots."""
+"""A timeline drawn as text: a row for each rank, time from left to right, idle time as dots.
+
+Where ops are narrower than a column, a row of letters would be a schedule that nobody has written.
+Then each row has windows of time, with the shares of each that forwards, backwards and idle time
+have.
+"""
 
 import shutil
 from collections.abc import Callable, Sequence
@@ -7,6 +12,7 @@ from math import floor
 from attrs import frozen
 
 from schedlang.report.views import palette
+from schedlang.report.views.bands import Share, shares
 from schedlang.report.views.picture import Picture
 from schedlang.schedule.actions import NO_MICROBATCH
 from schedlang.schedule.kinds import OPS, Kind
@@ -14,6 +20,9 @@ from schedlang.schedule.naming import Names
 from schedlang.schedule.timeline import Bar, Timeline
 
 _IDLE = "·"
+#: Ops narrower than a column may take so much of the work without being seen, as may an optimizer
+#: step that is short beside all others.
+_UNSEEN = 0.05
 #: A row: the text before it, its bars, and the text behind it.
 _Row = tuple[str, Sequence[Bar], str]
 #: A function that gives what is written on a bar.
@@ -32,7 +41,7 @@ def draw(timeline: Timeline, names: Names, width: int | None = None) -> str:
     """
     rows = _rows(timeline)
     frame = _fit(timeline, rows, names, width)
-    return "\n".join([_text(rows, frame, _plain), *_notes(rows, frame, names)])
+    return "\n".join([*_drawn(rows, frame, _plain), *_notes(rows, frame, names)])
 
 
 def draw_both(
@@ -48,7 +57,7 @@ def draw_both(
             rows.append((f"{before}{name:9} ", bars, after))
     longer = max(predicted, measured, key=lambda timeline: timeline.makespan)
     frame = _fit(longer, rows, names, width)
-    return "\n".join([_text(rows, frame, _plain), *_notes(rows, frame, names)])
+    return "\n".join([*_drawn(rows, frame, _plain), *_notes(rows, frame, names)])
 
 
 def view(picture: Picture, colour: bool) -> str:
@@ -65,10 +74,9 @@ def view(picture: Picture, colour: bool) -> str:
     frame = _fit(timeline, rows, names)
     paint = _painter(picture) if colour else _plain
     parts = [
-        f"{picture.title}: makespan {timeline.makespan:.10g}, "
-        f"{timeline.bubble_over_makespan:.1%} idle",
+        f"{picture.title}: {picture.figures}",
         "",
-        _text(rows, frame, paint),
+        *_drawn(rows, frame, paint),
         "",
         "   ".join([*_legend(picture, rows, paint), f"{_IDLE} idle"]),
         *_notes(rows, frame, names),
@@ -110,7 +118,13 @@ class _Frame:
     def is_tight(self, bar: Bar) -> bool:
         """Whether an op has no room for its label."""
         columns = range(self.columns)[self.columns_of(bar)]
-        return bar.end > bar.start and len(self.label(bar)) > len(columns)
+        return bar.end > bar.start and _room(self.label(bar)) > len(columns)
+
+    def is_narrow(self, bars: Sequence[Bar]) -> bool:
+        """Whether ops without a column of their own are more than a few."""
+        lengths = [bar.end - bar.start for bar in bars]
+        unseen = sum(length for length in lengths if length * self.scale < 1)
+        return unseen > _UNSEEN * sum(lengths)
 
     def _column(self, time: float) -> int:
         return round((time - self.origin) * self.scale)
@@ -171,6 +185,8 @@ def _label(stage_name: Callable[[int], str] | None, names: Names) -> _Label:
 
 def _notes(rows: Sequence[_Row], frame: _Frame, names: Names) -> list[str]:
     """What numbers on bars stand for that programs do not have."""
+    if frame.is_narrow(_all_bars(rows)):
+        return []
     bars = [bar for _, bars, _ in rows for bar in bars if bar.end > bar.start]
     labelled = next((bar for bar in bars if not frame.is_tight(bar)), None)
     if labelled is None:
@@ -196,8 +212,50 @@ def _is_tight(rows: Sequence[_Row], frame: _Frame) -> bool:
     return any(frame.is_tight(bar) for _, bars, _ in rows for bar in bars)
 
 
-def _text(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> str:
-    """The rows as lines."""
+def _all_bars(rows: Sequence[_Row]) -> list[Bar]:
+    return [bar for _, bars, _ in rows for bar in bars]
+
+
+def _drawn(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> list[str]:
+    """The rows as lines, with ops, or where these are too narrow with shares of windows."""
+    draws = _windows if frame.is_narrow(_all_bars(rows)) else _ops
+    return draws(rows, frame, paint)
+
+
+def _windows(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> list[str]:
+    """A line with the times at which the windows begin, and a line of shares for each row."""
+    left = max(len(row[0]) for row in rows)
+    # A part is a letter and two digits, and there is a blank between two.
+    parts = 1 + max(len({bar.kind for bar in bars}) for _, bars, _ in rows)
+    width = 4 * parts - 1
+    count = max((frame.columns + 1) // (width + 1), 1)
+    span = frame.columns / frame.scale
+    edges = [frame.origin + span * window / count for window in range(count + 1)]
+    times = "".join(f"{edge:<{width + 1}.5g}" for edge in edges[:-1]).rstrip()
+    lines = [f"{'time':>{left}} {times}"]
+    for before, bars, after in rows:
+        cells = [_cell(window, width, paint) for window in shares(bars, edges)]
+        lines.append(f"{before:<{left}}│{'│'.join(cells)}│{after}")
+    lines.append(f"{'':>{left}} shares in %, of windows of {span / count:.5g} each")
+    return lines
+
+
+def _cell(window: Sequence[Share], width: int, paint: _Paint) -> str:
+    """The shares of a window, each in the colour of its kind."""
+    words = []
+    for kind, share in window:
+        if kind is None:
+            words.append(f"{_IDLE}{share}")
+        else:
+            word = f"{kind.name[0]}{share}"
+            swatch = paint(Bar(kind, 0, NO_MICROBATCH, 0, 0), word, len(word) + 1)
+            words.append("".join(swatch).removesuffix(" "))
+    length = sum(len(f"{share}") + 1 for _, share in window) + len(window) - 1
+    return " ".join(words) + " " * (width - length)
+
+
+def _ops(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> list[str]:
+    """The rows with their ops."""
     left = max(len(row[0]) for row in rows)
     lines = []
     for before, bars, after in rows:
@@ -206,15 +264,22 @@ def _text(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> str:
             columns = frame.columns_of(bar)
             cells[columns] = paint(bar, frame.label(bar), columns.stop - columns.start)
         lines.append(f"{before:<{left}}│{''.join(cells)}│{after}")
-    return "\n".join(lines)
+    return lines
+
+
+def _room(word: str) -> int:
+    """The columns that a label needs so that it does not run together with the one before it: a
+    blank more if it begins with the number of a stage, `0F00F1`, than if with its kind, `F0F1`.
+    """
+    return len(word) + word[0].isdigit()
 
 
 def _plain(bar: Bar, word: str, width: int) -> str:
     """The columns of an op: its word, or the letter of its kind if the word has no room."""
     if width > len(word):
-        # The last column stays free, so that neighbours do not run together.
+        # The last column stays free where it can, for the eye.
         return word + "─" * (width - len(word) - 1) + " "
-    if width == len(word):
+    if width >= _room(word):
         return word
     letter = Kind(bar.kind).name[0]
     return (letter + "─" * width)[:width]

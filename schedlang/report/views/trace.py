@@ -2,8 +2,8 @@
 Format.
 
 A rank is a process. It has a thread for its ops, one for its copies, and a counter of its memory.
-What goes from rank to rank is a flow, which viewers draw as an arrow. A unit of time of a
-simulation is a millisecond there; a recorded run has the times that it took.
+What goes from rank to rank is a flow, which viewers draw as an arrow. A unit of time that nobody
+has named is a millisecond there; a recorded run has the times that it took.
 """
 
 import json
@@ -39,8 +39,8 @@ class _Thread:
 
 
 def _microseconds(picture: Picture) -> float:
-    """How many microseconds a unit of time is."""
-    return 1.0 if picture.measured else 1000.0
+    """How many microseconds a unit of time is; where nobody knows, it is shown as a millisecond."""
+    return 1000.0 if picture.seconds is None else picture.seconds * 1e6
 
 
 def trace(picture: Picture) -> str:
@@ -48,7 +48,7 @@ def trace(picture: Picture) -> str:
     events = [*_names(picture), *_slices(picture), *_flows(picture), *_memory(picture)]
     lines = ",\n".join(json.dumps(event, separators=(",", ":")) for event in events)
     about = {"schedule": picture.title}
-    if not picture.measured:
+    if picture.seconds is None:
         about["time"] = "1 unit is 1 ms"
     head = f'"displayTimeUnit":"ms","otherData":{json.dumps(about)}'
     return f'{{{head},"traceEvents":[\n{lines}\n]}}\n'

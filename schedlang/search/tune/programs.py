@@ -115,8 +115,8 @@ def unlike(program: Program, fixed: Mapping[str, int]) -> str | None:
         return "no backward: it is for inference"
     if any(isinstance(node, syntax.Part) for node in nodes):
         return "gradients of older weights: it has no flush"
-    if any(isinstance(node, syntax.Skip) for node in nodes):
-        return "skips between stages, which the model must have"
+    if any(isinstance(node, syntax.Edge) for node in nodes):
+        return "edges between stages, which the model must have"
     if any(isinstance(node, syntax.Frozen) for node in nodes):
         return "frozen stages, which the model must have"
     if "slices" in program.parameters:

@@ -1,0 +1,102 @@
+"""The pictures that a command line asks for: of executions that are simulated, or were recorded."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from attrs import evolve
+
+from schedlang.cli.inputs import load, load_to_execute, read_cost_options, wrong_as_usage
+from schedlang.cli.progress import progress
+from schedlang.cli.usage import UsageError
+from schedlang.diagnostics.diagnostic import CompileError
+
+if TYPE_CHECKING:
+    from schedlang.plan.plan import Plan
+    from schedlang.report.measured import Run
+    from schedlang.report.views import Picture
+
+
+def pictures_of(options: argparse.Namespace, files: list[str]) -> list[Picture]:
+    """The pictures of executions, each recorded by a run, or simulated: beside a run, with the
+    costs that the run shows, so that they are on one axis of time.
+    """
+    from schedlang import read_source
+    from schedlang.report.measured import is_trace, read_run
+
+    runs: dict[str, Run] = {}
+    for file in files:
+        if is_trace(read_source(file).text):
+            with progress(f"reading {file}"):
+                runs[file] = read_run(file)
+    if len(runs) == len(files):
+        _check_without_options(options, files[0])
+    first = next(iter(runs.values()), None)
+    return [
+        _recorded(runs[file]) if file in runs else _simulated(options, file, first)
+        for file in files
+    ]
+
+
+def _check_without_options(options: argparse.Namespace, file: str) -> None:
+    """UsageError for options that mean nothing where nothing is simulated."""
+    from schedlang.schedule.costs import Costs
+
+    if options.params or read_cost_options(options) != Costs():
+        raise UsageError(
+            f"`{file}` is a recorded run: it is drawn as it was, without parameters and costs"
+        )
+
+
+def _recorded(run: Run) -> Picture:
+    from schedlang.report.views import lay_out
+
+    return lay_out(run.plan, run.execution())
+
+
+def _simulated(options: argparse.Namespace, file: str, run: Run | None) -> Picture:
+    """The picture of a program or a plan, with the costs of a run if there is one."""
+    from schedlang.proof.prove import simulate
+    from schedlang.report.measured import predict
+    from schedlang.report.views import lay_out
+    from schedlang.report.views.units import SECONDS
+
+    if run is None:
+        plan, costs = load_to_execute(options, file)
+        with progress(f"laying out {plan.name}"):
+            seconds = SECONDS[options.time_unit] if options.time_unit else _seconds_of(options)
+            return lay_out(plan, simulate(plan, costs, options.ideal), seconds)
+    plan = _plan_beside(options, file, run)
+    with progress(f"laying out {plan.name}"), wrong_as_usage():
+        execution = predict(plan, run, read_cost_options(options))
+        # What ops take and what they hold are in units of their own: a run says nothing of memory.
+        execution = evolve(execution, costs=execution.costs.over(plan.costs))
+        return lay_out(plan, execution, SECONDS["us"])
+
+
+def _seconds_of(options: argparse.Namespace) -> float | None:
+    """How many seconds a unit of time has, if the costs say it: those of a trace do."""
+    from schedlang import read_source
+    from schedlang.report.measured import is_trace
+    from schedlang.report.views.units import SECONDS
+
+    is_known = options.costs and is_trace(read_source(options.costs).text)
+    return SECONDS["us"] if is_known else None
+
+
+def _plan_beside(options: argparse.Namespace, file: str, run: Run) -> Plan:
+    """The plan in a file, or of the program in it, for the costs that the plan of a run was
+    compiled for: for others, its passes may give another order.
+    """
+    try:
+        plan: Plan = load(options, file, costs=run.plan.costs)
+    except CompileError:
+        raise
+    except ValueError:
+        # The costs are of another number of stages.
+        plan = load(options, file)
+    updates = options.updates or run.plan.layout.updates
+    if plan.kernels and updates > plan.layout.updates:
+        plan = plan.for_updates(updates)
+    return evolve(plan, transport=options.transport) if options.transport else plan

@@ -1,0 +1,62 @@
+"""The command `schedc view`: pictures of executions, in the terminal, in a file, or served."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from schedlang.cli.diagnosed import has_colour
+from schedlang.cli.inputs import wrong_as_usage
+from schedlang.cli.pictures import pictures_of
+from schedlang.cli.progress import progress
+from schedlang.cli.usage import FINE, USAGE, UsageError
+
+if TYPE_CHECKING:
+    from schedlang.report.views import Part
+
+
+def view(options: argparse.Namespace) -> int:
+    """Draw executions: one in the terminal or in a file, any number of them on a page."""
+    from schedlang.report.views import WHOLE, check_path, write_pictures
+    from schedlang.report.views.terminal import view as draw
+    from schedlang.report.views.trace import trace
+
+    if options.serve:
+        from schedlang.cli.serve import serve
+
+        return serve(options)
+    files = [options.file, *options.others]
+    part = _part(options)
+    if len(files) > 1 and not options.output:
+        raise UsageError("several schedules stand side by side on a page: -o NAME.html")
+    if options.output:
+        # Before the schedules are compiled, which may take a while.
+        with wrong_as_usage():
+            check_path(options.output, len(files), part)
+    elif part != WHOLE:
+        raise UsageError("a part is drawn in a file: -o NAME.svg or NAME.png")
+    pictures = pictures_of(options, files)
+    is_json = options.format == "json"
+    if not options.output:
+        # For programs, the picture is a trace.
+        colour = has_colour(options, sys.stdout)
+        print(trace(pictures[0]) if is_json else draw(pictures[0], colour=colour))
+        return FINE
+    try:
+        with progress(f"drawing {options.output}"), wrong_as_usage():
+            write_pictures(pictures, options.output, part)
+    except ImportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return USAGE
+    print(json.dumps({"output": options.output}) if is_json else f"wrote {options.output}")
+    return FINE
+
+
+def _part(options: argparse.Namespace) -> Part:
+    """The part of a picture that the options ask for."""
+    from schedlang.report.views import Part
+
+    start, end = options.window or (None, None)
+    return Part(options.ranks, start, end, options.width, options.memory)

@@ -1,0 +1,74 @@
+// What is seen, as an SVG or a PNG: titles, rows, axes and the legend.
+
+const TITLE = 26, LINE = 20, SHARPNESS = 2;
+
+function exported(pen) {
+  const width = Math.max(...timelines.map((each) => each.width));
+  let top = 0;
+  const paper = timelines[0].colours.paper, ink = timelines[0].colours.ink;
+  pen.fillStyle = paper;
+  pen.fillRect(0, 0, pen.width ?? pen.canvas.width, pen.height ?? pen.canvas.height);
+  for (const timeline of timelines) {
+    pen.fillStyle = ink;
+    pen.textAlign = "left";
+    pen.textBaseline = "middle";
+    pen.font = `600 13px ${FONT}`;
+    pen.fillText(`${timeline.schedule.title}: ${timeline.schedule.figures}`, 8, top + TITLE / 2 + 2);
+    pen.save();
+    pen.translate(0, top + TITLE);
+    timeline.drawOn(pen);
+    pen.restore();
+    top += TITLE + timeline.height;
+  }
+  exportLegend(pen, top + 6, width);
+}
+
+// The entries of the legend, in lines as wide as the picture.
+function exportLegend(pen, top, width) {
+  let x = 8, y = top;
+  for (const { name, swatches } of legendEntries()) {
+    const wide = swatches.length * 17 + name.length * 6.6 + 18;
+    if (x > 8 && x + wide > width) { x = 8; y += LINE; }
+    for (const { pattern, ink, ground } of swatches) {
+      pen.fillStyle = hatch(pen, pattern, ink, ground);
+      pen.fillRect(x, y, 14, 12);
+      x += 17;
+    }
+    pen.fillStyle = timelines[0].colours.muted;
+    pen.font = `12px ${FONT}`;
+    pen.textAlign = "left";
+    pen.fillText(name, x + 2, y + 6.5);
+    x += wide - swatches.length * 17;
+  }
+  return y + LINE;
+}
+
+function exportSize() {
+  const width = Math.max(...timelines.map((each) => each.width));
+  const height = timelines.reduce((sum, each) => sum + TITLE + each.height, 0);
+  // How many lines the legend has is known when it is written.
+  return { width, height: Math.ceil(height + exportLegend(new SvgPen(width, 0), 6, width)) };
+}
+function svgOfView() {
+  const { width, height } = exportSize(), pen = new SvgPen(width, height);
+  exported(pen);
+  redraw();
+  return pen.text();
+}
+function pngOfView() {
+  const { width, height } = exportSize();
+  const canvas = Object.assign(document.createElement("canvas"), { width: width * SHARPNESS, height: height * SHARPNESS });
+  const pen = canvas.getContext("2d");
+  pen.scale(SHARPNESS, SHARPNESS);
+  exported(pen);
+  redraw();
+  return new Promise((done) => canvas.toBlob(done, "image/png"));
+}
+
+async function save(ending) {
+  const blob = ending === "png" ? await pngOfView() : new Blob([svgOfView()], { type: "image/svg+xml" });
+  const address = URL.createObjectURL(blob);
+  const name = timelines.map((each) => each.schedule.title.split(" ")[0]).join("-");
+  Object.assign(document.createElement("a"), { href: address, download: `${name}.${ending}` }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 60_000);
+}

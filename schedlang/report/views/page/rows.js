@@ -1,0 +1,188 @@
+// The row of a rank. Where ops are wide enough they are blocks, with numbers; where they are narrower, each column has
+// bands, as high as the shares of its time that ops of a colour and idle time have; and where rows are too low for
+// bands, a column has the mixture of their colours: how dense the work is.
+
+// The least width of blocks, on average, and the least height of bands.
+const BLOCK = 3, BAND = 9;
+// Sizes of the letters on boxes, and how wide one is.
+const LETTERS = [12, 10.5, 9, 8], LETTER = 0.6;
+
+Object.assign(Timeline.prototype, {
+  drawRow(rank, y) {
+    const { schedule, view } = this, seen = this.visible(schedule.ops[rank]);
+    this.seen += seen.stop - seen.first;
+    if (seen.stop - seen.first > (this.width - LEFT - RIGHT) / BLOCK) this.drawBands(rank, seen, y);
+    else {
+      if (view.causes) this.drawIdle(rank, y);
+      this.drawBoxes(seen, y, this.barHeight);
+      this.drawOverlaps(seen, y);
+    }
+    if (view.marks && schedule.differs) this.drawMarks(seen, y);
+  },
+
+  drawIdle(rank, y) {
+    const { pen, schedule, colours } = this;
+    const { first, stop } = this.seenOf(schedule.idleRows[rank], schedule.idleStart, schedule.idleEnd);
+    for (let part = first; part < stop; part++) {
+      const { pattern, ink, ground, dense } = colours.causes[schedule.cause[part]];
+      const start = part;
+      // What goes on with the same cause is drawn at once, without seams.
+      while (part + 1 < stop && this.goesOn(part)) part++;
+      const x = Math.max(this.x(schedule.idleStart[start]), LEFT);
+      const end = Math.min(this.x(schedule.idleEnd[part]), this.width - RIGHT);
+      pen.fillStyle = end - x > 4 && this.barHeight > 4 ? hatch(pen, pattern, ink, ground) : dense;
+      pen.fillRect(x, y, Math.max(end - x, 0.5), this.barHeight);
+    }
+  },
+
+  goesOn(part) {
+    const { cause, idleStart, idleEnd } = this.schedule;
+    return cause[part + 1] === cause[part] && idleStart[part + 1] - idleEnd[part] < 0.1 / this.scale;
+  },
+
+  drawBoxes({ first, stop }, y, height) {
+    const { length } = this.schedule;
+    for (let box = first; box < stop; box++) if (length[box]) this.drawBox(box, y, height);
+    // Marks without a length come last, so that no neighbour covers them.
+    for (let box = first; box < stop; box++) if (!length[box]) this.drawBox(box, y, height);
+  },
+
+  isDim(box) { return this.chosen !== null && this.schedule.flightOf[box] !== this.chosen.key; },
+  fill(box) {
+    const look = this.schedule.look(box);
+    return look.step ? this.colours.ink : look.fills[this.schedule.chunk(box)];
+  },
+
+  drawBox(box, y, height) {
+    const { pen, schedule } = this, look = schedule.look(box), fill = this.fill(box);
+    const x = this.x(schedule.start[box]), width = schedule.length[box] * this.scale;
+    pen.globalAlpha = this.isDim(box) ? 0.15 : 1;
+    pen.fillStyle = look.hatched && width > 4 ? hatch(pen, RECOMPUTED, this.colours.paper, fill) : fill;
+    if (width === 0) pen.fillRect(x - MARK / 2, y, MARK, height);
+    else pen.fillRect(x, y, width > 3 ? width - 1 : width, height);
+    const isOp = box < schedule.firstCopy && width > 0;
+    if (isOp && schedule.versions.length && !look.step && width > 2 && height > 10) {
+      pen.fillStyle = schedule.versions[schedule.version[box] % schedule.versions.length];
+      pen.fillRect(x, y + height - STRIP, width - 1, STRIP);
+    }
+    if (isOp) this.drawLabel(box, x, width, y, height);
+    pen.globalAlpha = 1;
+  },
+
+  // The long label if there is room, else the short one; letters get smaller before they go.
+  drawLabel(box, x, width, y, height) {
+    const { pen, schedule } = this, look = schedule.look(box);
+    for (const label of [schedule.longLabel(box), schedule.label(box)]) {
+      const size = LETTERS.find((each) => label.length * each * LETTER + 2 <= width - 1 && each <= height);
+      if (!label || !size) continue;
+      pen.font = `${size}px ${FONT}`;
+      pen.textAlign = "center";
+      pen.textBaseline = "middle";
+      pen.fillStyle = look.step ? this.colours.paper : look.inks[schedule.chunk(box)];
+      pen.fillText(label, x + (width - 1) / 2, y + height / 2 + 1);
+      return;
+    }
+  },
+
+  // Of every column the share of each colour: those of ops first, then those of the causes of idle time.
+  shares(rank, { first, stop }, columns) {
+    const { schedule, view } = this, chunks = Math.max(...schedule.chunks) + 1;
+    const kinds = Object.keys(schedule.kinds), base = kinds.length * chunks, most = base + 1 + looks.causes.length;
+    if (this.sums?.length !== most * columns) this.sums = new Float32Array(most * columns);
+    const { sums } = this;
+    sums.fill(0);
+    const { from } = view, { scale } = this;
+    const add = (row, start, end) => {
+      const a = Math.max((start - from) * scale, 0), b = Math.min((end - from) * scale, columns);
+      let column = Math.floor(a);
+      // Most are within one column.
+      if (b <= column + 1) {
+        if (a < b) sums[row * columns + column] += b - a;
+        return;
+      }
+      for (; column < b; column++) sums[row * columns + column] += Math.min(b, column + 1) - Math.max(a, column);
+    };
+    const rowOf = kinds.reduce((rows, kind, index) => { rows[kind] = index * chunks; return rows; }, []);
+    const { kind, stage, start, end, chunks: chunkOf } = schedule;
+    for (let box = first; box < stop; box++) {
+      add(this.chosen && this.isDim(box) ? base : rowOf[kind[box]] + chunkOf[stage[box]], start[box], end[box]);
+    }
+    if (view.causes) {
+      const idle = this.seenOf(schedule.idleRows[rank], schedule.idleStart, schedule.idleEnd);
+      for (let part = idle.first; part < idle.stop; part++) {
+        add(base + 1 + schedule.cause[part], schedule.idleStart[part], schedule.idleEnd[part]);
+      }
+    }
+    const fills = kinds.flatMap((kind) => {
+      const { step, fills } = schedule.kinds[kind];
+      return Array.from({ length: chunks }, (_, chunk) => step ? this.colours.ink : fills[chunk] ?? fills.at(-1));
+    });
+    fills.push(mixed(this.colours.muted, 0.25, this.colours.row), ...this.colours.causes.map(({ dense }) => dense));
+    return { sums, fills: fills.map(rgbOf) };
+  },
+
+  drawBands(rank, seen, y) {
+    const columns = Math.floor(this.width - LEFT - RIGHT), { sums, fills } = this.shares(rank, seen, columns);
+    const high = this.barHeight >= BAND ? Math.round(this.barHeight) : 1;
+    const image = new ImageData(columns, high);
+    const draws = high > 1 ? bandColumn : denseColumn;
+    const row = rgbOf(this.colours.row);
+    for (let column = 0; column < columns; column++) draws(image, column, sums, fills, row);
+    // What lies in between is only a way onto the page, or into the SVG.
+    this.strip ??= document.createElement("canvas");
+    Object.assign(this.strip, { width: columns, height: high });
+    this.strip.getContext("2d").putImageData(image, 0, 0);
+    this.pen.imageSmoothingEnabled = false;
+    this.pen.drawImage(this.strip, LEFT, y, columns, this.barHeight);
+  },
+
+  // A frame around ops that run as one.
+  drawOverlaps({ first, stop }, y) {
+    const { pen, schedule } = this, { overlap } = schedule;
+    pen.strokeStyle = this.colours.ink;
+    pen.lineWidth = 1.5;
+    for (let box = first; box < stop; box++) {
+      if (!overlap[box]) continue;
+      const begin = box;
+      while (box + 1 < stop && overlap[box + 1] === overlap[begin]) box++;
+      const x = this.x(schedule.start[begin]), width = this.x(schedule.end[box]) - x;
+      if (width > 8 && this.barHeight > 6) pen.strokeRect(x, y + 0.75, width - 1, this.barHeight - 1.5);
+    }
+  },
+});
+
+// The colours of a column on top of each other, each as high as its share.
+function bandColumn(image, column, sums, fills, row) {
+  const { width, height, data } = image;
+  let done = 0, sum = 0;
+  for (let fill = 0; fill <= fills.length; fill++) {
+    const [red, green, blue] = fill < fills.length ? fills[fill] : row;
+    sum = fill < fills.length ? sum + sums[fill * width + column] : 1;
+    const until = Math.min(Math.round(sum * height), height);
+    for (; done < until; done++) {
+      const at = (done * width + column) * 4;
+      data[at] = red;
+      data[at + 1] = green;
+      data[at + 2] = blue;
+      data[at + 3] = 255;
+    }
+  }
+}
+// The mixture of the colours of a column.
+function denseColumn(image, column, sums, fills, row) {
+  let red = 0, green = 0, blue = 0, left = 1;
+  for (let fill = 0; fill <= fills.length; fill++) {
+    const share = fill < fills.length ? sums[fill * image.width + column] : Math.max(left, 0);
+    if (!share) continue;
+    const rgb = fill < fills.length ? fills[fill] : row;
+    red += rgb[0] * share;
+    green += rgb[1] * share;
+    blue += rgb[2] * share;
+    left -= share;
+  }
+  const { data } = image, at = column * 4;
+  data[at] = red;
+  data[at + 1] = green;
+  data[at + 2] = blue;
+  data[at + 3] = 255;
+}

@@ -1,0 +1,221 @@
+// A schedule that was executed, as data: its boxes are numbers, and what there is to say of them stands in columns,
+// rank by rank in order of time, first all ops, then all copies to and from the host. Nothing here draws.
+
+const SAME = 0, MOVED = 1, NONE = -1;
+
+// The first of the numbers lo, lo + 1, ... below hi for which `holds` is true; it stays true from there on.
+function firstWhere(lo, hi, holds) {
+  while (lo < hi) {
+    const middle = (lo + hi) >> 1;
+    if (holds(middle)) hi = middle; else lo = middle + 1;
+  }
+  return lo;
+}
+
+function least(values) {
+  let found = Infinity;
+  for (const value of values) if (value < found) found = value;
+  return found;
+}
+function most(values) {
+  let found = 0;
+  for (const value of values) if (value > found) found = value;
+  return found;
+}
+
+class Schedule {
+  constructor(data, columns) {
+    const { ops, copies, kind, stage, unit, line, overlap, cause, behind, about, other } = columns;
+    Object.assign(this, data, { kind, stage, unit, line, overlap, cause, behind, about, other });
+    this.count = kind.length;
+    this.ranks = ops.length;
+    this.version = columns.version;
+    this.mark = columns.mark.length ? columns.mark : new Uint8Array(this.count);
+    this.differs = columns.mark.length > 0;
+    this.start = fromTicks(columns.start, data.tick);
+    this.length = fromTicks(columns.length, data.tick);
+    this.end = new Float64Array(this.count);
+    for (let box = 0; box < this.count; box++) this.end[box] = this.start[box] + this.length[box];
+    this.delay = fromTicks(columns.delay, data.tick);
+    this.readRows(ops, copies);
+    this.readTags();
+    this.readNeeds(columns);
+    this.readFlights();
+    this.readIdle(columns);
+    this.readPath(columns);
+    this.readMemory(columns);
+    this.from = this.count ? least(this.start) : 0;
+    this.to = Math.max(this.from, most(this.end), most(this.idleEnd));
+  }
+
+  // Where the boxes of each rank begin and stop among all boxes, and the rank of each box.
+  readRows(ops, copies) {
+    this.ops = groups(ops);
+    this.firstCopy = this.ops.at(-1)?.stop ?? 0;
+    this.copies = groups(copies, this.firstCopy);
+    this.rank = new Uint32Array(this.count);
+    for (const rows of [this.ops, this.copies]) {
+      rows.forEach(({ first, stop }, rank) => this.rank.fill(rank, first, stop));
+    }
+  }
+
+  // For each stage what names its pipeline in short: as few letters as tell it from the others.
+  readTags() {
+    const names = this.pipelines.map(([name]) => name);
+    const short = (name) => {
+      for (let length = 1; length < name.length; length++) {
+        const start = name.slice(0, length);
+        if (names.filter((each) => each.startsWith(start)).length === 1) return start;
+      }
+      return `${name} `;
+    };
+    this.tags = this.pipelines.flatMap(([name, start, stop]) => Array(stop - start).fill(short(name)));
+  }
+
+  // Box b needs the boxes maker[needs[b].first] up to maker[needs[b].stop], and waited last for waitedFor[b].
+  readNeeds({ needed, needBefore, makerBefore }) {
+    const needFirst = this.needFirst = new Uint32Array(this.count + 1), maker = this.maker = needBefore;
+    const waitedFor = this.waitedFor = makerBefore;
+    let at = 0;
+    for (let box = 0; box < this.count; box++) {
+      const stop = needFirst[box + 1] = at + needed[box];
+      for (; at < stop; at++) maker[at] = box - maker[at];
+      waitedFor[box] = waitedFor[box] ? box - waitedFor[box] : NONE;
+    }
+  }
+
+  // When each microbatch is in flight: from the start of its first op to the end of its last.
+  readFlights() {
+    const { pipelines, slices } = this;
+    const pipelineOf = pipelines.flatMap(([, start, stop], index) => Array(stop - start).fill(index));
+    const microbatches = Math.ceil(this.microbatches.length / slices);
+    const { start, end, stage, unit } = this, flights = [];
+    this.flightOf = new Int32Array(this.count).fill(NONE);
+    const isStep = [];
+    for (const [kind, { step }] of Object.entries(this.kinds)) isStep[kind] = step;
+    for (let box = 0; box < this.count; box++) {
+      if (isStep[this.kind[box]]) continue;
+      const pipeline = pipelineOf[stage[box]], microbatch = Math.floor(unit[box] / slices);
+      const key = this.flightOf[box] = pipeline * microbatches + microbatch;
+      const flight = flights[key] ??= { key, name: this.flightName(pipeline, microbatch), start: Infinity, end: -Infinity };
+      if (start[box] < flight.start) flight.start = start[box];
+      if (end[box] > flight.end) flight.end = end[box];
+    }
+    this.flightByKey = flights;
+    this.flights = flights.filter(Boolean).sort((a, b) => a.start - b.start || a.end - b.end);
+  }
+  flight(box) { return this.flightByKey[this.flightOf[box]]; }
+  flightName(pipeline, microbatch) {
+    return this.pipelines.length > 1 ? `${this.pipelines[pipeline][0]} ${microbatch}` : String(microbatch);
+  }
+
+  readIdle({ idleOf, idleStart, idleEnd }) {
+    this.idleRows = groups(idleOf);
+    this.idleStart = fromTicks(idleStart, this.tick);
+    this.idleEnd = fromTicks(idleEnd, this.tick);
+  }
+
+  readPath({ pathPart, pathBox, pathStart, pathEnd }) {
+    this.path = {
+      part: pathPart, box: pathBox, start: fromTicks(pathStart, this.tick), end: fromTicks(pathEnd, this.tick),
+    };
+    this.critical = new Uint8Array(this.count);
+    pathBox.forEach((box, index) => { if (pathPart[index] <= 1) this.critical[box] = 1; });
+  }
+
+  // What each rank holds, in steps: from time[i] on amount[i].
+  readMemory({ memoryOf, memoryTime, memoryAmount }) {
+    this.memoryRows = groups(memoryOf);
+    this.memoryTime = fromTicks(memoryTime, this.tick);
+    this.memoryAmount = fromTicks(memoryAmount, this.memoryTick);
+    this.peaks = this.memoryRows.map(({ first, stop }) => {
+      let most = 0;
+      for (let step = first; step < stop; step++) most = Math.max(most, this.memoryAmount[step]);
+      return most;
+    });
+    this.peak = Math.max(0, ...this.peaks);
+  }
+  held(rank, time) {
+    const { first, stop } = this.memoryRows[rank];
+    const step = firstWhere(first, stop, (each) => this.memoryTime[each] > time) - 1;
+    return step < first ? 0 : this.memoryAmount[step];
+  }
+
+  // The boxes that need what a box makes.
+  usersOf(box) {
+    if (!this.users) {
+      const { maker, needFirst } = this, next = new Uint32Array(this.count + 1);
+      for (const each of maker) next[each + 1]++;
+      for (let box = 0; box < this.count; box++) next[box + 1] += next[box];
+      this.userFirst = next.slice();
+      this.users = new Uint32Array(maker.length);
+      for (let user = 0; user < this.count; user++) {
+        for (let at = needFirst[user]; at < needFirst[user + 1]; at++) this.users[next[maker[at]]++] = user;
+      }
+    }
+    return this.users.subarray(this.userFirst[box], this.userFirst[box + 1]);
+  }
+  makersOf(box) { return this.maker.subarray(this.needFirst[box], this.needFirst[box + 1]); }
+
+  look(box) { return this.kinds[this.kind[box]]; }
+  chunk(box) { return this.chunks[this.stage[box]]; }
+  // The name of an action, as in every other view (schedlang/schedule/naming.py).
+  word(box) {
+    const unit = this.unit[box], op = this.stages[this.stage[box]] + this.look(box).letters;
+    if (unit < 0) return op;
+    if (this.look(box).step || this.slices === 1) return op + unit;
+    return `${op}(${this.microbatches[unit]})`;
+  }
+  // What stands on a box: its microbatch; with several pipelines also which of them, if there is room.
+  label(box) { return this.look(box).step ? "U" : this.labels[this.unit[box]]; }
+  longLabel(box) { return this.pipelines.length > 1 && !this.look(box).step ? this.tags[this.stage[box]] + this.label(box) : ""; }
+
+  time(value, like) { return timeText(value, this.seconds, like); }
+  amount(value) { return amountText(value, this.memoryUnit); }
+
+  // The box of a row that runs at a time; marks without a length count while they are `near`.
+  boxAt(row, time, near = 0) {
+    const box = firstWhere(row.first, row.stop, (each) => this.end[each] >= time - near);
+    for (let each = box; each < row.stop && this.start[each] <= time + near; each++) {
+      if (this.length[each] === 0 || (this.start[each] <= time && time < this.end[each])) return each;
+    }
+    return undefined;
+  }
+  // The part of a rank's idle time that a time is in.
+  idleAt(rank, time) {
+    const { first, stop } = this.idleRows[rank];
+    const part = firstWhere(first, stop, (each) => this.idleEnd[each] > time);
+    return part < stop && this.idleStart[part] <= time ? part : undefined;
+  }
+
+  // What a box is, in lines of text; the last is the program's.
+  describe(box) {
+    const { pipelines, slices, stages, versions, lines } = this;
+    const pipeline = pipelines.find(([, start, stop]) => start <= this.stage[box] && this.stage[box] < stop);
+    const [where, line] = lines[this.line[box]];
+    const rank = this.rank[box], start = this.start[box], end = this.end[box];
+    const parts = [`stage ${stages[this.stage[box]]}, chunk ${this.chunk(box)} of rank ${rank}`];
+    if (pipelines.length > 1) parts.push(`pipeline ${pipeline[0]}`);
+    if (!this.look(box).step) parts.push(`microbatch ${this.flight(box).name}`);
+    if (slices > 1 && !this.look(box).step) parts.push(`slice ${this.unit[box] % slices}`);
+    const facts = [`${this.time(start, end)} to ${this.time(end)}, takes ${this.time(end - start)}`];
+    if (versions.length) facts.push(`weights version ${this.version[box]}`);
+    facts.push(`memory ${this.amount(this.held(rank, start))} held as it starts`);
+    const lot = this.critical[box] ? ["on the critical path"] : [];
+    return [
+      `${this.word(box)} ${this.look(box).name}`, parts.join(", "), facts.join("; "), ...lot, ...this.difference(box),
+      `${where}  ${line}`,
+    ];
+  }
+
+  // What the other of two schedules has to say of a box.
+  difference(box) {
+    if (this.mark[box] === SAME) return [];
+    if (this.mark[box] !== MOVED) return ["only in this schedule"];
+    const { other: { schedule: other } } = this.pair, isOp = box < this.firstCopy, word = this.word(box);
+    const row = (isOp ? other.ops : other.copies)[this.rank[box]];
+    let place = row.first;
+    while (other.word(place) !== word) place++;
+    return [`moved: in the other schedule ${place === row.first ? "first" : `behind ${other.word(place - 1)}`}`];
+  }
+}

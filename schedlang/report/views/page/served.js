@@ -1,0 +1,54 @@
+// A page that `schedc view --serve` has: the program's parameters as sliders, and the schedule anew when one is moved,
+// or when the program is saved.
+
+const served = JSON.parse(byId("served").textContent);
+
+// The parameters that were moved: the defaults of the others may depend on these.
+const moved = new Set();
+const parameters = () => new URLSearchParams([...moved].map((name) => [name, byId(`parameter-${name}`).value]));
+
+function sayWrong(text) {
+  byId("wrong").textContent = text ?? "";
+  byId("wrong").hidden = !text;
+}
+
+let questions = 0;
+async function ask() {
+  const number = ++questions, answer = await fetch(`data?${parameters()}`);
+  const { schedules, parameters: values, wrong } = await answer.json();
+  // An answer to an older question than the last one is nobody's.
+  if (number !== questions) return;
+  sayWrong(wrong);
+  if (!schedules) return;
+  // Other parameters need other sliders.
+  if (Object.keys(values).join() !== served.parameters.map(({ name }) => name).join()) return location.reload();
+  for (const [name, value] of Object.entries(values)) {
+    if (moved.has(name)) continue;
+    for (const input of byId(`parameter-${name}`).parentElement.querySelectorAll("input")) input.value = value;
+  }
+  await present(schedules);
+}
+
+function addSlider({ name, value, most }) {
+  const group = byId("parameters").appendChild(element("span", `${name} `));
+  group.className = "group";
+  const slider = Object.assign(document.createElement("input"), { type: "range", min: 0, max: most, value });
+  const exact = Object.assign(document.createElement("input"), { type: "number", min: 0, value, id: `parameter-${name}` });
+  slider.setAttribute("aria-label", `${name}, roughly`);
+  exact.setAttribute("aria-label", `${name}, exactly`);
+  group.append(slider, exact);
+  const set = (from, to) => {
+    to.value = from.value;
+    moved.add(name);
+    ask();
+  };
+  slider.oninput = () => set(slider, exact);
+  exact.oninput = () => set(exact, slider);
+}
+
+if (served) {
+  sayWrong(served.wrong);
+  served.parameters.forEach(addSlider);
+  byId("parameters").hidden = !served.parameters.length;
+  new EventSource("saved").onmessage = ask;
+}

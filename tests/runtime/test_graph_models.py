@@ -1,0 +1,197 @@
+"""Models whose stages are a graph, on real processes: losses, outputs and gradients are those of
+the same model in one process.
+"""
+
+import random
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from tests.support.paths import PROGRAMS
+from tests.support.ranks import Run
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from schedlang import Source, compile
+from schedlang.plan.plan import Plan
+from schedlang.runtime import Pipeline
+from schedlang.schedule.layout import Layout
+from tests.support.models import difference
+
+pytestmark = pytest.mark.processes
+
+MICROBATCHES = 8
+ROWS = 3
+WIDTH = 6
+Edges = Sequence[tuple[int, int]]
+
+
+class Joint(nn.Module):
+    """A stage that takes so many values: each goes through a layer of its own, and their sum
+    through `tanh`.
+    """
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(inputs)
+        )
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        assert len(inputs) == len(self.layers)
+        through = [layer(value) for layer, value in zip(self.layers, inputs, strict=True)]
+        return torch.tanh(sum(through[1:], start=through[0]))
+
+
+def plan_of(name: str, edges: Edges, lines: str = "", **params: int) -> Plan:
+    """A program of the gallery over a graph of stages, without what it claims."""
+    text = re.sub(r"^ *assert .*\n", "", (PROGRAMS / f"{name}.sched").read_text(), flags=re.M)
+    place = text.index("\n", text.index("param microbatches")) + 1
+    items = "\n".join(f"edge s in 0 .. 1 from {a} to {b}" for a, b in edges)
+    text = text[:place] + items + "\n" + lines + text[place:]
+    return compile(Source(f"{name}.sched", text), {"microbatches": MICROBATCHES} | params)
+
+
+def model_of(layout: Layout) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [Joint(max(len(layout.before[stage]), 1)) for stage in range(layout.pieces)]
+
+
+def batch(layout: Layout, seed: int) -> tuple[dict[int, Tensor], Tensor]:
+    """Inputs of their own for each stage that takes some, and targets."""
+    generator = torch.Generator().manual_seed(seed)
+    firsts = [stage for stage in layout.firsts if stage < layout.pieces]
+    shape = MICROBATCHES * ROWS, WIDTH
+    values = torch.randn(len(firsts) + 1, *shape, generator=generator, dtype=torch.float64)
+    return dict(zip(firsts, values[1:], strict=True)), values[0]
+
+
+def run(model: Sequence[nn.Module], edges: Edges, inputs: dict[int, Tensor]) -> Tensor:
+    """The whole model in one process."""
+    outputs: list[Tensor] = []
+    for stage, module in enumerate(model):
+        before = [outputs[earlier] for earlier, later in sorted(edges) if later == stage]
+        outputs.append(module(*before) if before else module(inputs[stage]))
+    return outputs[-1]
+
+
+def compare(plan: Plan, edges: Edges) -> float:
+    """How far losses, outputs and gradients are from those of one process, in two steps that add
+    up.
+    """
+    layout = plan.layout
+    mine = plan.stages_of(dist.get_rank())
+    models = {start: model_of(layout) for start in {layout.pipeline_of[s].start for s in mine}}
+    stages = {s: models[layout.pipeline_of[s].start][layout.piece(s)] for s in mine}
+    alone = model_of(layout)
+    pipeline = Pipeline(plan, stages, nn.functional.mse_loss)
+    found = [0.0]
+    for step in range(2):
+        inputs, targets = batch(layout, step)
+        given = inputs if len(inputs) > 1 else inputs[0]
+        outputs = pipeline.evaluate(given)
+        losses = pipeline.step(given, targets)
+        parts = {stage: value.chunk(MICROBATCHES) for stage, value in inputs.items()}
+        right = []
+        for number, wanted in enumerate(targets.chunk(MICROBATCHES)):
+            output = run(alone, edges, {stage: value[number] for stage, value in parts.items()})
+            loss = nn.functional.mse_loss(output, wanted)
+            (loss / MICROBATCHES).backward()
+            right.append(loss.detach())
+            if outputs is not None and len(layout.pipelines) == 1:
+                found.append(difference(outputs[number], output.detach()))
+        if losses is not None and len(layout.pipelines) == 1:
+            found.append(difference(losses, torch.stack(right)))
+    for stage, module in stages.items():
+        for weight, other in zip(
+            module.parameters(), alone[layout.piece(stage)].parameters(), strict=True
+        ):
+            assert weight.grad is not None
+            assert other.grad is not None
+            found.append(difference(weight.grad, other.grad))
+    return max(found)
+
+
+#: Two encoders and a decoder of two stages; a fork and a join; a tower that three stages use.
+GRAPHS: dict[str, Edges] = {
+    "encoders": [(0, 2), (1, 2), (2, 3)],
+    "diamond": [(0, 1), (0, 2), (1, 3), (2, 3)],
+    "tower": [(0, 1), (0, 2), (0, 3), (1, 2), (2, 3)],
+}
+
+
+def of_gallery() -> dict[str, float]:
+    """Whole, split and repeated backwards."""
+    found = {}
+    for name in ("gpipe", "1f1b", "zb_h1", "1f1b_recompute"):
+        for graph, edges in GRAPHS.items():
+            found[f"{name} {graph}"] = compare(plan_of(name, edges, ranks=4), edges)
+    return found
+
+
+def test_graphs_under_schedules_of_many_kinds(run_ranks: Run) -> None:
+    for found in run_ranks(of_gallery, 4).results():
+        assert len(found) == 12
+        assert max(found.values()) < 1e-12, found
+
+
+def random_graph(stages: int, seed: int) -> Edges:
+    """Edges by which every stage but the last hands on to some."""
+    rng = random.Random(seed)
+    edges = set()
+    for stage in range(stages - 1):
+        later = range(stage + 1, stages)
+        edges |= {(stage, other) for other in rng.sample(later, rng.randint(1, min(3, len(later))))}
+    return sorted(edges)
+
+
+def of_chunks() -> dict[str, float]:
+    """Random graphs of eight stages, several on each rank, also in a V, and in two pipelines that
+    are replicas.
+    """
+    found = {}
+    for seed, name in enumerate(("interleaved_1f1b", "zb_v", "looped_bfs", "dualpipe")):
+        stages = 4 if name == "dualpipe" else 8
+        edges = random_graph(stages, seed)
+        params = {"chunks": 2} if name in ("interleaved_1f1b", "looped_bfs") else {}
+        found[name] = compare(plan_of(name, edges, ranks=4, **params), edges)
+    return found
+
+
+def test_random_graphs_of_several_stages_on_a_rank(run_ranks: Run) -> None:
+    for found in run_ranks(of_chunks, 4).results():
+        assert len(found) == 4
+        assert max(found.values()) < 1e-12, found
+
+
+def without_a_dictionary() -> None:
+    edges = GRAPHS["encoders"]
+    plan = plan_of("gpipe", edges, ranks=4)
+    model = model_of(plan.layout)
+    stages = {stage: model[stage] for stage in plan.stages_of(dist.get_rank())}
+    inputs, targets = batch(plan.layout, 0)
+    Pipeline(plan, stages, nn.functional.mse_loss).step(inputs[0], targets)
+
+
+def test_several_stages_with_inputs_ask_for_a_dictionary(run_ranks: Run) -> None:
+    said = "\n".join(run_ranks(without_a_dictionary, 4).logs)
+    assert "the stages [0, 1] take inputs, so `inputs` must be a dictionary" in said
+
+
+def unequal_rows() -> None:
+    edges = GRAPHS["encoders"]
+    plan = plan_of("gpipe", edges, ranks=4)
+    model = model_of(plan.layout)
+    stages = {stage: model[stage] for stage in plan.stages_of(dist.get_rank())}
+    inputs, targets = batch(plan.layout, 0)
+    inputs[1] = inputs[1][:MICROBATCHES]
+    Pipeline(plan, stages, nn.functional.mse_loss).step(inputs, targets)
+
+
+def test_inputs_of_all_stages_have_as_many_rows(run_ranks: Run) -> None:
+    said = "\n".join(run_ranks(unequal_rows, 4).logs)
+    assert "all of them take the same batch" in said

@@ -1,0 +1,35 @@
+"""The edges between stages, told apart from `schedlang.schedule.layout`: what the explorer and the
+oracles ask.
+"""
+
+from schedlang.schedule.layout import Layout
+
+
+def far_edges(layout: Layout) -> list[tuple[int, int]]:
+    """The earlier and the later stage of each edge that is not between neighbours, in the order of
+    their numbers; skips come behind the edges of their pipeline.
+    """
+    found = []
+    for pipeline in layout.pipelines:
+        pairs = [edge for edge in layout.edges if edge[1] - edge[0] != 1] + [*layout.skips]
+        found += [(pipeline.start + earlier, pipeline.start + later) for earlier, later in pairs]
+    return found
+
+
+def is_near(layout: Layout, earlier: int) -> bool:
+    """Whether there is an edge from a stage to the next number."""
+    for pipeline in layout.pipelines:
+        if pipeline.start <= earlier < pipeline.stop - 1:
+            piece = earlier - pipeline.start
+            return not layout.edges or (piece, piece + 1) in layout.edges
+    return False
+
+
+def has_before(layout: Layout, stage: int) -> bool:
+    """Whether any stage hands on to this one."""
+    return is_near(layout, stage - 1) or any(later == stage for _, later in far_edges(layout))
+
+
+def has_after(layout: Layout, stage: int) -> bool:
+    """Whether this one hands on to any stage."""
+    return is_near(layout, stage) or any(earlier == stage for earlier, _ in far_edges(layout))
