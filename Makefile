@@ -183,6 +183,11 @@ architecture: .venv/installed
 gallery: .venv/installed
 	$(BIN)/python -m schedlang.report.gallery > programs/README.md
 
+# The grammars by which editors colour programs, from the grammar of the language; a test holds them current.
+editor-grammars: .venv/installed
+	$(BIN)/python -m schedlang.editor.textmate > editors/vscode/syntaxes/sched.tmLanguage.json
+	$(BIN)/python -m schedlang.editor.tree_sitter editors/tree-sitter-sched
+
 # What the gallery takes on the transports of GPUs, by simulation; a test holds it current.
 transport-table: .venv/installed
 	$(BIN)/python benchmarks/transports.py > docs/transport-table.md
