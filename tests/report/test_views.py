@@ -386,7 +386,7 @@ def test_packed_numbers_are_exact_to_nine_digits() -> None:
         (33_500, 1e-6, "33.5 ms"),
         (1.25, 1.0, "1.25 s"),
         (0.5, 1e-3, "500 µs"),
-        (0, 1e-3, "0 µs"),
+        (0, 1e-3, "0 s"),
     ],
 )
 def test_times_as_people_write_them(value: float, seconds: float | None, text: str) -> None:
@@ -513,6 +513,18 @@ def test_where_ops_are_narrower_than_a_column_there_are_shares(
     for row in rows:
         for cell in row.split("│")[1:-1]:
             assert sum(map(int, re.findall("[0-9]+", cell))) == 100
+
+
+def test_windows_have_the_unit_of_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    program = str(PROGRAMS / "1f1b.sched")
+    assert main(["view", program, "-pmicrobatches=100", "--time-unit", "ms"]) == 0
+    head, _, times, *_, note = capsys.readouterr().out.partition("\n\nF forward")[0].splitlines()
+    assert head.endswith("makespan 309 ms, 2.9% idle")
+    assert times.split() == "time 0 s 61.8 ms 124 ms 185 ms 247 ms".split()
+    assert note.strip() == "shares in %, of windows of 61.8 ms each"
 
 
 def test_shares_of_windows() -> None:
