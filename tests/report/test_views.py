@@ -523,7 +523,7 @@ def test_windows_have_the_unit_of_time(
     assert main(["view", program, "-pmicrobatches=100", "--time-unit", "ms"]) == 0
     head, _, times, *_, note = capsys.readouterr().out.partition("\n\nF forward")[0].splitlines()
     assert head.endswith("makespan 309 ms, 2.9% idle")
-    assert times.split() == "time 0 s 61.8 ms 124 ms 185 ms 247 ms".split()
+    assert times.split() == ["time", "0", "s", "61.8", "ms", "124", "ms", "185", "ms", "247", "ms"]
     assert note.strip() == "shares in %, of windows of 61.8 ms each"
 
 
