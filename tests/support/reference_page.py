@@ -34,6 +34,7 @@ SECTIONS = {
             "prove",
             "Builder",
         ],
+        "Every size": ["prove_for_all", "Proof", "Verdict", "Law"],
         "Files": [
             "read_source",
             "read_costs",
