@@ -52,6 +52,7 @@ def built(schedule: Schedule) -> Builder:
         slices=layout.slices,
         skips=layout.skips,
         frozen=layout.frozen,
+        edges=layout.edges,
         links=layout.links,
         weights=[str(schedule.weights_of(stage)) for stage in range(len(layout.placement))],
         costs=schedule.costs,
@@ -117,7 +118,7 @@ def same(one: Plan, other: Plan) -> None:
     assert one.kernels == other.kernels
     assert one.weights == other.weights
     assert one.costs == other.costs
-    for field in ("placement", "slices", "updates", "links", "skips", "frozen"):
+    for field in ("placement", "slices", "updates", "links", "skips", "frozen", "edges"):
         assert getattr(one.layout, field) == getattr(other.layout, field)
 
 
