@@ -33,18 +33,12 @@ def messages_in(
     """The names of the messages that an op needs; of one inside a rank, the last op that uses it
     may be another one.
     """
-    stages = len(schedule.placement)
     forward = kind in (Kind.F, Kind.R)
-    edges = {stage - 1 if forward else stage + 1: stage}
-    edges |= {
-        skip[not forward]: stages + k
-        for k, skip in enumerate(schedule.layout.skips)
-        if skip[forward] == stage
-    }
+    layout = schedule.layout
+    others = layout.before[stage] if forward else layout.after[stage]
+    edges = {other: layout.number(stage, other) for other in others}
     names = []
     for other, number in edges.items():
-        if not 0 <= other < stages:
-            continue
         if schedule.placement[other] != schedule.placement[stage]:
             names.append(f"{number}{'RECV_F' if forward else 'RECV_B'}{microbatch}")
         else:

@@ -176,7 +176,7 @@ def offloaded(schedule: Schedule) -> Schedule:
             if kind in (Kind.B, Kind.I):
                 changed.add(Kind.RELOAD, stage, microbatch, place)
             changed.add(kind, stage, microbatch, place, group)
-            if kind == Kind.F:
+            if kind == Kind.F and schedule.layout.has_backward[stage]:
                 changed.add(Kind.OFFLOAD, stage, microbatch, place)
         ranks.append(changed)
     return evolve(schedule, ranks=tuple(ranks))
