@@ -154,6 +154,9 @@ def by_hand(schedule: Schedule) -> str:
     lines.append(f"stage s in 0 .. {len(schedule.placement)} on {held}")
     for earlier, later in schedule.layout.skips:
         lines.append(f"skip s in {earlier} .. {earlier + 1} from s to {later}")
+    for earlier, later in schedule.layout.edges:
+        lines.append(f"edge s in {earlier} .. {earlier + 1} from s to {later}")
+    lines += [f"frozen {stage} .. {stage + 1}" for stage in schedule.layout.frozen]
     lines.append("rank r {")
     for rank, actions in enumerate(schedule.ranks):
         for index in range(len(actions)):
