@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from schedlang.diagnostics.diagnostic import ParameterError as ParameterError
     from schedlang.diagnostics.source import Source as Source
     from schedlang.files.reading import read_source as read_source
+    from schedlang.parametric.prove import prove_for_all as prove_for_all
+    from schedlang.parametric.result import Law as Law
+    from schedlang.parametric.result import Proof as Proof
+    from schedlang.parametric.result import Verdict as Verdict
     from schedlang.plan.plan import Plan as Plan
     from schedlang.plan.plan import write_plan as write_plan
     from schedlang.plan.reader import open_plan as open_plan
@@ -57,19 +61,23 @@ _MODULES = {
     "Diagnostic": "diagnostics.diagnostic",
     "Execution": "proof.execution",
     "Kind": "schedule.kinds",
+    "Law": "parametric.result",
     "Layout": "schedule.layout",
     "Noise": "proof.noise",
     "ParameterError": "diagnostics.diagnostic",
     "Pipeline": "schedule.layout",
     "Plan": "plan.plan",
+    "Proof": "parametric.result",
     "Runs": "proof.runs",
     "Schedule": "schedule.schedule",
     "Source": "diagnostics.source",
     "Timeline": "schedule.timeline",
+    "Verdict": "parametric.result",
     "compile": "compiler",
     "load": "python.sweep",
     "open_plan": "plan.reader",
     "prove": "proof.prove",
+    "prove_for_all": "parametric.prove",
     "read_costs": "schedule.costs",
     "read_plan": "plan.reader",
     "read_source": "files.reading",

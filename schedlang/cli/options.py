@@ -204,7 +204,18 @@ def _prove(parser: Parser) -> None:
         metavar="NAME",
         help="a transport, or `all` for a table",
     )
+    parser.add_argument(
+        "--any-ranks",
+        action="store_true",
+        help="for any number of ranks, too, and of slices, where they are not given with -p; it "
+        "needs the extra `prove`",
+    )
     _output(parser, "FILE", "write the certificate, which a checker of its own reads")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="FILE is a certificate: check it, and that its orders are those of its program",
+    )
 
 
 def _show(parser: Parser) -> None:

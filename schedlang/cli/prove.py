@@ -1,11 +1,13 @@
-"""`schedc prove`: a program for any number of microbatches."""
+"""`schedc prove`: a program for any number of microbatches, and of ranks."""
 
 import argparse
 import json
 import sys
+from importlib.util import find_spec
 from typing import Any
 
 from schedlang.cli.diagnosed import print_diagnostics
+from schedlang.cli.inputs import wrong_as_usage
 from schedlang.cli.progress import progress
 from schedlang.cli.usage import FINE, WRONG, UsageError
 
@@ -24,6 +26,45 @@ def proved_for_all(options: argparse.Namespace, source: Any) -> bool:
     return proof.holds
 
 
+def _check_extra() -> None:
+    """UsageError where what proves for any number of ranks is not installed."""
+    if find_spec("islpy") is None or find_spec("ortools") is None:
+        raise UsageError("any number of ranks needs an extra: pip install 'schedlang[prove]'")
+
+
+def _faults(document: Any) -> str:
+    """What does not hold in a certificate, if anything."""
+    from schedlang.parametric.certificate import is_of_program
+    from schedlang.parametric.check_certificate import Wrong, check
+
+    if "statements" in document:
+        _check_extra()
+        from schedlang.parametric.ranks.check_certificate import faults_of
+
+        return "; ".join(faults_of(document))
+    try:
+        check(document)
+    except Wrong as error:
+        return str(error)
+    return "" if is_of_program(document) else "the orders are not those of the program"
+
+
+def _check(options: argparse.Namespace, text: str) -> int:
+    """Check a certificate, and print whether it proves what it says."""
+    if options.params or options.output:
+        raise UsageError("--check reads a certificate, which has its program and its parameters")
+    try:
+        wrong = _faults(json.loads(text))
+    except (ValueError, TypeError, LookupError, ArithmeticError) as error:
+        wrong = f"it is no certificate: {type(error).__name__}: {error}"
+    if options.format == "json":
+        print(json.dumps({"file": options.file, "holds": not wrong, "wrong": wrong}))
+    else:
+        verdict = f"does not hold: {wrong}" if wrong else "proves what it says"
+        print(f"the certificate {verdict}")
+    return WRONG if wrong else FINE
+
+
 def prove(options: argparse.Namespace) -> int:
     """Prove a program for any number of microbatches, and print where it holds."""
     from schedlang.files.reading import read_source
@@ -31,11 +72,16 @@ def prove(options: argparse.Namespace) -> int:
     from schedlang.parametric.prove import prove_for_all
     from schedlang.schedule.transports import NAMES
 
+    if options.any_ranks:
+        _check_extra()
+        from schedlang.parametric.ranks.proofs import prove_for_all_ranks as prove_for_all
     source = read_source(options.file)
+    if options.check:
+        return _check(options, source.text)
     if source.is_plan:
         raise UsageError(f"`{options.file}` is a plan, of one size: `schedc check` proves it")
     names = NAMES if options.transport == "all" else (options.transport,)
-    with progress(f"proving {source.path}"):
+    with progress(f"proving {source.path}"), wrong_as_usage():
         proof = prove_for_all(source, options.params, names)
     if options.output:
         if proof.certificate is None:

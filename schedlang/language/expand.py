@@ -47,12 +47,7 @@ def expand(
     Where `costs` leave something open, it is as the program gives it; ValueError if they are for
     other stages.
     """
-    wrong_params = _check_params(source, tree, params)
-    wrong = _check_names(source, Itself(tree))
-    if wrong:
-        raise CompileError(wrong + wrong_params)
-    if wrong_params:
-        raise ParameterError(wrong_params)
+    check_text(source, tree, params)
     try:
         return _expand(source, tree, params, costs)
     except (RecursionError, MemoryError, SyntaxError):
@@ -60,6 +55,18 @@ def expand(
         raise CompileError(
             [Diagnostic("nesting", "the program is nested too deeply", (label,), source)]
         ) from None
+
+
+def check_text(source: Source, tree: syntax.Schedule, params: Mapping[str, int]) -> None:
+    """CompileError with what is wrong with a program before it runs, or with the names of its
+    parameters.
+    """
+    wrong_params = _check_params(source, tree, params)
+    wrong = _check_names(source, Itself(tree))
+    if wrong:
+        raise CompileError(wrong + wrong_params)
+    if wrong_params:
+        raise ParameterError(wrong_params)
 
 
 @lru_cache(16)

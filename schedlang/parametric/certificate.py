@@ -8,9 +8,13 @@ from collections.abc import Iterable, Mapping
 from fractions import Fraction
 from typing import Any
 
+from schedlang.files.reading import source_of
+from schedlang.language.expand import expand
+from schedlang.language.imports import load
 from schedlang.parametric.figures import Figures
 from schedlang.parametric.orders import Cell, Op, Piece, Triple, at_round
 from schedlang.parametric.stamps import Stamped
+from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 
@@ -101,6 +105,41 @@ def certified(
             "peak": [_numbers(peak) for peak in figures.peak],
         },
     }
+
+
+def is_of_program(document: Mapping[str, Any]) -> bool:
+    """Whether the orders in a certificate are those of the program in it, at two sizes of each
+    class; CompileError if the program does not run there.
+    """
+    whole, tree = load(source_of(document["program"]))
+    return all(
+        _order_at(pieces, n) == _order_of(schedule, rank)
+        for one in document["classes"]
+        for n in range(2)
+        for size in [{"microbatches": one["base"] + one["period"] * n}]
+        for schedule in [expand(whole, tree, {**document["params"], **size})]
+        for rank, pieces in enumerate(one["ranks"])
+    )
+
+
+def _order_at(pieces: list[Any], n: int) -> list[Any]:
+    """The batches of pieces for some n."""
+    return [
+        [(kind, stage, c + b * n + a * k) for kind, stage, c, b, a in batch["ops"]]
+        for piece in pieces
+        for k in range(piece["rounds"][0] + piece["rounds"][1] * n)
+        for batch in piece["batches"]
+    ]
+
+
+def _order_of(schedule: Schedule, rank: int) -> list[Any]:
+    """The batches of ops of a rank."""
+    actions = schedule.ranks[rank]
+    return [
+        [(Kind(actions.kind[i]).name, actions.stage[i], actions.microbatch[i]) for i in batch]
+        for batch in actions.batches()
+        if not is_transfer(actions.kind[batch.start])
+    ]
 
 
 def _cells(stamped: Stamped, rounds: Any, op: Op, further: int, makers: Any) -> list[Any]:

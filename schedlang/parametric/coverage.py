@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from schedlang.language.faults import Fault
 from schedlang.parametric.linear import NeedsPeriod, NotLinear
 from schedlang.parametric.orders import (
@@ -85,6 +87,9 @@ def _definitely_wrong(
     of: list[tuple[Pair, Pair]], last: Pair, name: str, stage: int, place: int
 ) -> None:
     """Fault if some microbatch is there twice, or is none, for all n."""
+    for (begin, _), (after, _) in pairwise(of):
+        # That they are in order for all n: else it is for larger ones.
+        is_negative(minus(begin, after))
     borders = [(0, 0), *(end for _, end in of)]
     begins = [*(begin for begin, _ in of), last]
     for border, begin in zip(borders, begins, strict=True):

@@ -272,12 +272,12 @@ class _Run:
     def op(self, call: Call) -> None:
         location, stage, microbatch, *slices = call
         if isinstance(stage, Linear) or any(isinstance(number, Linear) for number in slices):
-            raise NotLinear("a stage or a slice depends on `microbatches`")
+            raise NotLinear("a stage or a slice depends on `microbatches`", location)
         self.parts[-1].calls.append((location, stage, microbatch, *slices))
 
     def claim(self, location: int, values: dict[str, Any]) -> None:
         if self.is_within:
-            raise NotLinear("an `assert` stands within a loop over microbatches")
+            raise NotLinear("an `assert` stands within a loop over microbatches", location)
         self.claims.append(SymbolicClaim(location, self.rank, values))
 
     def repeat(self, rounds: Any, weight: int, location: int) -> Iterator[Any]:
@@ -293,7 +293,7 @@ class _Run:
             yield from self._one_by_one(start, total, location)
             return
         if self.is_within:
-            raise NotLinear("a loop over microbatches stands within another one")
+            raise NotLinear("a loop over microbatches stands within another one", location)
         key = (location, tuple(self.path))
         for begin, end in pairwise([0, *self.splits.get(key, ()), total]):
             length = end - begin

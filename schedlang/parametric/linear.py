@@ -57,7 +57,13 @@ class NeedsSplit(Undecided):
 
 
 class NotLinear(Exception):
-    """A number of the program is of no such kind, or a program of no kind that can be proved."""
+    """A number of the program is of no such kind, or a program of no kind that can be proved; its
+    place, as an index into the program's spans, where there is one.
+    """
+
+    def __init__(self, message: str, location: int | None = None) -> None:
+        super().__init__(message)
+        self.location = location
 
 
 class Searched(NotLinear):

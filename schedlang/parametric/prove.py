@@ -17,7 +17,7 @@ from schedlang.diagnostics.source import Source
 from schedlang.files.reading import source_of
 from schedlang.language import syntax
 from schedlang.language.codegen import generate
-from schedlang.language.expand import expand
+from schedlang.language.expand import check_text, expand, parameters
 from schedlang.language.faults import Fault
 from schedlang.language.imports import load
 from schedlang.language.sites import ClaimSite
@@ -46,6 +46,7 @@ from schedlang.parametric.result import Law, Proof, Verdict
 from schedlang.parametric.sizes import Sizes
 from schedlang.parametric.stamps import NoStamps, Stamped, rules_of, stamp
 from schedlang.parametric.standstill import check_standstill
+from schedlang.parametric.transfers import NotRepeated, Repeated, repeated
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import is_transfer
@@ -84,7 +85,8 @@ class Class:
     reason: str = ""
     figures: Figures | None = None
     certificate: dict[str, Any] | None = None
-    writes_transfers: bool = False
+    #: Where the program writes its own transfers: what repeats, or why nothing does.
+    transfers: Repeated | str | None = None
     #: Whether passes make its order; and up to how many microbatches they were seen to go on alike.
     is_searched: bool = False
     seen: int = 0
@@ -109,6 +111,7 @@ def prove_for_all(
         raise ValueError("`microbatches` is any: leave it out")
     loaded = source_of(source)
     whole, tree = load(loaded)
+    check_text(whole, tree, {**params, "microbatches": 1})
     return _Prover(loaded, whole, tree, dict(params), names).proof()
 
 
@@ -134,16 +137,8 @@ class _Prover:
 
     @property
     def ranks(self) -> int:
-        items = self.tree.items
-        default = next(
-            (
-                item.default
-                for item in items
-                if isinstance(item, syntax.Param) and item.name.text == "ranks"
-            ),
-            None,
-        )
-        return self.params.get("ranks", getattr(default, "value", 4) or 4)
+        """How many ranks there are."""
+        return parameters(self.tree, {**self.params, "microbatches": 1})["ranks"]
 
     def proof(self) -> Proof:
         """The proof: of classes of numbers of microbatches, and of those before them one by one."""
@@ -173,25 +168,28 @@ class _Prover:
     def judged(self, one: Class) -> Class:
         """A class, maybe from a larger base on, with its outcome."""
         attempt = 0
+        few = -(-self.ranks // one.period)
+        more = (2, few, few, 0)
         most = _MOST_BASE + _BASE_PER_RANK * self.ranks
         while True:
             if one.base > most:
                 reason = f"no pattern was found up to {one.base} microbatches"
                 return evolve(one, outcome="unknown", reason=reason)
             try:
-                return self.tried(one, _UNROLLED[attempt % len(_UNROLLED)])
+                return self.tried(one, _UNROLLED[attempt // len(more)])
             except NeedsBase as needs:
-                one = evolve(one, base=one.base + needs.least * one.period)
+                # Of many ranks, each may ask for one more.
+                least = max(needs.least, self.ranks // 4 // one.period)
+                one = evolve(one, base=one.base + least * one.period)
             except NoStamps as error:
+                # First from larger sizes on, then with more rounds as one.
+                one = evolve(one, base=one.base + more[attempt % len(more)] * one.period)
                 attempt += 1
                 if one.is_searched and attempt > _BASES_OF_SEARCHES:
                     if one.period in _LONGER:
                         raise NeedsPeriod(_LONGER[one.period]) from None
                     return evolve(one, outcome="unknown", reason=str(error))
-                if one.is_searched or attempt % len(_UNROLLED) == 0:
-                    more = -(-self.ranks // one.period)
-                    one = evolve(one, base=one.base + more * one.period)
-                if attempt > 3 * len(_UNROLLED):
+                if attempt == len(_UNROLLED) * len(more):
                     return evolve(one, outcome="unknown", reason=str(error))
             except NeedsPeriod:
                 raise
@@ -199,7 +197,13 @@ class _Prover:
                 if one.is_searched:
                     return evolve(one, outcome="unknown", reason=str(error))
                 one = evolve(one, is_searched=True)
-            except (NotLinear, Undecided) as error:
+            except NotLinear as error:
+                place = "" if error.location is None else f" ({self.where(error.location)})"
+                return evolve(one, outcome="unknown", reason=f"{error}{place}")
+            except (TypeError, ZeroDivisionError, RecursionError):
+                reason = "it does with `microbatches` what is no arithmetic of this kind"
+                return evolve(one, outcome="unknown", reason=reason)
+            except Undecided as error:
                 return evolve(one, outcome="unknown", reason=str(error) or "it is undecided")
             except Fault as fault:
                 outcome = "refused" if fault.code == _REFUSED else "wrong"
@@ -274,7 +278,7 @@ class _Prover:
             outcome=outcome,
             figures=figures,
             certificate=self.certified(one, stamped, orders.stride, figures, first),
-            writes_transfers=writes,
+            transfers=_repeated(all_orders, schedules) if writes else None,
         )
 
     def certified(
@@ -287,7 +291,7 @@ class _Prover:
             for batch in timed.piece.batches
             for op in batch
         )
-        if has_updates or schedule.costs.overlap_times:
+        if has_updates or schedule.costs.overlap_times or schedule.layout.edges:
             return None
         return certified(one.base, one.period, stamped, stride, figures, schedule)
 
@@ -305,6 +309,11 @@ class _Prover:
         except CompileError as error:
             message = error.diagnostics[0].message
             raise NotLinear(f"at {params['microbatches']} microbatches: {message}") from None
+
+    def where(self, location: int) -> str:
+        """A place of the program, as `file:line`."""
+        span = generate(self.tree, frozenset(), False).spans[location]
+        return self.whole.where(span.start)
 
     # All classes
 
@@ -382,7 +391,7 @@ class _Prover:
     def certificate(self, classes: list[Class]) -> dict[str, Any] | None:
         """The certificate of the classes that are right, where there are any."""
         parts = [one.certificate for one in classes if one.certificate]
-        return certificate(self.whole.text, self.params, parts) if parts else None
+        return certificate(self.source.text, self.params, parts) if parts else None
 
     def verdict(self, name: str, classes: list[Class], small: list[int]) -> Verdict:
         groups: dict[str, tuple[set[int], list[tuple[int, int]]]] = {
@@ -422,8 +431,8 @@ class _Prover:
         """The outcome of a class on a transport, and its reason."""
         if one.outcome == "unknown":
             return one.outcome, one.reason
-        if one.outcome in ("proved", "followed") and one.writes_transfers:
-            return "unknown", "it writes its own transfers"
+        if one.outcome in ("proved", "followed") and one.transfers:
+            return self.with_transfers(name, one)
         # What the compiler says of the first ones must be that; a proof that it denies is none.
         for n in range(2):
             size = self.at(one.base + n * one.period)
@@ -432,6 +441,20 @@ class _Prover:
                 what = f"at {one.base + n * one.period} microbatches the compiler says {said}"
                 return "unknown", what
         return one.outcome, ""
+
+    def with_transfers(self, name: str, one: Class) -> tuple[str, str]:
+        """The outcome of a class that writes its own transfers, on a transport, and its reason."""
+        if isinstance(one.transfers, str):
+            return "unknown", f"it writes its own transfers, and {one.transfers}"
+        assert one.transfers
+        outcome = one.transfers.on(name)
+        for n in range(2):
+            said = "wrong" if self.at(one.base + n * one.period).diagnostics[name] else "proved"
+            if outcome not in (said, "unknown"):
+                return "unknown", f"the compiler says {said} of some"
+        if outcome == "proved":
+            return one.outcome, ""
+        return outcome, "no state was found that its ranks come back to" * (outcome == "unknown")
 
     def laws(self, classes: list[Class], small: list[int]) -> Iterator[Law]:
         """The figures as formulas."""
@@ -500,6 +523,13 @@ def _check_same(orders: Orders, schedules: list[Schedule]) -> None:
             ]
             if real != list(orders.at(rank, n)):
                 raise NoStamps(f"the order of rank {rank} is not that of the compiler")
+
+
+def _repeated(orders: Orders, schedules: list[Schedule]) -> Repeated | str:
+    try:
+        return repeated(orders, schedules)
+    except NotRepeated as error:
+        return str(error)
 
 
 def _computing(schedule: Schedule) -> Schedule:

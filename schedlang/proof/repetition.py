@@ -88,7 +88,7 @@ def prove_repeats(schedule: Schedule, kernels: tuple[Kernel, ...]) -> None:
         except CompileError as error:
             note = f"in the plan of {longer.layout.updates} updates"
             raise CompileError([each.with_note(note) for each in error.diagnostics]) from None
-        if _goes_on(before, longer, kernels, times):
+        if goes_on(before, longer, kernels, times):
             return
         before = longer
     message = (
@@ -98,7 +98,7 @@ def prove_repeats(schedule: Schedule, kernels: tuple[Kernel, ...]) -> None:
     raise CompileError(diagnose(schedule, [Finding("steady", message, 0)]))
 
 
-def _goes_on(before: Schedule, longer: Schedule, kernels: tuple[Kernel, ...], times: int) -> bool:
+def goes_on(before: Schedule, longer: Schedule, kernels: tuple[Kernel, ...], times: int) -> bool:
     """Whether what holds of a schedule, and of the `longer` one that has each kernel once more, by
     then `times` times more than shown, holds of all that are longer.
     """
@@ -239,11 +239,11 @@ def _come_to(
     while not _is_closed(schedule, _is_before(schedule, places), partner):
         before = np.flatnonzero(_is_before(schedule, places))
         cut = evolve(alone, ranks=actions_of(len(places), columns.taken(before)))
-        reached, pending = _reached(cut, rules)
-        if (reached == places).all():
+        come_to, pending = reached(cut, rules)
+        if (come_to == places).all():
             shift = columns.first[:-1] - cut.columns.first[:-1]
             return places, pending + shift[cut.columns.rank[pending]]
-        places = reached
+        places = come_to
     return places, np.zeros(0, np.int64)
 
 
@@ -259,7 +259,7 @@ def _is_closed(schedule: Schedule, is_before: Flags, partner: Ints) -> bool:
     return all(bool(is_before[rows].all()) for rows in (makers, added, partners))
 
 
-def _reached(cut: Schedule, rules: Transport) -> tuple[Ints, Ints]:
+def reached(cut: Schedule, rules: Transport) -> tuple[Ints, Ints]:
     """The first action of each rank that never runs, or is never over if ranks wait for it, by its
     index; and the rows of the transfers that are not over.
     """

@@ -1,6 +1,7 @@
 """Programs proved for any number of microbatches, against the compiler at sizes."""
 
 import copy
+import hashlib
 import json
 import random
 from collections.abc import Iterator
@@ -10,7 +11,9 @@ from typing import Any
 import pytest
 
 from schedlang.cli.main import main
-from schedlang.compiler import compile
+from schedlang.compiler import check_program, compile
+from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.files.reading import source_of
 from schedlang.parametric.check_certificate import check
 from schedlang.parametric.prove import prove_for_all
 from schedlang.proof.prove import ideal_execution
@@ -107,6 +110,21 @@ def test_orders_of_passes_are_proved_as_far_as_their_pattern_goes() -> None:
     assert "seen to up to microbatches ==" in verdict.pattern
 
 
+def test_a_program_or_a_parameter_that_is_wrong_is_told_as_by_the_compiler() -> None:
+    with pytest.raises(CompileError, match="rnaks"):
+        prove_for_all(PROGRAMS / "1f1b.sched", {"rnaks": 3})
+    with pytest.raises(CompileError, match="nothing"):
+        prove_for_all(CLAIMS.replace("peak(r)", "nothing"))
+    with pytest.raises(ValueError, match="`microbatches` is any"):
+        prove_for_all(PROGRAMS / "1f1b.sched", {"microbatches": 3})
+
+
+def test_what_cannot_be_proved_says_where() -> None:
+    text = CLAIMS.replace("F(m)", "for k in 0 .. m / 1000 { }  F(m)")
+    verdict = prove_for_all(text).verdicts["portable"]
+    assert verdict.word == "not proved"
+
+
 def test_what_cannot_be_proved_says_why() -> None:
     verdict = prove_for_all(PROGRAMS / "pipedream.sched").verdicts["portable"]
     assert verdict.word == "not proved"
@@ -117,6 +135,38 @@ def test_what_cannot_be_proved_says_why() -> None:
 def test_a_damaged_program_gets_the_verdict_of_the_compiler(seed: int) -> None:
     _, wrong = compare(seed, 6)
     assert not wrong
+
+
+SENDS = """
+schedule blocking_1f1b {
+    param ranks = 3
+    param microbatches = 8
+    rank r {
+        let warmup = min(ranks - 1 - r, microbatches)
+        for m in 0 .. warmup { recv F(m)  F(m)  send F(m) }
+        for m in warmup .. microbatches {
+            recv F(m)  F(m)  send F(m)
+            recv B(m - warmup)  B(m - warmup)  send B(m - warmup)
+        }
+        for m in microbatches - warmup .. microbatches { recv B(m)  B(m)  send B(m) }
+    }
+}
+"""
+
+
+def test_transfers_of_a_program_are_proved_on_each_transport() -> None:
+    proof = prove_for_all(SENDS, {}, ("gloo", "nccl-eager", "buffered:1"))
+    assert proof.verdicts["gloo"].proved == "microbatches >= 1"
+    assert proof.verdicts["nccl-eager"].proved == "microbatches == 1"
+    assert proof.verdicts["nccl-eager"].wrong == "microbatches >= 2"
+    for transport, verdict in proof.verdicts.items():
+        for microbatches in (1, 2, 3, 5, 9, 14):
+            size = {"microbatches": microbatches}
+            (said,) = check_program(source_of(SENDS), size, [transport]).values()
+            is_wrong = any(each.severity == "error" for each in said)
+            for word, value in (("proved", False), ("wrong", True)):
+                where = getattr(verdict, word)
+                assert not where or not eval(where, {}, size) or is_wrong == value
 
 
 CLAIMS = """
@@ -230,6 +280,26 @@ def test_the_command_prints_verdicts_and_formulas(
     assert "portable  proved for microbatches >= 1" in printed
     assert "makespan = 3 * microbatches + 3 for microbatches >= 1" in printed
     check(json.loads(file.read_text()))
+    assert main(["prove", str(file), "--check"]) == 0
+    document = json.loads(file.read_text())
+    document["program"] = document["program"].replace("ranks - 1 - r", "ranks - r", 1)
+    content = json.dumps([document["program"], document["params"]], sort_keys=True)
+    document["sha256"] = hashlib.sha256(content.encode()).hexdigest()
+    file.write_text(json.dumps(document))
+    capsys.readouterr()
+    assert main(["prove", str(file), "--check"]) == 1
+    assert "the orders are not those of the program" in capsys.readouterr().out
+
+
+def test_the_command_proves_for_any_number_of_ranks(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    pytest.importorskip("islpy")
+    file = tmp_path / "certificate.json"
+    gpipe = str(PROGRAMS / "gpipe.sched")
+    assert main(["prove", gpipe, "--any-ranks", "-o", str(file)]) == 0
+    assert "any ranks and microbatches" in capsys.readouterr().out
+    assert main(["prove", str(file), "--check"]) == 0
 
 
 def test_the_command_fails_for_a_program_that_is_wrong_at_some_size(

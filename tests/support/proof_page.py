@@ -36,8 +36,10 @@ def row(case: tuple[str, int]) -> tuple[str, int, str, str, str]:
         where = f"wrong for {verdict.wrong}"
     if verdict.word == "not proved":
         where = verdict.reason
+    elif where:
+        where = f"`{where}`"
     bubble = next((law.pieces for law in proof.laws if law.figure == "bubble"), ())
-    return name, ranks, word, where, bubble[-1][1] if bubble else ""
+    return name, ranks, word, where, f"`{bubble[-1][1]}`" if bubble else ""
 
 
 def main(first: int, last: int) -> None:
@@ -53,8 +55,7 @@ def main(first: int, last: int) -> None:
         while end + 1 < len(rows) and rows[end + 1][0] == name and [*rows[end + 1][2:]] == said:
             end += 1
         of = str(ranks) if end == at else f"{ranks} to {rows[end][1]}"
-        cells = (f"`{cell}`" if place and cell else cell for place, cell in enumerate(said))
-        print(f"| {name} | {of} | {' | '.join(cells)} |")
+        print(f"| {name} | {of} | {' | '.join(said)} |")
         at = end + 1
 
 
