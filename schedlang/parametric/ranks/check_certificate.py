@@ -1,4 +1,5 @@
-"""Checks a certificate of `schedlang.parametric.ranks` without trust in who made it.
+"""Checks a certificate of `schedc prove --any-ranks`, without trust in who made it:
+`python -m schedlang.parametric.ranks.check_certificate FILE`.
 
 This shares no code with the prover: the rules of pipeline training are written down once more, and
 each question is asked of isl anew. A certificate has a program as integer sets. What is checked,
@@ -9,249 +10,222 @@ every edge (the order of a rank, what comes from another rank) the stamps grow. 
 each other in a circle.
 """
 
+import json
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import islpy as isl
+from islpy import UnionMap
 
 #: What is made by which kinds of op.
 _MAKERS = {"F": ("F",), "B": ("B", "I"), "W": ("B", "W"), "R": ("R",), "U": ("U",)}
-#: Who needs what: of the same stage, or of the one before or after; how many slices on.
+#: Which kinds need what: of the same stage, or of the one before or after; how many slices on.
 _NEEDS = (
     ("F", "F", "before", 0),
     ("F", "F", "own", -1),
-    ("B", "B", "after", 0),
-    ("I", "B", "after", 0),
-    ("B", "B", "own", 1),
-    ("I", "B", "own", 1),
+    ("BI", "B", "after", 0),
+    ("BI", "B", "own", 1),
     ("W", "B", "own", 0),
     ("R", "F", "own", 0),
 )
 #: Of messages, the send and the receive, which is of so many stages on.
 _MESSAGES = {"F": ("SEND_F", "RECV_F", 1), "B": ("SEND_B", "RECV_B", -1)}
-_TRANSFERS = ("SEND_F", "RECV_F", "SEND_B", "RECV_B")
+#: An item is a stage, an update, a microbatch and a slice; that of an update itself has no more.
+_OF_UPDATE = "{ [s, u, m, k] -> [s, u, 0, 0] }"
 
 
 def faults_of(certificate: Mapping[str, Any]) -> list[str]:
     """What does not hold in a certificate; nothing, if it proves what it says."""
     try:
-        return list(_Checker(certificate).faults())
+        cases = isl.Set("{ : 1 = 0 }")
+        faults = []
+        for case in certificate["cases"]:
+            where = isl.Set(case["where"])
+            cases = cases | where
+            faults += [what for holds, what in _Case(certificate, where, case).facts() if not holds]
+        if not isl.Set(certificate["proved"]).is_subset(cases):
+            faults.append("the cases are not all of the sizes")
+        return faults
     except (KeyError, TypeError, ValueError, isl.Error) as error:
         return [f"not a certificate: {type(error).__name__}: {error}"]
 
 
-class _Checker:
-    def __init__(self, certificate: Mapping[str, Any]) -> None:
-        self.certificate = certificate
-        self.statements = {each["name"]: each for each in certificate["statements"]}
-        if len(self.statements) < len(certificate["statements"]):
-            raise ValueError("two statements of one name")
-        self.held = isl.Map(certificate["held"])
-        self.after = isl.Map(certificate["after"])
-        self.replicas = isl.Map(certificate["replicas"])
+class _Case:
+    """Some of the sizes, `where` they are."""
 
-    def faults(self) -> Iterator[str]:
-        proved = isl.Set(self.certificate["proved"])
-        cases = isl.Set("{ : 1 = 0 }")
-        for case in self.certificate["cases"]:
-            where = isl.Set(case["where"])
-            cases = cases | where
-            yield from self.of_case(where, case["stamps"])
-        if not proved.is_subset(cases):
-            yield "the cases are not all of the sizes"
+    def __init__(
+        self, document: Mapping[str, Any], where: isl.Set, case: Mapping[str, Any]
+    ) -> None:
+        self.document = document
+        self.where = where
+        self.held, self.after, self.replicas = (
+            isl.Map(document[field]) for field in ("held", "after", "replicas")
+        )
+        self.wanted = isl.UnionSet(document["wanted"]).intersect_params(where)
+        self.items = self.of()
+        self.places = self.relation("place")
+        width = int(document["depth"]) + 1
+        on_rank = _later(width).equate(isl.dim_type.in_, 0, isl.dim_type.out, 0)
+        self.before = _related(self.places, UnionMap.from_map(on_rank))
+        stamps = self.stamps(case["stamps"])
+        self.grows = _related(stamps, UnionMap.from_map(_later(int(document["functions"]))))
+        self.stays = _related(stamps, _same(int(document["functions"])))
 
-    def union(self, field: str, where: isl.Set, *kinds: str) -> isl.UnionMap:
-        """A relation of all statements, or of those of some kinds, at some sizes."""
-        result = isl.UnionMap("{ }")
-        for statement in self.statements.values():
+    def relation(self, field: str, *kinds: str) -> UnionMap:
+        """A relation of all statements, or of those of some kinds."""
+        result = UnionMap("{ }")
+        names = set()
+        for statement in self.document["statements"]:
+            part = isl.Map(statement[field])
+            if part.get_tuple_name(isl.dim_type.in_) != statement["name"]:
+                raise ValueError("a relation of another statement")
+            if statement["name"] in names:
+                raise ValueError("two statements of one name")
+            names.add(statement["name"])
             if not kinds or statement["kind"] in kinds:
-                part = isl.Map(statement[field]).intersect_params(where)
-                if part.get_tuple_name(isl.dim_type.in_) != statement["name"]:
-                    raise ValueError("a relation of another statement")
-                result = result.union(isl.UnionMap.from_map(part))
+                result = result.union(UnionMap.from_map(part.intersect_params(self.where)))
         return result
 
-    def of_case(self, where: isl.Set, stamps: Mapping[str, Any]) -> Iterator[str]:
-        items, places = self.union("item", where), self.union("place", where)
-        if not items.is_single_valued() or not places.is_single_valued():
-            yield "an op of two items, or at two places"
-        if not items.domain().is_equal(places.domain()):
-            yield "an op without an item, or without a place"
-        wanted = isl.UnionSet(self.certificate["wanted"]).intersect_params(where)
-        if not items.range().is_subset(self.padded(wanted)):
-            yield "an op of an item that there is not"
-        yield from self.on_their_ranks(items, places)
-        yield from self.once(where, wanted)
-        depth = int(self.certificate["depth"])
-        before = self.related(places, _earlier_on_rank(depth))
-        together = self.related(places, isl.UnionMap(f"{{ {_same(depth + 1)} }}"))
-        together = together.subtract(isl.UnionMap("{ }").union(_identity(items)))
-        grows, stays = self.of_stamps(where, stamps)
-        if not together.is_subset(stays):
-            yield "two ops at one place, and not together"
-        if not before.is_subset(grows):
-            yield "a stamp does not grow along the order of a rank"
-        for what, pairs in self.needs(where, items):
-            near = pairs.intersect(self.related(places, isl.UnionMap(f"{{ {_rank(depth)} }}")))
-            if not near.is_subset(before):
-                yield f"{what}: it stands before what it needs"
-            if not pairs.subtract(near).is_subset(grows):
-                yield f"{what}: a stamp does not grow along the message"
-            if what[-1] in _MESSAGES and not self.union("item", where, *_TRANSFERS).is_empty():
-                yield from self.brought(where, what, pairs.subtract(near), before)
-        yield from self.messages(where, before, stays)
-        yield from self.versions(where, before)
+    def of(self, *kinds: str) -> UnionMap:
+        """The items of ops of some kinds."""
+        return self.relation("item", *kinds)
 
-    def padded(self, wanted: isl.UnionSet) -> isl.UnionSet:
-        """All items, and those of the updates of their stages."""
-        of_update = isl.UnionMap("{ [s, u, m, k] -> [s, u, 0, 0] }")
-        return wanted.union(wanted.apply(of_update))
+    def stamps(self, rows_of: Mapping[str, Any]) -> UnionMap:
+        """The stamp of each op; one that has none has nothing else on its rank, and no needs."""
+        function = UnionMap("{ }")
+        sizes = self.document["sizes"]
+        for statement in self.document["statements"]:
+            name = statement["name"]
+            domain = isl.Map(statement["place"]).domain().intersect_params(self.where)
+            indices = [f"x{at}" for at in range(domain.dim(isl.dim_type.set))]
+            terms = ["1", *sizes, *indices]
+            nothing = [[0] * len(terms)] * int(self.document["functions"])
+            values = [
+                " + ".join(f"{int(value)} * {term}" for value, term in zip(row, terms, strict=True))
+                for row in rows_of.get(name, nothing)
+            ]
+            stamp = f"{name}[{', '.join(indices)}] -> [{', '.join(values)}]"
+            text = f"[{', '.join(sizes)}] -> {{ {stamp} }}"
+            function = function.union(UnionMap(text).intersect_domain(domain))
+        return function
 
-    def related(self, by: isl.UnionMap, relation: isl.UnionMap) -> isl.UnionMap:
-        """The pairs of ops of which what they are mapped to is related."""
-        return by.apply_range(relation).apply_range(by.reverse())
+    def facts(self) -> Iterator[tuple[bool, str]]:
+        """What must hold, each with what to say if it does not."""
+        items, places = self.items, self.places
+        yield items.is_single_valued() and places.is_single_valued(), "an op of two items or places"
+        yield items.domain().is_equal(places.domain()), "an op without an item, or a place"
+        every = self.wanted.union(self.wanted.apply(UnionMap(_OF_UPDATE)))
+        yield items.range().is_subset(every), "an op of an item that there is not"
+        entries = ", ".join(f"p{at}" for at in range(int(self.document["depth"])))
+        ranks = places.apply_range(UnionMap(f"{{ [r, {entries}] -> [r] }}"))
+        stages = items.apply_range(UnionMap("{ [s, u, m, k] -> [s] }"))
+        holders = stages.apply_range(UnionMap.from_map(self.held))
+        yield self.held.is_single_valued(), "a stage on two ranks"
+        yield ranks.is_subset(holders), "an op on another rank than its stage"
+        together = _related(places, _same(int(self.document["depth"]) + 1))
+        together = together.subtract(items.domain().identity())
+        yield together.is_subset(self.stays), "two ops at one place, and not at one stamp"
+        yield self.before.is_subset(self.grows), "a stamp does not grow along the order of a rank"
+        near = _related(ranks, _same(1))
+        writes = not self.of(*(kind for ends in _MESSAGES.values() for kind in ends[:2])).is_empty()
+        for user, made, pairs in self.needs():
+            what = f"{user}, which needs {made}"
+            far = pairs.subtract(near)
+            yield pairs.intersect(near).is_subset(self.before), f"{what}, stands before it"
+            yield far.is_subset(self.grows), f"{what}: a stamp does not grow along the message"
+            if writes and made in _MESSAGES:
+                receives = self.of(_MESSAGES[made][1]).apply_range(self.of(*user).reverse())
+                there = receives.intersect(self.before).range()
+                yield far.range().is_subset(there), f"{what}, stands before the receive"
+        yield from self.once()
+        yield from self.messages()
+        yield from self.versions()
 
-    def on_their_ranks(self, items: isl.UnionMap, places: isl.UnionMap) -> Iterator[str]:
-        depth = int(self.certificate["depth"])
-        entries = ", ".join(f"p{at}" for at in range(depth))
-        ranks = places.apply_range(isl.UnionMap(f"{{ [r, {entries}] -> [r] }}"))
-        stages = items.apply_range(isl.UnionMap("{ [s, u, m, k] -> [s] }"))
-        if not self.held.is_single_valued():
-            yield "a stage on two ranks"
-        if not ranks.is_subset(stages.apply_range(isl.UnionMap.from_map(self.held))):
-            yield "an op on another rank than its stage"
-
-    def once(self, where: isl.Set, wanted: isl.UnionSet) -> Iterator[str]:
-        """Whether all is made that must be, and nothing twice."""
-        others = self.union("item", where, "B", "I", "W", "R", "U").domain().params()
+    def once(self) -> Iterator[tuple[bool, str]]:
+        """All is made that must be, and nothing twice."""
+        trains = self.of("B", "I", "W", "R", "U").domain().params()
         for made, kinds in _MAKERS.items():
-            makers = self.union("item", where, *kinds)
-            if not makers.is_injective():
-                yield f"{made} is made twice"
-            due = {"F": where, "B": others, "W": others}.get(made, isl.Set("{ : 1 = 0 }"))
-            if not wanted.intersect_params(due).is_subset(makers.range()):
-                yield f"{made} is not made everywhere"
-        updates = self.union("item", where, "U").range()
-        some = where if self.certificate["delay"] is not None else updates.params()
-        every = wanted.apply(isl.UnionMap("{ [s, u, m, k] -> [s, u, 0, 0] }"))
-        if not every.intersect_params(some).is_subset(updates):
-            yield "a stage that makes no update"
+            yield self.of(*kinds).is_injective(), f"{made} is made twice"
+        for made, due in (("F", self.where), ("B", trains), ("W", trains)):
+            there = self.of(*_MAKERS[made]).range()
+            yield self.wanted.intersect_params(due).is_subset(there), f"{made} is not always made"
+        updates = self.of("U").range()
+        some = self.where if self.document["delay"] is not None else updates.params()
+        every = self.wanted.apply(UnionMap(_OF_UPDATE)).intersect_params(some)
+        yield every.is_subset(updates), "a stage that makes no update"
 
-    def of_stamps(
-        self, where: isl.Set, stamps: Mapping[str, Any]
-    ) -> tuple[isl.UnionMap, isl.UnionMap]:
-        """The pairs of ops of which the second has a later stamp, and those that have the same."""
-        count = int(self.certificate["functions"])
-        function = isl.UnionMap("{ }")
-        for name, statement in self.statements.items():
-            domain = isl.Map(statement["place"]).domain().intersect_params(where)
-            rows = stamps.get(name) or [[0] * (1 + len(self.sizes()) + domain.dim(_SET))] * count
-            if len(rows) != count:
-                raise ValueError("stamps of several lengths")
-            names = [f"x{at}" for at in range(domain.dim(_SET))]
-            terms = ["1", *self.sizes(), *names]
-            values = []
-            for row in rows:
-                pairs = zip(row, terms, strict=True)
-                values.append(" + ".join(f"{int(value)} * {term}" for value, term in pairs))
-            stamp = f"{name}[{', '.join(names)}] -> [{', '.join(values)}]"
-            text = f"[{', '.join(self.sizes())}] -> {{ {stamp} }}"
-            function = function.union(isl.UnionMap(text).intersect_domain(domain))
-        later = isl.Map.lex_lt(isl.Space.set_alloc(isl.DEFAULT_CONTEXT, 0, count))
-        grows = self.related(function, isl.UnionMap.from_map(later))
-        return grows, self.related(function, isl.UnionMap(f"{{ {_same(count)} }}"))
-
-    def sizes(self) -> list[str]:
-        return list(self.certificate["sizes"])
-
-    def needs(self, where: isl.Set, items: isl.UnionMap) -> Iterator[tuple[str, isl.UnionMap]]:
+    def needs(self) -> Iterator[tuple[str, str, UnionMap]]:
         """For each rule the pairs of an op that makes something and one that needs it."""
-        after = self.after
-        dropped = self.union("item", where, "R").range()
-        relations = {"own": isl.Map("{ [s] -> [s] }"), "after": after, "before": after.reverse()}
-        for user, made, of, slices in _NEEDS:
-            stages = relations[of]
-            rest = isl.Map(f"{{ [u, m, k] -> [u, m, k + {slices}] }}")
-            needed = isl.UnionMap.from_map(stages.flat_product(rest))
-            yield self.pairs(where, user, made, needed)
-        same = isl.UnionMap("{ [s, u, m, k] -> [s, u, m, k] }")
-        for user in ("B", "I"):
-            yield self.pairs(where, user, "R", same.intersect_domain(dropped))
-            yield self.pairs(where, user, "F", same.subtract_domain(dropped))
-        every = isl.Map("{ [u, m, k] -> [u, m2, k2] }")
-        yield self.pairs(where, "U", "W", isl.UnionMap.from_map(self.replicas.flat_product(every)))
+        stages = {"own": isl.Map("{ [s] -> [s] }"), "after": self.after}
+        stages["before"] = self.after.reverse()
+        dropped = self.of("R").range()
+        same = UnionMap("{ [s, u, m, k] -> [s, u, m, k] }")
+        rules = [
+            (user, made, _items(stages[of], f"[u, m, k] -> [u, m, k + {on}]"))
+            for user, made, of, on in _NEEDS
+        ]
+        rules.append(("BI", "R", same.intersect_domain(dropped)))
+        rules.append(("BI", "F", same.subtract_domain(dropped)))
+        rules.append(("U", "W", _items(self.replicas, "[u, m, k] -> [u, m2, k2]")))
+        for user, made, needed in rules:
+            wants = self.of(*user).apply_range(needed)
+            yield user, made, self.of(*_MAKERS[made]).apply_range(wants.reverse())
 
-    def pairs(
-        self, where: isl.Set, user: str, made: str, needed: isl.UnionMap
-    ) -> tuple[str, isl.UnionMap]:
-        makers = self.union("item", where, *_MAKERS[made])
-        users = self.union("item", where, user)
-        return f"{user} needs {made}", makers.apply_range(users.apply_range(needed).reverse())
-
-    def messages(self, where: isl.Set, before: isl.UnionMap, stays: isl.UnionMap) -> Iterator[str]:
-        """Whether transfers that a program writes meet: each send one receive, at one stamp."""
+    def messages(self) -> Iterator[tuple[bool, str]]:
+        """Transfers that a program writes meet: each send one receive, at one stamp."""
         for made, (send, receive, on) in _MESSAGES.items():
-            sends, receives = self.union("item", where, send), self.union("item", where, receive)
-            sent = sends.apply_range(isl.UnionMap(f"{{ [s, u, m, k] -> [s + {on}, u, m, k] }}"))
+            sends, receives = self.of(send), self.of(receive)
+            sent = sends.apply_range(_items(isl.Map(f"{{ [s] -> [s + {on}] }}"), _REST))
             met = sent.apply_range(receives.reverse())
-            is_whole = met.domain().is_equal(sends.domain())
-            is_whole = is_whole and met.range().is_equal(receives.domain())
-            if not (is_whole and met.is_bijective() and met.is_subset(stays)):
-                yield f"sends and receives of {made} do not meet"
-            makers = self.union("item", where, *_MAKERS[made])
-            if not makers.apply_range(sends.reverse()).is_subset(before):
-                yield f"a send before its {made}"
+            yield met.domain().is_equal(sends.domain()), f"a send of {made} that nobody receives"
+            yield met.range().is_equal(receives.domain()), f"a receive of {made} that nobody sends"
+            yield met.is_bijective() and met.is_subset(self.stays), f"{made} is sent otherwise"
+            made_for = self.of(*_MAKERS[made]).apply_range(sends.reverse())
+            yield made_for.is_subset(self.before), f"a send before its {made}"
 
-    def brought(
-        self, where: isl.Set, what: str, far: isl.UnionMap, before: isl.UnionMap
-    ) -> Iterator[str]:
-        """Whether what ops need from other ranks is received before them."""
-        receives = self.union("item", where, _MESSAGES[what[-1]][1])
-        users = self.union("item", where, what[0])
-        there = receives.apply_range(users.reverse()).intersect(before).range()
-        if not far.range().is_subset(there):
-            yield f"{what}: it stands before the receive"
-
-    def versions(self, where: isl.Set, before: isl.UnionMap) -> Iterator[str]:
-        """Whether every op adds to the gradient of its own update, and reads what it should."""
-        updates = self.union("item", where, "U")
-        if updates.is_empty():
-            return
-        is_stream, delay = self.certificate["stream"], self.certificate["delay"]
-        if is_stream and delay is None:
-            yield "a stream whose ops read the latest weights"
-            return
-        behind: list[tuple[tuple[str, ...], int, bool]] = [(("B", "W"), 0, True)]
-        if is_stream:
-            behind += [(("B", "W"), -1, False), (("F",), -1 - int(delay), False)]
+    def versions(self) -> Iterator[tuple[bool, str]]:
+        """Every op adds to the gradient of its own update, and reads the version that it should."""
+        updates = self.of("U")
+        stream, delay = self.document["stream"], self.document["delay"]
+        yield not (stream and delay is None) or updates.is_empty(), "a stream, and no delay"
+        rules = [("BW", 0, self.before)]
+        if stream:
+            late = self.before.reverse()
+            rules += [("BW", -1, late), ("F", -1 - int(delay or 0), late)]
         elif delay is None:
-            behind.append((("F", "B", "I", "W", "R"), 0, True))
-        for kinds, on, is_first in behind:
-            ops = self.union("item", where, *kinds)
-            of = ops.apply_range(isl.UnionMap(f"{{ [s, u, m, k] -> [s, u + {on}, 0, 0] }}"))
+            rules.append(("FBIWR", 0, self.before))
+        for kinds, on, side in rules:
+            of = self.of(*kinds).apply_range(UnionMap(f"{{ [s, u, m, k] -> [s, u + {on}, 0, 0] }}"))
             pairs = of.apply_range(updates.reverse())
-            if not pairs.is_subset(before if is_first else before.reverse()):
-                yield f"{'/'.join(kinds)} on the wrong side of an update"
+            yield pairs.is_subset(side), f"{kinds} on the wrong side of an update"
 
 
-_SET = isl.dim_type.set
+_REST = "[u, m, k] -> [u, m, k]"
 
 
-def _same(width: int) -> str:
+def _items(stages: isl.Map, rest: str) -> UnionMap:
+    """A relation of items by one of stages, and one of the rest."""
+    return UnionMap.from_map(stages.flat_product(isl.Map(f"{{ {rest} }}")))
+
+
+def _related(by: UnionMap, relation: UnionMap) -> UnionMap:
+    """The pairs of ops of which what they are mapped to is related."""
+    return by.apply_range(relation).apply_range(by.reverse())
+
+
+def _later(width: int) -> isl.Map:
+    """From lists of so many numbers to those that come later."""
+    return isl.Map.lex_lt(isl.Space.set_alloc(isl.DEFAULT_CONTEXT, 0, width))
+
+
+def _same(width: int) -> UnionMap:
     names = ", ".join(f"x{at}" for at in range(width))
-    return f"[{names}] -> [{names}]"
+    return UnionMap(f"{{ [{names}] -> [{names}] }}")
 
 
-def _rank(depth: int) -> str:
-    one, other = (", ".join(f"{name}{at}" for at in range(depth)) for name in "pq")
-    return f"[r, {one}] -> [r, {other}]"
-
-
-def _earlier_on_rank(depth: int) -> isl.UnionMap:
-    space = isl.Space.set_alloc(isl.DEFAULT_CONTEXT, 0, depth + 1)
-    earlier = isl.Map.lex_lt(space).equate(isl.dim_type.in_, 0, isl.dim_type.out, 0)
-    return isl.UnionMap.from_map(earlier)
-
-
-def _identity(items: isl.UnionMap) -> isl.UnionMap:
-    return items.domain().identity()
+if __name__ == "__main__":
+    with open(sys.argv[1]) as file:
+        amiss = faults_of(json.load(file))
+    print("\n".join(amiss) or "the certificate proves what it says")
+    sys.exit(1 if amiss else 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
 import islpy as isl
@@ -46,14 +45,12 @@ def prove_for_all_ranks(
     each of some transports the verdict says at which sizes the program is proved, and at which it
     is wrong; where it cannot be read as integer sets, or nothing was found, it is not proved, with
     the reason. CompileError for a program that cannot be read, TypeError or ValueError for wrong
-    arguments, and ValueError where islpy or OR-Tools is missing.
+    arguments.
     """
     check_params("params", params)
     names = tuple(transports_asked)
     for name in names:
         transports(name)
-    if find_spec("ortools") is None:
-        raise ValueError("this needs OR-Tools: pip install 'schedlang[prove]'")
     whole, tree = load(source_of(source))
     doing(f"{tree.name.text}: reading it as integer sets")
     free = _free(tree, params)
@@ -82,7 +79,7 @@ def prove_for_all_ranks(
         dict(params),
         free,
         verdicts,
-        tuple(laws),
+        laws=tuple(laws),
         argument=_ARGUMENT if outcome.cases else "",
         certificate=certificate_of(outcome) if outcome.cases else None,
     )

@@ -86,8 +86,8 @@ class Outcome:
         return _where([*self.mistakes, *self.blocked])
 
     def on(self, transport: str) -> tuple[isl.Set, isl.Set, isl.Set, str]:
-        """The sizes for which the program is proved on a transport, those at which it is wrong, and
-        those of which nothing is known, with the reason.
+        """Of a transport, the sizes for which the program is proved, those at which it is wrong,
+        and those of which nothing is known, with the reason.
 
         What the compiler places is right everywhere or nowhere. A program's own transfers that keep
         the order of one global execution run everywhere, but for the first use of communicators;

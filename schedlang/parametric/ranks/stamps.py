@@ -17,6 +17,7 @@ from typing import Any
 
 import islpy as isl
 from attrs import evolve, field, frozen
+from ortools.linear_solver import pywraplp  # type: ignore[import-untyped]
 
 from schedlang.parametric.ranks.checks import Edge
 
@@ -158,8 +159,6 @@ def solve(
 
     Of several, it is one with small coefficients, or one that is wished for.
     """
-    from ortools.linear_solver import pywraplp  # type: ignore[import-untyped]
-
     solver = pywraplp.Solver.CreateSolver("GLOP")
     infinity = solver.infinity()
     objective = solver.Objective()
