@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo example test large test-torch test-browser test-editor titan explore models trainings faults pages nodes fuzz
-.PHONY: formatting mutation architecture gallery prove prove-damage prove-ranks transport-table reference pictures
+.PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 .PHONY: bench-partition bench-search-runs
 
@@ -182,6 +182,11 @@ architecture: .venv/installed
 # The table of the programs and their figures; a test holds it current.
 gallery: .venv/installed
 	$(BIN)/python -m schedlang.report.gallery > programs/README.md
+
+# The grammars by which editors colour programs, from the grammar of the language; a test holds them current.
+editor-grammars: .venv/installed
+	$(BIN)/python -m schedlang.editor.textmate > editors/vscode/syntaxes/sched.tmLanguage.json
+	$(BIN)/python -m schedlang.editor.tree_sitter editors/tree-sitter-sched
 
 # What the gallery takes on the transports of GPUs, by simulation; a test holds it current.
 transport-table: .venv/installed

@@ -15,11 +15,11 @@ it in this order:
     example/            the command `torchrun -m schedlang.runtime PLAN`, which trains a small model
 """
 
-from schedlang.runtime.added_losses import add_loss, added_losses
 from schedlang.runtime.cutting.block_costs import measure
 from schedlang.runtime.cutting.layouts.even_layers import EvenLayers
 from schedlang.runtime.cutting.model import split
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.losses import add_loss, added_losses
 from schedlang.runtime.pipeline import Pipeline
 from schedlang.runtime.saving.model_files import load_model, load_optimizers
 

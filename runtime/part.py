@@ -28,7 +28,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.added_losses import Added
+from schedlang.runtime.losses import Added
 from schedlang.runtime.torch_private import TreeSpec
 from schedlang.runtime.values import Value, detached, has_gradient, unflatten, wants_gradient
 from schedlang.schedule.kinds import Kind

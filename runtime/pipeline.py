@@ -24,7 +24,6 @@ from torch.nn.utils import clip_grads_with_norm_
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.added_losses import LOSS
 from schedlang.runtime.arguments import check_pipeline
 from schedlang.runtime.batches import (
     Batch,
@@ -54,6 +53,7 @@ from schedlang.runtime.gradients.shared_weights import (
     find_shared_weights,
     warn_of_equal_weights,
 )
+from schedlang.runtime.losses import LOSS
 from schedlang.runtime.part import Part
 from schedlang.runtime.processes import processes_of
 from schedlang.runtime.saving.checkpoint import (
@@ -105,7 +105,7 @@ class Pipeline:
     replicas, for the gradient of the mean. A loss that is no finite number is a warning, once; with
     `stop_on_nan` the pipeline ends there, before the weights are updated (but for updates that the
     plan makes itself). Stages may add losses of their own, see
-    `schedlang.runtime.added_losses.add_loss`, which are scaled alike.
+    `schedlang.runtime.losses.add_loss`, which are scaled alike.
 
     `tied` has for each weight that several stages have, as input and output embeddings, its names
     by stage: `[{0: "byte.weight", 3: "scores.weight"}]`, by default those of `split`; its gradients

@@ -6,7 +6,7 @@ module.exports = grammar({
   rules: {
     source_file: ($) => choice($.schedule, repeat($._item)),
     schedule: ($) => seq("schedule", $.name, "{", repeat($._item), "}"),
-    _item: ($) => choice($.import, $.param, $.require, $.let, $.fn, $.stage, $.pipeline, $.rank, $.repeated, $.assert, $.pass, $.fill, $.recompute, $.weights, $.cost, $.memory, $.capacity, $.objective, $.link, $.skip, $.frozen),
+    _item: ($) => choice($.import, $.param, $.require, $.let, $.fn, $.stage, $.pipeline, $.rank, $.repeated, $.assert, $.pass, $.fill, $.recompute, $.weights, $.cost, $.memory, $.capacity, $.objective, $.link, $.edge, $.skip, $.frozen),
     import: ($) => seq("import", $.string),
     param: ($) => seq("param", $.name, choice(seq("=", $._expr), blank())),
     require: ($) => seq("require", $._expr, choice(seq(",", $.string), blank())),
@@ -17,14 +17,15 @@ module.exports = grammar({
     rank: ($) => seq("rank", $.name, $.body),
     body: ($) => seq("{", repeat(choice($._statement, $.assert, $.part)), "}"),
     part: ($) => seq(choice("warmup", "steady"), $.block),
-    assert: ($) => seq("assert", $._expr, choice(seq(",", $.string), blank())),
+    assert: ($) => seq("assert", $._expr, choice(/for[ 	\n]+all(?![A-Za-z0-9_]|[ 	\n]+in[^A-Za-z0-9_])/, blank()), choice(seq(",", $.string), blank())),
     cost: ($) => seq("cost", $.timed, choice(seq("(", $.indices, ")"), blank()), "=", $._expr),
     memory: ($) => seq("memory", $.held, choice(seq("(", $.indices, ")"), blank()), "=", $._expr),
     capacity: ($) => seq("capacity", choice(seq("(", $.name, ")"), blank()), "=", $._expr),
     objective: ($) => seq("objective", $.name),
     link: ($) => seq("link", $.name, "on", $._expr),
+    edge: ($) => seq("edge", $.name, "in", $.range, "from", $._expr, "to", $._expr),
     skip: ($) => seq("skip", $.name, "in", $.range, "from", $._expr, "to", $._expr),
-    frozen: ($) => seq("frozen", $.range),
+    frozen: ($) => seq("frozen", choice(seq($.name, "in"), blank()), $.range),
     repeated: ($) => seq("block", $.microbatches, "every", $._expr, "{", repeat($.row), "}"),
     microbatches: ($) => seq($.name, repeat(seq(",", $.name))),
     row: ($) => seq("stage", $.name, "in", $.range, "{", repeat($.placed), "}"),

@@ -20,8 +20,8 @@ from attrs import define
 from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.added_losses import Taking, root_of
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.losses import Taking, root_of
 from schedlang.runtime.part import Backward, ExtraCall, Forward, Part, When
 from schedlang.runtime.stage.random_state import random_state, set_random_state
 from schedlang.runtime.torch_private import (

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime.added_losses import Taking, root_of, total_of
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.losses import Taking, root_of, total_of
 from schedlang.runtime.part import Backward, Boxes, Forward, Ops, Part, filled
 from schedlang.runtime.stage.entry import changeable, works_in_place
 from schedlang.runtime.stage.random_state import random_state, set_random_state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from functools import lru_cache
 
 from lsprotocol import types
 
@@ -43,6 +44,12 @@ class Lines:
     def line_of(self, offset: int) -> int:
         """The line that a character is in."""
         return bisect_right(self._starts, offset) - 1
+
+
+@lru_cache(16)
+def lines_of(text: str) -> Lines:
+    """The lines of a text, which many answers ask for."""
+    return Lines(text)
 
 
 def _units(text: str) -> int:

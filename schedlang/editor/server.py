@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 from lsprotocol import types
 from pygls.exceptions import JsonRpcInvalidParams
 from pygls.lsp.server import LanguageServer
@@ -27,7 +27,7 @@ from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.editor import answers
 from schedlang.editor.analysis import Analysis, analyse, in_style
 from schedlang.editor.completion import Candidates, candidates
-from schedlang.editor.positions import Lines
+from schedlang.editor.positions import lines_of
 from schedlang.editor.renaming import renamed
 from schedlang.editor.work import Work
 from schedlang.files.package import DOCS
@@ -51,6 +51,21 @@ _KINDS = {
 }
 
 
+@frozen
+class Progress:
+    """What is known of a text by now: set as soon as it is known whether it is a program, and as
+    soon as no more is to come.
+    """
+
+    is_read: asyncio.Event = field(factory=asyncio.Event)
+    is_done: asyncio.Event = field(factory=asyncio.Event)
+
+    def end(self) -> None:
+        """No more is to come."""
+        self.is_read.set()
+        self.is_done.set()
+
+
 @define
 class Document:
     """An open text, and what is known of it: by now, and where it was last a program."""
@@ -60,8 +75,7 @@ class Document:
     task: asyncio.Task[None] | None = None
     analysis: Analysis | None = None
     known: Analysis | None = None
-    #: Set as soon as it is known whether the text is a program.
-    is_read: asyncio.Event = field(factory=asyncio.Event)
+    progress: Progress = field(factory=Progress)
 
     @property
     def path(self) -> str:
@@ -78,7 +92,22 @@ class Document:
         self.analysis = analysis
         if analysis.symbols is not None:
             self.known = analysis
-        self.is_read.set()
+
+    def stop(self) -> None:
+        """End what is being done with the text; who waits for it looks again."""
+        if self.task is not None:
+            self.task.cancel()
+        self.progress.end()
+
+    async def read(self) -> None:
+        """Wait until it is known whether the newest text is a program."""
+        while not self.progress.is_read.is_set():
+            await self.progress.is_read.wait()
+
+    async def done(self) -> None:
+        """Wait until all is known of the newest text."""
+        while not self.progress.is_done.is_set():
+            await self.progress.is_done.wait()
 
 
 class Server(LanguageServer):
@@ -108,12 +137,11 @@ class Server(LanguageServer):
 
     def change(self, document: Document, pause: float = PAUSE) -> None:
         """Look at a text that has changed; what was being done with the old one ends."""
-        if document.task is not None:
-            document.task.cancel()
-        document.is_read = asyncio.Event()
-        document.task = asyncio.create_task(self.look_at(document, pause))
+        document.stop()
+        document.progress = Progress()
+        document.task = asyncio.create_task(self.look_at(document, document.progress, pause))
 
-    async def look_at(self, document: Document, pause: float) -> None:
+    async def look_at(self, document: Document, progress: Progress, pause: float) -> None:
         """Find out all about a text, and tell it piece by piece."""
         await asyncio.sleep(pause)
         analysis = Analysis(document.source)
@@ -123,6 +151,7 @@ class Server(LanguageServer):
             async with aclosing(steps):
                 async for analysis in steps:
                     document.know(analysis)
+                    progress.is_read.set()
                     # Until all is known that may be wrong, what was told of the text before stays.
                     if analysis.diagnostics:
                         self.tell(document, analysis)
@@ -131,7 +160,7 @@ class Server(LanguageServer):
             slow = _too_slow(analysis, self.limit)
             analysis = evolve(analysis, diagnostics=[*analysis.diagnostics, slow])
         finally:
-            document.is_read.set()
+            progress.end()
         if told is not analysis:
             self.tell(document, analysis)
 
@@ -145,13 +174,16 @@ class Server(LanguageServer):
         if workspace and workspace.code_lens and workspace.code_lens.refresh_support:
             self.workspace_code_lens_refresh(None)
 
-    async def known(self, uri: str) -> Analysis | None:
-        """What is known of the newest text of a document; None where it is no program."""
+    async def known(self, uri: str, all_of_it: bool = False) -> Analysis | None:
+        """What is known of the newest text of a document, as soon as its names are, or all is; None
+        where it is no program.
+        """
         document = self.documents.get(uri)
         if document is None:
             return None
         try:
-            await asyncio.wait_for(document.is_read.wait(), self.limit)
+            ready = document.done() if all_of_it else document.read()
+            await asyncio.wait_for(ready, self.limit)
         except TimeoutError:
             return None
         analysis = document.analysis
@@ -161,7 +193,7 @@ class Server(LanguageServer):
 
     def place(self, uri: str, position: types.Position) -> int:
         """The place of a position in the text of a document."""
-        return Lines(self.documents[uri].text).offset(position)
+        return lines_of(self.documents[uri].text).offset(position)
 
 
 def serve() -> None:
@@ -210,9 +242,8 @@ def server() -> Server:
     @server.feature(types.TEXT_DOCUMENT_DID_CLOSE)
     async def closed(params: types.DidCloseTextDocumentParams) -> None:
         document = server.documents.pop(params.text_document.uri, None)
-        if document is not None and document.task is not None:
-            document.task.cancel()
         if document is not None:
+            document.stop()
             server.text_document_publish_diagnostics(
                 types.PublishDiagnosticsParams(document.uri, [])
             )
@@ -256,12 +287,14 @@ def _add_names(server: Server) -> None:
         offset = server.place(params.text_document.uri, params.position)
         places = analysis.symbols.places_of(symbol)
         place = next(each for each in places if each.start <= offset <= each.end)
-        return Lines(server.documents[params.text_document.uri].text).range(place)
+        return lines_of(server.documents[params.text_document.uri].text).range(place)
 
     @server.feature(types.TEXT_DOCUMENT_RENAME, types.RenameOptions(prepare_provider=True))
     async def rename(params: types.RenameParams) -> types.WorkspaceEdit:
-        document = server.documents[params.text_document.uri]
-        lines = Lines(document.text)
+        document = server.documents.get(params.text_document.uri)
+        if document is None:
+            raise JsonRpcInvalidParams("the document is not open")
+        lines = lines_of(document.text)
         offset = lines.offset(params.position)
         new = params.new_name
         places = await server.work.result(renamed, document.source, offset, new, limit=server.limit)
@@ -277,7 +310,7 @@ def _add_names(server: Server) -> None:
         document = server.documents.get(params.text_document.uri)
         if document is None:
             return []
-        offset = Lines(document.text).offset(params.position)
+        offset = lines_of(document.text).offset(params.position)
         arguments = document.text, offset, document.path
         possible = await server.work.result(candidates, *arguments, limit=server.limit)
         return _completions(document, offset, possible) if possible else []
@@ -296,6 +329,7 @@ def _add_texts(server: Server) -> None:
 
     @server.feature(types.TEXT_DOCUMENT_HOVER)
     async def hover(params: types.HoverParams) -> types.Hover | None:
+        # What a line costs comes when it is known; nobody waits for it with a hand on the mouse.
         analysis = await server.known(params.text_document.uri)
         if analysis is None:
             return None
@@ -307,11 +341,11 @@ def _add_texts(server: Server) -> None:
 
     @server.feature(types.TEXT_DOCUMENT_INLAY_HINT)
     async def hints(params: types.InlayHintParams) -> list[types.InlayHint]:
-        analysis = await server.known(params.text_document.uri)
+        analysis = await server.known(params.text_document.uri, all_of_it=True)
         if analysis is None:
             return []
         document = server.documents[params.text_document.uri]
-        lines = Lines(document.text)
+        lines = lines_of(document.text)
         shown = params.range.start.line, params.range.end.line
         return [
             types.InlayHint(lines.position(place), text)
@@ -321,24 +355,26 @@ def _add_texts(server: Server) -> None:
 
     @server.feature(types.TEXT_DOCUMENT_CODE_LENS)
     async def lenses(params: types.CodeLensParams) -> list[types.CodeLens]:
-        analysis = await server.known(params.text_document.uri)
+        analysis = await server.known(params.text_document.uri, all_of_it=True)
         if analysis is None or analysis.figures is None:
             return []
         document = server.documents[params.text_document.uri]
         first = re.search(r"^\s*schedule\b", document.text, re.M)
         place = first.end() if first else 0
-        line = Lines(document.text).range(Span(place, place))
+        line = lines_of(document.text).range(Span(place, place))
         arguments = [document.uri] if server.view_command else None
         command = types.Command(str(analysis.figures), server.view_command, None, arguments)
         return [types.CodeLens(line, command)]
 
     @server.feature(types.TEXT_DOCUMENT_FORMATTING)
     async def format(params: types.DocumentFormattingParams) -> list[types.TextEdit] | None:
-        document = server.documents[params.text_document.uri]
+        document = server.documents.get(params.text_document.uri)
+        if document is None:
+            return None
         text = await server.work.result(in_style, document.source, limit=server.limit)
         if text is None or text == document.text:
             return None
-        whole = Lines(document.text).range(Span(0, len(document.text)))
+        whole = lines_of(document.text).range(Span(0, len(document.text)))
         return [types.TextEdit(whole, text)]
 
     @server.feature(
@@ -387,7 +423,7 @@ def _location(analysis: Analysis, span: Span) -> types.Location:
     ends = [begin - 1 for _, begin in analysis.source.imports if begin > span.start]
     text = analysis.source.text[start : ends[0] if ends else None]
     place = Span(span.start - start, span.end - start)
-    return types.Location(_uri(path), Lines(text).range(place))
+    return types.Location(_uri(path), lines_of(text).range(place))
 
 
 def _own_label(analysis: Analysis, diagnostic: Diagnostic) -> Span:
@@ -414,7 +450,7 @@ def _diagnostic(analysis: Analysis, diagnostic: Diagnostic) -> types.Diagnostic:
         for label in _others(analysis, diagnostic)
     ]
     return types.Diagnostic(
-        Lines(source.text).range(_own_label(analysis, diagnostic)),
+        lines_of(source.text).range(_own_label(analysis, diagnostic)),
         answers.message(diagnostic),
         _SEVERITIES[diagnostic.severity],
         diagnostic.code,
@@ -447,7 +483,7 @@ def _action(
     repair = diagnostic.repair
     if repair is None or not repair.edits:
         return None
-    lines = Lines(document.text)
+    lines = lines_of(document.text)
     edits = [types.TextEdit(lines.range(edit.span), edit.text) for edit in repair.edits]
     return types.CodeAction(
         f"{repair.text[0].upper()}{repair.text[1:]}",
@@ -477,7 +513,7 @@ def _completions(
         items += [types.CompletionItem(name, kind=kinds.Property) for name in FIGURES]
     items += [types.CompletionItem(word, kind=kinds.Keyword) for word in possible.words]
     items += [types.CompletionItem(text, kind=kinds.Value) for text in possible.others]
-    ranges = Lines(document.text).range(Span(possible.start, offset))
+    ranges = lines_of(document.text).range(Span(possible.start, offset))
     for number, item in enumerate(items):
         item.sort_text = f"{number:04}"
         item.text_edit = types.TextEdit(ranges, item.label)

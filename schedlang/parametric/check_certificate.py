@@ -16,6 +16,8 @@ from typing import Any
 
 MAKES = {"F": "F", "B": "BW", "I": "B", "W": "W", "R": "R"}
 ZERO, ONE = (Fraction(0),) * 2, (Fraction(1), Fraction(0))
+#: The piece before the first one of a rank: it is over at 0.
+NOTHING: Any = 0, ONE, [(0, 0, (Fraction(0),) * 3)]
 
 
 class Wrong(Exception):
@@ -43,6 +45,10 @@ def _minus(one: Any, other: Any) -> Any:
 
 def _times(number: Any, factor: Any) -> Any:
     return tuple(part * factor for part in number)
+
+
+def _inside(cells: Any, begin: Any, end: Any) -> Any:
+    return (when for low, high, when in cells if low[::-1] <= begin and end <= high[::-1])
 
 
 def at(number: Any, k: Any) -> Any:
@@ -76,9 +82,8 @@ class Class:
         _hold(type(self.slices) is int and type(self.stride) is int, "a number is none")
         self.placement, self.pipelines = one["placement"], one["pipelines"]
         self.units = [_numbers(units, 2) for units in one["units"]]
-        self.skips = [
-            (start + a, start + b) for start, _ in self.pipelines for a, b in one["skips"]
-        ]
+        starts = [start for start, _ in self.pipelines]
+        self.skips = [(start + a, start + b) for start in starts for a, b in one["skips"]]
         _hold(all(a + 1 < b for a, b in self.skips), "a skip leads to the next stage")
         self.ways = {tuple(key): Fraction(way) for *key, way in one["ways"]}
         _hold(all(way >= 0 for way in self.ways.values()), "a message comes before it is sent")
@@ -102,10 +107,7 @@ class Class:
             start = _numbers(batch["start"], 3)
             batches.append((ops, start, _plus(start, (takes, 0, 0)), takes, batch["waits"]))
             for kind, stage, microbatch in ops:
-                _hold(
-                    stage >= 0 and self.placement[stage] == rank,
-                    "an op is on another rank",
-                )
+                _hold(stage >= 0 and self.placement[stage] == rank, "on another rank")
                 _hold(rounds == ONE or abs(microbatch[2]) == self.stride, "another stride")
                 _hold(rounds != ONE or microbatch[2] == start[2] == 0, "one round has no next")
                 for thing in MAKES[kind]:
@@ -170,9 +172,7 @@ class Class:
             waits = [[(ZERO, rounds, batches[place - 1][2])]]
             if not place:
                 same = number and self.pieces[number - 1][0] == rank
-                _, of, before = (
-                    self.pieces[number - 1] if same else (0, ONE, [(0, 0, (ZERO[0],) * 3)])
-                )
+                _, of, before = self.pieces[number - 1] if same else NOTHING
                 c, b, a = batches[-1][2]
                 first = (ZERO, ONE, (*at(before[-1][2], _minus(of, ONE)), 0))
                 waits = [[first, (ONE, rounds, (c - a, b, a))][: 1 + (rounds != ONE)]]
@@ -188,10 +188,7 @@ class Class:
             _hold(borders[0] == ZERO and borders[-1] == rounds, "rounds are left out")
             for begin, end in pairwise(borders):
                 _hold(is_least(_minus(end, begin), ONE), "rounds have no order")
-                inside = [
-                    [t for x, y, t in of if x[::-1] <= begin[::-1] and end[::-1] <= y[::-1]]
-                    for of in waits
-                ]
+                inside = [list(_inside(of, begin[::-1], end[::-1])) for of in waits]
                 _hold(all(len(of) == 1 for of in inside), "what is needed is not made")
                 late = [_minus(start, of[0]) for of in inside]
                 spare = [(at(of, begin), at(of, _minus(end, ONE))) for of in late]
@@ -205,24 +202,20 @@ class Class:
         _hold(piece >= 0 and place >= 0, "there is no such piece")
         _, rounds, batches = self.pieces[piece]
         ops, _, (c, b, a), _, _ = batches[place]
-        made = [
-            (x + z * k[0], y + z * k[1], z * k[2])
-            for kind, of, (x, y, z) in ops
-            if thing in MAKES[kind] and of == stage
-        ]
+        made = [of for kind, on, of in ops if thing in MAKES[kind] and on == stage]
+        made = [(x + z * k[0], y + z * k[1], z * k[2]) for x, y, z in made]
         one = _minus(end, begin) == ONE
         _hold(not one or k[2] == 0, "one round has no next")
         same = [of for of in made if at(of, begin) == at(wanted, begin)]
         _hold(any(one or of[2] == wanted[2] for of in same), "another microbatch is made")
         for ends in at(k, begin), at(k, _minus(end, ONE)):
             _hold(is_least(ends, ZERO) and is_least(_minus(rounds, ONE), ends), "no such round")
-        _hold(all(part.denominator == 1 for part in k), "no such round")
+        _hold(all(part.denominator == 1 for part in (*begin, *end, *k)), "no such round")
         return begin, end, (c + a * k[0], b + a * k[1], a * k[2])
 
     def _check_figures(self) -> None:
-        ranks = [
-            [of for of in self.pieces if of[0] == rank] for rank in range(max(self.placement) + 1)
-        ]
+        numbers = sorted(set(self.placement))
+        ranks = [[of for of in self.pieces if of[0] == rank] for rank in numbers]
         ends = [at(own[-1][2][-1][2], _minus(own[-1][1], ONE)) for own in ranks]
         starts = [own[0][2][0][1][:2] for own in ranks]
         busy = [self._total(own, lambda batch: batch[3]) for own in ranks]

@@ -95,13 +95,12 @@ class _Norms:
         return next((text for text in texts if text is not None), None)
 
     def _explain(self, rank: int) -> str | None:
-        actions = self.plan.ranks[rank]
-        starts = [*(batch.start for batch in actions.batches()), len(actions)]
-        stuck = (start for start in starts if not self.is_over(self.item_at(rank, start)))
-        at = next(stuck, None)
-        if at is None:
-            return None
-        batch = actions.batch(at) if at < len(actions) else range(at, at + 1)
+        # Nobody waits at its end alone: the norms of all updates but the last are there by then, so
+        # who has not made the last one would wait for no norm, but for a transfer, and the plan is
+        # proved.
+        batches = self.plan.ranks[rank].batches()
+        stuck = (each for each in batches if not self.is_over(self.item_at(rank, each.start)))
+        batch = next(stuck, range(0))
         late = (
             (update, other, parts[update])
             for index in batch
@@ -109,9 +108,11 @@ class _Norms:
             for other, parts in enumerate(self.parts)
             if update in parts and not self.is_over(self.item_at(other, parts[update]))
         )
-        update, other, place = next(late, (None, 0, 0))
-        if update is None:
+        first = next(late, None)
+        if first is None:
             return None
+        update, other, place = first
+        at = batch.start
         return (
             f"before `{self.plan.name_of(rank, at)}` ({self.plan.where(rank, at)}) rank {rank} "
             f"would wait in vain for the norm of update {update}: rank {other} has its part of it "

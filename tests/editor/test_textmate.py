@@ -21,7 +21,7 @@ FILES = [*GALLERY, *sorted((PROGRAMS / "lib").glob("*.sched"))]
 
 def test_the_grammar_of_the_extension_is_current() -> None:
     document = json.loads((VSCODE / "syntaxes" / "sched.tmLanguage.json").read_text())
-    assert document == textmate(), "python -m schedlang.editor.textmate"
+    assert document == textmate(), "make editor-grammars"
 
 
 def test_the_files_of_the_extension() -> None:

@@ -28,7 +28,7 @@ FILES = [*GALLERY, *sorted((PROGRAMS / "lib").glob("*.sched"))]
 
 def test_the_files_are_current() -> None:
     for path, text in files().items():
-        assert (FOLDER / path).read_text() == text, "python -m schedlang.editor.tree_sitter FOLDER"
+        assert (FOLDER / path).read_text() == text, "make editor-grammars"
 
 
 @cache

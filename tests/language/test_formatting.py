@@ -14,9 +14,11 @@ from lark import Lark
 from schedlang import CompileError, Source, compile
 from schedlang.files.package import GRAMMAR
 from schedlang.language.concrete import gap
-from schedlang.language.formatting import formatted
+from schedlang.language.formatting import formatted, rule_of
 from schedlang.language.grammar import tokens_of
 from schedlang.language.layout import WIDTH
+from schedlang.language.parser import parse_items
+from schedlang.language.trees import tree_of
 from tests.support.pages import blocks
 from tests.support.paths import GALLERY, PROGRAMS, ROOT
 from tests.support.scattered import scattered
@@ -63,6 +65,13 @@ def behind_a_token(text: str) -> set[int]:
 
 
 @cache
+def tree(text: str) -> Any:
+    """The syntax tree of a program, or of a file to import."""
+    source = Source("some.sched", text)
+    return tree_of(source) if rule_of(text) == "schedule" else parse_items(source, 0)
+
+
+@cache
 def meaning(text: str) -> Any:
     """What a program is: its plan at its defaults without places in the text; or the codes of what
     is wrong with it.
@@ -104,13 +113,16 @@ def test_a_program_stays_what_it_is_however_it_is_written(block: int) -> None:
     """A hundred programs; `make formatting` tries 10,000."""
     rng = random.Random(block)
     plans = 0
-    for _ in range(100):
+    for number in range(100):
         text = rng.choice(TEXTS if rng.random() < 0.5 else TEXTS[: len(FILES)])
         written = scattered(text, rng)
         new = check(written)
-        assert meaning(new) == meaning(text), written
-        plans += isinstance(meaning(text), dict)
-    assert plans > 30
+        # A plan is made of the tree, which takes no notice of places.
+        assert tree(new) == tree(text), written
+        if number % 4 == 0:
+            assert meaning(new) == meaning(text), written
+            plans += isinstance(meaning(text), dict)
+    assert plans > 5
 
 
 @settings(max_examples=60)

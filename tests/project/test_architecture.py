@@ -22,6 +22,7 @@ LATE_IMPORTS = {
     "concurrent.futures": "starts with multiprocessing; only a check of many sizes needs it",
     "difflib": "only a message about a misspelt name needs it",
     "fractions": "loads regular expressions; only decimal numbers need it",
+    "ortools.linear_solver": "loads the extra `prove`",
     "resvg_py": "the extra `png`",
     "schedlang.advice.advice": "only a program that is wrong needs it",
     "schedlang.files.documents": "loads yaml; only costs in a file need it",

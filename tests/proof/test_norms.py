@@ -13,19 +13,22 @@ from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.kinds import Kind
 from tests.support.paths import PROGRAMS
 
-# Rank 1 sends a gradient only after a forward that reads the weights of the update which that
-# gradient is part of; or, with `early`, before.
+# The last stage sends a gradient only after a forward that reads the weights of the update which
+# that gradient is part of; or, with `early`, before. It is on rank 1, or, `turned`, on rank 0.
 LATE_SEND = """schedule late_send {
     param ranks = 2
     param microbatches = 1
     param early = 0
+    param turned = 0
+    stage s in 0 .. ranks on if turned then ranks - 1 - s else s
     weights stash
     rank r {
+        let s = if turned then ranks - 1 - r else r
         warmup {
-            if r == 0 { F(0) send F(0) } else { recv F(0) F(0) }
+            if s == 0 { F(0) send F(0) } else { recv F(0) F(0) }
         }
         steady {
-            if r == 0 { F(1) send F(1) recv B(0) B(0) U }
+            if s == 0 { F(1) send F(1) recv B(0) B(0) U }
             else {
                 B(0) U
                 if early { recv F(1) send B(0) F(1) } else { recv F(1) F(1) send B(0) }
@@ -104,11 +107,18 @@ def test_nobody_waits_in_pipedream_2bw(ranks: int, microbatches: int) -> None:
         ("pipedream_vertical", {}, None),
         ("gpipe_groups", {}, None),
         ("late_send", {"early": 1}, None),
+        ("late_send", {"early": 1, "turned": 1}, None),
         (
             "late_send",
             {},
-            "before `1F1` (late_send.sched:14) rank 1 would wait in vain for the norm of update 0: rank 0 has its part of "
-            "it only after `0U0` (late_send.sched:11)",
+            "before `1F1` (late_send.sched:17) rank 1 would wait in vain for the norm of update 0: rank 0 has its part of "
+            "it only after `0U0` (late_send.sched:14)",
+        ),
+        (
+            "late_send",
+            {"turned": 1},
+            "before `1F1` (late_send.sched:17) rank 0 would wait in vain for the norm of update 0: rank 1 has its part of "
+            "it only after `0U0` (late_send.sched:14)",
         ),
         (
             "wpipe",

@@ -375,6 +375,10 @@ def test_many_ranks_scroll_and_zoom(page: Page, tmp_path: Path) -> None:
     # All are in sight, until rows are made higher.
     assert page.evaluate("timelines[0].shown()") == {"first": 0, "stop": 64}
     assert page.evaluate("timelines[0].scroll.scrollHeight <= timelines[0].scroll.clientHeight")
+    # Low rows are mixtures: of forwards alone in the warm-up, and then of two colours.
+    assert colour(page, 20, 0, below=3) == "#97d0f1"
+    mixed = colour(page, 800, 40, below=3)
+    assert "#317e42" < mixed < "#97d0f1"
     for _ in range(4):
         page.get_by_role("button", name="higher rows").click()
     page.wait_for_function("timelines[0].pitch > 30")

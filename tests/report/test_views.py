@@ -386,7 +386,7 @@ def test_packed_numbers_are_exact_to_nine_digits() -> None:
         (33_500, 1e-6, "33.5 ms"),
         (1.25, 1.0, "1.25 s"),
         (0.5, 1e-3, "500 µs"),
-        (0, 1e-3, "0 µs"),
+        (0, 1e-3, "0 s"),
     ],
 )
 def test_times_as_people_write_them(value: float, seconds: float | None, text: str) -> None:
@@ -479,7 +479,7 @@ def plain(text: str) -> str:
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
 def test_terminal(path: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Colour changes nothing but the colours; rows fit the width; every op is there, or the last
-    line says so.
+    line says so; labels of neighbours never run together.
     """
     monkeypatch.setenv("COLUMNS", str(columns))
     picture = drawn(path.stem)
@@ -493,6 +493,10 @@ def test_terminal(path: Path, columns: int, monkeypatch: pytest.MonkeyPatch) -> 
     words = sum(len(re.findall(r"[A-Z]+[0-9]+", row)) for row in rows)
     complete = words == sum(box.bar.end > box.bar.start for box in picture.boxes)
     assert complete == (not text.endswith("a page zooms, -o NAME.html"))
+    # Where ranks have several stages, a label begins with one: a blank or a dash comes before it.
+    stage, behind = ("[0-9]+", "[ ─│]") if picture.chunks > 1 else ("", "[A-Z ─·│]")
+    word = rf"{stage}[A-Z]+[0-9]+(\.[0-9]+)?"
+    assert not [row for row in rows if re.search(rf"{word}(?!([0-9.]|{behind}))", row)]
 
 
 def test_where_ops_are_narrower_than_a_column_there_are_shares(
@@ -511,19 +515,16 @@ def test_where_ops_are_narrower_than_a_column_there_are_shares(
             assert sum(map(int, re.findall("[0-9]+", cell))) == 100
 
 
-@pytest.mark.parametrize("columns", [60, 80, 110, 150, 200])
-@pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
-def test_labels_of_neighbours_never_run_together(
-    path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
+def test_windows_have_the_unit_of_time(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COLUMNS", str(columns))
-    picture = drawn(path.stem)
-    text = view(picture, colour=False)
-    rows = [line.split("│")[1] for line in text.splitlines() if "│" in line]
-    # Where ranks have several stages, a label begins with one: a blank or a dash comes before it.
-    stage, behind = ("[0-9]+", "[ ─]") if picture.chunks > 1 else ("", "[A-Z ─·]")
-    word = rf"{stage}[A-Z]+[0-9]+(\.[0-9]+)?"
-    assert not [row for row in rows if re.search(rf"{word}(?!([0-9.]|{behind}|$))", row)]
+    monkeypatch.setenv("COLUMNS", "80")
+    program = str(PROGRAMS / "1f1b.sched")
+    assert main(["view", program, "-pmicrobatches=100", "--time-unit", "ms"]) == 0
+    head, _, times, *_, note = capsys.readouterr().out.partition("\n\nF forward")[0].splitlines()
+    assert head.endswith("makespan 309 ms, 2.9% idle")
+    assert times.split() == ["time", "0", "s", "61.8", "ms", "124", "ms", "185", "ms", "247", "ms"]
+    assert note.strip() == "shares in %, of windows of 61.8 ms each"
 
 
 def test_shares_of_windows() -> None:

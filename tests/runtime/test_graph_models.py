@@ -57,8 +57,12 @@ def plan_of(name: str, edges: Edges, lines: str = "", **params: int) -> Plan:
 
 
 def model_of(layout: Layout) -> list[nn.Module]:
+    """The stages, of which those that are frozen in the plan are frozen."""
     torch.manual_seed(0)
-    return [Joint(max(len(layout.before[stage]), 1)) for stage in range(layout.pieces)]
+    model = [Joint(max(len(layout.before[stage]), 1)) for stage in range(layout.pieces)]
+    for stage in layout.frozen:
+        model[stage].requires_grad_(False)
+    return model
 
 
 def batch(layout: Layout, seed: int) -> tuple[dict[int, Tensor], Tensor]:
@@ -110,9 +114,11 @@ def compare(plan: Plan, edges: Edges) -> float:
         for weight, other in zip(
             module.parameters(), alone[layout.piece(stage)].parameters(), strict=True
         ):
-            assert weight.grad is not None
-            assert other.grad is not None
-            found.append(difference(weight.grad, other.grad))
+            if layout.trains(stage):
+                assert weight.grad is not None
+                assert other.grad is not None
+                found.append(difference(weight.grad, other.grad))
+            assert (weight.grad is None) == (other.grad is None)
     return max(found)
 
 
@@ -136,6 +142,28 @@ def of_gallery() -> dict[str, float]:
 def test_graphs_under_schedules_of_many_kinds(run_ranks: Run) -> None:
     for found in run_ranks(of_gallery, 4).results():
         assert len(found) == 12
+        assert max(found.values()) < 1e-12, found
+
+
+def frozen() -> dict[str, float]:
+    """An encoder that is frozen beside one that is trained; and stages with one way of two to a
+    trained stage.
+    """
+    found = {}
+    for name in ("1f1b", "zb_h1", "1f1b_recompute"):
+        for lines, graph in (
+            ("frozen 0 .. 1\n", "encoders"),
+            ("frozen 1 .. 2\n", "diamond"),
+            ("frozen 0 .. 2 frozen 3 .. 4\n", "tower"),
+        ):
+            plan = plan_of(name, GRAPHS[graph], lines, ranks=4)
+            found[f"{name} {graph}"] = compare(plan, GRAPHS[graph])
+    return found
+
+
+def test_frozen_stages_in_a_graph(run_ranks: Run) -> None:
+    for found in run_ranks(frozen, 4).results():
+        assert len(found) == 9
         assert max(found.values()) < 1e-12, found
 
 

@@ -66,6 +66,7 @@ SECTIONS = {
     "schedlang.runtime": {
         "Training": ["Pipeline", "PipelineError"],
         "Models": ["split", "EvenLayers", "measure", "load_model", "load_optimizers"],
+        "Losses": ["add_loss", "added_losses"],
     },
     "schedlang.torch": {
         "Torch's own pipelining": ["schedule", "pipeline", "TorchPipeline"],

@@ -9,11 +9,12 @@ import shutil
 from collections.abc import Callable, Sequence
 from math import floor
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from schedlang.report.views import palette
 from schedlang.report.views.bands import Share, shares
 from schedlang.report.views.picture import Picture
+from schedlang.report.views.units import time_text
 from schedlang.schedule.actions import NO_MICROBATCH
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.naming import Names
@@ -23,6 +24,8 @@ _IDLE = "·"
 #: Ops narrower than a column may take so much of the work without being seen, as may an optimizer
 #: step that is short beside all others.
 _UNSEEN = 0.05
+#: The digits of the times at which windows begin, where these have no unit.
+_DIGITS = 5
 #: A row: the text before it, its bars, and the text behind it.
 _Row = tuple[str, Sequence[Bar], str]
 #: A function that gives what is written on a bar.
@@ -71,7 +74,7 @@ def view(picture: Picture, colour: bool) -> str:
         for row, copies in zip(of_ranks, timeline.copies, strict=True):
             rows += [row, ("  host ", copies, "")]
     names = Names(picture.layout)
-    frame = _fit(timeline, rows, names)
+    frame = evolve(_fit(timeline, rows, names), seconds=picture.seconds)
     paint = _painter(picture) if colour else _plain
     parts = [
         f"{picture.title}: {picture.figures}",
@@ -103,14 +106,19 @@ def _legend(picture: Picture, rows: Sequence[_Row], paint: _Paint) -> list[str]:
 
 @frozen
 class _Frame:
-    """Where time is on the columns: `scale` columns for a unit of time, from `origin` on; and what
-    is written on bars.
+    """Where time is on the columns: `scale` columns for a unit of time, from `origin` on; what is
+    written on bars; and how many seconds a unit of time has, if that is known.
     """
 
     origin: float
     scale: float
     columns: int
     label: _Label
+    seconds: float | None = None
+
+    def time(self, value: float) -> str:
+        """A time as text, short enough for the window that begins there."""
+        return time_text(value, self.seconds, _DIGITS if self.seconds is None else _DIGITS - 2)
 
     def columns_of(self, bar: Bar) -> slice:
         return slice(self._column(bar.start), self._column(bar.end))
@@ -231,12 +239,12 @@ def _windows(rows: Sequence[_Row], frame: _Frame, paint: _Paint) -> list[str]:
     count = max((frame.columns + 1) // (width + 1), 1)
     span = frame.columns / frame.scale
     edges = [frame.origin + span * window / count for window in range(count + 1)]
-    times = "".join(f"{edge:<{width + 1}.5g}" for edge in edges[:-1]).rstrip()
+    times = "".join(f"{frame.time(edge):<{width + 1}}" for edge in edges[:-1]).rstrip()
     lines = [f"{'time':>{left}} {times}"]
     for before, bars, after in rows:
         cells = [_cell(window, width, paint) for window in shares(bars, edges)]
         lines.append(f"{before:<{left}}│{'│'.join(cells)}│{after}")
-    lines.append(f"{'':>{left}} shares in %, of windows of {span / count:.5g} each")
+    lines.append(f"{'':>{left}} shares in %, of windows of {frame.time(span / count)} each")
     return lines
 
 

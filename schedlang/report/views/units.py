@@ -22,6 +22,8 @@ def time_text(value: float, seconds: float | None, digits: int = 10) -> str:
 
 def unit_of(seconds: float) -> str:
     """The unit of time in which a number of seconds is best written."""
+    if not seconds:
+        return "s"
     fitting = [unit for unit, length in SECONDS.items() if abs(seconds) >= length]
     return fitting[-1] if fitting else "us"
 

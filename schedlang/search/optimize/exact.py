@@ -15,13 +15,13 @@ from schedlang.search.optimize.windows import Windows
 
 #: What a look takes at first, for one rank and for all of them; then ever twice as much.
 _RANK_EFFORT = 0.5
-_EFFORT = 1.0
+_EFFORT = 2.0
 #: What the search for better orders window by window takes at first; then ever twice as much.
 _WINDOWS_EFFORT = 1.0
-#: How far above the bound is looked at first, as a share of what is between it and the best that
-#: is known; and how far, one after the other, where the bound rises no more.
-_SHARE = 1 / 32
-_UPPER = (1 / 4, 1 / 2, 1.0)
+#: How far above the bound is looked, as a share of what is between it and the best that is known:
+#: at one rank, step by step; and at all of them first.
+_RANK_SHARE = 1 / 32
+_SHARE = 1 / 4
 
 
 @frozen
@@ -48,8 +48,6 @@ class _Search:
     #: No order is below the one, in units; and there are orders at the other.
     low: int = field(init=False)
     high: int = field(init=False)
-    #: Whether the last look found better orders.
-    is_better: bool = field(init=False, default=False)
     #: By rank: what it comes to at the least by itself is this or less.
     alone: dict[int, int] = field(init=False, factory=dict)
     #: The search window by window from the best orders, and its answers to come.
@@ -97,12 +95,10 @@ class _Search:
         self.high = min(self.high, self.instance.units(value))
         return True
 
-    def _look(
-        self, high: int, effort: float, ranks: list[int] | None = None, probes: bool = True
-    ) -> Outcome:
+    def _look(self, high: int, effort: float, ranks: list[int] | None = None) -> Outcome:
         left = max(self.deadline - monotonic(), 0.01)
         workers = self.workers if ranks is None else 1
-        effort_left = Effort(effort, left, workers, self.seed, probes)
+        effort_left = Effort(effort, left, workers, self.seed)
         hint = self.answer.orders if ranks is None and self.answer.value < inf else None
         return look(self.instance, self.low, high, effort_left, ranks, hint)
 
@@ -121,7 +117,7 @@ class _Search:
                 yield
                 if not refuted:
                     break
-                step = max(2 * step, int((self.high - self.low) * _SHARE), 1)
+                step = max(2 * step, int((self.high - self.low) * _RANK_SHARE), 1)
 
     def _windows(self, effort: float) -> Iterator[None]:
         """Better orders window by window; where there are no better ones since, it goes on where it
@@ -140,34 +136,23 @@ class _Search:
                 return
 
     def _whole(self, effort: float) -> Iterator[None]:
-        """What all ranks together come to: at the bound, then ever further above it, as long as
-        there is nothing; and then how far up to what is known.
+        """What all ranks together come to, up to a share of what is between the bound and the best
+        that is known: a larger one where there is nothing, a smaller one where that is not found
+        out.
         """
-        share = 0.0
-        while share < 1 and self.low < self.high:
-            outcome, target = self._try(share, effort)
+        share = _SHARE
+        while self.low < self.high:
+            target = self.low + int((self.high - 1 - self.low) * share)
+            is_narrowest = target == self.low
+            outcome = self._look(target, effort)
+            self._raise(outcome.bound)
+            is_better = outcome.orders is not None and self._take(
+                outcome.orders, self.problem.value(outcome.orders), "exact search"
+            )
             yield
-            if outcome.bound <= target and not self.is_better:
-                break
-            share = 2 * share or _SHARE
-        for share in _UPPER:
-            # Each time that there is something, or nothing, there is less left to look at.
-            moved = True
-            while moved and self.low < self.high:
-                outcome, target = self._try(share, effort, probes=False)
-                moved = self.is_better or outcome.bound > target
-                yield
-
-    def _target(self, share: float) -> int:
-        """How far up it is looked: what is known already is beyond it."""
-        return self.low + int((self.high - 1 - self.low) * share)
-
-    def _try(self, share: float, effort: float, probes: bool = True) -> tuple[Outcome, int]:
-        """Look up to a share of what is between the bound and the best that is known."""
-        target = self._target(share)
-        outcome = self._look(target, effort, probes=probes)
-        self._raise(outcome.bound)
-        self.is_better = outcome.orders is not None and self._take(
-            outcome.orders, self.problem.value(outcome.orders), "exact search"
-        )
-        return outcome, target
+            if outcome.bound > target:
+                share = min(2 * share, 1.0)
+            elif not is_better:
+                share /= 2
+                if is_narrowest:
+                    return

@@ -28,11 +28,11 @@ Object.assign(Timeline.prototype, {
     const { pen, view, schedule } = this, { first, stop } = schedule.memoryRows[rank];
     const { memoryTime: times, memoryAmount: amounts } = schedule, bottom = y + this.memoryHeight;
     if (first === stop) return;
-    let step = Math.max(firstWhere(first, stop, (each) => times[each] > view.from) - 1, first);
-    let level = this.level(amounts[step], y);
+    let step = firstWhere(first, stop, (each) => times[each] >= view.from) - 1;
+    let level = step < first ? bottom : this.level(amounts[step], y);
     pen.beginPath();
-    pen.moveTo(this.x(times[step]), bottom);
-    pen.lineTo(this.x(times[step]), level);
+    pen.moveTo(LEFT, bottom);
+    pen.lineTo(LEFT, level);
     for (step++; step < stop && times[step] <= view.to;) {
       // Of many steps in one pixel, the highest fills it, and the last goes on.
       const x = this.x(times[step]), column = Math.floor(x);

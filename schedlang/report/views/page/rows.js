@@ -125,9 +125,9 @@ Object.assign(Timeline.prototype, {
     const columns = Math.floor(this.width - LEFT - RIGHT), { sums, fills } = this.shares(rank, seen, columns);
     const high = this.barHeight >= BAND ? Math.round(this.barHeight) : 1;
     const image = new ImageData(columns, high);
-    const draws = high > 1 ? bandColumn : denseColumn;
     const row = rgbOf(this.colours.row);
-    for (let column = 0; column < columns; column++) draws(image, column, sums, fills, row);
+    if (high === 1) denseRow(image, sums, fills, row);
+    else for (let column = 0; column < columns; column++) bandColumn(image, column, sums, fills, row);
     // What lies in between is only a way onto the page, or into the SVG.
     this.strip ??= document.createElement("canvas");
     Object.assign(this.strip, { width: columns, height: high });
@@ -168,21 +168,23 @@ function bandColumn(image, column, sums, fills, row) {
     }
   }
 }
-// The mixture of the colours of a column.
-function denseColumn(image, column, sums, fills, row) {
-  let red = 0, green = 0, blue = 0, left = 1;
-  for (let fill = 0; fill <= fills.length; fill++) {
-    const share = fill < fills.length ? sums[fill * image.width + column] : Math.max(left, 0);
-    if (!share) continue;
-    const rgb = fill < fills.length ? fills[fill] : row;
-    red += rgb[0] * share;
-    green += rgb[1] * share;
-    blue += rgb[2] * share;
-    left -= share;
+// The mixtures of the colours of all columns.
+function denseRow(image, sums, fills, row) {
+  const { width, data } = image;
+  const parts = [0, 1, 2].map((part) => new Float32Array(width).fill(row[part]));
+  fills.forEach((fill, index) => {
+    const shares = sums.subarray(index * width, (index + 1) * width);
+    parts.forEach((values, part) => {
+      // So much of the row's own colour gives way.
+      const change = fill[part] - row[part];
+      for (let column = 0; column < width; column++) values[column] += shares[column] * change;
+    });
+  });
+  for (let column = 0; column < width; column++) {
+    const at = column * 4;
+    data[at] = parts[0][column];
+    data[at + 1] = parts[1][column];
+    data[at + 2] = parts[2][column];
+    data[at + 3] = 255;
   }
-  const { data } = image, at = column * 4;
-  data[at] = red;
-  data[at + 1] = green;
-  data[at + 2] = blue;
-  data[at + 3] = 255;
 }

@@ -13,7 +13,7 @@ const unitFor = (value, units) => units.find(([size]) => Math.abs(value) >= size
 // A time; `seconds` is how many a unit of time has, or null. `like` is a time that has the unit that is wanted.
 function timeText(value, seconds, like = value) {
   if (!seconds) return number(value);
-  const [size, name] = unitFor(like * seconds, TIMES);
+  const [size, name] = like ? unitFor(like * seconds, TIMES) : TIMES[0];
   return `${number(value * seconds / size)} ${name}`;
 }
 
