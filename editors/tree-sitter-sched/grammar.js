@@ -17,7 +17,7 @@ module.exports = grammar({
     rank: ($) => seq("rank", $.name, $.body),
     body: ($) => seq("{", repeat(choice($._statement, $.assert, $.part)), "}"),
     part: ($) => seq(choice("warmup", "steady"), $.block),
-    assert: ($) => seq("assert", $._expr, choice(/for[ 	\n]+all(?![A-Za-z0-9_]|[ 	\n]+in[^A-Za-z0-9_])/, blank()), choice(seq(",", $.string), blank())),
+    assert: ($) => seq("assert", $._expr, choice(/for\s+all/, blank()), choice(seq(",", $.string), blank())),
     cost: ($) => seq("cost", $.timed, choice(seq("(", $.indices, ")"), blank()), "=", $._expr),
     memory: ($) => seq("memory", $.held, choice(seq("(", $.indices, ")"), blank()), "=", $._expr),
     capacity: ($) => seq("capacity", choice(seq("(", $.name, ")"), blank()), "=", $._expr),

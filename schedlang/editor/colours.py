@@ -40,6 +40,7 @@ _OF_TERMINALS = {
     "NUMBER": Colour.NUMBER,
     "DECIMAL": Colour.NUMBER,
     "STRING": Colour.STRING,
+    "FOR_ALL": Colour.KEYWORD,
     "FOREIGN": Colour.FOREIGN,
     "LBRACE": Colour.PUNCTUATION,
     "RBRACE": Colour.PUNCTUATION,

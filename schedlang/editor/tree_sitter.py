@@ -153,8 +153,9 @@ def _terminal(name: str) -> Rule:
 
 def _pattern(name: str) -> Rule:
     patterns = {terminal.name: terminal.pattern.value for terminal in grammar().terminals}
-    # Lark has read the escapes that it knows.
-    return {"type": "PATTERN", "value": patterns[name].replace("\n", "\\n")}
+    # Lark has read the escapes that it knows; tree-sitter looks no further than a terminal.
+    pattern = patterns[name].partition("(?!")[0]
+    return {"type": "PATTERN", "value": pattern.replace("\n", "\\n")}
 
 
 def javascript(document: dict[str, Any]) -> str:

@@ -518,6 +518,8 @@ class _Recovery:
         # Words that can be names as well are not worth telling where a name is expected.
         if "NAME" in accepted:
             accepted -= words().keys() - reserved()
+        # It may stand behind any claim, and is never what is missing there.
+        accepted -= {"FOR_ALL"}
         shown = sorted(_SHOWN.get(name) or f"`{spellings()[name]}`" for name in accepted)
         if len(shown) > _MOST_EXPECTED:
             # At the end of the file, the one thing that is surely missing.
