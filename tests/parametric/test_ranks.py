@@ -272,6 +272,7 @@ def test_transfers_out_of_order_are_refuted_where_ranks_block() -> None:
             "`microbatches % group`: a division by a number that depends on sizes",
         ),
         ("v_zb", "a pass changes the order"),
+        ("two_encoders", "`edge` cannot be read"),
         ("pipedream", "weights that are stashed"),
         ("dualpipe_v", "`W` of the stage that owes one longest"),
     ],
