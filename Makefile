@@ -194,6 +194,7 @@ transport-table: .venv/installed
 
 # The gallery, proved for any number of microbatches.
 prove: .venv/installed
+	mkdir -p build
 	$(BIN)/python -m tests.support.proof_page > build/proved.md
 	mv build/proved.md docs/proved.md
 

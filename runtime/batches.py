@@ -179,8 +179,8 @@ class Batches:
         of_round = options[this.begin : this.begin + this.count]
         has_targets = batch.targets is not None or not batch.evaluates
         for pipeline, mine in zip(self._layout.pipelines, self._shares, strict=True):
-            for last_stage in self._own(self._layout.lasts, pipeline):
-                last = self._stages[last_stage]
+            last = self._stages.get(pipeline.stop - 1)
+            if last is not None:
                 last.targets = {}
                 if has_targets:
                     parts = _microbatches("targets", batch.targets, this, self._dims.targets)
@@ -201,9 +201,9 @@ class Batches:
         """
         if this.count not in self._last:
             found = [
-                (stage, unit)
+                (pipeline.stop - 1, unit)
                 for pipeline, count in zip(self._layout.pipelines, self.counts(this), strict=True)
-                for stage in self._own(self._layout.lasts, pipeline)
+                if pipeline.stop - 1 in self._stages
                 for unit in range(count * self._layout.slices)
             ]
             # Of each update the microbatches of the first pipeline come first, as in the batch.

@@ -130,9 +130,9 @@ def _parts_of_stage(
         if is_skip:
             parts.append(Skips(number, before, after, has_backward))
         else:
-            is_near = layout.follows(number), layout.hands_on(number)
             in_place = works_in_place(module)
-            parts.append(Edges(number, before, after, has_backward, *is_near, in_place))
+            follows = layout.follows(number)
+            parts.append(Edges(number, before, after, has_backward, follows, in_place))
     return parts
 
 

@@ -75,12 +75,6 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
     has_last = any(map(plan.layout.is_last, held))
     if setup.loss_fn is None and has_last and not plan.is_forward_only:
         raise PipelineError("the last stage is on this rank, so it needs a `loss_fn`")
-    several = [pipeline.name for pipeline in plan.layout.pipelines]
-    if len(plan.layout.lasts) > len(several) and not plan.is_forward_only:
-        raise PipelineError(
-            f"the stages {[*plan.layout.lasts]} hand on nothing, so each would have a loss: a "
-            "pipeline trains with one yet"
-        )
     updated = sorted(
         {stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U}
     )

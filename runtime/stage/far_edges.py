@@ -141,13 +141,11 @@ class Edges(FarEdges):
         after: Sequence[FarEdge],
         has_backward: bool,
         follows: bool,
-        hands_on: bool,
         works_in_place: bool,
     ) -> None:
-        """Whether the stage `follows` the one before it, and `hands_on` to the next one."""
+        """Whether the stage `follows` the one before it, and works in place."""
         super().__init__(stage, before, after, has_backward)
         self._follows = follows
-        self._hands_on = hands_on
         self._works_in_place = works_in_place
 
     def give(self, run: Forward, given: dict[int, Value]) -> None:
@@ -161,10 +159,7 @@ class Edges(FarEdges):
 
     def take(self, run: Forward) -> Mapping[int, Value]:
         """All get the output."""
-        output = run.returned
-        if not self._hands_on:
-            run.returned = ()
-        return {edge.later: output for edge in self._after}
+        return {edge.later: run.returned for edge in self._after}
 
 
 class Skips(FarEdges):

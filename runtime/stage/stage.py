@@ -52,14 +52,16 @@ _NOTHING = nullcontext()
 @frozen
 class StagePlan:
     """What a plan says about a stage: its number, whether it has an input and an output at all,
-    beside what passes along far edges; whether it has a backward, and whether that ends here, since
-    the input comes from outside or from a stage without one; and of which microbatches
-    the forward is recomputed, or the backward split.
+    beside what passes along far edges, and whether it is an end, which hands on nothing and has no
+    `loss_fn`; whether it has a backward, and whether that ends here, since the input comes from
+    outside or from a stage without one; and of which microbatches the forward is recomputed, or the
+    backward split.
     """
 
     number: int
     has_input: bool = True
     has_output: bool = True
+    is_end: bool = False
     has_backward: bool = True
     ends_backward: bool = False
     recomputed: Container[int] = ()
@@ -73,6 +75,7 @@ class StagePlan:
             number,
             layout.is_first(number) or layout.follows(number),
             layout.is_last(number) or layout.hands_on(number),
+            layout.is_end(number) and not layout.is_last(number),
             layout.has_backward[number],
             not layout.follows(number) or not layout.has_backward[number - 1],
             plan.microbatches_with(Kind.R, number),
@@ -374,8 +377,14 @@ class Stage:
 
     def _has_no_backward(self, tensors: Sequence[Tensor]) -> None:
         """Say that nothing that came out of a forward wants a gradient, as where all that went
-        before is frozen; of a loss, PipelineError.
+        before is frozen; of a loss, or of a stage that hands on nothing, PipelineError.
         """
+        if self.plan.is_end:
+            raise PipelineError(
+                f"stage {self.number} hands on nothing, and adds no loss that requires grad, so "
+                "its backward has nothing to do: call `add_loss` in its forward, or freeze it in "
+                "the program"
+            )
         types = ", ".join(str(tensor.dtype) for tensor in tensors)
         if self.loss is not None:
             raise PipelineError(
@@ -416,6 +425,8 @@ class Stage:
             set_random_state(self.device, run.goes_on_with)
         for call in self._after_forward:
             call(run)
+        if not self.plan.has_output:
+            return ()
         if run.is_evaluation and run.target is None:
             return run.returned
         if self.loss is not None and (run.has_graph or run.is_evaluation):

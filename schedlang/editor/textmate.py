@@ -15,7 +15,7 @@ from typing import Any
 from lark.parsers.lalr_analysis import Shift
 
 from schedlang.editor.colours import Colour, op_words
-from schedlang.language.grammar import reserved, spellings, words
+from schedlang.language.grammar import patterns, reserved, spellings, words
 from schedlang.language.recovery import begin
 from schedlang.language.scopes import BUILTINS
 
@@ -65,6 +65,7 @@ def textmate() -> dict[str, Any]:
                 for colour, before in behind.items()
                 for follows, own in ((_CALLED, Colour.FUNCTION), ("", Colour.NAME))
             ),
+            _rule(Colour.KEYWORD, f"\\b{patterns()['FOR_ALL']}"),
             _rule(Colour.OP, f"\\b{_any(op_words())}\\b"),
             _rule(Colour.KEYWORD, f"\\b{_any(set(known.values()) - op_words())}\\b"),
             _rule(Colour.NUMBER, r"[0-9]+\.[0-9]+|[0-9]+"),

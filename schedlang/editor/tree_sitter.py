@@ -9,6 +9,7 @@ where that one can stand.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from lark.load_grammar import load_grammar
 from schedlang.editor.colours import op_words
 from schedlang.files.package import GRAMMAR
 from schedlang.files.writing import write_text
-from schedlang.language.grammar import grammar, spellings, words
+from schedlang.language.grammar import patterns, spellings, words
 from schedlang.language.scopes import BUILTINS
 
 #: A rule, as the document that `tree-sitter generate` reads has it.
@@ -84,7 +85,7 @@ class _Generator:
         if isinstance(tree, NonTerminal):
             return self.reference(str(tree.name))
         if isinstance(tree, Terminal):
-            return _terminal(str(tree.name))
+            return self.terminal(str(tree.name))
         match tree:
             case Tree("expansions", alternatives):
                 return _choice([self.rule(each) for each in alternatives])
@@ -104,6 +105,15 @@ class _Generator:
             case Tree("literal", [str() as text]):
                 return {"type": "STRING", "value": json.loads(text)}
         raise ValueError(f"the grammar has something new: {tree}")
+
+    def terminal(self, name: str) -> Rule:
+        """A terminal: a text, a pattern that is all of its rule, or one with a rule of its own."""
+        if name in spellings():
+            return {"type": "STRING", "value": spellings()[name]}
+        if name.lower() in self.rules:
+            return _pattern(name)
+        self.made[name.lower()] = _pattern(name)
+        return _symbol(name.lower())
 
     def reference(self, name: str) -> Rule:
         """A rule where it is used. One that can be empty is written out: tree-sitter has none."""
@@ -144,18 +154,9 @@ def _choice(members: list[Rule]) -> Rule:
     return members[0] if len(members) == 1 else {"type": "CHOICE", "members": members}
 
 
-def _terminal(name: str) -> Rule:
-    """A terminal: a text, or a pattern."""
-    if name in spellings():
-        return {"type": "STRING", "value": spellings()[name]}
-    return _pattern(name)
-
-
 def _pattern(name: str) -> Rule:
-    patterns = {terminal.name: terminal.pattern.value for terminal in grammar().terminals}
-    # Lark has read the escapes that it knows; tree-sitter looks no further than a terminal.
-    pattern = patterns[name].partition("(?!")[0]
-    return {"type": "PATTERN", "value": pattern.replace("\n", "\\n")}
+    """A terminal that is a pattern. Tree-sitter's cannot look ahead."""
+    return {"type": "PATTERN", "value": re.sub(r"\(\?!.*\)$", "", patterns()[name])}
 
 
 def javascript(document: dict[str, Any]) -> str:
@@ -213,6 +214,7 @@ def highlights() -> str:
             "(call . (name) @function.call)",
             f"((call . (name) @function.builtin) (#any-of? @function.builtin {builtins}))",
             f"[{' '.join(map(json.dumps, keywords))}] @keyword",
+            "(for_all) @keyword",
             f"[{' '.join(map(json.dumps, sorted(op_words())))}] @type.builtin",
             f"[{' '.join(map(json.dumps, operators))}] @operator",
             '["{" "}" "(" ")"] @punctuation.bracket',

@@ -15,7 +15,7 @@ from attrs import frozen
 from lark import Token
 from lark.grammar import Rule
 
-from schedlang.language.grammar import END, grammar
+from schedlang.language.grammar import END, grammar, patterns
 
 
 @frozen(eq=False)
@@ -104,15 +104,8 @@ def gap(text: str, start: int, end: int) -> Gap:
     between = text[start:end]
     comments = []
     behind = 0
-    for match in re.finditer(_comment_pattern(), between):
+    for match in re.finditer(patterns()["COMMENT"], between):
         newlines = between.count("\n", behind, match.start())
         comments.append(Comment(match.group().rstrip(" \t\r"), newlines))
         behind = match.end()
     return Gap(tuple(comments), between.count("\n", behind))
-
-
-@cache
-def _comment_pattern() -> str:
-    """How comments are written."""
-    patterns = {terminal.name: terminal.pattern.value for terminal in grammar().terminals}
-    return patterns["COMMENT"]

@@ -107,6 +107,17 @@ def spellings() -> dict[str, str]:
 
 
 @cache
+def patterns() -> dict[str, str]:
+    """The regular expression of each other terminal, without characters that cannot be seen."""
+    shown = str.maketrans({"\n": r"\n", "\r": r"\r", "\t": r"\t"})
+    return {
+        terminal.name: terminal.pattern.value.translate(shown)
+        for terminal in grammar().terminals
+        if terminal.pattern.type == "re"
+    }
+
+
+@cache
 def words() -> dict[str, str]:
     """The words of the language, by the names of their terminals."""
     return {name: text for name, text in spellings().items() if text.isalpha()}

@@ -190,6 +190,9 @@ class _Reader:
         is_tight = is_behind or is_call or token.type in ("COMMA", "RPAR")
         self.spaces.append(0 if is_tight else 1)
         self.sign = token if (token.type, rule) == ("MINUS", "neg") else None
+        if token.type != "STRING":
+            # Words that are one token have one blank between them.
+            token = token.update(value=" ".join(token.split()))
         self.tokens.append(token)
 
 

@@ -30,6 +30,7 @@ _SHOWN = {
     "NUMBER": "a number",
     "DECIMAL": "a decimal number",
     "STRING": "a text in quotes",
+    "FOR_ALL": "`for all`",
     END: "the end of the file",
 }
 _MOST_EXPECTED = 5

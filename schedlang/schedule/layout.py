@@ -144,18 +144,17 @@ class Layout:
         return not self.before[stage]
 
     def is_last(self, stage: int) -> bool:
-        """Whether a stage makes losses: nothing of what it makes goes to another stage."""
+        """Whether a stage is the last one of its pipeline, which makes the loss."""
+        return self.pipeline_of[stage].stop == stage + 1
+
+    def is_end(self, stage: int) -> bool:
+        """Whether nothing of what a stage makes goes to another stage, as in a last one."""
         return not self.after[stage]
 
     @cached_property
     def firsts(self) -> tuple[int, ...]:
         """The stages that take inputs of the model."""
         return tuple(filter(self.is_first, range(len(self.placement))))
-
-    @cached_property
-    def lasts(self) -> tuple[int, ...]:
-        """The stages that make losses."""
-        return tuple(filter(self.is_last, range(len(self.placement))))
 
     def hands_on(self, stage: int) -> bool:
         """Whether what a stage makes goes to the next one."""

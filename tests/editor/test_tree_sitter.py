@@ -78,7 +78,7 @@ def colours(tree: Tree[Token], text: str) -> dict[int, Colour]:
                 found[place] = Colour.NAME
             elif child in op_words():
                 found[place] = Colour.OP
-            elif child in words().values():
+            elif child in words().values() or node.data == "for_all":
                 found[place] = Colour.KEYWORD
     return found
 
@@ -110,6 +110,14 @@ def test_every_word_that_can_be_a_name_is_one_where_names_stand() -> None:
     for terminal in sorted(words().keys() - reserved()):
         word = words()[terminal]
         check(f"let {word} = {word} + 1 fn f({word}) = {word}({word}) rank {word} {{ F({word}) }}")
+
+
+def test_two_words_that_are_one() -> None:
+    check(
+        "assert bubble == 1 for\n  all rank r { assert 1 for all, 'why' for m in 0 .. 1 { U } }".replace(
+            "'", '"'
+        )
+    )
 
 
 def test_what_is_no_program_is_none() -> None:

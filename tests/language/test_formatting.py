@@ -43,7 +43,9 @@ def content(text: str) -> list[str]:
     end = 0
     for token in tokens_of(text):
         between = gap(text, end, token.start_pos or 0)
-        pieces += [*(comment.text for comment in between.comments), str(token)]
+        # Only in texts do blanks mean something.
+        text_of_it = str(token) if token.type == "STRING" else " ".join(token.split())
+        pieces += [*(comment.text for comment in between.comments), text_of_it]
         end = token.end_pos or 0
     return pieces + [comment.text for comment in gap(text, end, len(text)).comments]
 
@@ -159,6 +161,7 @@ def test_programs_of_the_grammar(text: str) -> None:
         ("let a = 1 # one\nlet bb = 2 # two", "let a = 1   # one\nlet bb = 2  # two\n"),
         ("rank r { }", "rank r { }\n"),
         ("rank r {\n}", "rank r { }\n"),
+        ("assert 1 for \n all", "assert 1 for all\n"),
         ("let a = 1 # x\n + 2", "let a = 1  # x\n    + 2\n"),
     ],
 )

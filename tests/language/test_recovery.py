@@ -101,3 +101,12 @@ def test_what_is_no_program_at_all_ends_soon() -> None:
     for length in (1, 10, 100, 5000):
         text = " ".join(chance.choice(words) for _ in range(length))
         assert 1 <= len(syntax_errors(text)) <= 20
+
+
+def test_behind_every_word_a_mistake_has_a_message() -> None:
+    """Whatever the parser would take, a message can name it."""
+    for path in sorted(PROGRAMS.glob("*.sched")):
+        text = read_source(path).text
+        for token in tokens_of(text)[::50]:
+            assert syntax_errors(f"{text[: token.end_pos]} ) ")
+    assert syntax_errors("schedule s { assert 1 2 }")

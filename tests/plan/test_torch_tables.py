@@ -34,6 +34,7 @@ REFUSED = {
     "seq1f1b": "slices of microbatches",
     "terapipe": "slices of microbatches",
     "unet_1f1b": "skips from stage to stage",
+    "frozen_1f1b": "frozen stages",
 }
 EXPORTABLE = sorted({path.stem for path in PROGRAMS.glob("*.sched")} - set(REFUSED))
 #: Ranks and microbatches.

@@ -51,6 +51,8 @@ def built(schedule: Schedule) -> Builder:
         pipelines=several if len(several) > 1 else None,
         slices=layout.slices,
         skips=layout.skips,
+        frozen=layout.frozen,
+        edges=layout.edges,
         links=layout.links,
         weights=[str(schedule.weights_of(stage)) for stage in range(len(layout.placement))],
         costs=schedule.costs,
@@ -116,7 +118,7 @@ def same(one: Plan, other: Plan) -> None:
     assert one.kernels == other.kernels
     assert one.weights == other.weights
     assert one.costs == other.costs
-    for field in ("placement", "slices", "updates", "links", "skips"):
+    for field in ("placement", "slices", "updates", "links", "skips", "frozen", "edges"):
         assert getattr(one.layout, field) == getattr(other.layout, field)
 
 

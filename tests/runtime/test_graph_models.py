@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from schedlang import Source, compile
 from schedlang.plan.plan import Plan
-from schedlang.runtime import Pipeline
+from schedlang.runtime import Pipeline, add_loss, added_losses
 from schedlang.schedule.layout import Layout
 from tests.support.models import difference
 
@@ -165,6 +165,70 @@ def test_frozen_stages_in_a_graph(run_ranks: Run) -> None:
     for found in run_ranks(frozen, 4).results():
         assert len(found) == 9
         assert max(found.values()) < 1e-12, found
+
+
+class Head(Joint):
+    """A stage that hands on nothing: it has a loss of its own."""
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        output = super().forward(*inputs)
+        add_loss("head", output.square().mean(), weight=0.5)
+        return output
+
+
+#: One encoder of two stages, whose output two decoders take; the first one has its own loss.
+TWO_ENDS: Edges = [(0, 1), (1, 2), (1, 3)]
+
+
+def of_two_ends() -> dict[str, float]:
+    found = {}
+    for name in ("1f1b", "zb_h1", "1f1b_recompute"):
+        plan = plan_of(name, TWO_ENDS, ranks=4)
+        models = [model_of(plan.layout) for _ in range(2)]
+        for model in models:
+            model[2].__class__ = Head
+        ours, alone = models
+        rank = dist.get_rank()
+        pipeline = Pipeline(plan, {rank: ours[rank]}, nn.functional.mse_loss)
+        inputs, targets = batch(plan.layout, 0)
+        losses = pipeline.step(inputs[0], targets)
+        named = pipeline.named_losses()
+        right = []
+        for given, wanted in zip(
+            inputs[0].chunk(MICROBATCHES), targets.chunk(MICROBATCHES), strict=True
+        ):
+            with added_losses() as added:
+                output = run(alone, TWO_ENDS, {0: given})
+            loss = nn.functional.mse_loss(output, wanted)
+            ((loss + added.total) / MICROBATCHES).backward()
+            right.append((loss.detach(), added["head"].detach()))
+        loss, head = map(torch.stack, zip(*right, strict=True))
+        differences = [difference(named["head"], head.mean())]
+        if losses is not None:
+            differences.append(difference(losses, loss))
+        for weight, other in zip(ours[rank].parameters(), alone[rank].parameters(), strict=True):
+            differences.append(difference(weight.grad, other.grad))
+        found[name] = max(differences)
+    return found
+
+
+def test_a_stage_that_hands_on_nothing_has_a_loss_of_its_own(run_ranks: Run) -> None:
+    for found in run_ranks(of_two_ends, 4).results():
+        assert len(found) == 3
+        assert max(found.values()) < 1e-12, found
+
+
+def an_end_without_a_loss() -> None:
+    plan = plan_of("gpipe", TWO_ENDS, ranks=4)
+    model = model_of(plan.layout)
+    rank = dist.get_rank()
+    inputs, targets = batch(plan.layout, 0)
+    Pipeline(plan, {rank: model[rank]}, nn.functional.mse_loss).step(inputs[0], targets)
+
+
+def test_a_stage_that_hands_on_nothing_must_add_a_loss(run_ranks: Run) -> None:
+    said = "\n".join(run_ranks(an_end_without_a_loss, 4).logs)
+    assert "stage 2 hands on nothing, and adds no loss that requires grad" in said
 
 
 def random_graph(stages: int, seed: int) -> Edges:

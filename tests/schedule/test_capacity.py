@@ -39,6 +39,8 @@ def test_one_byte_more_is_an_error(rank: int) -> None:
         compile(program(""), costs=Costs(capacity_bytes=tuple(capacities)).over(BYTES))
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "capacity"
+    # The others are full to the last byte.
+    assert not diagnostic.notes
     assert diagnostic.message == (
         f"rank {rank} holds {PEAKS[rank]} bytes at its peak, of which {rank + 1} are weights; its "
         f"capacity is {PEAKS[rank] - 1}"
