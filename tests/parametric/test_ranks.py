@@ -91,10 +91,12 @@ def without_claims(tree: syntax.Schedule) -> syntax.Schedule:
     return evolve(tree, items=tuple(items))
 
 
-def compiled(source: Source, tree: syntax.Schedule, sizes: dict[str, int]) -> str:
+def compiled(
+    source: Source, tree: syntax.Schedule, sizes: dict[str, int], transport: str = "portable"
+) -> str:
     """What the compiler says at one size: "proved", "wrong" or "refused"."""
     try:
-        compile_tree(source, tree, sizes)
+        compile_tree(source, tree, sizes, transport=transport)
     except CompileError as error:
         return "refused" if [each.code for each in error.diagnostics] == ["require"] else "wrong"
     return "proved"
@@ -231,11 +233,21 @@ def test_a_warmup_the_wrong_way_round_is_refuted_exactly() -> None:
     assert portable.proved == "microbatches == 1 or (ranks == 1 and microbatches >= 2)"
 
 
-def test_a_first_use_that_waits_for_all_ranks_is_not_said_to_be_proved() -> None:
-    verdicts = prove_for_all_ranks("1f1b_explicit", {}, ("portable", "gloo", "nccl")).verdicts
-    assert verdicts["portable"].holds
-    assert verdicts["gloo"].holds
-    assert verdicts["nccl"].unknown == "microbatches >= 2 and ranks >= 2"
+def test_where_a_first_use_waits_for_ranks_that_never_come() -> None:
+    source, tree = loaded("1f1b_explicit")
+    outcome = prove(tree, {})
+    transport_verdicts = prove_for_all_ranks(
+        "1f1b_explicit", {}, ("portable", "gloo", "nccl")
+    ).verdicts
+    assert transport_verdicts["portable"].holds
+    assert transport_verdicts["gloo"].holds
+    assert transport_verdicts["nccl"].wrong == "microbatches >= 2 and ranks > microbatches"
+    proved_there, wrong, unknown, _ = outcome.on("nccl")
+    assert unknown.is_empty()
+    for sizes in sizes_up_to(outcome, 5, 6):
+        says = compiled(source, tree, sizes, "nccl")
+        assert says == ("proved" if contains(proved_there, sizes) else "wrong")
+        assert contains(wrong, sizes) == (says == "wrong")
 
 
 def test_transfers_out_of_order_are_refuted_where_ranks_block() -> None:
@@ -260,6 +272,7 @@ def test_transfers_out_of_order_are_refuted_where_ranks_block() -> None:
             "`microbatches % group`: a division by a number that depends on sizes",
         ),
         ("v_zb", "a pass changes the order"),
+        ("two_encoders", "`edge` cannot be read"),
         ("pipedream", "weights that are stashed"),
         ("dualpipe_v", "`W` of the stage that owes one longest"),
     ],

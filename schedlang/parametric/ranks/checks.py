@@ -391,11 +391,11 @@ def check_batches(relations: Relations) -> Iterator[Mistake]:
     """Transfers that one side issues alone and the other one in a batch: on some transports, these
     never meet. Unreadable where a batch has several messages from one rank to another.
     """
-    batched = {s.number: _batched(relations, s) for s in relations.of(*map(Kind, TRANSFERS))}
+    in_batch = {s.number: batched(relations, s) for s in relations.of(*map(Kind, TRANSFERS))}
     for send, receive, pairs in relations.messages():
-        one = pairs.intersect_domain(batched[send.number]).subtract_range(batched[receive.number])
-        other = pairs.subtract_domain(batched[send.number])
-        other = other.intersect_range(batched[receive.number])
+        one = pairs.intersect_domain(in_batch[send.number]).subtract_range(in_batch[receive.number])
+        other = pairs.subtract_domain(in_batch[send.number])
+        other = other.intersect_range(in_batch[receive.number])
         what = "a transfer that only one side issues in a batch"
         yield from _mistake("asymmetric-batch", what, send.span, (one | other).params())
     for one_side, other_side in _pairs(relations.of(*map(Kind, TRANSFERS))):
@@ -405,7 +405,7 @@ def check_batches(relations: Relations) -> Iterator[Mistake]:
                 raise Unreadable("a batch of several transfers of one kind", one_side.span)
 
 
-def _batched(relations: Relations, transfer: Statement) -> isl.Set:
+def batched(relations: Relations, transfer: Statement) -> isl.Set:
     """The instances of a transfer that are issued together with others."""
     result = isl.Set.empty(relations.items[transfer.number].domain().get_space())
     for other in relations.of(*map(Kind, TRANSFERS)):

@@ -23,11 +23,11 @@ from schedlang.parametric.ranks.checks import (
     sizes_only,
 )
 from schedlang.parametric.ranks.cycles import circle_at
+from schedlang.parametric.ranks.first_use import in_order, never_come
 from schedlang.parametric.ranks.reading import UPDATES, Reading, Statement, read
 from schedlang.parametric.ranks.stamps import Stamps, find_stamps, pairs_of
 from schedlang.parametric.ranks.symbols import nowhere
 from schedlang.parametric.ranks.values import Mistake
-from schedlang.schedule.kinds import TRANSFERS
 from schedlang.schedule.transports import PORTABLE, transports
 
 #: What is wrong only where batches go over communicators of their own.
@@ -99,12 +99,10 @@ class Outcome:
         proved = self.proved
         reason = self.reason
         if any(rules.first_use for rules in transports(transport)):
-            batches = nowhere()
-            for statement in self.reading.statements:
-                if statement.batch and statement.kind in TRANSFERS:
-                    batches = batches | self.relations.items[statement.number].params()
-            proved = proved - batches
-            reason = "ranks wait for all others at the first use of a communicator"
+            never = never_come(self.relations)
+            wrong = (wrong | (never - _where(self.blocked))).coalesce()
+            proved = (proved & in_order(self.relations)) - never
+            reason = "ranks may wait for each other at the first use of a communicator"
         unknown = (self.domain - proved - wrong).coalesce()
         if not _where(self.blocked).is_empty():
             reason = "the transfers are not in the order of one global execution"

@@ -209,6 +209,9 @@ class _Reader:
 
     def read(self) -> Reading:
         """The whole program."""
+        for item in self.tree.items:
+            if isinstance(item, syntax.Pass | syntax.Fill | syntax.Recompute):
+                raise Unreadable("a pass changes the order for each size in its own way", item.span)
         order: syntax.Rank | None = None
         later: list[syntax.Weights] = []
         for item in self.tree.items:
@@ -217,10 +220,14 @@ class _Reader:
                     order = item
                 case syntax.Weights():
                     later.append(item)
+                case syntax.Repeated():
+                    raise Unreadable(
+                        "a building block is drawn for given sizes", item.interval.span
+                    )
                 case _:
                     self.item(item)
         if order is None:
-            raise Unreadable("a building block is drawn for given sizes", self.tree.name.span)
+            raise Unreadable("there is no `rank`", self.tree.name.span)
         for size in ("ranks", "microbatches"):
             if size not in self.scope.values:
                 raise Unreadable(f"the program has no `{size}`", self.tree.name.span)
@@ -268,8 +275,6 @@ class _Reader:
                 raise Unreadable("pipelines with numbers", item.span)
             case syntax.Skip():
                 self.skip(item)
-            case syntax.Pass() | syntax.Fill() | syntax.Recompute():
-                raise Unreadable("a pass changes the order for each size in its own way", item.span)
             case syntax.Link():
                 raise Unreadable("copies on shared links wait for each other by time", item.span)
             case syntax.Cost() | syntax.Capacity():
