@@ -18,7 +18,7 @@ module.exports = grammar({
     body: ($) => seq("{", repeat(choice($._statement, $.assert, $.part)), "}"),
     part: ($) => seq(choice("warmup", "steady"), $.block),
     assert: ($) => seq("assert", $._expr, choice($.for_all, blank()), choice(seq(",", $.string), blank())),
-    for_all: ($) => /for[ \t\r\n]+all/,
+    for_all: ($) => /for\s+all/,
     cost: ($) => seq("cost", $.timed, choice(seq("(", $.indices, ")"), blank()), "=", $._expr),
     memory: ($) => seq("memory", $.held, choice(seq("(", $.indices, ")"), blank()), "=", $._expr),
     capacity: ($) => seq("capacity", choice(seq("(", $.name, ")"), blank()), "=", $._expr),

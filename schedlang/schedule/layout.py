@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from itertools import count
 
-from attrs import field, frozen
+from attrs import NOTHING, fields, frozen
 
 from schedlang.diagnostics.arguments import shown
 from schedlang.diagnostics.diagnostic import counted
@@ -60,7 +60,7 @@ def without_stage(placement: Sequence[int], ranks: int) -> str | None:
     return f"rank {first} holds no stage{others}"
 
 
-@frozen
+@frozen(repr=False)
 class Layout:
     """What runs where: `placement[s]` is the rank that holds stage s; the pipelines have the stages
     among them.
@@ -94,14 +94,23 @@ class Layout:
     #
     #     stage 0 ── 4SEND_F ──────────── 4RECV_F ─┐
     #     stage 1 ── 1SEND_F ──────────── 2RECV_F ─┴─ stage 2 ── 2SEND_F 3RECV_F ── stage 3
-    placement: tuple[int, ...] = field(repr=shown)
-    pipelines: tuple[Pipeline, ...] = field(repr=shown)
+    placement: tuple[int, ...]
+    pipelines: tuple[Pipeline, ...]
     slices: int = 1
     updates: int = 1
-    links: tuple[int, ...] = field(default=(), repr=shown)
-    skips: tuple[tuple[int, int], ...] = field(default=(), repr=shown)
-    edges: tuple[tuple[int, int], ...] = field(default=(), repr=shown)
-    frozen: tuple[int, ...] = field(default=(), repr=shown)
+    links: tuple[int, ...] = ()
+    skips: tuple[tuple[int, int], ...] = ()
+    edges: tuple[tuple[int, int], ...] = ()
+    frozen: tuple[int, ...] = ()
+
+    def __repr__(self) -> str:
+        """All that is not as in most layouts."""
+        values = [
+            f"{part.name}={shown(getattr(self, part.name))}"
+            for part in fields(Layout)
+            if part.default is NOTHING or getattr(self, part.name) != part.default
+        ]
+        return f"Layout({', '.join(values)})"
 
     @property
     def microbatches(self) -> int:
