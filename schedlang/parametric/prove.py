@@ -22,6 +22,7 @@ from schedlang.language.faults import Fault
 from schedlang.language.imports import load
 from schedlang.language.sites import ClaimSite
 from schedlang.parametric.certificate import certificate, certified
+from schedlang.parametric.claims import claims_for_all
 from schedlang.parametric.coverage import check_coverage
 from schedlang.parametric.expansion import SymbolicClaim, expand_for_all
 from schedlang.parametric.figures import (
@@ -356,7 +357,6 @@ class _Prover:
         return values | {f"peak({rank})": peak for rank, peak in enumerate(execution.peak_memory)}
 
     def told(self, classes: list[Class]) -> Proof:
-        first = min((one.base for one in classes), default=1)
         small = sorted(
             {
                 size
@@ -368,25 +368,24 @@ class _Prover:
             self.at(size)
         verdicts = {name: self.verdict(name, classes, small) for name in self.names}
         laws = tuple(self.laws(classes, small))
-        del first
         return Proof(
             self.tree.name.text,
-            self.params,
+            self.fixed(),
             ("microbatches",),
             verdicts,
             laws,
-            self.claims(),
+            claims_for_all(self.tree, self.whole),
             argument="it follows from the text of the program" if laws else "",
             certificate=self.certificate(classes),
         )
 
-    def claims(self) -> tuple[str, ...]:
-        """What the program claims for all sizes, as it has it."""
-        sites = generate(self.tree, frozenset(), False).sites.claims.values()
-        spans = sorted(
-            (site.condition.span for site in sites if site.for_all), key=lambda span: span.start
+    def fixed(self) -> dict[str, int]:
+        """The parameters whose values do not depend on the microbatches."""
+        few, many = (
+            parameters(self.tree, {**self.params, "microbatches": microbatches})
+            for microbatches in (1, _MOST_BASE)
         )
-        return tuple(" ".join(self.whole.text[span.start : span.end].split()) for span in spans)
+        return {name: value for name, value in few.items() if many.get(name) == value}
 
     def certificate(self, classes: list[Class]) -> dict[str, Any] | None:
         """The certificate of the classes that are right, where there are any."""

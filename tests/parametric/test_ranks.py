@@ -31,6 +31,7 @@ from schedlang.proof.execution import Execution
 from schedlang.proof.memory import peaks
 from schedlang.proof.prove import ideal_execution
 from tests.support.off_by_one import damaged
+from tests.support.paths import PROGRAMS as GALLERY_FOLDER
 
 TWO_DIRECTIONS = """
 schedule two_directions {
@@ -373,3 +374,16 @@ def test_the_checker_shares_no_code_with_the_prover() -> None:
 def source_of_module(module: ModuleType) -> str:
     assert module.__file__
     return Path(module.__file__).read_text()
+
+
+def test_a_claim_for_all_is_not_passed_over() -> None:
+    text = source_of(GALLERY_FOLDER / "gpipe.sched").text
+    claim = "assert bubble == 3 for all"
+    proof = prove_for_all_ranks(
+        Source("g.sched", text.replace("    rank r", f"    {claim}\n    rank r", 1))
+    )
+    assert proof.claims == ("bubble == 3",)
+    verdict = proof.verdicts["portable"]
+    assert verdict.unknown
+    assert not verdict.holds
+    assert "its claim `bubble == 3` for all is proved at given ranks alone" in verdict.reason

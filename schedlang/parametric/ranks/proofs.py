@@ -16,6 +16,7 @@ from schedlang.diagnostics.source import Source
 from schedlang.files.reading import source_of
 from schedlang.language import syntax
 from schedlang.language.imports import load
+from schedlang.parametric.claims import claims_for_all
 from schedlang.parametric.ranks.certificate import certificate_of
 from schedlang.parametric.ranks.instances import differs
 from schedlang.parametric.ranks.laws import forms_of
@@ -74,15 +75,28 @@ def prove_for_all_ranks(
         doing(f"{tree.name.text}: looking for closed forms")
         laws = [Law(form.figure, pieces_of(form.value, sizes)) for form in forms_of(outcome, tree)]
     verdicts = {name: _verdict(outcome, whole, tree, params, name) for name in names}
+    claims = claims_for_all(tree, whole)
+    if claims:
+        verdicts = {name: _without(verdict, claims[0]) for name, verdict in verdicts.items()}
     return Proof(
         tree.name.text,
         dict(params),
         free,
         verdicts,
         laws=tuple(laws),
+        claims=claims,
         argument=_ARGUMENT if outcome.cases else "",
         certificate=certificate_of(outcome) if outcome.cases else None,
     )
+
+
+def _without(verdict: Verdict, claim: str) -> Verdict:
+    """A verdict on a program with a claim, which only a proof at given ranks looks at."""
+    if not verdict.proved:
+        return verdict
+    unknown = " or ".join(filter(None, [verdict.proved, verdict.unknown]))
+    reason = f"its claim `{claim}` for all is proved at given ranks alone: leave out --any-ranks"
+    return evolve(verdict, proved="", unknown=unknown, reason=reason)
 
 
 def _free(tree: syntax.Schedule, params: Mapping[str, int]) -> tuple[str, ...]:
