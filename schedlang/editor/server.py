@@ -450,12 +450,12 @@ def _diagnostic(analysis: Analysis, diagnostic: Diagnostic) -> types.Diagnostic:
         for label in _others(analysis, diagnostic)
     ]
     return types.Diagnostic(
-        lines_of(source.text).range(_own_label(analysis, diagnostic)),
-        answers.message(diagnostic),
-        _SEVERITIES[diagnostic.severity],
-        diagnostic.code,
-        types.CodeDescription(page.as_uri()) if page.exists() else None,
-        "schedlang",
+        range=lines_of(source.text).range(_own_label(analysis, diagnostic)),
+        message=answers.message(diagnostic),
+        severity=_SEVERITIES[diagnostic.severity],
+        code=diagnostic.code,
+        code_description=types.CodeDescription(page.as_uri()) if page.exists() else None,
+        source="schedlang",
         related_information=related or None,
     )
 

@@ -311,7 +311,7 @@ class Declarations:
 
     def _pairs(
         self,
-        word: str,
+        code: str,
         lines: Sequence[_Edges],
         wrong_of: Callable[[int, int, int], str | None],
         others: Sequence[tuple[int, int]],
@@ -325,8 +325,8 @@ class Declarations:
                 is_there = (earlier, later) in pairs or (earlier, later) in others
                 wrong = "is there already" if is_there else wrong_of(earlier, later, stages)
                 if wrong:
-                    message = f"the {word} from stage {earlier} to stage {later} {wrong}"
-                    raise Fault(word, message, line.location)
+                    message = f"the {code} from stage {earlier} to stage {later} {wrong}"
+                    raise Fault(code, message, line.location)
                 pairs[earlier, later] = None
         return tuple(pairs)
 
