@@ -303,13 +303,13 @@ class Declarations:
 
     def edges(self) -> tuple[tuple[int, int], ...]:
         """The earlier and the later stage of every edge, as all pipelines have them."""
-        return self._pairs("edge", self._edges, wrong_edge, ())
+        return self._declared_edges("edge", self._edges, wrong_edge, ())
 
     def skips(self, edges: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
         """The same of every skip; there are such edges."""
-        return self._pairs("skip", self._skips, wrong_skip, edges)
+        return self._declared_edges("skip", self._skips, wrong_skip, edges)
 
-    def _pairs(
+    def _declared_edges(
         self,
         code: str,
         lines: Sequence[_Edges],
