@@ -473,7 +473,9 @@ def _too_slow(analysis: Analysis, limit: float) -> Diagnostic:
     message = f"it takes longer than {limit:g} s to compile: stopped"
     help = "set smaller `params`, or a larger `limit`, in the editor; `schedc compile` has no limit"
     label = (Label(place),)
-    return Diagnostic("slow", message, label, analysis.source, help=help, severity="warning")
+    return Diagnostic(
+        "too-many-ops", message, label, analysis.source, help=help, severity="warning"
+    )
 
 
 def _action(

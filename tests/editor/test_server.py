@@ -242,7 +242,7 @@ def test_a_program_that_takes_long_is_stopped(tmp_path: Path, session: Session) 
         configure(client, limit=1)
         uri = client.open(tmp_path / "s.sched", large)
         (found,) = await client.diagnostics(uri)
-        assert found.code == "slow"
+        assert found.code == "too-many-ops"
         assert "longer than 1 s to compile: stopped" in found.message
         question = types.HoverParams(**at(uri, large, "warmup ="))
         hover = await client.text_document_hover_async(question)
