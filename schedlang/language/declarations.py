@@ -18,7 +18,14 @@ from schedlang.language.codegen import LARGEST_PARAMETER, Code, generate
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
 from schedlang.language.stages import NumberedStages, Stages, stage_range
-from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_edge, wrong_skip
+from schedlang.schedule.layout import (
+    Layout,
+    Pipeline,
+    of_graph,
+    without_stage,
+    wrong_edge,
+    wrong_skip,
+)
 from schedlang.schedule.schedule import MOST_STEPS, Claim, WeightRule
 
 #: How many values of each function are remembered.
@@ -362,7 +369,7 @@ class Declarations:
             self.params.get("slices", 1),
             links=self._links,
             skips=self.skips(edges),
-            edges=edges,
+            edges=of_graph(edges, self.pipelines[0].stop),
             frozen=self.frozen(),
         )
         if layout.microbatches != microbatches:

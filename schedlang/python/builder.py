@@ -26,7 +26,14 @@ from schedlang.python.places import Script, caller
 from schedlang.python.text import NAMES, Call, Text, program_text
 from schedlang.schedule.costs import UNIT, Costs, check_costs
 from schedlang.schedule.kinds import OPS, TRANSFERS, Kind
-from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_edge, wrong_skip
+from schedlang.schedule.layout import (
+    Layout,
+    Pipeline,
+    of_graph,
+    without_stage,
+    wrong_edge,
+    wrong_skip,
+)
 from schedlang.schedule.transports import PORTABLE
 
 #: How stages may be placed by a word, as torch names it: rank by rank again and again, or to the
@@ -503,8 +510,9 @@ def _layout(
         raise ValueError(f"`links` has {len(links)}: there are {counted(ranks, 'rank')}")
     for rank, link in enumerate(links):
         check_whole(f"links[{rank}]", link, 0)
+    graph = of_graph(edges, pipelines[0].stop)
     unchanged = tuple(sorted(set(frozen)))
-    return Layout(placement, tuple(pipelines), slices, 1, tuple(links), skips, edges, unchanged)
+    return Layout(placement, tuple(pipelines), slices, 1, tuple(links), skips, graph, unchanged)
 
 
 def _pairs(

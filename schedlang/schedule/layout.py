@@ -1,6 +1,6 @@
 """What runs where: stages on ranks, and the pipelines that the stages make."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import count
 
@@ -37,6 +37,13 @@ def wrong_edge(earlier: int, later: int, stages: int) -> str | None:
     if later <= earlier:
         return "does not lead forward"
     return None
+
+
+def of_graph(edges: Iterable[tuple[int, int]], stages: int) -> tuple[tuple[int, int], ...]:
+    """The edges among so many stages; none where they are those of a chain, which needs none."""
+    given = tuple(edges)
+    is_chain = set(given) == {(stage, stage + 1) for stage in range(stages - 1)}
+    return () if is_chain else given
 
 
 def wrong_skip(earlier: int, later: int, stages: int) -> str | None:

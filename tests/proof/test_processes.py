@@ -24,7 +24,7 @@ pytest.importorskip("torch", reason="real processes need torch", exc_type=Import
 import torch
 import torch.distributed as dist
 
-from schedlang.runtime import Pipeline
+from schedlang.runtime import Pipeline, add_loss
 from tests.support.skip_models import Skipping
 
 pytestmark = pytest.mark.processes
@@ -63,25 +63,50 @@ def weights(stages: int) -> list[torch.Tensor]:
 
 
 def inputs(plan: Any) -> dict[int, list[torch.Tensor]]:
-    """For the first stage of each pipeline, its microbatches."""
+    """For each stage that takes inputs, its microbatches."""
     generator = torch.Generator().manual_seed(1)
     found = {}
     for each in plan["pipelines"]:
-        values = torch.randn(
-            each["microbatches"], 2, WIDTH, generator=generator, dtype=torch.double
-        )
-        found[each["start"]] = list(values)
+        for stage in range(each["start"], each["stop"]):
+            shape = each["microbatches"], 2, WIDTH
+            values = torch.randn(*shape, generator=generator, dtype=torch.double)
+            if not before(plan, stage):
+                found[stage] = list(values)
     return found
 
 
 def skips(plan: Any) -> dict[int, tuple[int, int]]:
-    """The earlier and the later stage of each skip, by its number."""
+    """The earlier and the later stage of each skip, and of each edge that is not between
+    neighbours, by its number.
+    """
+    far = [(a, b) for a, b in plan["edges"] if b > a + 1]
     pairs = [
         (each["start"] + a, each["start"] + b)
         for each in plan["pipelines"]
-        for a, b in plan["skips"]
+        for a, b in [*far, *plan["skips"]]
     ]
     return dict(enumerate(pairs, len(plan["placement"])))
+
+
+def is_near(plan: Any, stage: int) -> bool:
+    """Whether a stage hands on to the next one."""
+    for each in plan["pipelines"]:
+        if each["start"] <= stage < each["stop"] - 1:
+            piece = stage - each["start"]
+            return not plan["edges"] or [piece, piece + 1] in plan["edges"]
+    return False
+
+
+def before(plan: Any, stage: int) -> list[int]:
+    """The stages whose outputs a stage takes."""
+    near = [stage - 1] if is_near(plan, stage - 1) else []
+    return near + [earlier for earlier, later in skips(plan).values() if later == stage]
+
+
+def ends(plan: Any) -> set[int]:
+    """The stages that hand on nothing: each has a loss."""
+    stages = range(len(plan["placement"]))
+    return set(stages) - {earlier for stage in stages for earlier in before(plan, stage)}
 
 
 def loss(output: torch.Tensor, target: object = None) -> torch.Tensor:
@@ -95,14 +120,17 @@ def alone(plan: Any) -> list[torch.Tensor]:
     parameters = [
         each.requires_grad_(trained) for each, trained in zip(values, is_trained, strict=True)
     ]
+    given = inputs(plan)
     for pipeline in plan["pipelines"]:
-        for value in inputs(plan)[pipeline["start"]]:
+        for microbatch in range(pipeline["microbatches"]):
             outputs: dict[int, torch.Tensor] = {}
             for stage in range(pipeline["start"], pipeline["stop"]):
-                for earlier in (a for a, b in skips(plan).values() if b == stage):
-                    value = value + outputs[earlier]
-                outputs[stage] = value = value @ parameters[stage]
-            loss(value).backward()
+                values = [outputs[earlier] for earlier in before(plan, stage)]
+                first, *others = values or [given[stage][microbatch]]
+                outputs[stage] = sum(others, start=first) @ parameters[stage]
+            total = sum(loss(outputs[stage]) for stage in ends(plan) & outputs.keys())
+            if total.requires_grad:
+                total.backward()
     return [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
 
 
@@ -122,7 +150,7 @@ class Interpreter:
         self.has_tags = transport == "gloo"
         self.weights = weights(len(plan["placement"]))
         self.gradients = [torch.zeros(WIDTH, WIDTH, dtype=torch.double) for _ in self.weights]
-        self.ends = {each["stop"] - 1 for each in plan["pipelines"]}
+        self.ends = ends(plan)
         self.inputs = inputs(plan)
         self.skips = skips(plan)
         #: Outputs F of stages, and gradients B of their inputs; and the receives that bring them.
@@ -168,22 +196,22 @@ class Interpreter:
             self.transfer(word, stage, microbatch)
 
     def input(self, stage: int, microbatch: int) -> torch.Tensor:
-        value = (
-            self.inputs[stage][microbatch]
-            if stage in self.inputs
-            else self.value("F", stage - 1, microbatch)
-        )
+        value = torch.zeros(2, WIDTH, dtype=torch.double)
+        if stage in self.inputs:
+            value = self.inputs[stage][microbatch]
+        elif is_near(self.plan, stage - 1):
+            value = self.value("F", stage - 1, microbatch)
         for number, (earlier, later) in self.skips.items():
             if later == stage:
                 value = value + self.by_skip("F", number, earlier, microbatch)
         return value
 
     def output_gradient(self, stage: int, microbatch: int) -> torch.Tensor:
-        value = (
-            self.value("F", stage, microbatch)
-            if stage in self.ends
-            else self.value("B", stage + 1, microbatch)
-        )
+        value = torch.zeros(2, WIDTH, dtype=torch.double)
+        if stage in self.ends:
+            value = self.value("F", stage, microbatch)
+        elif is_near(self.plan, stage):
+            value = self.value("B", stage + 1, microbatch)
         for number, (earlier, later) in self.skips.items():
             if earlier == stage:
                 value = value + self.by_skip("B", number, later, microbatch)
@@ -217,6 +245,23 @@ class Interpreter:
             self.coming[key] = dist.irecv(self.held[key], peer, tag=tag)
 
 
+class Joint(Skipping):
+    """A stage of a graph: what the stages before it make is added up. One that `is_end` adds its
+    loss itself.
+    """
+
+    def __init__(self, module: torch.nn.Module, later: list[int], is_end: bool) -> None:
+        super().__init__(module, later=later)
+        self.is_end = is_end
+
+    def forward(self, *values: torch.Tensor, skips: dict[int, torch.Tensor] | None = None) -> Any:
+        first, *others = values
+        returned = super().forward(sum(others, start=first), skips)
+        if self.is_end:
+            add_loss("end", loss(returned))
+        return returned
+
+
 def by_runtime(file: str, plan: Any, rank: int) -> list[torch.Tensor]:
     """The gradients that schedlang's own runtime computes."""
     mine = {}
@@ -225,11 +270,16 @@ def by_runtime(file: str, plan: Any, rank: int) -> list[torch.Tensor]:
         mine[stage].weight = torch.nn.Parameter(value.T.contiguous())
         mine[stage].requires_grad_(stage not in frozen_stages(plan))
     own = {stage: module for stage, module in mine.items() if plan["placement"][stage] == rank}
-    if plan["skips"]:
-        later = {stage: [b for a, b in plan["skips"] if a == stage] for stage in own}
+    later = {stage: [b for a, b in plan["skips"] if a == stage] for stage in own}
+    if plan["edges"]:
+        last = len(plan["placement"]) - 1
+        alone_ends = ends(plan) - {last}
+        own = {s: Joint(module, later[s], s in alone_ends) for s, module in own.items()}
+    elif plan["skips"]:
         own = {stage: Skipping(module, later=later[stage]) for stage, module in own.items()}
-    batch = torch.cat(inputs(plan)[0])
-    Pipeline(read_plan(file), own, loss, loss_scale=1.0).step(batch, batch)
+    batches = {stage: torch.cat(values) for stage, values in inputs(plan).items()}
+    given = batches if len(batches) > 1 else batches[0]
+    Pipeline(read_plan(file), own, loss, loss_scale=1.0).step(given, batches[0])
     return [
         module.weight.grad.T if module.weight.grad is not None else value
         for module in mine.values()

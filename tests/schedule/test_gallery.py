@@ -229,7 +229,6 @@ def refusal(name: str, **params: int) -> list[str]:
 
 # Where a program runs; everywhere else it refuses with its own reason.
 LEGAL = {
-    "two_encoders": lambda ranks, microbatches: ranks >= 3,
     "interleaved_1f1b": lambda ranks, microbatches: (
         microbatches >= ranks and microbatches % ranks == 0
     ),
