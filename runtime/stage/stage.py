@@ -263,9 +263,11 @@ class Stage:
         run.trains = any(weight.requires_grad for weight in self.module.parameters())
         with torch.no_grad():
             output = self._run(run)
-        # The last stage has its loss in R.
+        # The last stage has its loss in R, if it has a backward.
         if self.loss is None and self.plan.has_output:
             self.outputs[microbatch] = run.handed_on(*self._tensors_of(output))
+        elif not self.plan.has_backward and self.plan.has_output:
+            self.outputs[microbatch] = output
 
     def recompute(self, microbatch: int) -> None:
         """R: the forward again, with the random numbers of the first time."""
@@ -429,7 +431,9 @@ class Stage:
             return ()
         if run.is_evaluation and run.target is None:
             return run.returned
-        if self.loss is not None and (run.has_graph or run.is_evaluation):
+        # Of two forwards, the second one has the loss.
+        is_first_of_two = not (run.has_graph or run.is_evaluation) and self.plan.has_backward
+        if self.loss is not None and not is_first_of_two:
             return self._loss_of(run, self.loss)
         if run.is_evaluation:
             raise PipelineError("there are targets, but no `loss_fn`")

@@ -255,8 +255,8 @@ class Joint(Skipping):
         self.is_end = is_end
 
     def forward(self, *values: torch.Tensor, skips: dict[int, torch.Tensor] | None = None) -> Any:
-        first, *others = values
-        returned = super().forward(sum(others, start=first), skips)
+        first, *others = [*values, *(skips or {}).values()]
+        returned = super().forward(sum(others, start=first))
         if self.is_end:
             add_loss("end", loss(returned))
         return returned
