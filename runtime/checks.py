@@ -125,7 +125,10 @@ def _check_tied(plan: Plan, number: int, weights: Mapping[str, nn.Parameter], ti
     """Whether no weight of a stage is trained that a frozen stage has as well."""
     piece = plan.layout.piece(number)
     for names in tied:
-        by_piece = {plan.layout.piece(stage): name for stage, name in names.items()}
+        stages = range(len(plan.placement))
+        by_piece = {
+            plan.layout.piece(stage): name for stage, name in names.items() if stage in stages
+        }
         own = weights.get(by_piece.get(piece, ""))
         frozen = [other for other in by_piece if other in plan.layout.frozen]
         if own is not None and own.requires_grad and frozen:

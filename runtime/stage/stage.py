@@ -393,7 +393,9 @@ class Stage:
                 f"the loss of stage {self.number} ({types}) does not require grad, so it has no "
                 "backward"
             )
-        if not self._has_warned_of_nothing:
+        weights = [weight.requires_grad for weight in self.module.parameters()]
+        # Of a stage whose weights are all frozen, a warning was given before the first step.
+        if not self._has_warned_of_nothing and (any(weights) or not weights):
             self._has_warned_of_nothing = True
             warnings.warn(
                 f"the output of stage {self.number} ({types}) does not require grad, so its "

@@ -49,7 +49,6 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("compile my.sched -p", USAGE, "argument -p: expected one argument"),
     ("compile my.sched -o", USAGE, "argument -o/--output: expected one argument"),
     ("simulate my.sched --forward-times", USAGE, "--forward-times: expected one argument"),
-    ("view my.sched other.sched plan.json", USAGE, "`plan.json` is one argument too many"),
     # Values that are none.
     ("compile my.sched -p ranks", USAGE, "`ranks` is not NAME=VALUE with a whole number"),
     ("compile my.sched -p ranks=4.5", USAGE, "`ranks=4.5` is not NAME=VALUE"),
@@ -133,7 +132,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("check plan.json -p ranks=2", USAGE, "`plan.json` is a plan"),
     ("show plan.json -p ranks=2", USAGE, "-p sets parameters of a program, `plan.json` is a plan"),
     ("compile plan.json", USAGE, "`plan.json` is a plan, which `schedc check` proves again"),
-    ("view my.sched other.sched", USAGE, "two schedules stand side by side on a page"),
+    ("view my.sched other.sched", USAGE, "several schedules stand side by side on a page"),
     ("view my.sched other.sched -o both.svg", USAGE, "stand side by side on a page, NAME.html"),
     ("view my.sched -o picture.gif", USAGE, "`picture.gif` must end in"),
     ("compare my.sched --write-costs new.json", USAGE, "writes what a recorded run shows"),

@@ -172,7 +172,6 @@ ITEMS = (
     "reorder()",
     "recompute 3 .. 9",
     "skip s in 0 .. 1 from 3 to 0",
-    "frozen s in 0 .. 2",
     "frozen 3 .. 9",
     "frozen 0 .. ranks",
     "freeze 0 .. 2",

@@ -24,7 +24,7 @@ REFERENCE = DOCS / "python.md"
 BLOCKS = {page.stem: [] if page == REFERENCE else list(blocks(page)) for page in PAGES}
 TEXTS = {page.stem: page.read_text(encoding="utf-8") for page in PAGES}
 ALL_BLOCKS = [block for of_page in BLOCKS.values() for block in of_page]
-LANGUAGES = {"sched", "sh", "console", "python", "yaml", "json", "text", "mermaid"}
+LANGUAGES = {"sched", "sh", "console", "python", "yaml", "json", "lua", "text", "toml", "mermaid"}
 #: All that cannot be run here, and why.
 ELSEWHERE = {
     "README.md": ["they build an environment, and run all of this"],
@@ -33,6 +33,7 @@ ELSEWHERE = {
         "it builds an environment of gigabytes, and runs all tests",
         "it builds an environment of gigabytes, and runs all tests",
     ],
+    "docs/editor.md": ["it installs from a package registry", "it needs npm and VS Code"],
     "docs/training.md": ["two machines"],
     "docs/parallel.md": ["machines that come and go"],
     "docs/pictures.md": ["it needs pandas and matplotlib"],

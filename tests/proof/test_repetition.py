@@ -121,7 +121,7 @@ def test_compiled_streams_go_on(name: str, params: dict[str, int], transport: st
 def test_ranks_that_never_come_back_to_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be shown is refused."""
     plan = compile(read_source(PROGRAMS / "pipedream_2bw.sched"), {"ranks": 2, "microbatches": 2})
-    monkeypatch.setattr(repetition, "_goes_on", lambda *_: False)
+    monkeypatch.setattr(repetition, "goes_on", lambda *_: False)
     with pytest.raises(CompileError) as caught:
         prove_for_all_updates(plan, plan.kernels)
     (wrong,) = caught.value.diagnostics
