@@ -112,7 +112,11 @@ def prove_for_all(
         raise ValueError("`microbatches` is any: leave it out")
     loaded = source_of(source)
     whole, tree = load(loaded)
-    check_text(whole, tree, {**params, "microbatches": 1})
+    smallest = {**params, "microbatches": 1}
+    check_text(whole, tree, smallest)
+    if "ranks" not in parameters(tree, smallest):
+        # The program stops before it has any: this says where.
+        expand(whole, tree, smallest)
     return _Prover(loaded, whole, tree, dict(params), names).proof()
 
 

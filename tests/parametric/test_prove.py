@@ -311,3 +311,9 @@ def test_the_command_fails_for_a_program_that_is_wrong_at_some_size(
     document = json.loads(capsys.readouterr().out)
     (verdict,) = document["verdicts"]
     assert (verdict["verdict"], verdict["smallest"]) == ("wrong", {"microbatches": 6})
+
+
+@pytest.mark.parametrize("ranks", [0, -1])
+def test_a_wrong_parameter_is_said_as_by_compile(ranks: int) -> None:
+    with pytest.raises(CompileError, match=f"`ranks` is {ranks}, it must be 1 or more"):
+        prove_for_all(PROGRAMS / "1f1b.sched", {"ranks": ranks})
