@@ -155,7 +155,7 @@ class Batches:
         if len(firsts) == 1:
             return inputs
         stage = first - pipeline.start
-        if isinstance(inputs, Mapping) and stage in inputs:
+        if isinstance(inputs, Mapping) and stage in inputs and inputs.keys() <= set(firsts):
             return inputs[stage]
         has = f"has {[*inputs]}" if isinstance(inputs, Mapping) else f"is a {type(inputs).__name__}"
         raise PipelineError(

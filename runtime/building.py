@@ -17,7 +17,7 @@ from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.audit import Audit
 from schedlang.runtime.stage.buffers import Buffers
 from schedlang.runtime.stage.entry import works_in_place
-from schedlang.runtime.stage.far_edges import Edges, FarEdge, Skips
+from schedlang.runtime.stage.far_edges import Edges, FarEdge, Forks, Skips
 from schedlang.runtime.stage.offload import Offload
 from schedlang.runtime.stage.repeats import Repeats
 from schedlang.runtime.stage.shards import Shards, is_sharded
@@ -120,6 +120,9 @@ def _parts_of_stage(
         parts.append(versions)
     if layout.slices > 1:
         parts.append(Past(number, layout.slices, layout.has_backward[number]))
+    forks = _forks(layout, number)
+    if any(len(stages) > 2 for stages in forks):
+        parts.append(Forks(number, forks))
     for is_skip in (False, True):
         ends = [item for item in layout.far_edges.items() if layout.is_skip(item[0]) == is_skip]
         before = [edges[edge] for edge, (_, later) in ends if later == number]
@@ -178,6 +181,21 @@ def _audit(
     }
     shared = frozenset(elsewhere & set(map(id, module.parameters())))
     return Audit(plan, number, module, device, loss, others, shared)
+
+
+def _forks(layout: Layout, number: int) -> list[list[int]]:
+    """For each argument of a stage in a graph the stage that gives it, and all that it gives it
+    to.
+    """
+    if not layout.edges:
+        return []
+    start = layout.pipeline_of[number].start
+    piece = number - start
+    return [
+        [stage + start for stage in (giver, *(b for a, b in sorted(layout.edges) if a == giver))]
+        for giver, taker in sorted(layout.edges)
+        if taker == piece
+    ]
 
 
 def _far_edges(layout: Layout) -> dict[int, FarEdge]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.part import Backward, Forward, Part
 from schedlang.runtime.stage.entry import changeable
+from schedlang.runtime.torch_private import changes_of
 from schedlang.runtime.values import Value, flatten, has_gradient, leaves_of, of_its_own
 from schedlang.schedule.kinds import Kind
 
@@ -160,6 +161,45 @@ class Edges(FarEdges):
     def take(self, run: Forward) -> Mapping[int, Value]:
         """All get the output."""
         return {edge.later: run.returned for edge in self._after}
+
+
+class Forks(Part):
+    """Whether a stage leaves alone what the stages before it give to others as well.
+
+    Alone, all of them have one tensor, and the others see what becomes of it. In a pipeline, those
+    on other ranks have a copy.
+    """
+
+    def __init__(self, stage: int, before: Sequence[Sequence[int]]) -> None:
+        """`before` has an item for each argument of the stage: the stages that are given the same,
+        after the one that gives it.
+        """
+        self._stage = stage
+        self._before = before
+        #: From a forward's begin to its end: what is given to several, and how often each tensor
+        #: had been changed.
+        self._given: list[tuple[Sequence[int], Tensor, int]] = []
+
+    def before_forward(self, run: Forward) -> None:
+        """Note how often each tensor has been changed."""
+        values = run.input if len(self._before) > 1 else (run.input,)
+        self._given = [
+            (stages, tensor, changes_of(tensor))
+            for stages, value in zip(self._before, values, strict=True)
+            for tensor in flatten(value, "an input")[0]
+            if len(stages) > 2
+        ]
+
+    def after_forward(self, run: Forward) -> None:
+        """PipelineError where the module has changed one."""
+        for (giver, *takers), tensor, changes in self._given:
+            if changes_of(tensor) != changes:
+                others = ", ".join(map(str, takers[:-1]))
+                raise PipelineError(
+                    f"stage {self._stage} changes in place what stage {giver} gives to the stages "
+                    f"{others} and {takers[-1]}: let it change a copy, `x = x.clone()`"
+                )
+        self._given = []
 
 
 class Skips(FarEdges):

@@ -4,7 +4,7 @@ the same model in one process.
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -83,15 +83,17 @@ def run(model: Sequence[nn.Module], edges: Edges, inputs: dict[int, Tensor]) -> 
     return outputs[-1]
 
 
-def compare(plan: Plan, edges: Edges) -> float:
+def compare(
+    plan: Plan, edges: Edges, make: Callable[[Layout], list[nn.Module]] = model_of
+) -> float:
     """How far losses, outputs and gradients are from those of one process, in two steps that add
     up.
     """
     layout = plan.layout
     mine = plan.stages_of(dist.get_rank())
-    models = {start: model_of(layout) for start in {layout.pipeline_of[s].start for s in mine}}
+    models = {start: make(layout) for start in {layout.pipeline_of[s].start for s in mine}}
     stages = {s: models[layout.pipeline_of[s].start][layout.piece(s)] for s in mine}
-    alone = model_of(layout)
+    alone = make(layout)
     pipeline = Pipeline(plan, stages, nn.functional.mse_loss)
     found = [0.0]
     for step in range(2):
@@ -99,26 +101,30 @@ def compare(plan: Plan, edges: Edges) -> float:
         given = inputs if len(inputs) > 1 else inputs[0]
         outputs = pipeline.evaluate(given)
         losses = pipeline.step(given, targets)
+        named = pipeline.named_losses()
         parts = {stage: value.chunk(MICROBATCHES) for stage, value in inputs.items()}
         right = []
+        heads = []
         for number, wanted in enumerate(targets.chunk(MICROBATCHES)):
-            output = run(alone, edges, {stage: value[number] for stage, value in parts.items()})
+            with added_losses() as added:
+                output = run(alone, edges, {stage: value[number] for stage, value in parts.items()})
             loss = nn.functional.mse_loss(output, wanted)
-            (loss / MICROBATCHES).backward()
+            ((loss + added.total) / MICROBATCHES).backward()
             right.append(loss.detach())
+            heads += [value.detach() for value in added.values()]
             if outputs is not None and len(layout.pipelines) == 1:
                 found.append(difference(outputs[number], output.detach()))
         if losses is not None and len(layout.pipelines) == 1:
             found.append(difference(losses, torch.stack(right)))
+        assert ("head" in named) == bool(heads)
+        if heads:
+            found.append(difference(named["head"], torch.stack(heads).mean()))
     for stage, module in stages.items():
-        for weight, other in zip(
-            module.parameters(), alone[layout.piece(stage)].parameters(), strict=True
-        ):
-            if layout.trains(stage):
-                assert weight.grad is not None
-                assert other.grad is not None
-                found.append(difference(weight.grad, other.grad))
-            assert (weight.grad is None) == (other.grad is None)
+        of_alone = alone[layout.piece(stage)].parameters()
+        for weight, other in zip(module.parameters(), of_alone, strict=True):
+            assert weight.grad is not None
+            assert other.grad is not None
+            found.append(difference(weight.grad, other.grad))
     return max(found)
 
 
@@ -180,36 +186,17 @@ class Head(Joint):
 TWO_ENDS: Edges = [(0, 1), (1, 2), (1, 3)]
 
 
+def with_a_head(layout: Layout) -> list[nn.Module]:
+    model = model_of(layout)
+    model[2].__class__ = Head
+    return model
+
+
 def of_two_ends() -> dict[str, float]:
-    found = {}
-    for name in ("1f1b", "zb_h1", "1f1b_recompute"):
-        plan = plan_of(name, TWO_ENDS, ranks=4)
-        models = [model_of(plan.layout) for _ in range(2)]
-        for model in models:
-            model[2].__class__ = Head
-        ours, alone = models
-        rank = dist.get_rank()
-        pipeline = Pipeline(plan, {rank: ours[rank]}, nn.functional.mse_loss)
-        inputs, targets = batch(plan.layout, 0)
-        losses = pipeline.step(inputs[0], targets)
-        named = pipeline.named_losses()
-        right = []
-        for given, wanted in zip(
-            inputs[0].chunk(MICROBATCHES), targets.chunk(MICROBATCHES), strict=True
-        ):
-            with added_losses() as added:
-                output = run(alone, TWO_ENDS, {0: given})
-            loss = nn.functional.mse_loss(output, wanted)
-            ((loss + added.total) / MICROBATCHES).backward()
-            right.append((loss.detach(), added["head"].detach()))
-        loss, head = map(torch.stack, zip(*right, strict=True))
-        differences = [difference(named["head"], head.mean())]
-        if losses is not None:
-            differences.append(difference(losses, loss))
-        for weight, other in zip(ours[rank].parameters(), alone[rank].parameters(), strict=True):
-            differences.append(difference(weight.grad, other.grad))
-        found[name] = max(differences)
-    return found
+    return {
+        name: compare(plan_of(name, TWO_ENDS, ranks=4), TWO_ENDS, with_a_head)
+        for name in ("1f1b", "zb_h1", "1f1b_recompute")
+    }
 
 
 def test_a_stage_that_hands_on_nothing_has_a_loss_of_its_own(run_ranks: Run) -> None:
@@ -229,6 +216,37 @@ def an_end_without_a_loss() -> None:
 def test_a_stage_that_hands_on_nothing_must_add_a_loss(run_ranks: Run) -> None:
     said = "\n".join(run_ranks(an_end_without_a_loss, 4).logs)
     assert "stage 2 hands on nothing, and adds no loss that requires grad" in said
+
+
+def changed_by_one_of_two() -> None:
+    """Alone, both stages of the fork would see what the first one makes of their input."""
+    plan = plan_of("gpipe", GRAPHS["diamond"], ranks=4)
+    model = model_of(plan.layout)
+    model[1] = nn.Sequential(nn.ReLU(inplace=True), model[1])
+    rank = dist.get_rank()
+    inputs, targets = batch(plan.layout, 0)
+    Pipeline(plan, {rank: model[rank]}, nn.functional.mse_loss).step(inputs[0], targets)
+
+
+def test_no_stage_changes_what_others_are_given_too(run_ranks: Run) -> None:
+    said = "\n".join(run_ranks(changed_by_one_of_two, 4).logs)
+    assert "stage 1 changes in place what stage 0 gives to the stages 1 and 2" in said
+
+
+def inputs_for_no_stage() -> None:
+    edges = GRAPHS["encoders"]
+    plan = plan_of("gpipe", edges, ranks=4)
+    model = model_of(plan.layout)
+    rank = dist.get_rank()
+    inputs, targets = batch(plan.layout, 0)
+    inputs[3] = inputs[1]
+    Pipeline(plan, {rank: model[rank]}, nn.functional.mse_loss).step(inputs, targets)
+
+
+def test_inputs_of_stages_that_take_none_are_refused(run_ranks: Run) -> None:
+    said = "\n".join(run_ranks(inputs_for_no_stage, 4).logs)
+    assert "the stages [0, 1] take inputs, so `inputs` must be a dictionary" in said
+    assert "it has [0, 1, 3]" in said
 
 
 def random_graph(stages: int, seed: int) -> Edges:
