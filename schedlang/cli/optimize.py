@@ -34,6 +34,7 @@ def optimize(options: argparse.Namespace) -> int:
         problem = Problem.of(plan, limits)
     except ValueError as error:
         raise UsageError(f"`{options.file}` cannot be optimized: {error}") from None
+    # What the program's own order takes, before stages move: the answer is told beside it.
     given = problem.value(problem.graph.order)
     if options.block:
         return _block(options, plan, problem)
@@ -46,6 +47,7 @@ def optimize(options: argparse.Namespace) -> int:
                 answer = better
     except KeyboardInterrupt:
         # Who has seen enough wants what there is.
+        # Before the first order within memory, there is nothing to keep.
         if answer is None or answer.value == inf:
             raise
         print("interrupted: this is the best so far", file=sys.stderr)
