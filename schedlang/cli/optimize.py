@@ -21,6 +21,7 @@ def optimize(options: argparse.Namespace) -> int:
     from schedlang.search.optimize.optimize import check_solver, judged, optimize
     from schedlang.search.optimize.problem import Answer, Problem
 
+    # Before the program is compiled: without the extra, there is nothing to search with.
     try:
         check_solver()
     except ImportError as error:
