@@ -23,7 +23,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime import Pipeline
+from schedlang.runtime import Pipeline, added_losses
 from schedlang.runtime.batches import shares
 from schedlang.runtime.values import Value, cut
 from tests.models.model import Feature, Model, seed_all
@@ -286,6 +286,8 @@ class Alone(Training):
         self.replicas = REPLICAS if feature.mesh == "dp" else 1
         self.numbers = dict(zip(layout.pipelines, shares(layout), strict=True))
         self.delays = column.delays * len(layout.pipelines)
+        #: By microbatch, the losses that stages have added in its forwards.
+        self.added: dict[int, Tensor | float] = {}
         #: Of each update that is done, the weights before it, by stage.
         self.versions: list[list[list[Tensor]]] = []
         self.random: dict[int, tuple[Any, ...]] = {}
@@ -341,7 +343,7 @@ class Alone(Training):
         scale /= self.replicas
         losses = {}
         for number, loss in self._forward(order, inputs, targets):
-            (loss * scale).backward()
+            ((loss + self.added[number]) * scale).backward()
             losses[number] = loss.detach()
         return losses
 
@@ -353,6 +355,7 @@ class Alone(Training):
         pasts: dict[tuple[int, int], Any] = {}
         given: dict[tuple[int, int], dict[int, Any]] = {}
         losses: dict[int, list[Tensor]] = {}
+        self.added = {}
         for stage, unit in order:
             pipeline = layout.pipeline_of[stage]
             number = self.numbers[pipeline][unit // slices]
@@ -367,7 +370,9 @@ class Alone(Training):
                 options["skips"] = given.pop((stage, unit))
             with self.random_of(stage), self.model.around():
                 arguments = value if isinstance(value, tuple) else (value,)
-                output = self.stages[stage](*arguments, **options)
+                with added_losses() as added:
+                    output = self.stages[stage](*arguments, **options)
+                self.added[number] = self.added.get(number, 0.0) + added.total / slices
                 if slices > 1:
                     output, past = output
                     if (unit + 1) % slices:

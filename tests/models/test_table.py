@@ -32,6 +32,7 @@ SOME = {
     "python random numbers": ["1f1b_recompute"],
     "weight hook": ["zb_h1", "late_split"],
     "input hook": ["1f1b_recompute"],
+    "added loss": ["split_recompute", "late_split"],
     "unused weight": ["chimera"],
     "frozen first stage": ["1f1b"],
     "tied embedding": ["interleaved_1f1b"],
