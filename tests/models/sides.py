@@ -68,15 +68,32 @@ class Skipping(nn.Module):
         return (output, dict.fromkeys(self.later, output)) if self.later else output
 
 
+class Joining(nn.Module):
+    """Gives a stage of a graph one input: the sum of what the stages before it have made."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Any, *others: Tensor, **options: Any) -> Any:
+        for other in others:
+            x = x + other
+        return self.inner(x, **options)
+
+
 def build(feature: Feature, plan: Plan) -> list[Model]:
     """The model, once for each pipeline of the plan, all alike; with stages that take and return
-    what the plan asks for.
+    what the plan asks for, and are frozen where it says so.
     """
     layout = plan.layout
     models = [feature.model(layout.pieces) for _ in layout.pipelines]
     for model in models:
+        for number in layout.frozen:
+            model.stages[number].requires_grad_(False)
         if layout.slices > 1:
             model.stages = [Sliced(stage) for stage in model.stages]
+        elif layout.edges:
+            model.stages = [Joining(stage) for stage in model.stages]
         elif layout.skips:
             model.stages = [
                 Skipping(stage, [later for earlier, later in layout.skips if earlier == number])
@@ -362,6 +379,8 @@ class Alone(Training):
             options = dict(self.model.options(number)) if self.model.options else {}
             if layout.is_first(stage):
                 value = _slice(inputs[number], unit % slices, slices)
+            elif layout.edges:
+                value = tuple(values[earlier, unit] for earlier in sorted(layout.before[stage]))
             else:
                 value = values.pop((stage - 1, unit))
             if slices > 1:

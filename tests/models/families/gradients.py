@@ -505,7 +505,7 @@ def loss_of_counted_words(stages: int) -> Model:
     return language_model(stages, nn.Embedding(11, WIDTH), loss=loss)
 
 
-@feature("gradients")
+@feature("gradients", not_for={"frozen"})
 def hooked_optimizer(stages: int) -> Model:
     """A pre-hook of the optimizer, which clips the gradients of each stage"""
 
