@@ -153,6 +153,18 @@ def _backwards(text: str, rng: random.Random) -> str:
     return _replaced(text, rng, loop, other)
 
 
+def _by_steps(text: str, rng: random.Random) -> str:
+    """Another order, or, where a step leaves some out, not all of them."""
+    loop = r"(for m in \S+ \.\. \S+)( +\{)"
+    step = rng.choice([-1, -1, 2, -2, 3])
+    rest = rng.choice(["", "for m in 1 .. microbatches by 2 { B(m) }  "]) if step == 2 else ""
+
+    def other(match: re.Match[str]) -> str:
+        return f"{rest}{match.group(1)} by {step}{match.group(2)}"
+
+    return _replaced(text, rng, loop, other)
+
+
 _MISTAKES = (
     _off_by_one,
     _swapped,
@@ -165,6 +177,7 @@ _MISTAKES = (
     _another_warm_up,
     _another_placement,
     _backwards,
+    _by_steps,
 )
 
 
