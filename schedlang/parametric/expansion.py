@@ -17,7 +17,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from schedlang.language import syntax
-from schedlang.language.arithmetic import decimal, quotient, require, rest
+from schedlang.language.arithmetic import decimal, quotient, require, rest, steps_of
 from schedlang.language.codegen import generate
 from schedlang.language.declarations import StageLine
 from schedlang.language.faults import Fault
@@ -125,6 +125,7 @@ class _Run:
             "require": require,
             "remembered": lambda function: function,
             "count": self.count,
+            "by_steps": self.by_steps,
             "repeat": self.repeat,
             "claim": self.claim,
             "param": self.param,
@@ -303,6 +304,15 @@ class _Run:
                 yield from self._all_at_once(start, begin, length, key)
             else:
                 yield from self._one_by_one(start + begin, length, location)
+
+    def by_steps(
+        self, start: Any, stop: Any, weight: int, location: int, step: Any, step_location: int
+    ) -> Iterator[Any]:
+        if isinstance(step, Linear):
+            raise NotLinear("the step of a range depends on `microbatches`", step_location)
+        first, rounds = steps_of(start, stop, step, step_location)
+        for number in self.count(0, rounds, weight, location):
+            yield first + step * number
 
     def _one_by_one(self, start: Any, rounds: int, location: int) -> Iterator[Any]:
         for number in range(rounds):

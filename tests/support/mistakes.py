@@ -130,6 +130,18 @@ def _backwards(text: str, rng: Random) -> str:
     return _replaced(text, rng, loop, other)
 
 
+def _by_steps(text: str, rng: Random) -> str:
+    """Another order, or, where a step leaves some out, not all of them."""
+    loop = r"(for m in \S+ \.\. \S+)( +\{)"
+    step = rng.choice([-1, -1, 2, -2, 3])
+    rest = rng.choice(["", "for m in 1 .. microbatches by 2 { B(m) }  "]) if step == 2 else ""
+
+    def other(match: re.Match[str]) -> str:
+        return f"{rest}{match.group(1)} by {step}{match.group(2)}"
+
+    return _replaced(text, rng, loop, other)
+
+
 def _another_placement(text: str, rng: Random) -> str:
     if "stage s" in text:
         return text
@@ -161,6 +173,7 @@ _MISTAKES = (
     _another_warm_up,
     _another_warm_up,
     _backwards,
+    _by_steps,
     _another_placement,
     _frozen_stages,
     _another_edge,
