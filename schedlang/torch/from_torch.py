@@ -18,7 +18,7 @@ from schedlang.diagnostics.source import Source
 from schedlang.plan.plan import Plan
 from schedlang.plan.torch_tables import plan_of, read_table
 from schedlang.runtime import Pipeline
-from schedlang.runtime.batches import Microbatches
+from schedlang.runtime.microbatches import Microbatches
 from schedlang.runtime.processes import PIPELINE
 from schedlang.runtime.stage.shards import is_sharded
 from schedlang.schedule.forward_only import forward_only
