@@ -361,7 +361,7 @@ class Stage:
             run.contexts = [split]
         tensors, tree = self._tensors_of(self._run(run))
         roots = [*filter(has_gradient, tensors), *run.roots]
-        added = root_of(run.added)
+        added = root_of(run.added) if run.added else None
         if added is not None:
             self._have_added.add(microbatch)
             roots.append(added)

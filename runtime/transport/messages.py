@@ -303,8 +303,9 @@ class Send(Message):
         self.samples = [sample(tensor).clone() for tensor in tensors] if self.form.new else []
 
     def _is_as_noted(self) -> bool:
-        if [changes_of(tensor) for _, tensor in self.in_flight] != self.changes:
-            return False
+        for (_, tensor), changes in zip(self.in_flight, self.changes, strict=True):
+            if changes_of(tensor) != changes:
+                return False
         if not self.samples:
             return True
         samples = zip(self.samples, self.in_flight, strict=False)

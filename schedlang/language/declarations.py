@@ -13,7 +13,15 @@ from attrs import define, field, frozen
 from schedlang.diagnostics.diagnostic import counted
 from schedlang.diagnostics.source import Span
 from schedlang.language import syntax
-from schedlang.language.arithmetic import decimal, divide, multiply, quotient, require, rest
+from schedlang.language.arithmetic import (
+    decimal,
+    divide,
+    multiply,
+    quotient,
+    require,
+    rest,
+    steps_of,
+)
 from schedlang.language.codegen import LARGEST_PARAMETER, Code, generate
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
@@ -161,6 +169,7 @@ class Declarations:
             "require": require,
             "remembered": lru_cache(_REMEMBERED),
             "count": self.count,
+            "by_steps": self.by_steps,
             "repeat": self.repeat,
             "claim": self.claim,
             "own_stage": self.own_stage,
@@ -447,6 +456,16 @@ class Declarations:
             message = f"the program has more than {MOST_STEPS:,} loop rounds and ops"
             raise Fault("too-many-ops", message, location)
         return range(start, stop)
+
+    def by_steps(
+        self, start: int, stop: int, weight: int, location: int, step: int, step_location: int
+    ) -> range:
+        """The numbers of a range that a loop goes through by a step."""
+        first, rounds = steps_of(start, stop, step, step_location)
+        if stop < start:
+            return self.count(start, stop, weight, location)
+        self.count(0, rounds, weight, location)
+        return range(first, first + step * rounds, step)
 
     def empty_ranges(self) -> dict[int, tuple[int, int]]:
         """The bounds of the ranges that would have to count down wherever they were met, by their

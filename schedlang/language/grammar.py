@@ -15,6 +15,7 @@ FORMS = {
     "ASSERT": 'assert bubble <= ranks, "why"',
     "AT": "F(s, m) at s",
     "BLOCK": "block m every 3 { … }",
+    "BY": "for m in 0 .. microbatches by -1 { … }",
     "CAPACITY": "capacity(r) = 80000000000",
     "COST": "cost B(s) = 2 + s",
     "DELAY": "weights delay 1 on 0 .. ranks",

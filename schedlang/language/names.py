@@ -111,8 +111,10 @@ class Checker(Scopes):
                     self.expression(body, inner)
                     gives_decimals = is_decimal(body, inner)
                 self.declare(name, scope, (len(params), len(params)), gives_decimals)
-            case syntax.For(name, range, body):
+            case syntax.For(name, range, step, body):
                 self.bounds(range, scope)
+                if step is not None:
+                    self.whole(step, "the step of a range", scope)
                 self.block(body.statements, self.inner(scope, name))
             case syntax.Repeat(count, body):
                 self.whole(count, "a number of rounds", scope)

@@ -281,10 +281,11 @@ class Frozen(Node):
 
 @frozen(eq=False, repr=False)
 class For(Node):
-    """`for name in range { … }`."""
+    """`for name in range by step { … }`: without a step, through all numbers of the range."""
 
     name: Name
     range: Range
+    step: Node | None
     body: Block
 
 

@@ -168,6 +168,7 @@ def compare_all(plans: dict[str, Plan]) -> dict[str, list[float]]:
 APART = {
     "frozen_1f1b",
     "two_encoders",
+    "vocabulary_parallel",
     "pipedream",
     "pipedream_vertical",
     "pipedream_2bw",

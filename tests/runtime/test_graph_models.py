@@ -2,6 +2,7 @@
 the same model in one process.
 """
 
+import copy
 import random
 import re
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ from schedlang import Source, compile
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, add_loss, added_losses
 from schedlang.schedule.layout import Layout
-from tests.support.models import difference
+from tests.support.models import difference, program
 
 pytestmark = pytest.mark.processes
 
@@ -307,3 +308,57 @@ def unequal_rows() -> None:
 def test_inputs_of_all_stages_have_as_many_rows(run_ranks: Run) -> None:
     said = "\n".join(run_ranks(unequal_rows, 4).logs)
     assert "all of them take the same batch" in said
+
+
+#: Columns of the vocabulary in each shard.
+SHARD = 5
+
+
+class Shards(nn.Module):
+    """The loss by token of an output layer cut along its vocabulary, of the scores of its shards."""
+
+    def forward(self, *scores: Tensor) -> Tensor:
+        largest = torch.stack([each.max(1).values for each in scores]).max(0).values
+        sums = [(each - largest[:, None]).exp().sum(1) for each in scores]
+        # The token to be found is the first of the vocabulary: here all shards say what theirs is.
+        return largest + torch.stack(sums).sum(0).log() - scores[0][:, 0]
+
+
+def of_vocabulary() -> dict[str, float]:
+    """A cut output layer is the whole one: losses, and the gradients of all layers and shards."""
+    plan = program("vocabulary_parallel", ranks=4, microbatches=MICROBATCHES)
+    layers = 4
+    torch.manual_seed(0)
+    model = [nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(layers)]
+    model += [nn.Linear(WIDTH, SHARD, bias=False, dtype=torch.float64) for _ in range(layers)]
+    alone = copy.deepcopy(model)
+    stages = {stage: [*model, Shards()][stage] for stage in plan.stages_of(dist.get_rank())}
+    pipeline = Pipeline(plan, stages, lambda output, _: output.mean())
+    inputs, targets = batch(plan.layout, 0)
+    losses = pipeline.step(inputs[0], targets)
+    found = {}
+    right = []
+    whole = torch.cat([shard.weight for shard in alone[layers:]]).detach().requires_grad_()
+    for rows in inputs[0].chunk(MICROBATCHES):
+        scores = nn.Sequential(*alone[:layers])(rows) @ whole.T
+        loss = nn.functional.cross_entropy(scores, torch.zeros(ROWS, dtype=torch.long))
+        (loss / MICROBATCHES).backward()
+        right.append(loss.detach())
+    if losses is not None:
+        found["losses"] = difference(losses, torch.stack(right))
+    assert whole.grad is not None
+    gradients = [layer.weight.grad for layer in alone[:layers]] + [*whole.grad.split(SHARD)]
+    for stage, module in stages.items():
+        if stage < 2 * layers:
+            weight = module.weight.grad
+            found[f"stage {stage}"] = difference(weight, gradients[stage])
+    return found
+
+
+def test_an_output_layer_cut_along_its_vocabulary_is_the_whole_one(run_ranks: Run) -> None:
+    results = run_ranks(of_vocabulary, 4).results()
+    assert {name for found in results for name in found} == {
+        "losses",
+        *(f"stage {stage}" for stage in range(8)),
+    }
+    assert max(max(found.values()) for found in results) < 1e-12, results
