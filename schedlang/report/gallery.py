@@ -25,8 +25,8 @@ Published schedules, each in a few lines. `make gallery` writes this page; `sche
 the same figures.
 
 Times are in unit costs: on every stage, {_TIMES}; ops that overlap take as long as one after the
-other; or in those that the program gives. So makespans and peaks compare between programs that cut the model into as many stages, and
-microbatches into as many slices; bubbles always compare.
+other; or in those that the program gives. So makespans and peaks compare between programs that cut
+the model into as many stages, and microbatches into as many slices; bubbles always compare.
 
 - **lines**: of the file, comments included
 - **ranks x microbatches**: the program's defaults, and its other parameters; the figures are for
