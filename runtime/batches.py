@@ -6,10 +6,13 @@ batches of any size, in as many rounds as they need:
     11 rows, 2 a microbatch, a plan of 4 microbatches:
 
     round 0:  2 2 2 2      round 1:  2      round 2:  1
+
+A list is cut already: each of its values is a microbatch, of any shape
+(`schedlang.runtime.microbatches`).
 """
 
 from collections.abc import Mapping, Sequence
-from itertools import count, islice
+from itertools import chain, count, islice
 from math import ceil
 from typing import Any
 
@@ -19,8 +22,21 @@ from torch import Tensor
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.microbatches import (
+    Microbatches,
+    SliceLengths,
+    as_microbatches,
+    check_count,
+    check_counts,
+    lengths_of,
+    shares_of_slices,
+    specs_of,
+    totals_of,
+    weighted,
+)
 from schedlang.runtime.stage.stage import Stage
-from schedlang.runtime.transport.exchange import Given, Rows
+from schedlang.runtime.transport.announcement import Announcement, Rows, Shares
+from schedlang.runtime.transport.exchange import Given
 from schedlang.runtime.values import (
     Value,
     ValueSpec,
@@ -54,15 +70,6 @@ class BatchDims:
 
 
 @frozen(eq=False)
-class Microbatches:
-    """Inputs or targets that were cut before: a value for each microbatch, which counts as a row.
-    Targets may be anything that the loss takes.
-    """
-
-    values: Sequence[Value]
-
-
-@frozen(eq=False)
 class Batch:
     """What a step is given: see `Pipeline.step`, and if it `evaluates`, `Pipeline.evaluate`, where
     a microbatch may have so many `rows`.
@@ -73,6 +80,7 @@ class Batch:
     options: Options | None
     evaluates: bool
     rows: int | None = None
+    counts: Sequence[float] | None = None
 
 
 @frozen
@@ -109,11 +117,20 @@ class Batches:
     PipelineError for what does not fit the plan.
     """
 
-    def __init__(self, plan: Plan, stages: Mapping[int, Stage], dims: BatchDims) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        stages: Mapping[int, Stage],
+        dims: BatchDims,
+        slice_lengths: SliceLengths | None = None,
+        has_scale: bool = False,
+    ) -> None:
         self._plan = plan
         self._layout = plan.layout
         self._stages = stages
         self._dims = dims
+        self._slice_lengths = slice_lengths
+        self._has_scale = has_scale
         self._shares = shares(plan.layout)
         self._last: dict[int, list[tuple[Stage, int]]] = {}
 
@@ -122,18 +139,66 @@ class Batches:
         got, by the stages' numbers.
         """
         given: dict[int, Given] = {}
+        updates = self._layout.updates
         for pipeline, mine in zip(self._layout.pipelines, self._shares, strict=True):
             firsts = self._own(self._layout.firsts, pipeline)
             for first in firsts:
-                inputs = self._inputs_of(batch.inputs, first, pipeline)
+                inputs = as_microbatches(self._inputs_of(batch.inputs, first, pipeline))
                 rows = self._rows_of(batch, inputs)
                 this = rounds(rows, self._plan.microbatches)[number]
                 parts = _microbatches("inputs", inputs, this, self._dims.inputs)
-                spec = ValueSpec.of(*flatten(parts[0], "`inputs`"))
-                sliced = self._slices("inputs", parts, mine, self._dims.inputs)
-                self._stages[first].inputs.update(enumerate(sliced))
-                given[first] = Given(batch.evaluates, rows, spec)
+                units, lengths = self._slices("inputs", parts, mine, self._dims.inputs)
+                self._stages[first].inputs.update(enumerate(units))
+                given[first] = Given(
+                    batch.evaluates,
+                    rows,
+                    self._specs(batch, inputs, units or parts, number),
+                    self._counts(batch, mine),
+                    () if batch.counts is None else totals_of(batch.counts, updates),
+                    tuple(chain.from_iterable(map(shares_of_slices, lengths))),
+                )
         return given
+
+    def _specs(
+        self, batch: Batch, inputs: Value, units: Sequence[Value], number: int
+    ) -> list[ValueSpec]:
+        """Shapes and types of what passes through a first stage in a round, by its number: one for
+        all, or one for each.
+        """
+        is_list = isinstance(inputs, Microbatches)
+        if not is_list and self._slice_lengths is None:
+            return [ValueSpec.of(*flatten(units[0], "`inputs`"))]
+        if is_list and number == 0:
+            of_microbatches = specs_of(inputs.values)
+            if len({*of_microbatches}) > 1:
+                self._check_scaled(batch, of_microbatches)
+        specs = [ValueSpec.of(*flatten(unit, "`inputs`")) for unit in units]
+        return specs[:1] if len({*specs}) == 1 else specs
+
+    def _check_scaled(self, batch: Batch, specs: Sequence[ValueSpec]) -> None:
+        """PipelineError where microbatches differ, and nothing says how much the loss of each
+        counts: that of one with few rows would count as much as that of one with many.
+        """
+        if batch.evaluates or batch.counts is not None or self._has_scale:
+            return
+        number, other = next(pair for pair in enumerate(specs) if pair[1] != specs[0])
+        raise PipelineError(
+            f"`inputs[{number}]` is {other}, and `inputs[0]` {specs[0]}, so it must be said how "
+            "much the loss of each counts: `counts=[…]`, the rows or tokens that each is a mean of"
+        )
+
+    def _counts(self, batch: Batch, mine: Sequence[int]) -> list[float]:
+        """How much what passes through a pipeline counts, if the script says so."""
+        counts = batch.counts
+        if counts is None:
+            return []
+        check_counts(counts, self._plan.microbatches)
+        if self._has_scale:
+            raise PipelineError(
+                "`loss_scale` says what every loss is multiplied by, and `counts` say it, too: it "
+                "must be one of the two"
+            )
+        return [float(counts[number]) for number in mine for _ in range(self._layout.slices)]
 
     def _own(self, stages: Sequence[int], pipeline: Pipeline) -> list[int]:
         """Those of some stages that are in a pipeline, and on this rank."""
@@ -163,11 +228,13 @@ class Batches:
             f"that is on this rank; it {has}, and stage {stage} is here"
         )
 
-    def load_rest(self, batch: Batch, rows: Rows, number: int) -> Round:
-        """Give this rank's stages targets and options of the round, of a batch with so many rows.
-        Gives the round.
+    def load_rest(self, batch: Batch, announced: Mapping[int, Announcement], number: int) -> Round:
+        """Give this rank's stages targets and options of the round, of a batch that the ranks of
+        first stages have announced. Gives the round.
         """
-        self._check_targets(batch, rows)
+        rows = next(iter(announced.values())).rows
+        targets = as_microbatches(batch.targets)
+        self._check_targets(batch, targets, rows)
         this = rounds(rows, self._plan.microbatches)[number]
         options = batch.options or []
         whole = ceil(rows.total / rows.of_microbatch)
@@ -183,12 +250,21 @@ class Batches:
             if last is not None:
                 last.targets = {}
                 if has_targets:
-                    parts = _microbatches("targets", batch.targets, this, self._dims.targets)
-                    sliced = self._slices("targets", parts, mine, self._dims.targets)
-                    last.targets = dict(enumerate(sliced))
+                    parts = _microbatches("targets", targets, this, self._dims.targets)
+                    units, _ = self._slices("targets", parts, mine, self._dims.targets)
+                    last.targets = dict(enumerate(units))
+            shares = next(
+                (
+                    what.shares
+                    for first, what in announced.items()
+                    if pipeline.start <= first < pipeline.stop
+                ),
+                Shares(),
+            )
             for stage in range(pipeline.start, pipeline.stop):
                 if stage in self._stages:
                     self._stages[stage].options = self._by_unit(of_round, mine)
+                    self._stages[stage].shares = shares
         return this
 
     def counts(self, this: Round) -> tuple[int, ...]:
@@ -225,7 +301,11 @@ class Batches:
         """The rows of a first stage's inputs, and of a microbatch."""
         microbatches = self._plan.microbatches
         if isinstance(inputs, Microbatches):
-            return Rows(len(inputs.values), 1)
+            if batch.rows is not None:
+                raise PipelineError("`inputs` are a list of microbatches, so `rows` cuts nothing")
+            if not inputs.values or not batch.evaluates:
+                check_count("inputs", inputs, microbatches)
+            return Rows(len(inputs.values), 1, is_list=True)
         total = size_along(self._dims.inputs, inputs, "inputs")
         if not total:
             raise PipelineError("`inputs` have no rows")
@@ -237,17 +317,24 @@ class Batches:
             )
         return Rows(total, total // microbatches)
 
-    def _check_targets(self, batch: Batch, rows: Rows) -> None:
+    def _check_targets(self, batch: Batch, targets: Value, rows: Rows) -> None:
         """PipelineError where inputs and targets have other numbers of rows, for a loss might well
-        broadcast them.
+        broadcast them, or where only one of them is cut.
         """
         has_last = any(self._layout.is_last(stage) for stage in self._stages)
-        if not has_last or (batch.evaluates and batch.targets is None):
+        if not has_last or (batch.evaluates and targets is None):
             return
-        if isinstance(batch.targets, Microbatches):
-            total = len(batch.targets.values)
-        else:
-            total = size_along(self._dims.targets, batch.targets, "targets")
+        is_list = isinstance(targets, Microbatches)
+        if is_list != rows.is_list:
+            one, other = ("`inputs`", "`targets`") if rows.is_list else ("`targets`", "`inputs`")
+            raise PipelineError(
+                f"{one} are a list, which is one of microbatches, and {other} are a whole batch: "
+                "cut both or none (several tensors of one batch stand in a tuple)"
+            )
+        if is_list:
+            check_count("targets", targets, rows.total)
+            return
+        total = size_along(self._dims.targets, targets, "targets")
         if total != rows.total:
             raise PipelineError(
                 f"`inputs` have {rows.total} rows, and `targets` have {total}: both must have a "
@@ -256,23 +343,31 @@ class Batches:
 
     def _slices(
         self, name: str, parts: Sequence[Value], mine: Sequence[int], rows: int
-    ) -> list[Value]:
-        """Those of a round's microbatches that a pipeline has, in slices."""
+    ) -> tuple[list[Value], list[list[int]]]:
+        """Those of a round's microbatches that a pipeline has, in slices; and how long these are,
+        if they are not all as long as the others of their microbatch.
+        """
         mine = [number for number in mine if number < len(parts)]
         slices = self._layout.slices
         if slices == 1:
-            return [parts[number] for number in mine]
+            return [parts[number] for number in mine], []
         along = BatchDims.of_slices(rows)
-        found: list[Value] = []
+        units: list[Value] = []
+        lengths: list[list[int]] = []
         for number in mine:
             size = size_along(along, parts[number], name)
-            if not size or size % slices:
+            if self._slice_lengths is not None:
+                of_one = lengths_of(size, name, along, slices, self._slice_lengths)
+                lengths.append(of_one)
+            elif not size or size % slices:
                 raise PipelineError(
                     f"`{name}` have the size {size} along dimension {along}, which does not divide "
                     f"into {slices} slices"
                 )
-            found += cut(parts[number], slices, along)
-        return found
+            else:
+                of_one = [size // slices] * slices
+            units += cut(parts[number], of_one, along)
+        return units, lengths
 
     def _by_unit(
         self, options: Sequence[Mapping[str, Any]], mine: Sequence[int]
@@ -294,12 +389,18 @@ def _microbatches(name: str, batch: Value, this: Round, dim: int) -> list[Value]
     tensors, tree = flatten(batch, f"`{name}`")
     rows = this.count * this.rows
     narrowed = [tensor.narrow(dim, this.first_row, rows) for tensor in tensors]
-    return cut(unflatten(narrowed, tree), this.count, dim)
+    return cut(unflatten(narrowed, tree), [this.rows] * this.count, dim)
 
 
-def mean_of_slices(losses: Sequence[Tensor], slices: int) -> Tensor:
-    """The losses by microbatch: of each the mean of its slices'."""
-    return torch.stack(list(losses)).view(-1, slices).mean(dim=1)
+def mean_of_slices(
+    losses: Sequence[Tensor], units: Sequence[tuple[Stage, int]], slices: int
+) -> Tensor:
+    """The losses by microbatch, of those of some units of stages: of each the mean of its slices',
+    as they count.
+    """
+    shares = [stage.shares.of_slice(unit) for stage, unit in units if stage.shares.of_slices]
+    stacked = torch.stack(list(losses))
+    return (weighted(stacked, shares) if shares else stacked).view(-1, slices).mean(dim=1)
 
 
 def shares(layout: Layout) -> list[list[int]]:

@@ -14,6 +14,7 @@ from schedlang.plan.plan import Plan
 from schedlang.proof.norms import why_not
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.gradients.shared_weights import Tied
+from schedlang.runtime.microbatches import SliceLengths
 from schedlang.runtime.processes import PIPELINE, Processes
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.shards import is_sharded
@@ -92,7 +93,22 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         raise PipelineError(f"`max_gathered` is {setup.max_gathered}, it must be 1 or more")
     if setup.max_norm is not None:
         _check_max_norm(plan, rank, setup)
+    _check_slices(plan, setup.slice_lengths)
     _check_frozen(plan, setup.modules, setup.tied)
+
+
+def _check_slices(plan: Plan, lengths: SliceLengths | None) -> None:
+    """Whether the lengths of slices are as many as the plan has."""
+    slices = plan.layout.slices
+    if lengths is None:
+        return
+    if slices == 1:
+        raise PipelineError("the plan has no slices, so it has no use for `slice_lengths`")
+    if not callable(lengths) and len(lengths) != slices:
+        raise PipelineError(
+            f"`slice_lengths` has {counted(len(lengths), 'length')}, and a microbatch of the plan "
+            f"has {slices} slices"
+        )
 
 
 def _check_frozen(plan: Plan, modules: Mapping[int, nn.Module], tied: Tied) -> None:
@@ -170,12 +186,17 @@ def check_same(plan: Plan, setup: Setup, processes: Processes, watchdog: Watchdo
         "`tied`": str([*map(dict, setup.tied)]),
         "`transfer_dtype`": str(setup.transfer_dtype),
         "`max_norm`": str(setup.max_norm),
+        "`slice_lengths`": _in_words(setup.slice_lengths),
         "`stop_on_nan`": str(setup.stop_on_nan),
     }
     for rank, theirs in watchdog.gather(json.dumps(own), "built no pipeline").items():
         for what, value in json.loads(theirs).items():
             if value != own[what]:
                 raise PipelineError(f"{processes.name(rank)} has another {what}")
+
+
+def _in_words(lengths: SliceLengths | None) -> str:
+    return "a function" if callable(lengths) else str(lengths and [*lengths])
 
 
 def device_of(stages: Mapping[int, nn.Module]) -> torch.device:

@@ -54,6 +54,7 @@ from schedlang.runtime.gradients.shared_weights import (
     warn_of_equal_weights,
 )
 from schedlang.runtime.losses import LOSS
+from schedlang.runtime.microbatches import SliceLengths, weighted
 from schedlang.runtime.part import Part
 from schedlang.runtime.processes import processes_of
 from schedlang.runtime.saving.checkpoint import (
@@ -97,7 +98,9 @@ class Pipeline:
     in the order of their numbers. Where the plan has slices or skips, stages take and return more,
     see `schedlang.runtime.stage.slices.Past` and `schedlang.runtime.stage.far_edges.Skips`. Rows
     lie along the first dimension of all tensors of a batch, or along `batch_dim`; two of them are
-    that of the inputs and that of the targets.
+    that of the inputs and that of the targets. Where the plan has slices, those of a sequence are
+    as long as `slice_lengths` says: a length for each, or a function that gives these for a length
+    of the whole sequence; without it, all are alike. A slice's loss counts by its length.
 
     `loss_fn(output, targets)` gives the scalar loss of one microbatch, or a dictionary that has it
     as `loss`; the rest of it is in `extras` after a step. Every microbatch's loss is multiplied by
@@ -145,6 +148,7 @@ class Pipeline:
         verify: Verify = "first",
         audit: bool = False,
         batch_dim: int | tuple[int, int] = 0,
+        slice_lengths: SliceLengths | None = None,
         stop_on_nan: bool = False,
         optimizers: Mapping[int, Optimizer] | None = None,
         timeout: float = 60.0,
@@ -163,6 +167,7 @@ class Pipeline:
             verify=verify,
             audit=audit,
             batch_dim=batch_dim,
+            slice_lengths=slice_lengths,
             stop_on_nan=stop_on_nan,
         )
         check_pipeline(plan, setup, mesh, timeout)
@@ -210,7 +215,13 @@ class Pipeline:
         self._stages = build_stages(plan, processes, setup, self._device)
         dims = setup.batch_dim
         dims = dims if isinstance(dims, tuple) else (dims, dims)
-        self._batches = Batches(plan, self._stages, BatchDims(*dims))
+        self._batches = Batches(
+            plan,
+            self._stages,
+            BatchDims(*dims),
+            setup.slice_lengths,
+            has_scale=setup.loss_scale is not None,
+        )
         if plan.transport == NCCL_EDGE.name:
             self._wire: Wire = EdgeWire(plan, processes, self._device, timeout, self._watchdog)
         else:
@@ -228,6 +239,7 @@ class Pipeline:
         targets: Value = None,
         options: Options | None = None,
         *,
+        counts: Sequence[float] | None = None,
         return_outputs: Literal[False] = False,
     ) -> Tensor | None: ...
 
@@ -238,6 +250,7 @@ class Pipeline:
         targets: Value = None,
         options: Options | None = None,
         *,
+        counts: Sequence[float] | None = None,
         return_outputs: Literal[True],
     ) -> tuple[Tensor | None, list[Value] | None]: ...
 
@@ -247,6 +260,7 @@ class Pipeline:
         targets: Value = None,
         options: Options | None = None,
         *,
+        counts: Sequence[float] | None = None,
         return_outputs: bool = False,
     ) -> Tensor | tuple[Tensor | None, list[Value] | None] | None:
         """Run the plan once on a batch; gradients add up in `.grad`.
@@ -262,6 +276,12 @@ class Pipeline:
         update; a rank gives the losses that it has. With `return_outputs` it gives two: the losses,
         and what the last stage has returned, by microbatch and without its graph.
 
+        A list, of inputs and of targets, is one of the plan's microbatches, which are given to
+        the stages as they are: they may have any shapes, and differ in them. `counts`, on the ranks
+        of first stages, are how many rows or tokens the loss of each is the mean of: then the
+        gradient is that of the mean over all of these, of an update in all replicas. Without it,
+        the loss of each microbatch counts the same, and those of a list must have the same shape.
+
         What `loss_fn` has given beside the losses is in `extras` on the rank of the last stage: a
         dictionary for each microbatch, or slice of one.
         """
@@ -269,7 +289,7 @@ class Pipeline:
             raise PipelineError("the plan has no backward, it evaluates")
         for stage in self._stages.values():
             stage.keeps_results = return_outputs
-        batch = Batch(inputs, targets, options, evaluates=False)
+        batch = Batch(inputs, targets, options, evaluates=False, counts=counts)
         self._begin_losses()
         self._microbatches = self._plan.microbatches
         units = self._batches.last_units(self._run(batch, 0))
@@ -297,7 +317,7 @@ class Pipeline:
         A batch may have any number of rows: it is cut into microbatches of so many `rows`, of which
         the last one may have fewer, and the plan is walked as often as it takes. Without `rows`
         there are at most as many microbatches as the plan has. The rank of the first stage says how
-        many rows there are, for all.
+        many rows there are, for all. A list has any number of microbatches, of any shapes.
 
         Gives on the rank of the last stage its outputs by microbatch, or with `targets` the losses;
         None elsewhere.
@@ -319,7 +339,7 @@ class Pipeline:
             if targets is None:
                 found += self._batches.joined(outputs)
             elif outputs:
-                losses = mean_of_slices(outputs, self._plan.layout.slices)
+                losses = mean_of_slices(outputs, units, self._plan.layout.slices)
                 self._losses.append(losses)
                 found += losses
             number += 1
@@ -332,8 +352,10 @@ class Pipeline:
         losses = [stage.outputs.pop(unit) for stage, unit in units]
         if not losses:
             return None
-        by_microbatch = mean_of_slices(losses, self._plan.layout.slices)
-        self._losses.append(by_microbatch)
+        slices = self._plan.layout.slices
+        by_microbatch = mean_of_slices(losses, units, slices)
+        shares = [stage.shares.of_microbatch(unit) for stage, unit in units[::slices]]
+        self._losses.append(weighted(by_microbatch, shares))
         if not by_microbatch.isfinite().all():
             self._tell_of_not_finite(by_microbatch)
         return by_microbatch
@@ -376,7 +398,7 @@ class Pipeline:
     def named_losses(self) -> dict[str, float]:
         """The losses of the last step or evaluation by their names, on all ranks, which all ask for
         them: `loss`, that of the last stage, and those that stages have added (`add_loss`), without
-        their weights; means over all microbatches, and over replicas.
+        their weights; means over all microbatches, as they count, and over replicas.
         """
         with self._watchdog.guard("in named_losses"):
             own = self._own_losses()
@@ -429,9 +451,9 @@ class Pipeline:
             given = self._batches.load_inputs(batch, number)
             # The wait for the other ranks counts as one for the first action.
             watchdog.action = 0
-            rows = self._exchange.begin(given)
+            announced = self._exchange.begin(given)
             watchdog.action = None
-            this = self._batches.load_rest(batch, rows, number)
+            this = self._batches.load_rest(batch, announced, number)
             calls = self._evaluation(this) if batch.evaluates else self._training
             if self.record:
                 self._walk_recording(calls)

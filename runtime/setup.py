@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from schedlang.runtime.gradients.shared_weights import Tied
+from schedlang.runtime.microbatches import SliceLengths
 from schedlang.runtime.stage.repeats import Verify
 from schedlang.runtime.stage.stage import LossFn
 
@@ -29,4 +30,5 @@ class Setup:
     verify: Verify
     audit: bool
     batch_dim: int | tuple[int, int]
+    slice_lengths: SliceLengths | None
     stop_on_nan: bool

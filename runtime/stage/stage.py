@@ -30,6 +30,7 @@ from schedlang.runtime.stage.entry import changeable, works_in_place
 from schedlang.runtime.stage.random_state import random_state, set_random_state
 from schedlang.runtime.stage.split_backward import Split, has_reentrant_checkpoint, warn_of
 from schedlang.runtime.torch_private import Substitution, TreeSpec, changes_of, run_backward
+from schedlang.runtime.transport.announcement import Shares
 from schedlang.runtime.values import (
     Value,
     flatten,
@@ -166,6 +167,8 @@ class Stage:
         self.gradients: dict[int, list[Tensor | None]] = {}
         self.input_gradients: dict[int, list[Tensor | None]] = {}
         self.targets: dict[int, Value] = {}
+        #: How much the losses of this step count beside each other.
+        self.shares = Shares()
         self.extras: dict[int, Mapping[str, Any]] = {}
         self.keeps_results = False
         self.results: dict[int, Value] = {}
@@ -358,7 +361,7 @@ class Stage:
             run.contexts = [split]
         tensors, tree = self._tensors_of(self._run(run))
         roots = [*filter(has_gradient, tensors), *run.roots]
-        added = root_of(run.added)
+        added = root_of(run.added) if run.added else None
         if added is not None:
             self._have_added.add(microbatch)
             roots.append(added)
@@ -370,7 +373,8 @@ class Stage:
                 root for root in roots if root.requires_grad
             )
         if self.loss is not None:
-            self.gradients[microbatch] = [torch.full_like(tensors[0], self.loss.scale)]
+            scale = self.loss.scale * self.shares.of(microbatch)
+            self.gradients[microbatch] = [torch.full_like(tensors[0], scale)]
             return tensors[0].detach()
         return run.handed_on(tensors, tree)
 
@@ -450,7 +454,9 @@ class Stage:
             )
         is_again = run.microbatch in self.plan.recomputed
         if run.has_graph or run.is_evaluation or not is_again:
-            for name, value in total_of(run.added).items():
+            share = self.shares.of(run.microbatch)
+            for name, total in total_of(run.added).items():
+                value = total * share
                 self.added[name] = self.added[name] + value if name in self.added else value
 
     def _loss_of(self, run: Forward, loss: Loss) -> Tensor:
@@ -483,7 +489,8 @@ class Stage:
             call(run)
         if microbatch in self._have_added:
             self._have_added.remove(microbatch)
-            run.gradients.append(torch.full_like(roots[-1], self._added_scale))
+            scale = self._added_scale * self.shares.of(microbatch)
+            run.gradients.append(torch.full_like(roots[-1], scale))
         return run
 
     def _surroundings(self, run: Backward) -> AbstractContextManager[Any]:

@@ -112,13 +112,10 @@ class _Run:
     splits: dict[Any, list[Any]] = field(factory=dict)
     unrolled: dict[Any, int] = field(factory=dict)
     is_within: bool = False
+    has_weights: bool = False
 
     def expansion(self) -> Expansion:
         python = generate(self.tree, frozenset(), False)
-        if python.sites.parts:
-            raise NotLinear("it has no flush: `steady` is repeated for every update")
-        if not isinstance(self._order, syntax.Rank):
-            raise Searched("it is a `block`, whose ops stand at slots")
         self.names = {
             "decimal": decimal,
             "divide": divide,
@@ -137,14 +134,20 @@ class _Run:
             "pipeline": lambda _, __, line, microbatches: self.lay_out(line, microbatches),
             "pipelines": self.pipelines,
             "link": lambda *_: None,
-            "weights": self.not_plain("weights"),
-            "skip": self.skip,
-            "edge": self.not_plain("stages that are no chain"),
-            "frozen": self.not_plain("frozen stages"),
+            "weights": self.weights,
+            "skip": self.edge,
+            "edge": self.edge,
+            "frozen": lambda start, stop, _: (_whole(start), _whole(stop)),
             "price": self.price,
             "change": self.change,
         }
         exec(python.items, self.names)
+        if python.sites.parts:
+            raise NotLinear("it has no flush: `steady` is repeated for every update")
+        if self.has_weights:
+            raise NotLinear("it says which versions of weights are read")
+        if not isinstance(self._order, syntax.Rank):
+            raise Searched("it is a `block`, whose ops stand at slots")
         exec(python.program, self.names)
         if "microbatches" not in self.params:
             raise NotLinear("it has no parameter `microbatches`")
@@ -200,16 +203,15 @@ class _Run:
         numbers = range(_whole(start), _whole(stop))
         return NumberedStages(tuple(self.lay_out(*pipeline_of(number)) for number in numbers))
 
-    def not_plain(self, what: str) -> Any:
-        def refuse(*_: Any) -> None:
-            raise NotLinear(f"it has {what}")
-
-        return refuse
+    def weights(self, *_: Any) -> None:
+        self.has_weights = True
 
     def change(self, name: str, *_: Any) -> None:
         raise Searched(f"its order is that of the pass `{name}`")
 
-    def skip(self, start: Any, stop: Any, ends: Any, _: int) -> None:
+    def edge(self, start: Any, stop: Any, ends: Any, _: int) -> None:
+        # What edges and frozen stages there are is read from the schedules: here, that it is one
+        # for all n.
         for number in range(_whole(start), max(_whole(stop), _whole(start))):
             for end in ends(number):
                 _whole(end)
