@@ -112,7 +112,7 @@ def _parts_of_stage(
     edges: Mapping[int, FarEdge],
 ) -> list[Part]:
     """A module that has slices and skips returns `(output, {stage: value}), past`: so slices come
-    first.
+    first. Along edges goes the output, which is by itself when skips have been taken from it.
     """
     layout = plan.layout
     parts: list[Part] = []
@@ -123,7 +123,7 @@ def _parts_of_stage(
     forks = _forks(layout, number)
     if any(len(stages) > 2 for stages in forks):
         parts.append(Forks(number, forks))
-    for is_skip in (False, True):
+    for is_skip in (True, False):
         ends = [item for item in layout.far_edges.items() if layout.is_skip(item[0]) == is_skip]
         before = [edges[edge] for edge, (_, later) in ends if later == number]
         after = [edges[edge] for edge, (earlier, _) in ends if earlier == number]

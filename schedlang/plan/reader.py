@@ -167,15 +167,15 @@ class _Reader:
             self.wrong("`links` must give every rank one")
         slices = self.from_one("slices")
         stages = pipelines[0].stop
-        skips = self.edges("skips", stages, wrong_skip, ", no neighbours")
-        edges = self.edges("edges", stages, wrong_edge, "")
-        if set(skips) & set(edges):
-            self.wrong("`skips` and `edges` have a pair of stages in common")
+        skips = self.edges("skips", stages, wrong_skip)
+        edges = self.edges("edges", stages, wrong_edge)
+        for earlier, later in sorted(set(skips) & set(edges)):
+            self.wrong(f"from stage {earlier} to stage {later} there is one of `edges` and `skips`")
         frozen = self.frozen(stages)
         return Layout(placement, pipelines, slices, updates, links, skips, edges, frozen)
 
     def edges(
-        self, name: str, stages: int, wrong_of: Callable[[int, int, int], str | None], other: str
+        self, name: str, stages: int, wrong_of: Callable[[int, int, int], str | None]
     ) -> tuple[tuple[int, int], ...]:
         """The field `skips` or `edges`: pairs of stages of the first pipeline.
 
@@ -183,14 +183,20 @@ class _Reader:
         """
         if name not in self.document:
             return ()
-        pairs = [self.numbers(pair, name) for pair in self.field(name, list)]
-        are_edges = all(len(pair) == 2 and not wrong_of(pair[0], pair[1], stages) for pair in pairs)
-        if not are_edges or len(set(map(tuple, pairs))) < len(pairs):
-            self.wrong(
-                f"`{name}` must be pairs of an earlier and a later stage of {stages}{other}, each "
-                "once"
-            )
-        return tuple((earlier, later) for earlier, later in pairs)
+        pairs: dict[tuple[int, int], None] = {}
+        for pair in self.field(name, list):
+            ends = self.numbers(pair, name)
+            if len(ends) != 2:
+                self.wrong(
+                    f"`{name}` must be pairs of an earlier and a later stage: {ends} is none"
+                )
+            earlier, later = ends
+            is_there = (earlier, later) in pairs
+            wrong = "is there twice" if is_there else wrong_of(earlier, later, stages)
+            if wrong:
+                self.wrong(f"`{name}`: the one from stage {earlier} to stage {later} {wrong}")
+            pairs[earlier, later] = None
+        return tuple(pairs)
 
     def frozen(self, stages: int) -> tuple[int, ...]:
         """The field `frozen`: stages of the first pipeline, but not all.
