@@ -173,11 +173,12 @@ def cut_gpt(layers: Sequence[nn.Module], layout: Layout, sliced: bool) -> list[n
 
     ValueError for more stages than layers.
     """
-    parts = (_of_graph if layout.edges else _of_chain)(layers, layout)
+    is_graph = bool(layout.edges) or layout.models
+    parts = (_of_graph if is_graph else _of_chain)(layers, layout)
     for stage in layout.frozen:
         for layer in parts[stage].values():
             layer.requires_grad_(False)
-    if not layout.edges and not layout.skips:
+    if not is_graph and not layout.skips:
         return [(Sliced if sliced else nn.Sequential)(part) for part in parts]
     joining = SlicedJoining if sliced else Joining
     return [
@@ -197,7 +198,7 @@ def _of_chain(layers: Sequence[nn.Module], layout: Layout) -> list[OrderedDict[s
 
 
 def _of_graph(layers: Sequence[nn.Module], layout: Layout) -> list[OrderedDict[str, nn.Module]]:
-    """Those of a graph: the blocks of a model in order, as evenly as can be."""
+    """Those of a graph, or of several models: the blocks in order, as evenly as can be."""
     blocks = len(layers) - 2
     context = len(layers[0].get_parameter("position"))
     parts: list[OrderedDict[str, nn.Module]] = []
@@ -209,26 +210,41 @@ def _of_graph(layers: Sequence[nn.Module], layout: Layout) -> list[OrderedDict[s
             embedding = layers[0] if stage == layout.firsts[0] else Embedding(context)
             named = OrderedDict({"0": embedding} | named)
         if layout.is_last(stage):
-            named[str(len(layers) - 1)] = layers[-1]
+            head = Head() if layout.models and stage < layout.pieces - 1 else layers[-1]
+            named[str(len(layers) - 1)] = head
+        if layout.models:
+            # Names of layers are those of checkpoints, and differ between models.
+            model = layout.model_of(stage)
+            named = OrderedDict((f"{model}_{name}", layer) for name, layer in named.items())
         parts.append(named)
     return parts
 
 
-def run_gpt(stages: Sequence[nn.Module], layout: Layout, x: Tensor) -> Tensor:
-    """Run all stages of a model one after the other, along the edges and skips of a layout; the
-    stages were built without slices and skips.
+def run_gpt(
+    stages: Sequence[nn.Module], layout: Layout, inputs: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Run all stages one after the other, along the edges and skips of a layout; the stages were
+    built without slices and skips. Takes inputs for some models, by their names, and gives what
+    these have made; the only one of a plan has none.
     """
-    outputs: list[Tensor] = []
+    outputs: dict[int, Tensor] = {}
+    made: dict[str, Tensor] = {}
     for number, stage in enumerate(stages):
+        model = layout.model_of(number)
+        if model not in inputs:
+            continue
         before = layout.before[number]
         if layout.edges:
-            inputs = [outputs[earlier] for earlier in sorted(before)] or [x]
+            own = [inputs[model]] if layout.is_first(number) else []
+            given = own + [outputs[earlier] for earlier in sorted(before)]
         else:
             # What comes by skips is added to what the stage before has made.
-            near, *far = [outputs[earlier] for earlier in before] or [x]
-            inputs = [sum(far, start=near)]
-        outputs.append(stage(*inputs))
-    return outputs[-1]
+            near, *far = [outputs[earlier] for earlier in before] or [inputs[model]]
+            given = [sum(far, start=near)]
+        outputs[number] = stage(*given)
+        if layout.is_last(number):
+            made[model] = outputs[number]
+    return made
 
 
 def next_byte_loss(scores: Tensor, following: Tensor) -> Tensor:
