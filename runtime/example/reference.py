@@ -4,7 +4,7 @@ compare with.
 
 import copy
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -34,7 +34,7 @@ def train_reference(workload: Workload, steps: int) -> Training:
         read = [kept[0] for kept in versions]
         model = partial(run_gpt, read, plan.layout)
         trains = not plan.is_forward_only
-        training.losses.append(_run(model, *workload.batch(step), workload.microbatches, trains))
+        training.losses.append(_run(model, workload.cut(step), trains))
         if not trains:
             continue
         for part, other, optimizer, kept in zip(parts, read, optimizers, versions, strict=True):
@@ -49,20 +49,19 @@ def train_reference(workload: Workload, steps: int) -> Training:
 
 
 def _run(
-    model: Callable[[Tensor], Tensor],
-    inputs: Tensor,
-    targets: Tensor,
-    microbatches: int,
-    trains: bool,
+    model: Callable[[Tensor], Tensor], batch: Sequence[tuple[Tensor, Tensor]], trains: bool
 ) -> float:
-    """Run microbatches one by one, and give their mean loss; where it `trains`, its gradient adds
-    up.
+    """Run microbatches one by one, and give their mean loss, over all bytes; where it `trains`, its
+    gradient adds up.
     """
     losses = []
-    for x, y in zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True):
+    bytes = sum(y.numel() for _, y in batch)
+    for x, y in batch:
+        # 1.0 where all are alike.
+        share = y.numel() * len(batch) / bytes
         with torch.set_grad_enabled(trains):
-            loss = next_byte_loss(model(x), y)
+            loss = next_byte_loss(model(x), y) * share
         if trains:
-            torch.autograd.backward(loss / microbatches)
+            torch.autograd.backward(loss / len(batch))
         losses.append(loss.detach())
     return float(torch.stack(losses).mean())

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.optim import Optimizer
 
-from schedlang.plan.plan import Plan
 from schedlang.runtime.example.checkpoint_folder import CheckpointFolder
-from schedlang.runtime.example.gpt import next_byte_loss
+from schedlang.runtime.example.gpt import loss_and_bytes, next_byte_loss
 from schedlang.runtime.example.progress import Progress
 from schedlang.runtime.example.trace import clock_offset
 from schedlang.runtime.example.workload import Workload
@@ -75,7 +74,7 @@ def train(
     pipeline = Pipeline(
         plan,
         stages,
-        next_byte_loss,
+        loss_and_bytes if workload.unequal else next_byte_loss,
         mesh=_mesh(workload),
         optimizers=own,
         audit=audit,
@@ -91,7 +90,7 @@ def train(
     for step in begins:
         start = perf_counter()
         pipeline.record = progress.is_bar or step in recorded
-        losses = _losses(pipeline, plan, *workload.share(step, replica))
+        losses = _losses(pipeline, workload, step, replica)
         for optimizer in others:
             optimizer.step()
             optimizer.zero_grad()
@@ -101,7 +100,8 @@ def train(
         if losses is not None:
             losses = pipeline.mean_over_replicas(losses)
             busy = sum(bar.end - bar.start for bar in pipeline.bars)
-            _keep_losses(training, workload, losses, perf_counter() - start, busy, progress)
+            seconds = perf_counter() - start
+            _keep_losses(training, workload, step, losses, seconds, busy, progress)
         if checkpoints and checkpoints.is_due(step, step + plan.layout.updates, steps):
             checkpoints.save(pipeline, step + plan.layout.updates, others)
     training.audits = pipeline.audits
@@ -109,19 +109,30 @@ def train(
     return training
 
 
-def _losses(pipeline: Pipeline, plan: Plan, inputs: Tensor, targets: Tensor) -> Tensor | None:
-    """The losses of a step, where the rank has any. In a graph of stages, all that take inputs get
-    the same.
+def _losses(pipeline: Pipeline, workload: Workload, step: int, replica: int) -> Tensor | None:
+    """The losses of a step, where the rank has any: their mean over all ranks is that of all bytes.
+    In a graph of stages, all that take inputs get the same.
     """
+    plan = workload.plan
+    inputs, targets = workload.share(step, replica)
     given: Value = inputs
     if plan.layout.edges:
         pieces = range(plan.layout.pieces)
         firsts = [stage for stage in pieces if plan.layout.is_first(stage)]
         given = dict.fromkeys(firsts, inputs) if len(firsts) > 1 else inputs
-    if not plan.is_forward_only:
-        return pipeline.step(given, targets)
-    losses = pipeline.evaluate(given, targets)
-    return None if losses is None else torch.stack(losses)
+    if plan.is_forward_only:
+        evaluated = pipeline.evaluate(given, targets)
+        losses = None if evaluated is None else torch.stack(evaluated)
+    else:
+        counts = [x.numel() for x in inputs] if workload.unequal else None
+        losses = pipeline.step(given, targets, counts=counts)
+    if losses is None or not workload.unequal:
+        return losses
+    bytes = torch.tensor([extra["bytes"] for extra in pipeline.extras], dtype=losses.dtype)
+    updates = range(step, step + plan.layout.updates)
+    on_average = [workload.tokens(update) / workload.microbatches for update in updates]
+    of_updates = bytes.view(plan.layout.updates, -1, plan.layout.slices).sum(dim=2)
+    return losses * (of_updates / torch.tensor(on_average).view(-1, 1)).flatten()
 
 
 def _mesh(workload: Workload) -> DeviceMesh | None:
@@ -137,6 +148,7 @@ def _mesh(workload: Workload) -> DeviceMesh | None:
 def _keep_losses(
     training: Training,
     workload: Workload,
+    first: int,
     losses: Tensor,
     seconds: float,
     busy: float,
@@ -144,12 +156,12 @@ def _keep_losses(
 ) -> None:
     """Keep and print the losses of a step, means over replicas, for each of its updates."""
     updates = workload.plan.layout.updates
+    tokens = sum(workload.tokens(update) for update in range(first, first + updates))
     for of_update in losses.view(updates, -1):
         training.losses.append(float(of_update.sum()) / workload.microbatches)
         training.seconds.append(seconds / updates)
         step = training.first + len(training.losses)
-        speed = updates * workload.tokens / seconds
-        progress.show(step, float(of_update.mean()), speed, idle=1 - busy / seconds)
+        progress.show(step, float(of_update.mean()), tokens / seconds, idle=1 - busy / seconds)
 
 
 def _optimizer_that_keeps(training: Training, workload: Workload, module: nn.Module) -> Optimizer:

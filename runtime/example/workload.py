@@ -13,6 +13,7 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime.example.corpus import draw_batch
 from schedlang.runtime.example.gpt import CONTEXT, build_gpt, cut_gpt
 from schedlang.runtime.example.recipe import Recipe
+from schedlang.runtime.values import Value
 
 #: Rows of a microbatch.
 ROWS = 4
@@ -25,7 +26,7 @@ class Workload:
 
     So a training can go on with a plan for another number of ranks as it would have with its own.
     The microbatches are those of all `replicas` of the plan; the first replica has the first
-    processes.
+    processes. Where they are `unequal`, each has rows of a length of its own.
     """
 
     plan: Plan
@@ -34,6 +35,7 @@ class Workload:
     seed: int
     replicas: int
     recipe: Recipe
+    unequal: bool = False
 
     def layers(self) -> list[nn.Module]:
         """The layers of the whole model."""
@@ -60,10 +62,28 @@ class Workload:
         """The microbatches of an update, in all replicas."""
         return self.plan.microbatches // self.plan.layout.updates * self.replicas
 
-    @property
-    def tokens(self) -> int:
+    def lengths(self, update: int) -> list[int]:
+        """How many bytes a row of each microbatch of an update has: from a quarter of those that
+        the model sees at once, where they are unequal.
+        """
+        if not self.unequal:
+            return [self.context] * self.microbatches
+        slices = self.plan.layout.slices
+        most = self.context // slices
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + update)
+        least = max(most // 4, 1)
+        drawn = torch.randint(least, most + 1, (self.microbatches,), generator=generator)
+        return [slices * length for length in drawn.tolist()]
+
+    def tokens(self, update: int) -> int:
         """The bytes in the batch of an update."""
-        return self.microbatches * ROWS * self.context
+        return ROWS * sum(self.lengths(update))
+
+    def cut(self, update: int) -> list[tuple[Tensor, Tensor]]:
+        """The batch of an update by microbatch."""
+        inputs, targets = (data.chunk(self.microbatches) for data in self.batch(update))
+        triples = zip(inputs, targets, self.lengths(update), strict=True)
+        return [(x[:, :length], y[:, :length]) for x, y, length in triples]
 
     def batch(self, update: int) -> tuple[Tensor, Tensor]:
         """The batch of an update: inputs and targets."""
@@ -71,11 +91,16 @@ class Workload:
             self.corpus, self.microbatches * ROWS, self.context, self.seed * 1_000_003 + update
         )
 
-    def share(self, update: int, replica: int) -> tuple[Tensor, Tensor]:
-        """A replica's share of the batches of a step, which makes as many updates as the plan
-        has.
+    def share(self, update: int, replica: int) -> tuple[Value, Value]:
+        """A replica's share of the batches of a step, which makes as many updates as the plan has:
+        inputs and targets, which are lists where microbatches are unequal.
         """
         updates = range(update, update + self.plan.layout.updates)
+        if self.unequal:
+            size = self.microbatches // self.replicas
+            own = slice(replica * size, (replica + 1) * size)
+            pairs = [pair for number in updates for pair in self.cut(number)[own]]
+            return [x for x, _ in pairs], [y for _, y in pairs]
         batches = [self.batch(number) for number in updates]
         parts = [[data.chunk(self.replicas)[replica] for data in batch] for batch in batches]
         inputs, targets = zip(*parts, strict=True)
