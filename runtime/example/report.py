@@ -24,7 +24,7 @@ def print_header(workload: Workload) -> None:
     how = ""
     if not plan.is_forward_only:
         how = f", {workload.recipe.text(plan)}"
-    most = workload.microbatches * ROWS * workload.context
+    most = sum(workload.of_models.values()) * ROWS * workload.context
     bytes = f"{most:,} bytes per step"
     if workload.unequal:
         bytes = f"up to {bytes}, in microbatches of unequal lengths"

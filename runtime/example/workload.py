@@ -55,53 +55,86 @@ class Workload:
         """Some stages of the plan; those of several pipelines that are replicas are one module."""
         layout = self.plan.layout
         parts = cut_gpt(self.layers(), layout, layout.slices > 1)
-        return {number: parts[number - layout.pipeline_of[number].start] for number in numbers}
+        return {number: parts[layout.piece(number)] for number in numbers}
 
     @property
     def microbatches(self) -> int:
         """The microbatches of an update, in all replicas."""
         return self.plan.microbatches // self.plan.layout.updates * self.replicas
 
-    def lengths(self, update: int) -> list[int]:
+    @property
+    def of_models(self) -> dict[str, int]:
+        """The same of each model, by its name; the only one of a plan has none."""
+        layout = self.plan.layout
+        per_update = self.replicas / layout.updates
+        return {
+            layout.model_of(pipeline.start): int(
+                layout.microbatches_of(pipeline.start) * per_update
+            )
+            for pipeline in layout.pipelines
+        }
+
+    @property
+    def losing(self) -> list[str]:
+        """The models that have a loss: they hand on to no other."""
+        layout = self.plan.layout
+        lasts = filter(layout.is_last, range(len(layout.placement)))
+        return list(dict.fromkeys(map(layout.model_of, lasts)))
+
+    def lengths(self, update: int, model: str = "") -> list[int]:
         """How many bytes a row of each microbatch of an update has: from a quarter of those that
-        the model sees at once, where they are unequal.
+        the model sees at once, where they are unequal. Models with as many microbatches have the
+        same.
         """
+        count = self.of_models[model]
         if not self.unequal:
-            return [self.context] * self.microbatches
+            return [self.context] * count
         slices = self.plan.layout.slices
         most = self.context // slices
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + update)
-        least = max(most // 4, 1)
-        drawn = torch.randint(least, most + 1, (self.microbatches,), generator=generator)
+        drawn = torch.randint(max(most // 4, 1), most + 1, (count,), generator=generator)
         return [slices * length for length in drawn.tolist()]
 
-    def tokens(self, update: int) -> int:
-        """The bytes in the batch of an update."""
-        return ROWS * sum(self.lengths(update))
+    def mean_bytes(self, update: int, model: str) -> float:
+        """The bytes of a microbatch of an update, on average."""
+        lengths = self.lengths(update, model)
+        return ROWS * sum(lengths) / len(lengths)
 
-    def cut(self, update: int) -> list[tuple[Tensor, Tensor]]:
-        """The batch of an update by microbatch."""
-        inputs, targets = (data.chunk(self.microbatches) for data in self.batch(update))
-        triples = zip(inputs, targets, self.lengths(update), strict=True)
+    def tokens(self, update: int) -> int:
+        """The bytes in the batches of an update."""
+        return ROWS * sum(sum(self.lengths(update, model)) for model in self.of_models)
+
+    def batch(self, update: int, model: str = "") -> tuple[Tensor, Tensor]:
+        """The batch of an update for a model: inputs and targets. Models with as many microbatches
+        have the same.
+        """
+        rows = self.of_models[model] * ROWS
+        return draw_batch(self.corpus, rows, self.context, self.seed * 1_000_003 + update)
+
+    def cut(self, update: int, model: str = "") -> list[tuple[Tensor, Tensor]]:
+        """The batch of an update for a model by microbatch."""
+        inputs, targets = (data.chunk(self.of_models[model]) for data in self.batch(update, model))
+        triples = zip(inputs, targets, self.lengths(update, model), strict=True)
         return [(x[:, :length], y[:, :length]) for x, y, length in triples]
 
-    def batch(self, update: int) -> tuple[Tensor, Tensor]:
-        """The batch of an update: inputs and targets."""
-        return draw_batch(
-            self.corpus, self.microbatches * ROWS, self.context, self.seed * 1_000_003 + update
-        )
-
     def share(self, update: int, replica: int) -> tuple[Value, Value]:
-        """A replica's share of the batches of a step, which makes as many updates as the plan has:
-        inputs and targets, which are lists where microbatches are unequal.
+        """A replica's share of the batches of a step, which makes as many updates as the plan has;
+        of several models by their names. Microbatches that are unequal are lists.
         """
+        shares = {model: self._share(update, replica, model) for model in self.of_models}
+        if not self.plan.layout.models:
+            return shares[""]
+        inputs, targets = zip(*shares.values(), strict=True)
+        return dict(zip(shares, inputs, strict=True)), dict(zip(shares, targets, strict=True))
+
+    def _share(self, update: int, replica: int, model: str) -> tuple[Value, Value]:
         updates = range(update, update + self.plan.layout.updates)
         if self.unequal:
-            size = self.microbatches // self.replicas
+            size = self.of_models[model] // self.replicas
             own = slice(replica * size, (replica + 1) * size)
-            pairs = [pair for number in updates for pair in self.cut(number)[own]]
+            pairs = [pair for number in updates for pair in self.cut(number, model)[own]]
             return [x for x, _ in pairs], [y for _, y in pairs]
-        batches = [self.batch(number) for number in updates]
+        batches = [self.batch(number, model) for number in updates]
         parts = [[data.chunk(self.replicas)[replica] for data in batch] for batch in batches]
         inputs, targets = zip(*parts, strict=True)
         return torch.cat(inputs), torch.cat(targets)

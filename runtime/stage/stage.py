@@ -37,6 +37,7 @@ from schedlang.runtime.values import (
     has_gradient,
     leaves_of,
     of_its_own,
+    wants_gradient,
     without_graph,
 )
 from schedlang.schedule.kinds import Kind
@@ -251,6 +252,7 @@ class Stage:
             # Tensors of its own, or R would call the hooks that this run registers as well.
             self._run_without_graph(microbatch, of_its_own(input))
         elif not self.plan.has_backward:
+            self._check_wants_none(input)
             self._run_without_graph(microbatch, input)
         else:
             run = Forward(microbatch, input, self._options(microbatch), has_graph=True)
@@ -259,6 +261,14 @@ class Stage:
                 self.outputs[microbatch] = output
         if self.stage_after is not None:
             self._handed_on[microbatch] = self._changes_of(self.outputs[microbatch])
+
+    def _check_wants_none(self, input: Value) -> None:
+        """PipelineError where the inputs of a stage without a backward want a gradient."""
+        if wants_gradient(input):
+            raise PipelineError(
+                f"`inputs` of stage {self.number} want a gradient, and the stage is frozen in the "
+                "plan, so no backward comes to them: detach them, or take the stage out of `frozen`"
+            )
 
     def _run_without_graph(self, microbatch: int, input: Value) -> None:
         """Make the output by a run that no backward follows."""

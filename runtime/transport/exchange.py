@@ -36,6 +36,7 @@ from schedlang.runtime.transport.precision import Rounding
 from schedlang.runtime.transport.wire import InFlight, Wire
 from schedlang.runtime.values import Value, ValueSpec
 from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout, Pipeline
 
 # A user's script may send messages of its own, which have tag 0 by default.
 _FIRST_TAG = 1
@@ -117,10 +118,14 @@ class Exchange:
         other ranks announce. Gives what was announced, by first stage.
         """
         announced: dict[int, Announcement] = {}
-        totals: Sequence[float] = ()
-        if given:
-            totals = self._totals(next(iter(given.values())))
+        layout = self._plan.layout
+        totals_of: dict[str, Sequence[float]] = {}
         for first, inputs in given.items():
+            # All first stages of a model that are here have the same.
+            model = layout.model_of(first)
+            if model not in totals_of:
+                totals_of[model] = self._totals(inputs)
+            totals = totals_of[model]
             seen = self._seen.setdefault(first, {})
             forms = [seen.setdefault((inputs.evaluates, spec), len(seen)) for spec in inputs.specs]
             shares = Shares(self._shares(first, inputs, totals), inputs.of_slices)
@@ -185,7 +190,7 @@ class Exchange:
             return ()
         layout = self._plan.layout
         replicas = len(self._wire.processes.replicas.processes)
-        on_average = replicas * layout.microbatches // layout.updates
+        on_average = replicas * layout.microbatches_of(first) // layout.updates
         return tuple(
             count * on_average / totals[layout.update_of(first, unit)]
             for unit, count in enumerate(given.counts)
@@ -199,9 +204,10 @@ class Exchange:
             earlier = min(layout.ends(kind, number))
             assert peer is not None
             tag = _FIRST_TAG + self._numbers + first * self._units
-            pipeline = layout.pipeline_of[earlier]
+            # What one model makes may depend on what it is given by others.
+            linked = _linked(layout, layout.pipeline_of[earlier])
             self._firsts[first] = [
-                stage for stage in layout.firsts if layout.pipeline_of[stage] == pipeline
+                stage for stage in layout.firsts if layout.pipeline_of[stage] in linked
             ]
             self._channels[first] = Channel(
                 self._wire,
@@ -224,7 +230,11 @@ class Exchange:
         return f"what stage {earlier} returns for stage {later}"
 
     def _takes_part(self, rank: int, first: int) -> bool:
-        """Whether a rank has a stage of a pipeline, by its first stage."""
+        """Whether a rank has a stage of a pipeline, by its first stage; of several models, all
+        ranks take part in each, to know when all are at their end.
+        """
+        if self._plan.layout.models:
+            return True
         pipeline = self._plan.layout.pipeline_of[first]
         return rank in self._plan.placement[pipeline.start : pipeline.stop]
 
@@ -254,11 +264,11 @@ class Exchange:
         return tensor
 
     def _check_same(self, announced: dict[int, Announcement]) -> None:
-        """PipelineError where the first stages of all pipelines were not given the same batch."""
-        first, *others = announced
-        one = announced[first]
-        for other in others:
-            another = announced[other]
+        """PipelineError where the first stages of a model were not given the same batch."""
+        of_models: dict[str, int] = {}
+        for other, another in announced.items():
+            first = of_models.setdefault(self._plan.layout.model_of(other), other)
+            one = announced[first]
             ranks = [self._plan.placement[stage] for stage in (first, other)]
             if another.rows != one.rows:
                 raise PipelineError(
@@ -274,3 +284,16 @@ class Exchange:
                     f"rank {ranks[0]} has other `counts` than rank {ranks[1]}: they belong to the "
                     "batch, and all ranks of first stages are given them"
                 )
+
+
+def _linked(layout: Layout, pipeline: Pipeline) -> set[Pipeline]:
+    """A pipeline, and those of other models that edges connect it with, directly or by others."""
+    linked = {pipeline}
+    count = 0
+    while count < len(linked):
+        count = len(linked)
+        for ends in layout.far_edges.values():
+            pipelines = {layout.pipeline_of[stage] for stage in ends}
+            if pipelines & linked:
+                linked |= pipelines
+    return linked
