@@ -229,6 +229,25 @@ def experts() -> Iterator[Names]:
     assert 3 <= found["balance"] < 6
 
 
+def components() -> Iterator[Names]:
+    """Stages whose forwards and backwards take turns."""
+    from schedlang.runtime import end_component
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.router, self.experts = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = end_component(x + self.attention(x))
+            return x + self.router(x).softmax(-1) * self.experts(x)
+
+    names = common(program("interleaved_overlap", ranks=2, microbatches=4))
+    names |= {"Layer": Layer, "end_component": end_component}
+    yield names
+    assert (names["losses"] is None) == (dist.get_rank() != 1)
+
+
 class TowerAndHead(nn.Module):
     """A tower, some layers and a head."""
 
@@ -375,6 +394,73 @@ def graph() -> Iterator[Names]:
     assert (names["losses"] is None) == (dist.get_rank() != 3)
 
 
+class Joining(nn.Module):
+    """A decoder that takes what two encoders make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.join = Concatenation()
+        self.layers = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 2)])
+
+    def forward(self, image: torch.Tensor, text: torch.Tensor | None = None) -> torch.Tensor:
+        """Join, then run all layers."""
+        x = self.join(image, text)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Concatenation(nn.Module):
+    """A layer over two values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 16)
+
+    def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """Both in one."""
+        return self.layer(torch.cat([one, other], dim=1))
+
+
+def parts() -> Iterator[Names]:
+    """Two encoders and a decoder, each cut by itself."""
+    plan = program("two_encoders", ranks=4, microbatches=4)
+    names = common(plan) | {
+        "image_encoder": nn.Sequential(nn.Linear(6, 16)),
+        "text_encoder": nn.Sequential(nn.Linear(3, 16)),
+        "decoder": Joining(),
+    }
+    yield names
+    inputs = {0: torch.rand(8, 6), 1: torch.rand(8, 3)}
+    stages = names["stages"]
+    losses = Pipeline(plan, stages, nn.functional.mse_loss).step(inputs, torch.rand(8, 2))
+    assert (losses is None) == (dist.get_rank() != 3)
+    assert all(weight.grad is not None for weight in stages[dist.get_rank()].parameters())
+
+
+def teacher() -> Iterator[Names]:
+    """Two small Llamas."""
+    for names in llama():
+        blocks = ["model.embed_tokens", "model.layers", "model.norm", "lm_head"]
+        names["config"].num_hidden_layers = 4
+
+        class Teacher(names["LlamaForCausalLM"]):  # type: ignore[misc]
+            def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+                return super().forward(tokens, use_cache=False).logits  # type: ignore[no-any-return]
+
+        torch.manual_seed(1)
+        names |= {
+            "read_source": lambda path: read_source(PROGRAMS / Path(path).name),
+            "teacher": Teacher(names["config"]),
+            "blocks": blocks,
+            "tokens": names["inputs"],
+            "following": names["targets"],
+        }
+        yield names
+        found = names["pipeline"].named_losses()
+        assert found.keys() == {"student.loss", "student.distance"}
+
+
 def llama() -> Iterator[Names]:
     """A small Llama in a folder of `save_pretrained`."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -418,9 +504,12 @@ SCRIPTS: dict[str, Callable[[], Iterator[Names]]] = {
         elastic,
         skips,
         decoder,
+        components,
         experts,
         frozen,
         graph,
+        parts,
+        teacher,
         unequal,
         slices,
         packed,
