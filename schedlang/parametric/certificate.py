@@ -92,6 +92,7 @@ def certified(
         "stride": stride,
         "placement": list(layout.placement),
         "pipelines": [[pipeline.start, pipeline.stop] for pipeline in layout.pipelines],
+        "models": layout.models,
         "edges": _edges(layout),
         "frozen": [stage for stage in stages if not layout.trains(stage)],
         "units": [_numbers(units) for units in stamped.units],

@@ -81,6 +81,7 @@ class _Class:
             one["edges"],
         )
         self.stages, self.frozen = list(range(len(self.placement))), one["frozen"]
+        self.models = one["models"]
         self.units = [_number(units, 2) for units in one["units"]]
         _hold(all(a < b for a, b in self.edges), "an edge does not lead forward")
         _hold(set(self.frozen) <= set(self.stages), "there is no such stage")
@@ -116,10 +117,13 @@ class _Class:
         ordered = [stage for start, stop in self.pipelines for stage in range(start, stop)]
         _hold(ordered == self.stages == list(range(len(self.units))), "the stages are others")
         size = ZERO
+        # Pipelines are replicas, which share the microbatches, or models: the first has them.
+        sharing = self.pipelines[:1] if self.models else self.pipelines
         for start, stop in self.pipelines:
             alike = all(self.units[stage] == self.units[start] for stage in range(start, stop))
             _hold(alike, "the stages of a pipeline run other microbatches")
-            size = _plus(size, self.units[start], Fraction(1, self.slices))
+            if [start, stop] in sharing:
+                size = _plus(size, self.units[start], Fraction(1, self.slices))
         _hold(size == self.size, "other microbatches")
         # Only what is trained, or comes after something that is, has a backward.
         backward: set[Any] = set()

@@ -36,6 +36,8 @@ REFUSED = {
     "unet_1f1b": "skips from stage to stage",
     "frozen_1f1b": "frozen stages",
     "two_encoders": "stages that are no chain",
+    "distillation": "several models",
+    "rlhf": "several models",
     "vocabulary_parallel": "stages that are no chain",
 }
 EXPORTABLE = sorted({path.stem for path in PROGRAMS.glob("*.sched")} - set(REFUSED))

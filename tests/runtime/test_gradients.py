@@ -164,8 +164,11 @@ def compare_all(plans: dict[str, Plan]) -> dict[str, list[float]]:
     return {name: compare(plan, expected[name]) for name, plan in plans.items()}
 
 
-#: What has optimizer steps, frozen stages or a graph of stages: it has a test of its own.
+#: What has optimizer steps, frozen stages, a graph of stages or several models: it has a test of its
+#: own.
 APART = {
+    "distillation",
+    "rlhf",
     "frozen_1f1b",
     "two_encoders",
     "vocabulary_parallel",
