@@ -77,10 +77,10 @@ class Batch:
 
     inputs: Value
     targets: Value
-    options: Options | None
+    options: Options | Mapping[str, Options] | None
     evaluates: bool
     rows: int | None = None
-    counts: Sequence[float] | None = None
+    counts: Sequence[float] | Mapping[str, Sequence[float]] | None = None
 
 
 @frozen
