@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from attrs import evolve
 from torch import nn
 
 from schedlang.plan.plan import Plan
@@ -16,6 +17,7 @@ from schedlang.runtime.processes import Processes
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.audit import Audit
 from schedlang.runtime.stage.buffers import Buffers
+from schedlang.runtime.stage.components import overlapped_of
 from schedlang.runtime.stage.entry import works_in_place
 from schedlang.runtime.stage.far_edges import Edges, FarEdge, Forks, Skips
 from schedlang.runtime.stage.offload import Offload
@@ -24,6 +26,7 @@ from schedlang.runtime.stage.shards import Shards, is_sharded
 from schedlang.runtime.stage.shared_hooks import BoundaryHooks, SharedHooks
 from schedlang.runtime.stage.slices import Past
 from schedlang.runtime.stage.stage import Loss, Stage, StagePlan
+from schedlang.runtime.stage.turns import Turns
 from schedlang.runtime.stage.versions import WeightVersions, versions_of
 from schedlang.runtime.stage.weights import Weights
 from schedlang.runtime.transport.wire import Wire
@@ -60,11 +63,15 @@ def build_stages(
             parts.append(_audit(plan, number, setup, device, loss, outer))
         parts += outer
         if is_sharded(module):
-            _check_sharded(number, parts)
+            _check_sharded(number, module, parts)
         elif any(isinstance(part, Offload) for part in parts):
             _check_cut(number, module)
+        stage_plan = StagePlan.of(plan, number)
+        if is_sharded(module):
+            # FSDP ends a backward where autograd ends, and gathers weights for a forward at once.
+            stage_plan = evolve(stage_plan, overlapped=(), takes_turns=False)
         stages[number] = Stage(
-            StagePlan.of(plan, number),
+            stage_plan,
             module,
             device,
             loss=loss,
@@ -92,6 +99,8 @@ def build_parts(
         parts.append(UpdateClip(plan, setup.max_norm, stages, wire))
     parts += stage_sums(stages, shared, wire)
     parts += updates
+    if wire.processes.own == 0:
+        parts.append(Turns(plan, stages))
     if any(map(is_sharded, setup.modules.values())):
         parts.append(Shards(setup.modules, setup.max_gathered))
     # Replicas whose updates are in the plan have made their sums by the end of a step.
@@ -223,7 +232,7 @@ def _far_edges(layout: Layout) -> dict[int, FarEdge]:
     return found
 
 
-def _check_sharded(number: int, parts: Sequence[Part]) -> None:
+def _check_sharded(number: int, module: nn.Module, parts: Sequence[Part]) -> None:
     """Whether the parts of a stage go together with sharded weights; PipelineError if not."""
     for part in parts:
         if isinstance(part, Audit):
@@ -236,6 +245,11 @@ def _check_sharded(number: int, parts: Sequence[Part]) -> None:
             raise PipelineError(
                 f"stage {number} is sharded, so its activations cannot be offloaded yet"
             )
+    if overlapped_of(module, number) is not None:
+        raise PipelineError(
+            f"stage {number} is sharded, so its method `overlapped` cannot be called yet: its "
+            "forwards and backwards run one after the other without it"
+        )
 
 
 def _check_cut(number: int, module: nn.Module) -> None:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from schedlang.runtime.cutting.partition import partition
+from schedlang.runtime.stage.components import end_component
 from schedlang.schedule.layout import Layout
 
 #: Bytes that the model sees at once, where they need not divide into slices.
@@ -74,8 +75,9 @@ class Block(nn.Module):
             query, key, value, attn_mask=mask, is_causal=mask is None
         )
         x = x + self.merge(mixed.transpose(1, 2).reshape(rows, length, width))
+        x = end_component(x)
         fed: Tensor = self.down(F.gelu(self.up(self.norm(x))))
-        return x + fed, seen
+        return end_component(x + fed), seen
 
 
 class Head(nn.Module):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from schedlang.language.expand import check_text, expand, parameters
 from schedlang.language.faults import Fault
 from schedlang.language.imports import load
 from schedlang.language.sites import ClaimSite
+from schedlang.parametric.budget import Budget
 from schedlang.parametric.certificate import certificate, certified
 from schedlang.parametric.claims import claims_for_all
 from schedlang.parametric.coverage import check_coverage
@@ -71,6 +73,9 @@ _MOST_BASE = 200
 _BASE_PER_RANK = 16
 _MOST_CLASSES = 64
 
+#: Up to how many microbatches for each rank sizes are compiled where nothing is known of all.
+_LOOKED_UP_TO = 2
+
 _REFUSED = "require"
 
 
@@ -85,7 +90,8 @@ class Class:
     outcome: str = ""
     reason: str = ""
     figures: Figures | None = None
-    certificate: dict[str, Any] | None = None
+    #: What makes its part of the certificate, if it has one.
+    certify: Callable[[], dict[str, Any]] | None = None
     #: Where the program writes its own transfers: what repeats, or why nothing does.
     transfers: Repeated | str | None = None
     #: Whether passes make its order; and up to how many microbatches they were seen to go on alike.
@@ -147,8 +153,9 @@ class _Prover:
     names: tuple[str, ...]
     sizes: dict[int, _Size] = field(factory=dict)
     schedules: dict[int, Schedule] = field(factory=dict)
+    budget: Budget = field(factory=Budget)
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """How many ranks there are."""
         return parameters(self.tree, {**self.params, "microbatches": 1})["ranks"]
@@ -167,7 +174,7 @@ class _Prover:
             one = evolve(one, base=max(one.base, base))
             doing(f"{self.tree.name.text}: microbatches = {one.base} + {one.period} n")
             try:
-                done.append(self.judged(one))
+                done.append(self.looked_at(self.judged(one)))
                 begins[one.period] = done[-1].base // one.period
             except NeedsPeriod as needs:
                 count += needs.factor - 1
@@ -183,6 +190,15 @@ class _Prover:
         return self.told(done)
 
     # One class
+
+    def looked_at(self, one: Class) -> Class:
+        """A class, of which nothing may be known: then all but the sizes that are looked at one by
+        one, which are few.
+        """
+        periods = -(-(_LOOKED_UP_TO * self.ranks + 1 - one.base) // one.period)
+        if one.outcome != "unknown" or periods <= 0 or self.budget.is_spent:
+            return one
+        return evolve(one, base=one.base + periods * one.period)
 
     def judged(self, one: Class) -> Class:
         """A class, maybe from a larger base on, with its outcome."""
@@ -232,7 +248,7 @@ class _Prover:
         """A class that is proved, or wrong by a claim; raises what is needed for that."""
         if one.is_searched:
             return self.followed(one)
-        expansion = expand_for_all(self.tree, self.params, one.base, one.period)
+        expansion = expand_for_all(self.tree, self.params, one.base, one.period, self.budget)
         schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
         orders = in_use(orders_of(expansion, unroll), schedules[0].layout)
         claims = [(expansion.sites.claims[claim.location], claim) for claim in expansion.claims]
@@ -291,27 +307,16 @@ class _Prover:
             one,
             outcome=outcome,
             figures=figures,
-            certificate=self.certified(one, stamped, orders.stride, figures, first),
+            certify=_certify(one, stamped, orders.stride, figures, first),
             transfers=_repeated(all_orders, schedules) if writes else None,
         )
-
-    def certified(
-        self, one: Class, stamped: Stamped, stride: int, figures: Figures, schedule: Schedule
-    ) -> dict[str, Any] | None:
-        """The part of a class in the certificate; None where it has what no certificate has."""
-        has_updates = any(
-            op.kind == Kind.U
-            for timed in stamped.timed
-            for batch in timed.piece.batches
-            for op in batch
-        )
-        if has_updates or schedule.costs.overlap_times:
-            return None
-        return certified(one.base, one.period, stamped, stride, figures, schedule)
 
     def expanded(self, one: Class, n: int) -> Schedule:
         """The schedule of ops at a size of a class."""
         microbatches = one.base + one.period * n
+        if microbatches not in self.schedules:
+            # Of each microbatch a rank does a forward and a backward at least.
+            self.budget.spend(2 * self.ranks * microbatches)
         try:
             return self.ops(microbatches)
         except CompileError as error:
@@ -380,7 +385,9 @@ class _Prover:
             }
         )
         for size in small:
-            self.at(size)
+            if not self.budget.is_spent:
+                self.budget.spent += 2 * self.ranks * size
+                self.at(size)
         verdicts = {name: self.verdict(name, classes, small) for name in self.names}
         laws = tuple(self.laws(classes, small))
         return Proof(
@@ -388,10 +395,10 @@ class _Prover:
             self.fixed(),
             ("microbatches",),
             verdicts,
+            partial(self.certificate, classes),
             laws,
             claims_for_all(self.tree, self.whole),
             argument="it follows from the text of the program" if laws else "",
-            certificate=self.certificate(classes),
         )
 
     def fixed(self) -> dict[str, int]:
@@ -404,7 +411,7 @@ class _Prover:
 
     def certificate(self, classes: list[Class]) -> dict[str, Any] | None:
         """The certificate of the classes that are right, where there are any."""
-        parts = [one.certificate for one in classes if one.certificate]
+        parts = [one.certify() for one in classes if one.certify]
         return certificate(self.source.text, self.params, parts) if parts else None
 
     def verdict(self, name: str, classes: list[Class], small: list[int]) -> Verdict:
@@ -418,7 +425,10 @@ class _Prover:
             if outcome == "unknown" and reason not in reasons:
                 reasons.append(reason)
         for size in small:
-            groups[self.at(size).on(name)][0].add(size)
+            outcome = self.sizes[size].on(name) if size in self.sizes else "unknown"
+            groups[outcome][0].add(size)
+        if any(size not in self.sizes for size in small):
+            reasons.append("some would take too long one by one: see `schedc check --for`")
         sets = {
             word: Sizes(frozenset(single), tuple(progressions))
             for word, (single, progressions) in groups.items()
@@ -486,7 +496,7 @@ class _Prover:
                 law = in_microbatches(_figure(one, figure), one.base, one.period)
                 pieces.setdefault(law, (set(), []))[1].append((one.base, one.period))
             for size in small:
-                values = self.at(size).figures
+                values = self.sizes[size].figures if size in self.sizes else None
                 if values is None:
                     continue
                 for (constant, slope), (single, _) in pieces.items():
@@ -497,6 +507,23 @@ class _Prover:
                 where = Sizes(frozenset(single), tuple(progressions)).text()
                 texts.append((where, expression(law)))
             yield Law(figure, tuple(texts))
+
+
+def _certify(
+    one: Class, stamped: Stamped, stride: int, figures: Figures, schedule: Schedule
+) -> Callable[[], dict[str, Any]] | None:
+    """What makes the part of a class in the certificate; None where it has what no certificate
+    has.
+    """
+    has_updates = any(
+        op.kind == Kind.U
+        for timed in stamped.timed
+        for batch in timed.piece.batches
+        for op in batch
+    )
+    if has_updates or schedule.costs.overlap_times:
+        return None
+    return partial(certified, one.base, one.period, stamped, stride, figures, schedule)
 
 
 def _pattern(classes: list[Class]) -> str:

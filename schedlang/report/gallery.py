@@ -22,7 +22,8 @@ _HEAD = f"""\
 # The gallery
 
 Published schedules, each in a few lines. `make gallery` writes this page; `schedc simulate` gives
-the same figures.
+the same figures. What some of them are said to gain is in
+[published-gains.md](../docs/published-gains.md), beside what is predicted.
 
 Times are in unit costs: on every stage, {_TIMES}; ops that overlap take as long as one after the
 other; or in those that the program gives. So makespans and peaks compare between programs that cut

@@ -35,6 +35,7 @@ REFUSED = {
     "terapipe": "slices of microbatches",
     "unet_1f1b": "skips from stage to stage",
     "frozen_1f1b": "frozen stages",
+    "recycle": "second pipeline",
     "two_encoders": "stages that are no chain",
     "distillation": "several models",
     "rlhf": "several models",

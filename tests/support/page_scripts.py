@@ -229,6 +229,25 @@ def experts() -> Iterator[Names]:
     assert 3 <= found["balance"] < 6
 
 
+def components() -> Iterator[Names]:
+    """Stages whose forwards and backwards take turns."""
+    from schedlang.runtime import end_component
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.router, self.experts = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = end_component(x + self.attention(x))
+            return x + self.router(x).softmax(-1) * self.experts(x)
+
+    names = common(program("interleaved_overlap", ranks=2, microbatches=4))
+    names |= {"Layer": Layer, "end_component": end_component}
+    yield names
+    assert (names["losses"] is None) == (dist.get_rank() != 1)
+
+
 class TowerAndHead(nn.Module):
     """A tower, some layers and a head."""
 
@@ -485,6 +504,7 @@ SCRIPTS: dict[str, Callable[[], Iterator[Names]]] = {
         elastic,
         skips,
         decoder,
+        components,
         experts,
         frozen,
         graph,
