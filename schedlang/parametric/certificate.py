@@ -124,6 +124,7 @@ def _setting(schedule: Schedule) -> dict[str, Any]:
         "slices": layout.slices,
         "placement": list(layout.placement),
         "pipelines": [[pipeline.start, pipeline.stop] for pipeline in layout.pipelines],
+        "models": layout.models,
         "edges": [[earlier, later] for later in stages for earlier in layout.before[later]],
         "frozen": [stage for stage in stages if not layout.trains(stage)],
         "takes": {kind.name: _numbers(durations[kind]) for kind in _KINDS},

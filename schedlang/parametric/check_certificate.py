@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 MAKES = {"F": "F", "B": "BW", "I": "B", "W": "W", "R": "R"}
-_LAID_OUT = ("placement", "pipelines", "edges")
+_LAID_OUT = ("placement", "pipelines", "models", "edges")
 ZERO, ONE = (Fraction(0),) * 2, (Fraction(1), Fraction(0))
 
 
@@ -70,7 +70,7 @@ class _Class:
     def __init__(self, one: Any) -> None:
         self.size = _number([one["base"], one["period"]], 2, True)
         self.slices, self.stride = map(int, _number([one["slices"], one["stride"]], 2, True))
-        self.placement, self.pipelines, self.edges = map(one.get, _LAID_OUT)
+        self.placement, self.pipelines, self.models, self.edges = map(one.get, _LAID_OUT)
         self.stages, self.frozen = list(range(len(self.placement))), one["frozen"]
         self.units = [_number(units, 2, True) for units in one["units"]]
         self.ways = {tuple(key): Fraction(way) for *key, way in one["ways"]}
@@ -107,11 +107,14 @@ class _Class:
         """Wrong unless all of it is so."""
         ordered = [stage for start, stop in self.pipelines for stage in range(start, stop)]
         _hold(ordered == self.stages == list(range(len(self.units))), "the stages are others")
-        total = ZERO
+        size = ZERO
+        # Pipelines are replicas, which share the microbatches, or models: the first has them.
+        sharing = self.pipelines[:1] if self.models else self.pipelines
         for start, stop in self.pipelines:
             _hold(set(self.units[start:stop]) == {self.units[start]}, "stages run other numbers")
-            total = _plus(total, self.units[start], Fraction(1, self.slices))
-        _hold(total == self.size, "other microbatches")
+            if [start, stop] in sharing:
+                size = _plus(size, self.units[start], Fraction(1, self.slices))
+        _hold(size == self.size, "other microbatches")
         # Only what is trained, or comes after something that is, has a backward.
         backward: set[Any] = set()
         for stage in self.stages * any(thing in "BW" for thing, _ in self.made):

@@ -141,6 +141,7 @@ class _Run:
             "skip": self.edge,
             "edge": self.edge,
             "frozen": lambda start, stop, _: (_whole(start), _whole(stop)),
+            "frozen_model": lambda *_: None,
             "price": self.price,
             "change": self.change,
         }
