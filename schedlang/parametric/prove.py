@@ -296,7 +296,8 @@ class _Prover:
             for batch in timed.piece.batches
             for op in batch
         )
-        if has_updates or schedule.costs.overlap_times or schedule.layout.edges:
+        overlaps = schedule.costs.overlap_times or schedule.costs.components
+        if has_updates or overlaps or schedule.layout.edges:
             return None
         return certified(one.base, one.period, stamped, stride, figures, schedule)
 
