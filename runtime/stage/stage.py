@@ -37,12 +37,14 @@ from schedlang.runtime.stage.entry import changeable, works_in_place
 from schedlang.runtime.stage.random_state import random_state, set_random_state
 from schedlang.runtime.stage.split_backward import Split, has_reentrant_checkpoint, warn_of
 from schedlang.runtime.torch_private import Substitution, TreeSpec, changes_of, run_backward
+from schedlang.runtime.transport.announcement import Shares
 from schedlang.runtime.values import (
     Value,
     flatten,
     has_gradient,
     leaves_of,
     of_its_own,
+    wants_gradient,
     without_graph,
 )
 from schedlang.schedule.kinds import Kind
@@ -196,6 +198,8 @@ class Stage:
         self.gradients: dict[int, list[Tensor | None]] = {}
         self.input_gradients: dict[int, list[Tensor | None]] = {}
         self.targets: dict[int, Value] = {}
+        #: How much the losses of this step count beside each other.
+        self.shares = Shares()
         self.extras: dict[int, Mapping[str, Any]] = {}
         self.keeps_results = False
         self.results: dict[int, Value] = {}
@@ -285,6 +289,7 @@ class Stage:
             # Tensors of its own, or R would call the hooks that this run registers as well.
             self._run_without_graph(microbatch, of_its_own(input))
         elif not self.plan.has_backward:
+            self._check_wants_none(input)
             self._run_without_graph(microbatch, input)
         else:
             run = Forward(microbatch, input, self._options(microbatch), has_graph=True)
@@ -293,6 +298,14 @@ class Stage:
                 self.outputs[microbatch] = output
         if self.stage_after is not None:
             self._handed_on[microbatch] = self._changes_of(self.outputs[microbatch])
+
+    def _check_wants_none(self, input: Value) -> None:
+        """PipelineError where the inputs of a stage without a backward want a gradient."""
+        if wants_gradient(input):
+            raise PipelineError(
+                f"`inputs` of stage {self.number} want a gradient, and the stage is frozen in the "
+                "plan, so no backward comes to them: detach them, or take the stage out of `frozen`"
+            )
 
     def _run_without_graph(self, microbatch: int, input: Value) -> None:
         """Make the output by a run that no backward follows."""
@@ -428,7 +441,7 @@ class Stage:
         if components is not None and components.ends:
             self._components[microbatch] = components
         roots = [*filter(has_gradient, tensors), *run.roots]
-        added = root_of(run.added)
+        added = root_of(run.added) if run.added else None
         if added is not None:
             self._have_added.add(microbatch)
             roots.append(added)
@@ -442,7 +455,8 @@ class Stage:
                 root for root in (*roots, *self._made(microbatch)) if root.requires_grad
             )
         if self.loss is not None:
-            self.gradients[microbatch] = [torch.full_like(tensors[0], self.loss.scale)]
+            scale = self.loss.scale * self.shares.of(microbatch)
+            self.gradients[microbatch] = [torch.full_like(tensors[0], scale)]
             return tensors[0].detach()
         return run.handed_on(tensors, tree)
 
@@ -543,7 +557,9 @@ class Stage:
             )
         is_again = run.microbatch in self.plan.recomputed
         if run.has_graph or run.is_evaluation or not is_again:
-            for name, value in total_of(run.added).items():
+            share = self.shares.of(run.microbatch)
+            for name, total in total_of(run.added).items():
+                value = total * share
                 self.added[name] = self.added[name] + value if name in self.added else value
 
     def _loss_of(self, run: Forward, loss: Loss) -> Tensor:
@@ -576,7 +592,8 @@ class Stage:
             call(run)
         if microbatch in self._have_added:
             self._have_added.remove(microbatch)
-            run.gradients.append(torch.full_like(roots[-1], self._added_scale))
+            scale = self._added_scale * self.shares.of(microbatch)
+            run.gradients.append(torch.full_like(roots[-1], scale))
         return run
 
     def _surroundings(self, run: Backward) -> AbstractContextManager[Any]:
