@@ -521,7 +521,7 @@ def _certify(
         for batch in timed.piece.batches
         for op in batch
     )
-    if has_updates or schedule.costs.overlap_times:
+    if has_updates or schedule.costs.overlap_times or schedule.costs.components:
         return None
     return partial(certified, one.base, one.period, stamped, stride, figures, schedule)
 
