@@ -76,8 +76,8 @@ What is published for shards is {least:.0%} to {most:.0%} below what is predicte
 80 to 91% of the throughput of the whole layer (table 3 of the paper), and their sums take time on
 the link. The input layer, which is cut there and stays whole here, is too small to be seen. Layers
 spread anew mostly gain less than predicted: costs are numbers of operations, and an output layer
-does not take as long as other layers of as many. Activations: the program claims the peak of the paper, two
-microbatches more than 1F1B on each rank.
+does not take as long as other layers of as many. Activations: the program claims the peak of the
+paper, two microbatches more than 1F1B on each rank.
 """
 RECYCLE_TEXT = """\
 ## ReCycle

@@ -105,7 +105,8 @@ class _Scope:
     #: Values, and of those the variables of loops.
     values: list[str] = field(factory=list)
     loops: list[str] = field(factory=list)
-    functions: dict[str, syntax.Fn] = field(factory=dict)
+    #: Functions, and lists, which are functions of a number.
+    functions: dict[str, syntax.Fn | syntax.List] = field(factory=dict)
 
     def copy(self) -> _Scope:
         """The same names, for a block that may have more of its own."""
@@ -160,6 +161,8 @@ class Codegen:
                 if self.notes_variables:
                     return f"own_stage({self.expression(number)}, {location})"
                 return f"chunks[{self.expression(number)}]"
+            case expressions.Element(name, number):
+                return f"{variable(name.text)}({self.expression(number)}, {self.location(node)})"
             case expressions.Call(name, args):
                 called = name.text if name.text in BUILTINS else variable(name.text)
                 if name.text in BUILTINS and len(args) == 1 and name.text != "abs":
@@ -231,7 +234,7 @@ class Codegen:
             case syntax.Fn():
                 # What it calls and refers to stays the same; ranks mostly ask for the same values.
                 return ["@remembered", *self.statement(item)]
-            case syntax.Let() | syntax.Require() | syntax.Assert():
+            case syntax.Let() | syntax.List() | syntax.Require() | syntax.Assert():
                 return self.statement(item)
             case syntax.Stage():
                 return [f"stages({self.stage_line(item)})"]
@@ -346,6 +349,10 @@ class Codegen:
                 line = f"{variable(name.text)} = {self.expression(value)}"
                 self._scope.values.append(name.text)
                 return [line]
+            case syntax.List(name, values):
+                texts = "".join(f"{self.expression(value)}, " for value in values)
+                self._scope.functions[name.text] = node
+                return [f"{variable(name.text)} = listed({name.text!r}, ({texts}))"]
             case syntax.Fn(name, params, body):
                 names = ", ".join(variable(param.text) for param in params)
                 line = f"def {variable(name.text)}({names}): return {self.expression(body)}"
@@ -435,7 +442,7 @@ class Codegen:
         location = self.location(node.condition)
         # What the condition refers to, and what the functions refer to that it calls.
         values: list[str] = []
-        functions: dict[str, syntax.Fn] = {}
+        functions: dict[str, syntax.Fn | syntax.List] = {}
         figures: set[str] = set()
         waiting: list[tuple[syntax.Node, set[str]]] = [(node.condition, set())]
         while waiting:
@@ -443,7 +450,10 @@ class Codegen:
             for name in sorted(references(expression) - parameters - functions.keys()):
                 if name in self._scope.functions:
                     function = functions[name] = self._scope.functions[name]
-                    waiting.append((function.body, {param.text for param in function.params}))
+                    if isinstance(function, syntax.List):
+                        waiting += [(value, set()) for value in function.values]
+                    else:
+                        waiting.append((function.body, {param.text for param in function.params}))
                 elif name in self._scope.values:
                     values.append(name)
                 elif name not in self.pipelines and name not in BUILTINS:

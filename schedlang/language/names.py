@@ -104,6 +104,11 @@ class Checker(Scopes):
             case syntax.Let(name, value):
                 self.expression(value, scope)
                 self.declare(name, scope, is_decimal=is_decimal(value, scope))
+            case syntax.List(name, values):
+                for value in values:
+                    self.expression(value, scope)
+                has_decimals = any(is_decimal(value, scope) for value in values)
+                self.declare(name, scope, is_decimal=has_decimals, is_list=True)
             case syntax.Fn(name, params, body):
                 gives_decimals = False
                 if not self.recursion(node, functions, scope):

@@ -103,6 +103,7 @@ class _Builder(Transformer[Token, Any]):
             "names",
             "indices",
             "args",
+            "elements",
             "ops",
             "transfers",
             "rows",

@@ -23,12 +23,13 @@ _MOST_DIGITS = 18
 @frozen
 class Declared:
     """A name in scope; `arity` is the least and the most arguments of a function, None for a value.
-    A value that `is_decimal` need not be whole, nor what such a function gives.
+    A value that `is_decimal` need not be whole, nor what such a function gives, or such a list has.
     """
 
     span: Span
     arity: tuple[int, int] | None = None
     is_decimal: bool = False
+    is_list: bool = False
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -62,6 +63,7 @@ class Scopes:
         scope: dict[str, Declared],
         arity: tuple[int, int] | None = None,
         is_decimal: bool = False,
+        is_list: bool = False,
     ) -> None:
         """Bring a name into scope; a name never has two meanings in one place."""
         if name.text in BUILTINS:
@@ -72,7 +74,7 @@ class Scopes:
             message = f"`{name.text}` is already declared"
             self.report("duplicate-name", message, Label(name.span), first, help=help)
         else:
-            scope[name.text] = Declared(name.span, arity, is_decimal)
+            scope[name.text] = Declared(name.span, arity, is_decimal, is_list)
 
     def inner(self, scope: dict[str, Declared], *names: syntax.Name) -> dict[str, Declared]:
         """A scope inside another, with names of its own."""
@@ -116,6 +118,10 @@ class Scopes:
                 self.reference(node, name, scope)
             case expressions.Call(name, args):
                 self.call(node, name, len(args), scope)
+            case expressions.Element(name, number):
+                self.element(node, name, scope)
+                if is_decimal(number, scope):
+                    self.whole(number, "the number of a value", scope)
             case expressions.Number(value) if value > LARGEST:
                 self.report("too-large", "a number beyond 10^18", Label(node.span))
             case expressions.Decimal(text) if is_too_long(text):
@@ -148,6 +154,21 @@ class Scopes:
             self.report(
                 "unknown-name", f"`{name}` is a function: write `{name}(…)`", Label(node.span)
             )
+        elif scope[name].is_list:
+            message = f"`{name}` is a list: write `{name}[0]` for its first value"
+            self.report("unknown-name", message, Label(node.span))
+
+    def element(self, node: syntax.Node, name: syntax.Name, scope: dict[str, Declared]) -> None:
+        """Check that a name is known, as a list."""
+        declared = scope.get(name.text)
+        if declared is not None and declared.is_list:
+            return
+        lists = [known for known in scope if scope[known].is_list]
+        help = nearest(name.text, lists) or "a list is declared as `let depth = [3, 2, 1]`"
+        what = (
+            f"no list `{name.text}` in scope" if declared is None else f"`{name.text}` is no list"
+        )
+        self.report("unknown-name", what, Label(name.span), help=help)
 
     def call(
         self, node: syntax.Node, name: syntax.Name, count: int, scope: dict[str, Declared]
@@ -189,6 +210,8 @@ def is_decimal(node: syntax.Node, scope: dict[str, Declared]) -> bool:
             return True
         case expressions.Reference(name):
             return name in scope and scope[name].is_decimal
+        case expressions.Element(name):
+            return name.text in scope and scope[name.text].is_decimal
         case expressions.Call(name, args):
             is_function = name.text in scope and scope[name.text].is_decimal
             return is_function or any(is_decimal(arg, scope) for arg in args)

@@ -12,7 +12,7 @@ from schedlang.language.names import FIGURES, Checker
 from schedlang.language.scopes import Declared
 
 #: The statements and items that bring a name into scope behind them, in the block they stand in.
-_BEHIND = (syntax.Param, syntax.Let, syntax.Fn, syntax.Pipeline)
+_BEHIND = (syntax.Param, syntax.Let, syntax.List, syntax.Fn, syntax.Pipeline)
 
 
 @frozen
@@ -96,6 +96,11 @@ class _Recorder(Checker):
     ) -> None:
         """Keep what a function is, if it is known."""
         super().call(node, name, count, scope)
+        self.use(name.span, name.text, scope)
+
+    def element(self, node: syntax.Node, name: syntax.Name, scope: dict[str, Declared]) -> None:
+        """Keep what a list is, if it is known."""
+        super().element(node, name, scope)
         self.use(name.span, name.text, scope)
 
     def use(self, place: Span, name: str, scope: dict[str, Declared]) -> None:

@@ -65,6 +65,14 @@ class Let(Node):
 
 
 @frozen(eq=False, repr=False)
+class List(Node):
+    """`let name = [values]`."""
+
+    name: Name
+    values: tuple[Node, ...]
+
+
+@frozen(eq=False, repr=False)
 class Fn(Node):
     """`fn name(params) = body`."""
 

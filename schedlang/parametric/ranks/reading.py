@@ -265,6 +265,8 @@ class _Reader:
                 self.where = self.evaluator.truth(condition, self.scope, self.where)
             case syntax.Let():
                 self.evaluator.bind(item, self.scope, self.where)
+            case syntax.List(name, values):
+                self.scope.lists[name.text] = values
             case syntax.Fn(name):
                 self.scope.functions[name.text] = (item, self.scope)
             case syntax.Stage():
