@@ -30,6 +30,7 @@ class Declared:
     arity: tuple[int, int] | None = None
     is_decimal: bool = False
     is_list: bool = False
+    is_sequence: bool = False
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -64,6 +65,7 @@ class Scopes:
         arity: tuple[int, int] | None = None,
         is_decimal: bool = False,
         is_list: bool = False,
+        is_sequence: bool = False,
     ) -> None:
         """Bring a name into scope; a name never has two meanings in one place."""
         if name.text in BUILTINS:
@@ -74,7 +76,7 @@ class Scopes:
             message = f"`{name.text}` is already declared"
             self.report("duplicate-name", message, Label(name.span), first, help=help)
         else:
-            scope[name.text] = Declared(name.span, arity, is_decimal, is_list)
+            scope[name.text] = Declared(name.span, arity, is_decimal, is_list, is_sequence)
 
     def inner(self, scope: dict[str, Declared], *names: syntax.Name) -> dict[str, Declared]:
         """A scope inside another, with names of its own."""
@@ -150,6 +152,8 @@ class Scopes:
                 Label(node.span),
                 help=NAMES.get(name) or nearest(name, values),
             )
+        elif scope[name].is_sequence:
+            self.report("unknown-name", _sequence(name), Label(node.span))
         elif scope[name].arity is not None:
             self.report(
                 "unknown-name", f"`{name}` is a function: write `{name}(…)`", Label(node.span)
@@ -175,6 +179,9 @@ class Scopes:
     ) -> None:
         """Check that a function is known, and takes so many arguments."""
         declared = scope.get(name.text)
+        if declared is not None and declared.is_sequence:
+            self.report("unknown-name", _sequence(name.text), Label(name.span))
+            return
         if declared is not None and declared.arity is not None:
             least, most = declared.arity
         elif name.text in BUILTINS:
@@ -189,6 +196,26 @@ class Scopes:
                 "unknown-name", f"no function `{name.text}` in scope", Label(name.span), help=help
             )
             return
+        self.arguments(node, name, count, least, most)
+
+    def run(self, node: syntax.Run, scope: dict[str, Declared]) -> None:
+        """Check that a sequence is known, and takes so many arguments."""
+        name = node.name
+        declared = scope.get(name.text)
+        if declared is None or declared.arity is None or not declared.is_sequence:
+            known = [known for known in scope if scope[known].is_sequence]
+            help = nearest(name.text, known) or "a sequence is declared as `seq drain(n) { … }`"
+            message = f"no sequence `{name.text}` in scope"
+            if declared is not None:
+                message = f"`{name.text}` is no sequence"
+            self.report("unknown-name", message, Label(name.span), help=help)
+            return
+        self.arguments(node, name, len(node.args), *declared.arity)
+
+    def arguments(
+        self, node: syntax.Node, name: syntax.Name, count: int, least: int, most: int
+    ) -> None:
+        """Check that something takes so many arguments."""
         if not least <= count <= most:
             if least == most:
                 takes = counted(least, "argument")
@@ -201,6 +228,10 @@ class Scopes:
                 f"`{name.text}` with {counted(count, 'argument')}, it takes {takes}",
                 Label(node.span),
             )
+
+
+def _sequence(name: str) -> str:
+    return f"`{name}` is a sequence: write `run {name}(…)`, as a statement"
 
 
 def is_decimal(node: syntax.Node, scope: dict[str, Declared]) -> bool:

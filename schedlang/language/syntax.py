@@ -82,6 +82,15 @@ class Fn(Node):
 
 
 @frozen(eq=False, repr=False)
+class Seq(Node):
+    """`seq name(params) { … }`: statements with a name."""
+
+    name: Name
+    params: tuple[Name, ...]
+    body: Block
+
+
+@frozen(eq=False, repr=False)
 class Range(Node):
     """`start .. stop`, without `stop`."""
 
@@ -312,6 +321,14 @@ class If(Node):
     condition: Node
     then: Block
     otherwise: If | Block | None
+
+
+@frozen(eq=False, repr=False)
+class Run(Node):
+    """`run name(args)`: the statements of a sequence."""
+
+    name: Name
+    args: tuple[Node, ...]
 
 
 @frozen(eq=False, repr=False)

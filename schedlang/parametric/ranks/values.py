@@ -68,10 +68,13 @@ class Scope:
     functions: dict[str, tuple[syntax.Fn, Scope]] = field(factory=dict)
     pipelines: dict[str, StageFunction] = field(factory=dict)
     lists: dict[str, tuple[syntax.Node, ...]] = field(factory=dict)
+    sequences: dict[str, tuple[syntax.Seq, Scope]] = field(factory=dict)
 
     def inner(self) -> Scope:
         """The same names, for a block that may have more of its own."""
-        return Scope(dict(self.values), dict(self.functions), self.pipelines, self.lists)
+        return Scope(
+            dict(self.values), dict(self.functions), self.pipelines, self.lists, self.sequences
+        )
 
 
 @define
