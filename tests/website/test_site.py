@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
+from schedlang.editor.colours import coloured
 from schedlang.files.programs import names, text_of
 from tests.support.chromium import chromium, violations
 from tests.support.paths import ROOT
@@ -212,7 +213,7 @@ def test_every_program_of_the_gallery(page: Page, address: str) -> None:
 def test_mistakes_and_repairs(page: Page, address: str) -> None:
     open_playground(page, address)
     write(page, WRONG)
-    assert "error[repeated-op]" in page.locator("#messages").inner_text()
+    assert "error[missing-op]" in page.locator("#messages").inner_text()
     assert "error" in page.locator("#status").inner_text()
     assert page.locator(".cm-lintRange-error").count()
     write(page, HANGS)
@@ -227,12 +228,12 @@ def test_mistakes_and_repairs(page: Page, address: str) -> None:
 
 def test_colours_are_those_of_the_grammar(page: Page, address: str) -> None:
     open_playground(page, address)
-    write(page, "schedule send { param ranks = 2 rank send { F(next) } }")
-    coloured = page.locator(".cm-line span[class^=tok-]").evaluate_all(
+    text = "schedule fill { param ranks = 2 rank r { F(next) } } # words that are names"
+    write(page, text)
+    seen = page.locator(".cm-line span[class^=tok-]").evaluate_all(
         "all => all.map((each) => [each.className, each.textContent])"
     )
-    assert coloured[:2] == [["tok-keyword", "schedule"], ["tok-name", "send"]]
-    assert ["tok-op", "F"] in coloured
+    assert seen == [[f"tok-{of.value}", text[start:end]] for start, end, of in coloured(text)]
 
 
 def test_an_address_shows_others_the_same(page: Page, address: str) -> None:
