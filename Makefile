@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .PHONY: demo example test large test-torch test-browser test-editor site titan explore models trainings faults pages nodes fuzz
-.PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table reference pictures
+.PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table gains reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 .PHONY: bench-partition bench-search-runs
 
@@ -197,6 +197,10 @@ editor-grammars: .venv/installed
 # What the gallery takes on the transports of GPUs, by simulation; a test holds it current.
 transport-table: .venv/installed
 	$(BIN)/python benchmarks/transports.py > docs/transport-table.md
+
+# What published schedules are said to gain, and what is predicted for them; a test holds it current.
+gains: .venv/installed
+	$(BIN)/python benchmarks/gains.py > docs/published-gains.md
 
 # The gallery, proved for any number of microbatches.
 prove: .venv/installed

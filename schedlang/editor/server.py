@@ -101,6 +101,7 @@ class Document:
 
     async def read(self) -> None:
         """Wait until it is known whether the newest text is a program."""
+        # A key that comes meanwhile puts new progress here, and sets the old one to wake us up.
         while not self.progress.is_read.is_set():
             await self.progress.is_read.wait()
 
@@ -143,6 +144,11 @@ class Server(LanguageServer):
 
     async def look_at(self, document: Document, progress: Progress, pause: float) -> None:
         """Find out all about a text, and tell it piece by piece."""
+        # What a key starts, and the next key ends, wherever it is by then:
+        #
+        #     key ─ pause ─► syntax, names ─► expansion ─► proof ─► figures, costs of lines
+        #                    │ is_read                              │ is_done
+        #                    └─► definition, rename, completion     └─► hover, lens, hints
         await asyncio.sleep(pause)
         analysis = Analysis(document.source)
         told: Analysis | None = None

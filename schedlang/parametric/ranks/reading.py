@@ -24,6 +24,7 @@ from attrs import define, evolve, field, frozen
 
 from schedlang.diagnostics.source import Span
 from schedlang.language import expressions, syntax
+from schedlang.language.arithmetic import steps_of
 from schedlang.language.codegen import generate
 from schedlang.language.sites import CallSite, Sites
 from schedlang.parametric.ranks.counting import RANK, Many, Order, how_many_before, renamed
@@ -268,10 +269,12 @@ class _Reader:
                 self.scope.functions[name.text] = (item, self.scope)
             case syntax.Stage():
                 self.line("", item, self.scope.values["microbatches"])
-            case syntax.Pipeline(name, None, None, microbatches, stage):
+            case syntax.Pipeline("model"):
+                raise Unreadable("several models", item.span)
+            case syntax.Pipeline(_, name, None, None, microbatches, stage):
                 share = self.evaluator.value(microbatches, self.scope, self.where)
                 self.line(name.text, stage, share)
-            case syntax.Pipeline(name):
+            case syntax.Pipeline():
                 raise Unreadable("pipelines with numbers", item.span)
             case syntax.Skip():
                 self.skip(item)
@@ -429,10 +432,11 @@ class _Reader:
                 holds = self.evaluator.truth(condition, scope, where)
                 refused = without(where - holds, place.indices)
                 self.where = self.where - refused
-            case syntax.For(name, range, body):
+            case syntax.For(name, range, step, body):
                 start = self.evaluator.value(range.start, scope, where)
                 stop = self.evaluator.value(range.stop, scope, where)
-                self.loop(name.text, start, stop, body, scope, where, place)
+                by = 1 if step is None else self.step(step, scope, where)
+                self.loop(name.text, start, stop, body, scope, where, place, by)
             case syntax.Repeat(times, body):
                 rounds = self.evaluator.value(times, scope, where)
                 negative = where & rounds.lt_set(number(0))
@@ -469,6 +473,15 @@ class _Reader:
         within = where & between(number(0), symbol(UPDATE), symbol(UPDATES))
         self.block(body, scope, within, _Place((1, UPDATE), (*place.indices, UPDATE), place.loops))
 
+    def step(self, node: syntax.Node, scope: Scope, where: isl.Set) -> int:
+        """The step of a range, which must be the same wherever the loop runs."""
+        step = constant(self.evaluator.value(node, scope, where), where)
+        if step is None:
+            raise Unreadable("a range by a step that depends on sizes", node.span)
+        if step == 0:
+            self.evaluator.mistaken("step", "a range by steps of 0", node, where)
+        return step or 1
+
     def loop(
         self,
         name: str,
@@ -478,11 +491,13 @@ class _Reader:
         scope: Scope,
         where: isl.Set,
         place: _Place,
+        step: int = 1,
     ) -> None:
         """Read a loop: few rounds one by one, many as one statement with a symbol."""
         first, last = constant(start, where), constant(stop, where)
         if name and first is not None and last is not None and last - first <= _FEW_ROUNDS:
-            for round in range(first, last):
+            begin, rounds = steps_of(first, last, step, 0)
+            for round in range(begin, begin + step * max(rounds, 0), step):
                 inside = scope.inner()
                 inside.values[name] = number(round)
                 order = place.next()
@@ -491,12 +506,19 @@ class _Reader:
         index = self.new_loop()
         inside = scope.inner()
         loops = place.loops
+        at = symbol(index)
+        if step != 1:
+            # The symbol counts the rounds from 0: what is later must be larger, also where a range
+            # is gone through from its last number down.
+            where = where & at.ge_set(number(0))
+            first_number = start if step > 0 else stop.sub(number(1))
+            at = first_number.add(at.scale_val(isl.Val(step)))
         if name:
-            inside.values[name] = symbol(index)
-            loops = (*loops, name)
+            inside.values[name] = at
+            loops = (*loops, name if step == 1 else "")
         else:
             loops = (*loops, "")
-        within = where & between(start, symbol(index), stop)
+        within = where & between(start, at, stop)
         order = (*place.next(), index)
         self.block(body, inside, within, _Place(order, (*place.indices, index), loops))
 
