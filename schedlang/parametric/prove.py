@@ -427,7 +427,7 @@ class _Prover:
         for size in small:
             outcome = self.sizes[size].on(name) if size in self.sizes else "unknown"
             groups[outcome][0].add(size)
-        if any(size not in self.sizes for size in small):
+        if not reasons and any(size not in self.sizes for size in small):
             reasons.append("some would take too long one by one: see `schedc check --for`")
         sets = {
             word: Sizes(frozenset(single), tuple(progressions))
