@@ -206,10 +206,11 @@ transport-table: .venv/installed
 gains: .venv/installed
 	$(BIN)/python benchmarks/gains.py > docs/published-gains.md
 
-# The gallery, proved for any number of microbatches.
+# The gallery, proved for any number of microbatches at some numbers of ranks: the first and the last.
+RANKS ?= 2 16
 prove: .venv/installed
 	mkdir -p build
-	$(BIN)/python -m tests.support.proof_page > build/proved.md
+	$(BIN)/python -m tests.support.proof_page $(RANKS) > build/proved.md
 	mv build/proved.md docs/proved.md
 
 # Proofs for any number of ranks against the compiler at each size: 5,000 damaged programs at all sizes up to 10 x 30, and closed
