@@ -16,6 +16,8 @@ pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportEr
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.fsdp import fully_shard
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, add_loss, added_losses, end_component
@@ -337,6 +339,32 @@ def test_replicas_count_together(run_ranks: Run) -> None:
     for found in run_ranks(in_replicas, 4).results():
         assert len(found) == 3
         assert max(found) < 1e-12
+
+
+def in_shards(shard: Callable[..., object]) -> float:
+    """The same where FSDP has the replicas, and takes the mean of their gradients."""
+    of = mesh("dp", "pp")
+    replica, rank = place(of)
+    plan = program("zb_h1", ranks=2, microbatches=4)
+    model = one_model(plan.layout)
+    reference = one_model(plan.layout)
+    shard(model[rank], mesh=of["dp"])
+    ours = on(of["pp"], plan, model)
+    batches = [batch_of(STEPS[number], number, reference) for number in range(2)]
+    counts = [[rows * length for rows, length in STEPS[number]] for number in range(2)]
+    inputs, targets = batches[replica]
+    ours.step(inputs, targets, counts=counts[replica])
+    whole = sum(map(sum, counts))
+    for (xs, ys), of_replica in zip(batches, counts, strict=True):
+        for x, y, count in zip(xs, ys, of_replica, strict=True):
+            (nn.functional.mse_loss(alone(reference, x), y) * count / whole).backward()
+    pairs = zip(model[rank].parameters(), reference[rank].parameters(), strict=True)
+    return max(difference(mine.grad.full_tensor(), other.grad) for mine, other in pairs)
+
+
+@pytest.mark.parametrize("shard", [fully_shard, replicate])
+def test_replicas_of_fsdp_count_together(run_ranks: Run, shard: Callable[..., object]) -> None:
+    assert max(run_ranks(partial(in_shards, shard), 4).results()) < 1e-12
 
 
 class Adds(nn.Module):
