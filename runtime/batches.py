@@ -78,7 +78,7 @@ class Batch:
 
     inputs: Value
     targets: Value
-    options: Options | None
+    options: Options | Mapping[str, Options] | None
     evaluates: bool
     rows: int | None = None
     counts: Counts | None = None

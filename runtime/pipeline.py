@@ -115,6 +115,11 @@ class Pipeline:
     plan makes itself). Stages may add losses of their own, see
     `schedlang.runtime.losses.add_loss`, which are scaled alike.
 
+    Where the plan has several models (docs/models.md#several-models), `loss_fn` is one for all of
+    them or one for each, by its name, and the microbatches are those of a stage's own model. After
+    a step or an evaluation, `losses` and `outputs` have what the last stages of this rank have
+    made, by model.
+
     `tied` has for each weight that several stages have, as input and output embeddings, its names
     by stage: `[{0: "byte.weight", 3: "scores.weight"}]`, by default those of `split`; its gradients
     are summed at the end of a step. `transfer_dtype`, bfloat16 or float16, is what activations and
@@ -248,7 +253,7 @@ class Pipeline:
         self,
         inputs: Value = None,
         targets: Value = None,
-        options: Options | None = None,
+        options: Options | Mapping[str, Options] | None = None,
         *,
         counts: Counts | None = None,
         return_outputs: Literal[False] = False,
@@ -259,7 +264,7 @@ class Pipeline:
         self,
         inputs: Value = None,
         targets: Value = None,
-        options: Options | None = None,
+        options: Options | Mapping[str, Options] | None = None,
         *,
         counts: Counts | None = None,
         return_outputs: Literal[True],
@@ -269,7 +274,7 @@ class Pipeline:
         self,
         inputs: Value = None,
         targets: Value = None,
-        options: Options | None = None,
+        options: Options | Mapping[str, Options] | None = None,
         *,
         counts: Counts | None = None,
         return_outputs: bool = False,
@@ -296,6 +301,9 @@ class Pipeline:
 
         What `loss_fn` has given beside the losses is in `extras` on the rank of the last stage: a
         dictionary for each microbatch, or slice of one.
+
+        Of several models all of these are dictionaries by the models' names, and it gives None: see
+        `losses` and `outputs`.
         """
         if self._plan.is_forward_only:
             raise PipelineError("the plan has no backward, it evaluates")
@@ -342,7 +350,7 @@ class Pipeline:
         self,
         inputs: Value = None,
         targets: Value = None,
-        options: Options | None = None,
+        options: Options | Mapping[str, Options] | None = None,
         *,
         rows: int | None = None,
     ) -> list[Value] | None:
