@@ -68,6 +68,7 @@ from schedlang.runtime.saving.model_files import ModelPart, write_model
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.audit import Audit
 from schedlang.runtime.stage.repeats import Verify
+from schedlang.runtime.stage.shards import counting_together
 from schedlang.runtime.stage.stage import LossFn, Stage
 from schedlang.runtime.stage.versions import WeightVersions
 from schedlang.runtime.transport.edges import EdgeWire
@@ -239,7 +240,10 @@ class Pipeline:
         else:
             self._wire = Wire(processes, timeout, self._watchdog)
         rounding = rounding_to(setup.transfer_dtype)
-        self._exchange = Exchange(plan, self._rank, number, self._device, self._wire, rounding)
+        counting = counting_together(processes.replicas, setup.modules.values())
+        self._exchange = Exchange(
+            plan, self._rank, number, self._device, self._wire, rounding, counting
+        )
         self._parts = build_parts(plan, setup, self._stages, self._shared, self._wire)
         self._training = prepare(plan, self._rank, self._stages, self._exchange, self._parts)
         warm_up(plan, processes, self._device)
