@@ -84,7 +84,7 @@ def page(browser: Browser, address: str) -> Iterator[Page]:
     """
     heard: list[str] = []
     opened = browser.new_page(viewport={"width": 1440, "height": 900})
-    opened.set_default_timeout(60 * SECOND)
+    opened.set_default_timeout(180 * SECOND)
 
     def listen(message: ConsoleMessage) -> None:
         heard.append(message.text)
