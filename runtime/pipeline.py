@@ -55,7 +55,7 @@ from schedlang.runtime.gradients.shared_weights import (
     warn_of_equal_weights,
 )
 from schedlang.runtime.losses import LOSS
-from schedlang.runtime.microbatches import SliceLengths, weighted
+from schedlang.runtime.microbatches import Counts, SliceLengths, weighted
 from schedlang.runtime.part import Part
 from schedlang.runtime.processes import processes_of
 from schedlang.runtime.saving.checkpoint import (
@@ -113,6 +113,11 @@ class Pipeline:
     `stop_on_nan` the pipeline ends there, before the weights are updated (but for updates that the
     plan makes itself). Stages may add losses of their own, see
     `schedlang.runtime.losses.add_loss`, which are scaled alike.
+
+    Where the plan has several models (docs/models.md#several-models), `loss_fn` is one for all of
+    them or one for each, by its name, and the microbatches are those of a stage's own model. After
+    a step or an evaluation, `losses` and `outputs` have what the last stages of this rank have
+    made, by model.
 
     `tied` has for each weight that several stages have, as input and output embeddings, its names
     by stage: `[{0: "byte.weight", 3: "scores.weight"}]`, by default those of `split`; its gradients
@@ -244,9 +249,9 @@ class Pipeline:
         self,
         inputs: Value = None,
         targets: Value = None,
-        options: Options | None = None,
+        options: Options | Mapping[str, Options] | None = None,
         *,
-        counts: Sequence[float] | None = None,
+        counts: Counts | None = None,
         return_outputs: Literal[False] = False,
     ) -> Tensor | None: ...
 
@@ -255,9 +260,9 @@ class Pipeline:
         self,
         inputs: Value = None,
         targets: Value = None,
-        options: Options | None = None,
+        options: Options | Mapping[str, Options] | None = None,
         *,
-        counts: Sequence[float] | None = None,
+        counts: Counts | None = None,
         return_outputs: Literal[True],
     ) -> tuple[Tensor | None, list[Value] | None]: ...
 
@@ -265,9 +270,9 @@ class Pipeline:
         self,
         inputs: Value = None,
         targets: Value = None,
-        options: Options | None = None,
+        options: Options | Mapping[str, Options] | None = None,
         *,
-        counts: Sequence[float] | None = None,
+        counts: Counts | None = None,
         return_outputs: bool = False,
     ) -> Tensor | tuple[Tensor | None, list[Value] | None] | None:
         """Run the plan once on a batch; gradients add up in `.grad`.
@@ -288,9 +293,13 @@ class Pipeline:
         of first stages, are how many rows or tokens the loss of each is the mean of: then the
         gradient is that of the mean over all of these, of an update in all replicas. Without it,
         the loss of each microbatch counts the same, and those of a list must have the same shape.
+        Of several models, each has its own, by name.
 
         What `loss_fn` has given beside the losses is in `extras` on the rank of the last stage: a
         dictionary for each microbatch, or slice of one.
+
+        Of several models all of these are dictionaries by the models' names, and it gives None: see
+        `losses` and `outputs`.
         """
         if self._plan.is_forward_only:
             raise PipelineError("the plan has no backward, it evaluates")
@@ -337,7 +346,7 @@ class Pipeline:
         self,
         inputs: Value = None,
         targets: Value = None,
-        options: Options | None = None,
+        options: Options | Mapping[str, Options] | None = None,
         *,
         rows: int | None = None,
     ) -> list[Value] | None:

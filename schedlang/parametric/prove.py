@@ -395,10 +395,10 @@ class _Prover:
             self.fixed(),
             ("microbatches",),
             verdicts,
-            partial(self.certificate, classes),
             laws,
             claims_for_all(self.tree, self.whole),
             argument="it follows from the text of the program" if laws else "",
+            certify=partial(self.certificate, classes),
         )
 
     def fixed(self) -> dict[str, int]:
