@@ -208,7 +208,9 @@ def _even(waits: Waits, costs: Costs) -> Floats:
     durations = costs.durations(waits.schedule.layout)
     overlap = durations.overlap and [fmean(durations.overlap)] * len(durations.overlap)
     even = Durations(
-        {kind: [fmean(each)] * len(each) for kind, each in durations.by_kind.items()}, overlap
+        {kind: [fmean(each)] * len(each) for kind, each in durations.by_kind.items()},
+        overlap,
+        components=durations.components,
     )
     ops = np.flatnonzero(~columns.is_transfer)
     ends: Floats = np.zeros(len(columns))

@@ -20,9 +20,10 @@ import numpy as np
 from schedlang.report.alignment import Change, align
 from schedlang.report.bubbles.attribution import CAUSES
 from schedlang.report.views import palette
+from schedlang.report.views.boxes import Box
 from schedlang.report.views.causes import PARTS, Causes, causes_of
 from schedlang.report.views.packing import Packer, Ticks
-from schedlang.report.views.picture import Box, Picture
+from schedlang.report.views.picture import Picture
 from schedlang.schedule.columns import counts_of
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.naming import Names
