@@ -92,7 +92,8 @@ def certified(
         "stride": stride,
         "placement": list(layout.placement),
         "pipelines": [[pipeline.start, pipeline.stop] for pipeline in layout.pipelines],
-        "models": layout.models,
+        # Pipelines are replicas, which share the microbatches, or models: the first has them.
+        "sharing": 1 if layout.models else len(layout.pipelines),
         "edges": _edges(layout),
         "frozen": [stage for stage in stages if not layout.trains(stage)],
         "units": [_numbers(units) for units in stamped.units],

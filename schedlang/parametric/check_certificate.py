@@ -81,9 +81,11 @@ class _Class:
             one["edges"],
         )
         self.stages, self.frozen = list(range(len(self.placement))), one["frozen"]
-        self.models = one["models"]
+        self.sharing = one["sharing"]
+        _hold(1 <= self.sharing <= len(self.pipelines), "no such pipelines share microbatches")
         self.units = [_number(units, 2) for units in one["units"]]
         _hold(all(a < b for a, b in self.edges), "an edge does not lead forward")
+        _hold(len(set(map(tuple, self.edges))) == len(self.edges), "an edge is there twice")
         _hold(set(self.frozen) <= set(self.stages), "there is no such stage")
         self.ways = {tuple(key): Fraction(way) for *key, way in one["ways"]}
         _hold(all(way >= 0 for way in self.ways.values()), "a message comes before it is sent")
@@ -117,8 +119,8 @@ class _Class:
         ordered = [stage for start, stop in self.pipelines for stage in range(start, stop)]
         _hold(ordered == self.stages == list(range(len(self.units))), "the stages are others")
         size = ZERO
-        # Pipelines are replicas, which share the microbatches, or models: the first has them.
-        sharing = self.pipelines[:1] if self.models else self.pipelines
+        # Those behind are models of their own.
+        sharing = self.pipelines[: self.sharing]
         for start, stop in self.pipelines:
             alike = all(self.units[stage] == self.units[start] for stage in range(start, stop))
             _hold(alike, "the stages of a pipeline run other microbatches")
