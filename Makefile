@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo example test large test-torch test-browser test-editor site titan explore models trainings faults pages nodes fuzz
 .PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table gains reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
-.PHONY: bench-partition bench-search-runs
+.PHONY: bench-partition bench-search-runs bench-overlap
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -176,6 +176,10 @@ bench-walk: .venv/installed
 # What 200 runs with noise take, walked at once, against one simulation.
 bench-runs: .venv/installed
 	$(BIN)/python benchmarks/runs.py
+
+# What overlapping forwards and backwards gains, predicted and published.
+bench-overlap: .venv/installed
+	$(BIN)/python benchmarks/overlap.py
 
 # Predicted against measured step time, for a machine without other work.
 bench-prediction: .venv/installed

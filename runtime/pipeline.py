@@ -55,7 +55,7 @@ from schedlang.runtime.gradients.shared_weights import (
     warn_of_equal_weights,
 )
 from schedlang.runtime.losses import LOSS
-from schedlang.runtime.microbatches import SliceLengths, weighted
+from schedlang.runtime.microbatches import Counts, SliceLengths, weighted
 from schedlang.runtime.part import Part
 from schedlang.runtime.processes import processes_of
 from schedlang.runtime.saving.checkpoint import (
@@ -251,7 +251,7 @@ class Pipeline:
         targets: Value = None,
         options: Options | Mapping[str, Options] | None = None,
         *,
-        counts: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
+        counts: Counts | None = None,
         return_outputs: Literal[False] = False,
     ) -> Tensor | None: ...
 
@@ -262,7 +262,7 @@ class Pipeline:
         targets: Value = None,
         options: Options | Mapping[str, Options] | None = None,
         *,
-        counts: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
+        counts: Counts | None = None,
         return_outputs: Literal[True],
     ) -> tuple[Tensor | None, list[Value] | None]: ...
 
@@ -272,7 +272,7 @@ class Pipeline:
         targets: Value = None,
         options: Options | Mapping[str, Options] | None = None,
         *,
-        counts: Sequence[float] | Mapping[str, Sequence[float]] | None = None,
+        counts: Counts | None = None,
         return_outputs: bool = False,
     ) -> Tensor | tuple[Tensor | None, list[Value] | None] | None:
         """Run the plan once on a batch; gradients add up in `.grad`.
@@ -293,6 +293,7 @@ class Pipeline:
         of first stages, are how many rows or tokens the loss of each is the mean of: then the
         gradient is that of the mean over all of these, of an update in all replicas. Without it,
         the loss of each microbatch counts the same, and those of a list must have the same shape.
+        Of several models, each has its own, by name.
 
         What `loss_fn` has given beside the losses is in `extras` on the rank of the last stage: a
         dictionary for each microbatch, or slice of one.

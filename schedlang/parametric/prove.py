@@ -395,10 +395,10 @@ class _Prover:
             self.fixed(),
             ("microbatches",),
             verdicts,
-            partial(self.certificate, classes),
             laws,
             claims_for_all(self.tree, self.whole),
             argument="it follows from the text of the program" if laws else "",
+            certify=partial(self.certificate, classes),
         )
 
     def fixed(self) -> dict[str, int]:
@@ -521,7 +521,7 @@ def _certify(
         for batch in timed.piece.batches
         for op in batch
     )
-    if has_updates or schedule.costs.overlap_times:
+    if has_updates or schedule.costs.overlap_times or schedule.costs.components:
         return None
     return partial(certified, one.base, one.period, stamped, stride, figures, schedule)
 

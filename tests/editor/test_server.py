@@ -199,13 +199,13 @@ def test_names_are_found_also_in_imported_files(tmp_path: Path, session: Session
 
 
 def test_renaming_keeps_the_plan(tmp_path: Path, session: Session) -> None:
-    path = next(path for path in GALLERY if path.stem == "dualpipe")
+    path = next(path for path in GALLERY if path.stem == "bitpipe")
     text = path.read_text()
 
     async def talk(client: Client) -> None:
         uri = client.open(tmp_path / "s.sched", text)
         await client.diagnostics(uri)
-        place = at(uri, text, "let q", 4)
+        place = at(uri, text, "let a", 4)
         asked = await client.text_document_prepare_rename_async(types.PrepareRenameParams(**place))
         assert asked.end.character - asked.start.character == 1
         edit = await client.text_document_rename_async(types.RenameParams(new_name="dist", **place))

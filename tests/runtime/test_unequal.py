@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, add_loss, added_losses
+from schedlang.runtime.transport.messages import ActivationSend, Channel
+from schedlang.runtime.values import ValueSpec
 from tests.support.mesh import mesh, on, place
 from tests.support.models import (
     OPTIMIZERS,
@@ -590,6 +592,42 @@ def test_what_cannot_be_is_refused(what: str, run_ranks: Run) -> None:
     run = run_ranks(partial(goes_wrong, what), 2)
     assert any(MESSAGES[what] in log for log in run.logs), run.logs
     assert run.codes == [1, 1]
+
+
+class Silent:
+    """A wire by which nothing goes."""
+
+    def send_object(self, *_: object) -> list[Any]:
+        return []
+
+    def wait(self, *_: object) -> None:
+        pass
+
+
+def which_are_new(channel: Channel, inputs: tuple[int, ...]) -> list[bool]:
+    """For each message of a step whether it is of a form that is new."""
+    channel.begin(inputs)
+    found = [message.form.new for message in channel.messages]
+    for message in channel.messages:
+        if message.form.spec is None:
+            channel.announce(message.form, ValueSpec.of([torch.zeros(2)], None))
+    channel.end()
+    return found
+
+
+@pytest.mark.parametrize("are_batched", [False, True])
+def test_a_batch_of_nccl_has_no_form_of_an_earlier_step_beside_a_new_one(are_batched: bool) -> None:
+    device = torch.device("cpu")
+    channel = Channel(Silent(), 0, 0, "", 1, range(4), None, device, are_batched)
+    for microbatch in range(4):
+        ActivationSend(channel, microbatch, range(4, 8), {})
+    assert which_are_new(channel, (0,)) == [True] * 4
+    assert which_are_new(channel, (0,)) == [False] * 4
+    gradients = channel.messages[0].form.gradients
+    assert which_are_new(channel, (1, 0, 0, 2)) == [True, are_batched, are_batched, True]
+    assert channel.messages[1].form.gradients is gradients
+    assert [message.form.tag for message in channel.messages[::3]] == [0, 2 if are_batched else 1]
+    assert which_are_new(channel, (2, 1, 0, 0)) == [False] * 4
 
 
 def other_counts_in_replicas() -> None:

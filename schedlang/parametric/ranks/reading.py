@@ -265,6 +265,10 @@ class _Reader:
                 self.where = self.evaluator.truth(condition, self.scope, self.where)
             case syntax.Let():
                 self.evaluator.bind(item, self.scope, self.where)
+            case syntax.Seq(name):
+                self.scope.sequences[name.text] = (item, self.scope)
+            case syntax.List(name, values):
+                self.scope.lists[name.text] = values
             case syntax.Fn(name):
                 self.scope.functions[name.text] = (item, self.scope)
             case syntax.Stage():
@@ -449,6 +453,13 @@ class _Reader:
                     self.statement(otherwise, scope, where - holds, place)
                 elif otherwise is not None:
                     self.block(otherwise, scope, where - holds, place)
+            case syntax.Run(name, args):
+                sequence, around = scope.sequences[name.text]
+                inside = around.inner()
+                for param, arg in zip(sequence.params, args, strict=True):
+                    inside.values[param.text] = self.evaluator.value(arg, scope, where)
+                inner = _Place(place.next(), place.indices, place.loops)
+                self.block(sequence.body, inside, where, inner)
             case syntax.Part(name, body):
                 self.part(name, body, scope, where, place)
             case syntax.Exchange(parts) | syntax.Overlap(parts):
