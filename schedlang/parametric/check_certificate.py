@@ -77,6 +77,7 @@ class _Class:
         self.takes, self.amounts, self.figures = one["takes"], one["amounts"], one["figures"]
         _hold(_is_least(self.size, (1, 1)), "there are no such sizes")
         _hold(all(a < b for a, b in self.edges), "an edge does not lead forward")
+        _hold(len(set(map(tuple, self.edges))) == len(self.edges), "an edge is there twice")
         _hold(set(self.frozen) <= set(self.stages), "there is no such stage")
         _hold(all(way >= 0 for way in self.ways.values()), "a message comes before it is sent")
         self.pieces: list[Any] = []

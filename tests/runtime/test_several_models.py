@@ -54,8 +54,10 @@ def near(output: Sequence[Tensor], target: Tensor) -> Tensor:
     return nn.functional.mse_loss(own, target) + nn.functional.mse_loss(own, other)
 
 
-def stages_of(plan: Plan, judged: str) -> Models:
-    """The models of a plan, the same on all ranks, frozen where the plan has them so."""
+def stages_of(plan: Plan, judged: str | None = None) -> Models:
+    """The models of a plan, the same on all ranks, frozen where the plan has them so; one may be
+    `judged` by another.
+    """
     torch.manual_seed(0)
     layout = plan.layout
     models: Models = {}
@@ -64,7 +66,8 @@ def stages_of(plan: Plan, judged: str) -> Models:
             nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=torch.float64), nn.Tanh())
             for _ in range(pipeline.start, pipeline.stop)
         ]
-    models[judged][-1] = Judged()
+    if judged is not None:
+        models[judged][-1] = Judged()
     for stage in layout.frozen:
         pipeline = layout.pipeline_of[stage]
         models[pipeline.name][stage - pipeline.start].requires_grad_(False)
@@ -311,3 +314,108 @@ def test_a_llama_learns_from_another_and_goes_on_under_another_schedule(
         assert max(found) < 1e-5
     index = tmp_path / "models" / "student" / "model.safetensors.index.json"
     assert "model.layers.2.mlp.up_proj.weight" in index.read_text()
+
+
+#: A frozen reference that hands on to none, beside two models of other sizes and numbers of
+#: microbatches.
+THREE = """schedule three {
+    param ranks = 2
+    param microbatches = 3
+    model actor     runs microbatches stage s in 0 .. ranks on s
+    model reference runs 2            stage s in 0 .. ranks on s
+    model critic    runs 4            stage s in 0 .. 1 on 0
+    frozen reference
+    rank r {
+        repeat microbatches { F(actor(r), next) }
+        repeat 2 { F(reference(r), next) }
+        if r == 0 { repeat 4 { F(critic(0), next)  B(critic(0), next) } }
+        repeat microbatches { B(actor(r), next) }
+    }
+}"""
+
+
+def apart() -> dict[str, Any]:
+    """What a script does with models one by one: the outputs of the frozen one, norms, evaluations
+    of unequal numbers of rows.
+    """
+    plan = compile(Source("three.sched", THREE))
+    layout = plan.layout
+    models, whole = stages_of(plan), stages_of(plan)
+    stages = {}
+    for stage in plan.stages_of(dist.get_rank()):
+        pipeline_of = layout.pipeline_of[stage]
+        stages[stage] = models[pipeline_of.name][stage - pipeline_of.start]
+    mse = nn.functional.mse_loss
+    pipeline = Pipeline(plan, stages, {"actor": mse, "critic": mse})
+    inputs, targets = batch(layout, 0)
+    pipeline.step(inputs, {name: targets[name] for name in ("actor", "critic")})
+    worst = [0.0]
+    for outputs in pipeline.outputs.values():
+        expected = through(whole["reference"], inputs["reference"])
+        worst.append(difference(torch.cat(outputs), expected))
+    found: dict[str, Any] = {
+        "names": sorted(pipeline.named_losses()),
+        "losses": sorted(pipeline.losses),
+        "outputs": {name: len(outputs) for name, outputs in pipeline.outputs.items()},
+    }
+    # In one process, each model has a norm of its own.
+    for name in ("actor", "critic"):
+        mse(through(whole[name], inputs[name]), targets[name]).backward()
+        weights = [weight for part in whole[name] for weight in part.parameters()]
+        norm = torch.nn.utils.clip_grad_norm_(weights, 0.01)
+        worst.append(abs(float(pipeline.clip_grad_norm_(0.01, model=name) - norm)))
+    for stage, module in stages.items():
+        pipeline_of = layout.pipeline_of[stage]
+        part = whole[pipeline_of.name][stage - pipeline_of.start]
+        for weight, other in zip(module.parameters(), part.parameters(), strict=True):
+            if weight.grad is not None and other.grad is not None:
+                worst.append(difference(weight.grad, other.grad))
+    # Of the critic there are more rounds than of the others.
+    rows = {"reference": 3, "actor": 5, "critic": 11}
+    given = {name: torch.rand(count, WIDTH, dtype=torch.float64) for name, count in rows.items()}
+    pipeline.evaluate(given, {"actor": given["actor"]}, rows=2)
+    for name, outputs in pipeline.outputs.items():
+        expected = through(whole[name], given[name]).detach()
+        if name != "actor":
+            worst.append(difference(torch.cat(outputs), expected))
+    found["evaluated"] = {name: len(outputs) for name, outputs in pipeline.outputs.items()}
+    return found | {"worst": max(worst)}
+
+
+def test_models_by_themselves(run_ranks: Run) -> None:
+    first, last = run_ranks(apart, 2).results()
+    assert first["names"] == last["names"] == ["actor.loss", "critic.loss"]
+    assert (first["losses"], first["outputs"]) == (["critic"], {})
+    assert (last["losses"], last["outputs"]) == (["actor"], {"reference": 2})
+    assert (first["evaluated"], last["evaluated"]) == ({"critic": 6}, {"reference": 2, "actor": 3})
+    assert max(first["worst"], last["worst"]) < 1e-15
+
+
+def without_names(what: str) -> None:
+    plan = compile(Source("three.sched", THREE))
+    layout = plan.layout
+    models = stages_of(plan)
+    stages = {}
+    for stage in plan.stages_of(dist.get_rank()):
+        pipeline_of = layout.pipeline_of[stage]
+        stages[stage] = models[pipeline_of.name][stage - pipeline_of.start]
+    mse = nn.functional.mse_loss
+    if what == "loss":
+        Pipeline(plan, stages, {"teacher": mse})
+    pipeline = Pipeline(plan, stages, mse)
+    inputs, targets = batch(layout, 0)
+    if what == "inputs":
+        pipeline.step(inputs["actor"], targets)
+    pipeline.clip_grad_norm_(1.0)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("loss", "`loss_fn` is for ['teacher'], and the plan has the models actor, reference"),
+        ("inputs", "so `inputs` must be a dictionary with those of each, by name; it is a Tensor"),
+        ("norm", "and each has a norm of its own: clip one after the other"),
+    ],
+)
+def test_what_is_for_one_model_is_refused(run_ranks: Run, what: str, said: str) -> None:
+    assert said in "\n".join(run_ranks(without_names, 2, what).logs)
