@@ -15,14 +15,15 @@ from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.files.reading import source_of
 from schedlang.language import syntax
+from schedlang.language.expand import check_text, expand
 from schedlang.language.imports import load
 from schedlang.parametric.claims import claims_for_all
 from schedlang.parametric.ranks.certificate import certificate_of
 from schedlang.parametric.ranks.instances import differs
 from schedlang.parametric.ranks.laws import forms_of
+from schedlang.parametric.ranks.numbers import Unreadable
 from schedlang.parametric.ranks.prove import Outcome, contains, prove, small_sizes
-from schedlang.parametric.ranks.reading import SIZES, UPDATES
-from schedlang.parametric.ranks.values import Unreadable
+from schedlang.parametric.ranks.statements import SIZES, UPDATES
 from schedlang.parametric.ranks.words import condition_text, pieces_of
 from schedlang.parametric.result import Law, Proof, Verdict
 from schedlang.schedule.transports import PORTABLE, transports
@@ -53,8 +54,9 @@ def prove_for_all_ranks(
     for name in names:
         transports(name)
     whole, tree = load(source_of(source))
-    doing(f"{tree.name.text}: reading it as integer sets")
     free = _free(tree, params)
+    _check_params(whole, tree, params)
+    doing(f"{tree.name.text}: reading it as integer sets")
     try:
         outcome = prove(tree, params)
     except Unreadable as unreadable:
@@ -90,6 +92,19 @@ def prove_for_all_ranks(
     )
 
 
+def _check_params(source: Source, tree: syntax.Schedule, params: Mapping[str, int]) -> None:
+    """CompileError for names and sizes that compiling refuses as well."""
+    one = {
+        item.name.text: 1
+        for item in tree.items
+        if isinstance(item, syntax.Param) and item.name.text in SIZES and item.default is None
+    }
+    check_text(source, tree, {**one, **params})
+    if any(params.get(size, 1) < 1 for size in SIZES):
+        # The program stops before it has any: this says where.
+        expand(source, tree, {**one, **params})
+
+
 def _without(verdict: Verdict, claim: str) -> Verdict:
     """A verdict on a program with a claim, which only a proof at given ranks looks at."""
     if not verdict.proved:
@@ -108,9 +123,7 @@ def _free(tree: syntax.Schedule, params: Mapping[str, int]) -> tuple[str, ...]:
 def _compared(outcome: Outcome) -> list[dict[str, int]]:
     """Small sizes at which a program is right."""
     right = outcome.proved
-    return [each for each in small_sizes(outcome.reading.sizes) if contains(right, each)][
-        :_COMPARED
-    ]
+    return [each for each in small_sizes(outcome.reading) if contains(right, each)][:_COMPARED]
 
 
 def _verdict(
@@ -135,7 +148,7 @@ def _verdict(
     )
     if wrong.is_empty():
         return verdict
-    smallest = next((each for each in small_sizes(sizes) if contains(wrong, each)), None)
+    smallest = next((each for each in small_sizes(outcome.reading) if contains(wrong, each)), None)
     if smallest is None:
         return verdict
     shown = {size: value for size, value in smallest.items() if size != UPDATES}
