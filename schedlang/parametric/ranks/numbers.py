@@ -28,8 +28,10 @@ from schedlang.parametric.ranks.symbols import (
 
 #: The base of numbers with two digits.
 BASE = "ranks"
-#: The low digit of a number is less than so many times the base, up or down from 0.
+#: The low digit of a microbatch is less than so many times the base, up or down from 0,
 _MOST_CARRY = 64
+#: and that of any number.
+_MOST_BASES_OF_LOW = 4096
 #: A factor is so many times the base at most.
 _MOST_BASES = 6
 #: Of a factor that is no multiple of `ranks`, so many times it is.
@@ -103,25 +105,39 @@ class Number:
 
     def is_below(self, value: int) -> isl.Set:
         """Where it is less than a number."""
+        low = self.low.sub(_like(self.low, value))
         if self.high is None:
-            return self.low.lt_set(_like(self.low, value))
-        result = isl.Set.empty(self.domain().get_space())
-        more = Number(self.low.sub(_like(self.low, value)), self.high)
-        for case, carry in more.carries():
-            result = result | (case & self.high.lt_set(_like(self.high, -carry)))
-        return result.coalesce()
+            return low.lt_set(_like(low, 0))
+        base, zero = _base(low), _like(low, 0)
+        carry = self.least_carry(low)
+        rest = self.domain()
+        result = isl.Set.empty(rest.get_space())
+        while True:
+            # The low digit is `carry` bases or more, in all of the rest.
+            rest = rest & self.high.lt_set(_like(low, -carry))
+            if rest.is_empty():
+                return result.coalesce()
+            carry += 1
+            is_less = low.sub(base.scale_val(isl.Val(carry))).lt_set(zero)
+            result = result | (rest & is_less)
+            rest = rest - is_less
+            if carry > _MOST_BASES_OF_LOW:
+                raise Unreadable("a number of several powers of `ranks`")
+
+    def least_carry(self, low: isl.PwAff) -> int:
+        """How many bases the low digit is at least; Unreadable where it is no fixed number."""
+        base, carry = _base(low), 0
+        while not low.lt_set(base.scale_val(isl.Val(carry))).is_empty():
+            carry = 2 * carry - 1
+            if carry < -_MOST_BASES_OF_LOW:
+                raise Unreadable("a number of several powers of `ranks`")
+        return carry
 
     def equals(self, value: int) -> isl.Set:
         """Where it is a number."""
         if self.high is None:
             return self.low.eq_set(_like(self.low, value))
-        result = isl.Set.empty(self.domain().get_space())
-        more = Number(self.low.sub(_like(self.low, value)), self.high)
-        for case, carry in more.carries():
-            whole = _base(self.low).scale_val(isl.Val(carry))
-            exact = more.low.eq_set(whole) & self.high.eq_set(_like(self.high, -carry))
-            result = result | (case & exact)
-        return result.coalesce()
+        return self.is_below(value + 1) - self.is_below(value)
 
 
 def under(one: Number, other: Number, where: isl.Set) -> isl.Set:

@@ -23,6 +23,7 @@ from ortools.linear_solver import pywraplp  # type: ignore[import-untyped]
 from schedlang.parametric.ranks.checks import Edge
 from schedlang.parametric.ranks.numbers import BASE, Number, Unreadable, is_row, is_short
 from schedlang.parametric.ranks.statements import Statement
+from schedlang.parametric.ranks.symbols import points
 
 #: No coefficient is larger.
 _LARGEST = 1000
@@ -242,7 +243,11 @@ class _Program:
             # difference of two stamps has few cases.
             low = [not term or is_short(term, statement.domain) for term in terms]
             high = [not short or is_row(term) for term, short in zip(terms, low, strict=True)]
-            may_be = [*low, *high]
+            # What an equality says of an index is said with the other terms.
+            free = [term not in _told_by_others(statement) for term in terms]
+            may_be = [
+                is_there and free[at % len(free)] for at, is_there in enumerate([*low, *high])
+            ]
         for is_there in may_be:
             most = _LARGEST if is_there else 0
             up, down = self.solver.NumVar(0, most, ""), self.solver.NumVar(0, most, "")
@@ -313,6 +318,24 @@ class _Program:
             )
             for number, variables in self.columns.items()
         }
+
+
+def _told_by_others(statement: Statement) -> set[str]:
+    """The indices of a statement that are affine functions of the others, and of sizes."""
+    hull = points(statement.domain, statement.indices).affine_hull()
+    told: set[str] = set()
+    for constraint in hull.get_constraints():
+        divisions = range(hull.dim(isl.dim_type.div))
+        if any(
+            not constraint.get_coefficient_val(isl.dim_type.div, at).is_zero() for at in divisions
+        ):
+            continue
+        for at, index in enumerate(statement.indices):
+            factor = constraint.get_coefficient_val(isl.dim_type.set, at)
+            if index not in told and (factor.is_one() or factor.is_negone()):
+                told.add(index)
+                break
+    return told
 
 
 def _enter(row: Any, variable: tuple[Any, Any], factor: int) -> None:
