@@ -50,6 +50,8 @@ from schedlang.schedule.costs import UNIT
 from schedlang.schedule.kinds import MAKERS, OPS, Kind
 from schedlang.schedule.layout import Layout, Pipeline
 
+#: The figure that is of each rank.
+PEAK = "peak(r)"
 #: How often ops without a chain are taken away.
 _ROUNDS = 12
 #: Before all ops, and behind them.
@@ -72,7 +74,7 @@ def forms_of(outcome: Outcome, tree: syntax.Schedule) -> Iterator[Form]:
     if not any(isinstance(item, syntax.Memory) for item in priced):
         peak = _peak(outcome)
         if peak is not None:
-            yield Form("peak(r)", peak)
+            yield Form(PEAK, peak)
     overlaps = any(s.batch for s in outcome.reading.statements if s.kind in OPS)
     if outcome.reading.is_stream or overlaps:
         return

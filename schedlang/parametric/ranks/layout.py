@@ -23,6 +23,7 @@ from schedlang.parametric.ranks.statements import (
     REST,
     SIZES,
     STAGE,
+    Claim,
     Line,
     any_of,
 )
@@ -54,6 +55,7 @@ class Layout:
     sizes: list[str] = field(factory=list)
     lines: list[Line] = field(factory=list)
     skips: list[isl.Set] = field(factory=list)
+    claims: list[Claim] = field(factory=list)
     delay: int | None = None
 
     def item(self, item: syntax.Node) -> None:
@@ -81,7 +83,10 @@ class Layout:
             case syntax.Cost() | syntax.Capacity():
                 if not isinstance(item.value, expressions.Number | expressions.Decimal):
                     raise Unreadable("a cost that is computed may be wrong", item.span)
-            case syntax.Import() | syntax.Assert() | syntax.Objective():
+            case syntax.Assert(condition, for_all):
+                if for_all:
+                    self.claims.append(Claim(condition, self.scope, everywhere()))
+            case syntax.Import() | syntax.Objective():
                 # These change no order.
                 pass
             case _:

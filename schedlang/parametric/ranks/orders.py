@@ -25,7 +25,7 @@ from schedlang.parametric.ranks.numbers import (
     under,
 )
 from schedlang.parametric.ranks.numbers import between as are_between
-from schedlang.parametric.ranks.statements import UPDATE, UPDATES
+from schedlang.parametric.ranks.statements import UPDATE, UPDATES, Claim
 from schedlang.parametric.ranks.symbols import between, constant, number, points, symbol, without
 from schedlang.parametric.ranks.values import Evaluator, Scope
 from schedlang.schedule.kinds import Kind
@@ -77,6 +77,7 @@ class Orders:
     where: isl.Set
     ranks: isl.PwAff
     calls: list[Call] = field(factory=list)
+    claims: list[Claim] = field(factory=list)
     batches: int = 0
     rounds: int = 0
 
@@ -136,8 +137,9 @@ class Orders:
                     self.op(part, scope, where, place, order, self.batches)
             case syntax.Op() | syntax.Transfer():
                 self.op(node, scope, where, place, place.next(), 0)
-            case syntax.Assert():
-                pass
+            case syntax.Assert(condition, for_all):
+                if for_all:
+                    self.claims.append(Claim(condition, scope, where))
             case _:
                 raise Unreadable("this cannot be read", node.span)
 

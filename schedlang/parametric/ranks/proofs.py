@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import islpy as isl
 from attrs import evolve
 
 from schedlang.compiler import NO_PARAMS, check_program
@@ -19,12 +18,13 @@ from schedlang.language.expand import check_text, expand
 from schedlang.language.imports import load
 from schedlang.parametric.claims import claims_for_all
 from schedlang.parametric.ranks.certificate import certificate_of
+from schedlang.parametric.ranks.claims import Judgement, judged
 from schedlang.parametric.ranks.instances import differs
-from schedlang.parametric.ranks.laws import forms_of
+from schedlang.parametric.ranks.laws import Form, forms_of
 from schedlang.parametric.ranks.numbers import Unreadable
 from schedlang.parametric.ranks.prove import Outcome, contains, prove, small_sizes
 from schedlang.parametric.ranks.statements import SIZES, UPDATES
-from schedlang.parametric.ranks.words import condition_text, pieces_of
+from schedlang.parametric.ranks.words import condition_text, pieces_of, possible_sizes
 from schedlang.parametric.result import Law, Proof, Verdict
 from schedlang.schedule.transports import PORTABLE, transports
 
@@ -72,14 +72,14 @@ def prove_for_all_ranks(
         if differs(outcome.relations, whole, tree, params, each):
             at = ", ".join(f"{size} = {value}" for size, value in each.items())
             raise AssertionError(f"{tree.name.text} was read wrong: see it at {at}")
-    laws = []
+    forms: list[Form] = []
     if outcome.cases:
         doing(f"{tree.name.text}: looking for closed forms")
-        laws = [Law(form.figure, pieces_of(form.value, sizes)) for form in forms_of(outcome, tree)]
-    verdicts = {name: _verdict(outcome, whole, tree, params, name) for name in names}
+        forms = list(forms_of(outcome, tree))
+    laws = [Law(form.figure, pieces_of(form.value, sizes)) for form in forms]
+    judgement = judged(outcome.reading, outcome.proved, forms)
+    verdicts = {name: _verdict(outcome, judgement, whole, tree, params, name) for name in names}
     claims = claims_for_all(tree, whole)
-    if claims:
-        verdicts = {name: _without(verdict, claims[0]) for name, verdict in verdicts.items()}
     return Proof(
         tree.name.text,
         dict(params),
@@ -105,15 +105,6 @@ def _check_params(source: Source, tree: syntax.Schedule, params: Mapping[str, in
         expand(source, tree, {**one, **params})
 
 
-def _without(verdict: Verdict, claim: str) -> Verdict:
-    """A verdict on a program with a claim, which only a proof at given ranks looks at."""
-    if not verdict.proved:
-        return verdict
-    unknown = " or ".join(filter(None, [verdict.proved, verdict.unknown]))
-    reason = f"its claim `{claim}` for all is proved at given ranks alone: leave out --any-ranks"
-    return evolve(verdict, proved="", unknown=unknown, reason=reason)
-
-
 def _free(tree: syntax.Schedule, params: Mapping[str, int]) -> tuple[str, ...]:
     """The sizes of a program that are not given."""
     declared = [item.name.text for item in tree.items if isinstance(item, syntax.Param)]
@@ -128,6 +119,7 @@ def _compared(outcome: Outcome) -> list[dict[str, int]]:
 
 def _verdict(
     outcome: Outcome,
+    judgement: Judgement,
     source: Source,
     tree: syntax.Schedule,
     params: Mapping[str, int],
@@ -136,9 +128,12 @@ def _verdict(
     """The verdict on one transport, and at the smallest size that is wrong what compiling says."""
     sizes = outcome.reading.sizes
     proved, wrong, unknown, reason = outcome.on(name)
-    possible = isl.Set("{ : }")
-    for size in sizes:
-        possible = possible & isl.Set(f"[{size}] -> {{ : {size} >= 1 }}")
+    if judgement.reason:
+        reason = judgement.reason
+    unknown = (unknown | (proved & judgement.unknown)).coalesce()
+    wrong = (wrong | (proved & judgement.fails)).coalesce()
+    proved = (proved - judgement.unknown - judgement.fails).coalesce()
+    possible = possible_sizes(sizes)
     verdict = Verdict(
         proved=condition_text(proved, sizes),
         wrong=condition_text(wrong, sizes),

@@ -86,6 +86,7 @@ def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Rea
         tuple(layout.evaluator.own_stages),
         statements,
         tuple(layout.evaluator.mistakes),
+        (*layout.claims, *orders.claims),
         is_stream,
         layout.delay,
     )

@@ -23,11 +23,12 @@ import islpy as isl
 from attrs import frozen
 
 from schedlang.diagnostics.source import Span
+from schedlang.language.syntax import Node
 from schedlang.parametric.ranks.counting import RANK, Order
 from schedlang.parametric.ranks.numbers import BASE, Number, of_number
 from schedlang.parametric.ranks.numbers import between as are_between
 from schedlang.parametric.ranks.symbols import between, nowhere, number, symbol, without
-from schedlang.parametric.ranks.values import Mistake
+from schedlang.parametric.ranks.values import Mistake, Scope
 from schedlang.schedule.kinds import Kind
 
 #: The sizes of a program that are symbols, unless they are given.
@@ -96,6 +97,15 @@ def shifted(condition: isl.Set, by: isl.PwAff) -> isl.Set:
 
 
 @frozen(eq=False)
+class Claim:
+    """What a program claims `for all`: a `condition`, in a `scope`, where it stands."""
+
+    condition: Node
+    scope: Scope
+    where: isl.Set
+
+
+@frozen(eq=False)
 class Reading:
     """A program as sets: its symbolic `sizes`, the `domain` of them for which it is meant, and what
     is wrong with it where. `in_base`: its microbatches are numbers of two digits, in base `ranks`.
@@ -114,6 +124,7 @@ class Reading:
     own_stages: tuple[isl.PwAff, ...]
     statements: tuple[Statement, ...]
     mistakes: tuple[Mistake, ...]
+    claims: tuple[Claim, ...]
     is_stream: bool
     delay: int | None
 

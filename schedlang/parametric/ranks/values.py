@@ -11,6 +11,7 @@ from schedlang.diagnostics.source import Span
 from schedlang.language import expressions, syntax
 from schedlang.language.scopes import BUILTINS
 from schedlang.language.syntax import walk
+from schedlang.parametric.ranks.counting import RANK, renamed
 from schedlang.parametric.ranks.numbers import (
     Number,
     Unreadable,
@@ -26,7 +27,7 @@ from schedlang.parametric.ranks.numbers import (
     under,
     union,
 )
-from schedlang.parametric.ranks.symbols import indicator, number
+from schedlang.parametric.ranks.symbols import indicator, number, points, symbol, without
 
 _COMPARISONS: dict[str, Callable[[Number, Number, isl.Set], isl.Set]] = {
     "==": same,
@@ -67,6 +68,8 @@ class Scope:
     values: dict[str, Number | Unread] = field(factory=dict)
     functions: dict[str, tuple[syntax.Fn, Scope]] = field(factory=dict)
     pipelines: dict[str, StageFunction] = field(factory=dict)
+    #: The peak of each rank (RANK), in a claim.
+    peak: isl.PwAff | None = None
 
     def inner(self) -> Scope:
         """The same names, for a block that may have more of its own."""
@@ -203,6 +206,8 @@ class Evaluator:
             if len(values) != 1:
                 raise Unreadable(f"`{name}` numbers its pipelines")
             return Number(scope.pipelines[name](plain(values[0], where)))
+        if scope.peak is not None and name == "peak":
+            return Number(_peak(scope.peak, [plain(value, where) for value in values]))
         function, around = scope.functions[name]
         within = around.inner()
         names = (parameter.text for parameter in function.params)
@@ -224,6 +229,15 @@ class Evaluator:
                 other = self.value(right, scope, where)
                 return _COMPARISONS[operator](one, other, where)
         return where - same(self.value(node, scope, where), of_number(0), where)
+
+
+def _peak(of_ranks: isl.PwAff, rank: Sequence[isl.PwAff]) -> isl.PwAff:
+    """The peak of a rank, or of all ranks the highest."""
+    values = symbol("_value").eq_set(of_ranks)
+    if rank:
+        values = renamed(values, {RANK: "_rank"}) & symbol("_rank").eq_set(rank[0])
+    values = without(values, ["_rank" if rank else RANK])
+    return points(values, ["_value"]).dim_max(0)
 
 
 def _can_fail(node: syntax.Node) -> bool:

@@ -19,7 +19,7 @@ def condition_text(sizes: isl.Set, names: Sequence[str]) -> str:
     """The sizes of a set as a constraint; empty if there are none. All sizes are 1 or more."""
     if sizes.is_empty():
         return ""
-    possible = _possible(names)
+    possible = possible_sizes(names)
     parts = []
     for part in sizes.coalesce().gist_params(possible).coalesce().get_basic_sets():
         parts.append(_words(str(isl.Set.from_basic_set(part)).split(":", 1)[-1].rstrip(" }")))
@@ -33,8 +33,8 @@ def condition_text(sizes: isl.Set, names: Sequence[str]) -> str:
     )
 
 
-def _possible(names: Sequence[str]) -> isl.Set:
-    """All sizes that there may be."""
+def possible_sizes(names: Sequence[str]) -> isl.Set:
+    """All sizes that there may be: each is 1 or more."""
     possible = everywhere()
     for name in names:
         if name not in (GROUPS, REST):
@@ -42,6 +42,7 @@ def _possible(names: Sequence[str]) -> isl.Set:
     if GROUPS in names:
         groups, rest = symbol(GROUPS), symbol(REST)
         possible = possible & between(number(0), rest, symbol(BASE)) & groups.ge_set(number(0))
+        possible = possible & groups.add(rest).ge_set(number(1))
     return possible
 
 
