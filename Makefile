@@ -2,8 +2,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo example test large test-torch test-browser test-editor titan explore models trainings faults pages nodes fuzz
-.PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table reference pictures
+.PHONY: demo example test large test-torch test-browser test-editor site titan explore models trainings faults pages nodes fuzz
+.PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table gains reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
 .PHONY: bench-partition bench-search-runs
 
@@ -46,9 +46,15 @@ $(OTHER)/installed: pyproject.toml constraints.txt
 	$(OTHER)/bin/pip install --quiet --constraint $(OTHER)/constraints.txt --editable '.[runtime,dev]'
 	touch $@
 
-# The page of `schedc view`, and its trace in Perfetto, in a real Chromium, which must be on this machine, as must npm. It
-# prints the times to first paint, for each hover and for each key.
-test-browser: .venv/installed
+# The documentation and the playground, in build/site; `python -m http.server --directory build/site` shows them. It needs
+# npm; what it has fetched is kept in build/.
+site: .venv/installed
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m website.build
+
+# The page of `schedc view`, its trace in Perfetto, the site and the playground, in a real Chromium, which must be on this
+# machine, as must npm. It prints the times to first paint, for each hover and for each key.
+test-browser: site
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	npm install --silent --no-save --prefix build axe-core@4
 	$(BIN)/pytest -m browser -rP
@@ -191,6 +197,10 @@ editor-grammars: .venv/installed
 # What the gallery takes on the transports of GPUs, by simulation; a test holds it current.
 transport-table: .venv/installed
 	$(BIN)/python benchmarks/transports.py > docs/transport-table.md
+
+# What published schedules are said to gain, and what is predicted for them; a test holds it current.
+gains: .venv/installed
+	$(BIN)/python benchmarks/gains.py > docs/published-gains.md
 
 # The gallery, proved for any number of microbatches.
 prove: .venv/installed

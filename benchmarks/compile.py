@@ -55,6 +55,7 @@ SIZES = {
     "pipedream_2bw": (32, 256),
     "pipedream_replicated": (17, 4800),
     "pipedream_vertical": (96, 1),
+    "recycle": (32, 1920),
     "seq1f1b": (32, 256, 4),
     "terapipe": (32, 16, 64),
     "wpipe": (32, 128),

@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 from schedlang import compile, read_source
 from schedlang.runtime.calls import prepare
+from schedlang.runtime.processes import processes_of
 from schedlang.runtime.stage.stage import Stage, StagePlan
-from schedlang.runtime.transport.exchange import Exchange, Given, Rows
+from schedlang.runtime.transport.announcement import Rows
+from schedlang.runtime.transport.exchange import Exchange, Given
 from schedlang.runtime.transport.wire import InFlight
 from schedlang.runtime.values import ValueSpec
 
@@ -44,6 +46,9 @@ class Nowhere:
 
     is_by_edge = False
 
+    def __init__(self) -> None:
+        self.processes = processes_of(None)
+
     def send(self, tensor: Tensor, peer: int, tag: int) -> None:
         """Gone."""
 
@@ -67,7 +72,7 @@ def main() -> None:
     plan = compile(read_source(PROGRAMS / "1f1b.sched"), {"ranks": 4, "microbatches": 16})
     stage = Idle(StagePlan(0, ends_backward=True), nn.Identity(), torch.device("cpu"))
     exchange = Exchange(plan, 0, 0, torch.device("cpu"), Nowhere(), None)  # type: ignore[arg-type]
-    inputs = Given(False, Rows(16, 1), ValueSpec.of([torch.zeros(1)], None))
+    inputs = Given(False, Rows(16, 1), [ValueSpec.of([torch.zeros(1)], None)])
     calls = prepare(plan, 0, {0: stage}, exchange, [])
     found = []
     for _ in range(ROUNDS):

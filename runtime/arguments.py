@@ -33,7 +33,11 @@ def check_pipeline(plan: Any, setup: Setup, mesh: Any, timeout: Any) -> None:
     """The arguments of `Pipeline`."""
     check_plan(plan)
     check_stages(setup.modules)
-    _check_callable("loss_fn", setup.loss_fn)
+    if isinstance(setup.loss_fn, Mapping):
+        for model, loss_fn in setup.loss_fn.items():
+            _check_callable(f"loss_fn[{model!r}]", loss_fn)
+    else:
+        _check_callable("loss_fn", setup.loss_fn)
     _check_optional("mesh", mesh, DeviceMesh, 'a DeviceMesh, such as mesh["pp"]')
     what = 'a list of the names by stage of each tied weight, such as [{0: "a", 3: "b"}]'
     check_list("tied", setup.tied, Mapping, what)
@@ -48,6 +52,7 @@ def check_pipeline(plan: Any, setup: Setup, mesh: Any, timeout: Any) -> None:
     check_flag("audit", setup.audit)
     check_flag("stop_on_nan", setup.stop_on_nan)
     _check_batch_dim(setup.batch_dim)
+    _check_slice_lengths(setup.slice_lengths)
     what = "a mapping of stages to optimizers, such as {0: optimizer}"
     _check_by_stage("optimizers", setup.optimizers, Optimizer, what, "an optimizer of torch")
     check_number("timeout", timeout, above=0)
@@ -138,6 +143,15 @@ def _check_by_stage(name: str, values: Any, wanted: type, what: str, one: str) -
     for stage, value in values.items():
         check_whole(f"a stage in {name}", stage, 0)
         check_type(f"{name}[{stage}]", value, wanted, one)
+
+
+def _check_slice_lengths(lengths: Any) -> None:
+    if lengths is None or callable(lengths):
+        return
+    what = "the lengths of slices, such as [512, 256, 256], or a function that gives them"
+    check_list("slice_lengths", lengths, int, what)
+    for index, length in enumerate(lengths):
+        check_whole(f"slice_lengths[{index}]", length, 1)
 
 
 def _check_batch_dim(dims: Any) -> None:

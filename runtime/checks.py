@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -14,6 +14,7 @@ from schedlang.plan.plan import Plan
 from schedlang.proof.norms import why_not
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.gradients.shared_weights import Tied
+from schedlang.runtime.microbatches import SliceLengths
 from schedlang.runtime.processes import PIPELINE, Processes
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.shards import is_sharded
@@ -72,9 +73,7 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         raise PipelineError(
             f"the plan gives this rank the stages {held}, `stages` has {sorted(setup.modules)}"
         )
-    has_last = any(map(plan.layout.is_last, held))
-    if setup.loss_fn is None and has_last and not plan.is_forward_only:
-        raise PipelineError("the last stage is on this rank, so it needs a `loss_fn`")
+    _check_losses(plan, held, setup)
     updated = sorted(
         {stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U}
     )
@@ -92,7 +91,42 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         raise PipelineError(f"`max_gathered` is {setup.max_gathered}, it must be 1 or more")
     if setup.max_norm is not None:
         _check_max_norm(plan, rank, setup)
+    _check_slices(plan, setup.slice_lengths)
     _check_frozen(plan, setup.modules, setup.tied)
+
+
+def _check_slices(plan: Plan, lengths: SliceLengths | None) -> None:
+    """Whether the lengths of slices are as many as the plan has."""
+    slices = plan.layout.slices
+    if lengths is None:
+        return
+    if slices == 1:
+        raise PipelineError("the plan has no slices, so it has no use for `slice_lengths`")
+    if not callable(lengths) and len(lengths) != slices:
+        raise PipelineError(
+            f"`slice_lengths` has {counted(len(lengths), 'length')}, and a microbatch of the plan "
+            f"has {slices} slices"
+        )
+
+
+def _check_losses(plan: Plan, held: Sequence[int], setup: Setup) -> None:
+    """Whether the last stages of a rank have a loss, where they have a backward."""
+    layout = plan.layout
+    names = [pipeline.name for pipeline in layout.pipelines]
+    if isinstance(setup.loss_fn, Mapping) and not (
+        layout.models and setup.loss_fn.keys() <= set(names)
+    ):
+        models = f"the models {', '.join(names)}" if layout.models else "one model"
+        raise PipelineError(f"`loss_fn` is for {[*setup.loss_fn]}, and the plan has {models}")
+    for stage in filter(layout.is_last, held):
+        has_loss = setup.loss_of(layout.model_of(stage)) is not None
+        # What a model makes that is frozen is a result, such as the scores of a reference.
+        needs_one = not layout.models or layout.has_backward[stage]
+        if not has_loss and needs_one and not plan.is_forward_only:
+            of_model = f" of the model `{layout.model_of(stage)}`" if layout.models else ""
+            raise PipelineError(
+                f"the last stage{of_model} is on this rank, so it needs a `loss_fn`"
+            )
 
 
 def _check_frozen(plan: Plan, modules: Mapping[int, nn.Module], tied: Tied) -> None:
@@ -139,8 +173,17 @@ def _check_tied(plan: Plan, number: int, weights: Mapping[str, nn.Parameter], ti
             )
 
 
-def check_clipping(plan: Plan) -> None:
-    """Whether all gradients are there at the end of a step."""
+def check_clipping(plan: Plan, model: str | None) -> None:
+    """Whether all gradients are there at the end of a step, and they are those of one model."""
+    names = [pipeline.name for pipeline in plan.layout.pipelines]
+    if plan.layout.models and model not in names:
+        given = f"there is no `{model}`" if model else "each has a norm of its own"
+        raise PipelineError(
+            f"the plan has the models {', '.join(names)}, and {given}: clip one after the other, "
+            f'`clip_grad_norm_(max_norm, model="{names[0]}")`'
+        )
+    if model is not None and not plan.layout.models:
+        raise PipelineError(f"the plan has one model, and none with the name `{model}`")
     if plan.has_updates:
         raise PipelineError(
             "the plan updates its stages itself (`U`), which leaves no moment for "
@@ -170,12 +213,17 @@ def check_same(plan: Plan, setup: Setup, processes: Processes, watchdog: Watchdo
         "`tied`": str([*map(dict, setup.tied)]),
         "`transfer_dtype`": str(setup.transfer_dtype),
         "`max_norm`": str(setup.max_norm),
+        "`slice_lengths`": _in_words(setup.slice_lengths),
         "`stop_on_nan`": str(setup.stop_on_nan),
     }
     for rank, theirs in watchdog.gather(json.dumps(own), "built no pipeline").items():
         for what, value in json.loads(theirs).items():
             if value != own[what]:
                 raise PipelineError(f"{processes.name(rank)} has another {what}")
+
+
+def _in_words(lengths: SliceLengths | None) -> str:
+    return "a function" if callable(lengths) else str(lengths and [*lengths])
 
 
 def device_of(stages: Mapping[int, nn.Module]) -> torch.device:

@@ -181,19 +181,19 @@ def size_along(dim: int, batch: Value, name: str) -> int:
     return sizes.pop()
 
 
-def cut(value: Value, count: int, dim: int = 0) -> list[Value]:
-    """Equal parts of a value: all of its tensors are cut along a dimension, whose size divides."""
+def cut(value: Value, sizes: Sequence[int], dim: int = 0) -> list[Value]:
+    """Parts of a value: all of its tensors are cut along a dimension, into parts of these sizes."""
     tensors, tree = flatten(value, "a batch")
-    parts = zip(*(_chunks(tensor, count, dim) for tensor in tensors), strict=True)
+    parts = zip(*(_parts(tensor, sizes, dim) for tensor in tensors), strict=True)
     return [unflatten(list(part), tree) for part in parts]
 
 
-def _chunks(tensor: Tensor, count: int, dim: int) -> Sequence[Tensor]:
-    """Equal parts of a tensor, each of which counts its own changes in place: a stage may change
-    one, and autograd shall not take that for a change of the others.
+def _parts(tensor: Tensor, sizes: Sequence[int], dim: int) -> Sequence[Tensor]:
+    """Parts of a tensor, each of which counts its own changes in place: a stage may change one,
+    and autograd shall not take that for a change of the others.
     """
-    chunks = tensor.chunk(count, dim)
-    return chunks if tensor.requires_grad else [chunk.data for chunk in chunks]
+    parts = tensor.split_with_sizes(list(sizes), dim)
+    return parts if tensor.requires_grad else [part.data for part in parts]
 
 
 def join(parts: Sequence[Value], dim: int) -> Value:

@@ -126,12 +126,17 @@ def _schedule_of_ops(
     if schedule.stream and forward_only:
         # Without backwards there is nothing to overlap with the next update.
         schedule = unroll(schedule, 1)
-    # Of a stream, two updates: the second one begins before the first is done.
-    check_structure(unroll(schedule, 2) if schedule.stream else schedule)
+    _check_ops(schedule)
     if forward_only:
         schedule = evolve(without_backwards(schedule), claims=())
     # Without need for another schedule, this one keeps what is known of it.
     return schedule if schedule.transport == transport else evolve(schedule, transport=transport)
+
+
+def _check_ops(schedule: Schedule) -> None:
+    """`check_structure` of a program's schedule of ops, also of one without a flush."""
+    # Of a stream, two updates: the second one begins before the first is done.
+    check_structure(unroll(schedule, 2) if schedule.stream else schedule)
 
 
 @remembered_walks()
@@ -165,19 +170,41 @@ def check_schedule(
     however often its kernels are repeated; if nothing is, the warnings. Of its costs, some may be
     `given` by a user: see `check_claims`.
     """
-    verdicts: dict[str, list[Diagnostic]] = {}
+    verdicts = _wrong_on(schedule, names, kernels, given)
+    for name, wrong in verdicts.items():
+        if not wrong:
+            on_transport = evolve(schedule, transport=name)
+            verdicts[name] = [*on_transport.warnings, *lint(on_transport)]
+    return verdicts
+
+
+@remembered_walks()
+def wrong_ops(ops: Schedule, names: Iterable[str]) -> dict[str, list[Diagnostic]]:
+    """For each of some transports what is wrong there with a program that was expanded before, as
+    `check_program` says it, but without the values of the program's names; CompileError for what is
+    wrong whatever the transport.
+    """
+    _check_ops(ops)
+    choice = choose_lowering(ops, UNIT)
+    return _wrong_on(choice.schedule, names, choice.kernels, UNIT)
+
+
+def _wrong_on(
+    schedule: Schedule, names: Iterable[str], kernels: tuple[Kernel, ...], given: Costs
+) -> dict[str, list[Diagnostic]]:
+    wrong: dict[str, list[Diagnostic]] = {}
     for name, proof in proofs(schedule, names).items():
         on_transport = evolve(schedule, transport=name)
+        wrong[name] = []
         try:
             if isinstance(proof, CompileError):
                 raise proof
             prove_repeats(on_transport, kernels)
             check_claims(on_transport, proof, given)
             check_capacity(proof)
-            verdicts[name] = [*on_transport.warnings, *lint(on_transport)]
         except CompileError as error:
-            verdicts[name] = error.diagnostics
-    return verdicts
+            wrong[name] = error.diagnostics
+    return wrong
 
 
 @frozen

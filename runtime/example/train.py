@@ -1,10 +1,10 @@
 """Trains the small GPT of the command with a plan."""
 
+from collections.abc import Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from attrs import define, field
 from torch import Tensor, nn
@@ -91,15 +91,17 @@ def train(
     for step in begins:
         start = perf_counter()
         pipeline.record = progress.is_bar or step in recorded
-        losses = _losses(pipeline, plan, *workload.share(step, replica))
+        _run(pipeline, plan, *workload.share(step, replica))
         for optimizer in others:
             optimizer.step()
             optimizer.zero_grad()
         if step in recorded:
             training.recorded.append(pipeline.bars)
             training.messages.append(pipeline.messages)
-        if losses is not None:
-            losses = pipeline.mean_over_replicas(losses)
+        losses = {
+            model: pipeline.mean_over_replicas(each) for model, each in pipeline.losses.items()
+        }
+        if losses:
             busy = sum(bar.end - bar.start for bar in pipeline.bars)
             _keep_losses(training, workload, losses, perf_counter() - start, busy, progress)
         if checkpoints and checkpoints.is_due(step, step + plan.layout.updates, steps):
@@ -109,19 +111,26 @@ def train(
     return training
 
 
-def _losses(pipeline: Pipeline, plan: Plan, inputs: Tensor, targets: Tensor) -> Tensor | None:
-    """The losses of a step, where the rank has any. In a graph of stages, all that take inputs get
-    the same.
+def _run(pipeline: Pipeline, plan: Plan, inputs: Value, targets: Value) -> None:
+    """Make a step, or an evaluation. In a graph of stages, all of a model that take inputs get the
+    same.
     """
-    given: Value = inputs
-    if plan.layout.edges:
-        pieces = range(plan.layout.pieces)
-        firsts = [stage for stage in pieces if plan.layout.is_first(stage)]
-        given = dict.fromkeys(firsts, inputs) if len(firsts) > 1 else inputs
-    if not plan.is_forward_only:
-        return pipeline.step(given, targets)
-    losses = pipeline.evaluate(given, targets)
-    return None if losses is None else torch.stack(losses)
+    layout = plan.layout
+    for part in layout.pipelines:
+        firsts = [
+            stage - part.start for stage in layout.firsts if layout.pipeline_of[stage] == part
+        ]
+        if layout.models:
+            given = inputs[part.name]
+            inputs = {**inputs, part.name: _to_all(firsts, given)}
+        elif part is layout.pipelines[0]:
+            inputs = _to_all(firsts, inputs)
+    (pipeline.evaluate if plan.is_forward_only else pipeline.step)(inputs, targets)
+
+
+def _to_all(firsts: Sequence[int], inputs: Value) -> Value:
+    """The inputs of a model, for each of the stages that take some."""
+    return dict.fromkeys(firsts, inputs) if len(firsts) > 1 else inputs
 
 
 def _mesh(workload: Workload) -> DeviceMesh | None:
@@ -137,19 +146,27 @@ def _mesh(workload: Workload) -> DeviceMesh | None:
 def _keep_losses(
     training: Training,
     workload: Workload,
-    losses: Tensor,
+    losses: Mapping[str, Tensor],
     seconds: float,
     busy: float,
     progress: Progress,
 ) -> None:
-    """Keep and print the losses of a step, means over replicas, for each of its updates."""
+    """Keep and print the losses of a step, means over replicas, for each of its updates; of several
+    models the mean.
+    """
     updates = workload.plan.layout.updates
-    for of_update in losses.view(updates, -1):
-        training.losses.append(float(of_update.sum()) / workload.microbatches)
+    microbatches = workload.of_models
+    models = len(workload.losing)
+    of_updates = {model: each.view(updates, -1) for model, each in losses.items()}
+    for update in range(updates):
+        of_update = {model: each[update] for model, each in of_updates.items()}
+        parts = [float(each.sum()) / microbatches[model] for model, each in of_update.items()]
+        training.losses.append(sum(parts) / models)
         training.seconds.append(seconds / updates)
         step = training.first + len(training.losses)
         speed = updates * workload.tokens / seconds
-        progress.show(step, float(of_update.mean()), speed, idle=1 - busy / seconds)
+        means = [float(each.mean()) for each in of_update.values()]
+        progress.show(step, sum(means) / len(means), speed, idle=1 - busy / seconds)
 
 
 def _optimizer_that_keeps(training: Training, workload: Workload, module: nn.Module) -> Optimizer:

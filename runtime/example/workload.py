@@ -13,6 +13,7 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime.example.corpus import draw_batch
 from schedlang.runtime.example.gpt import CONTEXT, build_gpt, cut_gpt
 from schedlang.runtime.example.recipe import Recipe
+from schedlang.runtime.values import Value
 
 #: Rows of a microbatch.
 ROWS = 4
@@ -53,7 +54,7 @@ class Workload:
         """Some stages of the plan; those of several pipelines that are replicas are one module."""
         layout = self.plan.layout
         parts = cut_gpt(self.layers(), layout, layout.slices > 1)
-        return {number: parts[number - layout.pipeline_of[number].start] for number in numbers}
+        return {number: parts[layout.piece(number)] for number in numbers}
 
     @property
     def microbatches(self) -> int:
@@ -61,22 +62,49 @@ class Workload:
         return self.plan.microbatches // self.plan.layout.updates * self.replicas
 
     @property
+    def of_models(self) -> dict[str, int]:
+        """The same of each model, by its name; the only one of a plan has none."""
+        layout = self.plan.layout
+        per_update = self.replicas / layout.updates
+        return {
+            layout.model_of(pipeline.start): int(
+                layout.microbatches_of(pipeline.start) * per_update
+            )
+            for pipeline in layout.pipelines
+        }
+
+    @property
+    def losing(self) -> list[str]:
+        """The models that have a loss: they hand on to no other."""
+        layout = self.plan.layout
+        lasts = filter(layout.is_last, range(len(layout.placement)))
+        return list(dict.fromkeys(map(layout.model_of, lasts)))
+
+    @property
     def tokens(self) -> int:
-        """The bytes in the batch of an update."""
-        return self.microbatches * ROWS * self.context
+        """The bytes in the batches of an update."""
+        return sum(self.of_models.values()) * ROWS * self.context
 
-    def batch(self, update: int) -> tuple[Tensor, Tensor]:
-        """The batch of an update: inputs and targets."""
-        return draw_batch(
-            self.corpus, self.microbatches * ROWS, self.context, self.seed * 1_000_003 + update
-        )
-
-    def share(self, update: int, replica: int) -> tuple[Tensor, Tensor]:
-        """A replica's share of the batches of a step, which makes as many updates as the plan
-        has.
+    def batch(self, update: int, model: str = "") -> tuple[Tensor, Tensor]:
+        """The batch of an update for a model: inputs and targets. Models with as many microbatches
+        have the same.
         """
+        rows = self.of_models[model] * ROWS
+        return draw_batch(self.corpus, rows, self.context, self.seed * 1_000_003 + update)
+
+    def share(self, update: int, replica: int) -> tuple[Value, Value]:
+        """A replica's share of the batches of a step, which makes as many updates as the plan has;
+        of several models by their names.
+        """
+        shares = {model: self._share(update, replica, model) for model in self.of_models}
+        if not self.plan.layout.models:
+            return shares[""]
+        inputs, targets = zip(*shares.values(), strict=True)
+        return dict(zip(shares, inputs, strict=True)), dict(zip(shares, targets, strict=True))
+
+    def _share(self, update: int, replica: int, model: str) -> tuple[Tensor, Tensor]:
         updates = range(update, update + self.plan.layout.updates)
-        batches = [self.batch(number) for number in updates]
+        batches = [self.batch(number, model) for number in updates]
         parts = [[data.chunk(self.replicas)[replica] for data in batch] for batch in batches]
         inputs, targets = zip(*parts, strict=True)
         return torch.cat(inputs), torch.cat(targets)

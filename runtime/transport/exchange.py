@@ -3,14 +3,26 @@
 A receive must know the shapes and types that will come. The first step with inputs of some shapes
 and types finds them out (see `schedlang.runtime.transport.messages`); later ones with such inputs
 know them. So that all ranks agree which of the two a step is, the rank that has the inputs
-announces them to the others as it begins.
+announces them to the others as it begins, microbatch by microbatch where they differ.
+
+Neither is a wait that the proof has not seen. The announcement goes before the first action of the
+plan, from the ranks of first stages to all others and never back, so nothing can wait for it in a
+circle; the wait has the pipeline's time limit. And what a first step finds out comes right before
+the tensors of a transfer that the plan has, as a part of that transfer, for an op that waits for it
+anyway. (Shapes that are exchanged in a call of their own before each transfer are a rendezvous
+more, in whichever order ranks come to it: that is how interleaved schedules of other trainers stand
+still with sequences of unequal lengths.)
 """
+
+from collections.abc import Hashable, Sequence
 
 import torch
 from attrs import frozen
+from torch import Tensor
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.transport.announcement import NAME, Announcement, Rows, Shares
 from schedlang.runtime.transport.messages import (
     ActivationReceive,
     ActivationSend,
@@ -24,6 +36,7 @@ from schedlang.runtime.transport.precision import Rounding
 from schedlang.runtime.transport.wire import InFlight, Wire
 from schedlang.runtime.values import Value, ValueSpec
 from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout, Pipeline
 
 # A user's script may send messages of its own, which have tag 0 by default.
 _FIRST_TAG = 1
@@ -31,24 +44,19 @@ _LAST_TAG = 2**31
 
 
 @frozen
-class Rows:
-    """The rows of a batch: all of them, and those of a microbatch, of which the last may have
-    fewer.
-    """
-
-    total: int
-    of_microbatch: int
-
-
-@frozen
 class Given:
     """What the first stage of a pipeline is given in a step: whether to evaluate it, the rows of
-    the batch, shapes and types of a microbatch.
+    the batch, and shapes and types of what passes through it, which are one for all or one for
+    each. In training, `counts` are how much the losses of these count, if the script says so, and
+    `totals` of all microbatches of an update, by update.
     """
 
     evaluates: bool
     rows: Rows
-    spec: ValueSpec
+    specs: Sequence[ValueSpec]
+    counts: Sequence[float] = ()
+    totals: Sequence[float] = ()
+    of_slices: tuple[float, ...] = ()
 
 
 class Exchange:
@@ -83,7 +91,7 @@ class Exchange:
         #: The inputs of a first stage are numbered by their shapes and types: all that
         #: were seen, and those of this step.
         self._seen: dict[int, dict[tuple[bool, ValueSpec], int]] = {}
-        self._inputs: dict[int, int] = {}
+        self._inputs: dict[int, tuple[int, ...]] = {}
         #: For each channel, by its number, the first stages of its pipeline.
         self._firsts: dict[int, list[int]] = {}
         self._announced: list[tuple[InFlight, int]] = []
@@ -95,10 +103,9 @@ class Exchange:
         channel = self._channel(kind, number)
         is_gradient = kind in (Kind.SEND_B, Kind.RECV_B)
         first = 2 * (channel.number * self._units + microbatch) + is_gradient
-        # Before them, an announcement and a header for every channel.
-        tags = range(
-            _FIRST_TAG + 2 * self._numbers + first, _LAST_TAG, 2 * self._numbers * self._units
-        )
+        # Before them, an announcement for every channel, and a header for each of its forms.
+        others = self._numbers * (1 + self._units)
+        tags = range(_FIRST_TAG + others + first, _LAST_TAG, 2 * self._numbers * self._units)
         if kind == Kind.SEND_F:
             return ActivationSend(channel, microbatch, tags, box)
         if kind == Kind.SEND_B:
@@ -106,34 +113,88 @@ class Exchange:
         receive = ActivationReceive if kind == Kind.RECV_F else GradientReceive
         return receive(channel, microbatch, tags, box, self._device)
 
-    def begin(self, given: dict[int, Given]) -> Rows:
+    def begin(self, given: dict[int, Given]) -> dict[int, Announcement]:
         """Begin a step: announce the inputs that this rank has, by first stage, and receive what
-        other ranks announce. Gives the rows of the batch.
+        other ranks announce. Gives what was announced, by first stage.
         """
-        rows: dict[int, Rows] = {}
+        announced: dict[int, Announcement] = {}
+        layout = self._plan.layout
+        totals_of: dict[str, Sequence[float]] = {}
         for first, inputs in given.items():
+            # All first stages of a model that are here have the same.
+            model = layout.model_of(first)
+            if model not in totals_of:
+                totals_of[model] = self._totals(inputs)
+            totals = totals_of[model]
             seen = self._seen.setdefault(first, {})
-            self._inputs[first] = seen.setdefault((inputs.evaluates, inputs.spec), len(seen))
-            rows[first] = inputs.rows
-            self._announce(first, inputs.rows)
+            forms = [seen.setdefault((inputs.evaluates, spec), len(seen)) for spec in inputs.specs]
+            shares = Shares(self._shares(first, inputs, totals), inputs.of_slices)
+            announced[first] = Announcement(inputs.rows, tuple(forms), shares)
+            self._announce(first, announced[first])
         for first in self._plan.layout.firsts:
             if self._takes_part(self._rank, first) and first not in given:
-                self._inputs[first], rows[first] = self._receive_announcement(first)
+                announced[first] = self._receive_announcement(first)
+        self._inputs = {first: what.forms for first, what in announced.items()}
         for channel in self._channels.values():
             channel.begin(self._inputs_of(channel))
-        return self._same(rows)
+        self._check_same(announced)
+        return announced
 
     def end(self) -> None:
         """End a step, when all of its messages are through."""
         for channel in self._channels.values():
-            channel.end(self._inputs_of(channel))
+            channel.end()
         for in_flight, peer in self._announced:
             self._wire.wait(in_flight, peer)
         self._announced.clear()
 
-    def _inputs_of(self, channel: Channel) -> tuple[int, ...]:
-        """The numbers of this step's inputs, of the pipeline that a channel is in."""
-        return tuple(self._inputs[first] for first in self._firsts[channel.number])
+    def _inputs_of(self, channel: Channel) -> Sequence[Hashable]:
+        """The numbers of this step's inputs, of the pipeline that a channel is in: of one first
+        stage, or of all that it has, for each microbatch or for all.
+        """
+        firsts = self._firsts[channel.number]
+        if len(firsts) == 1:
+            return self._inputs[firsts[0]]
+        forms = [self._inputs[first] for first in firsts]
+        count = max(map(len, forms))
+        each = [numbers if len(numbers) == count else numbers * count for numbers in forms]
+        return tuple(zip(*each, strict=True))
+
+    def _totals(self, given: Given) -> Sequence[float]:
+        """How much the losses of each update count in all replicas, or nothing where the script
+        does not say.
+
+        The ranks of first stages ask each other in every step, since a replica cannot know whether
+        another one was given counts.
+        """
+        replicas = self._wire.processes.replicas
+        totals = given.totals
+        if replicas.are_several and not given.evaluates:
+            own = [bool(totals), *(totals or [0.0] * self._plan.layout.updates)]
+            sums = torch.tensor(own, dtype=torch.float64, device=self._device)
+            self._wire.end_sum(self._wire.begin_sum(sums, replicas), replicas)
+            have_counts, *sums_of_updates = sums.tolist()
+            if have_counts not in (0.0, len(replicas.processes)):
+                raise PipelineError(
+                    "`counts` were given to some replicas of the pipeline, and not to others: "
+                    "give them to all or to none"
+                )
+            totals = sums_of_updates if have_counts else ()
+        if not all(totals):
+            raise PipelineError("`counts` are 0 for all microbatches of an update")
+        return totals
+
+    def _shares(self, first: int, given: Given, totals: Sequence[float]) -> tuple[float, ...]:
+        """How much what passes through a first stage counts, beside the rest of its update."""
+        if not totals:
+            return ()
+        layout = self._plan.layout
+        replicas = len(self._wire.processes.replicas.processes)
+        on_average = replicas * layout.microbatches_of(first) // layout.updates
+        return tuple(
+            count * on_average / totals[layout.update_of(first, unit)]
+            for unit, count in enumerate(given.counts)
+        )
 
     def _channel(self, kind: Kind, number: int) -> Channel:
         layout = self._plan.layout
@@ -142,10 +203,11 @@ class Exchange:
             peer = self._plan.peer(kind, number)
             earlier = min(layout.ends(kind, number))
             assert peer is not None
-            tag = _FIRST_TAG + self._numbers + first
-            pipeline = layout.pipeline_of[earlier]
+            tag = _FIRST_TAG + self._numbers + first * self._units
+            # What one model makes may depend on what it is given by others.
+            linked = _linked(layout, layout.pipeline_of[earlier])
             self._firsts[first] = [
-                stage for stage in layout.firsts if layout.pipeline_of[stage] == pipeline
+                stage for stage in layout.firsts if layout.pipeline_of[stage] in linked
             ]
             self._channels[first] = Channel(
                 self._wire,
@@ -153,9 +215,10 @@ class Exchange:
                 earlier,
                 self._what(first),
                 peer,
-                tag,
+                range(tag, tag + self._units),
                 self._rounding,
                 self._device,
+                self.has_batches,
             )
         return self._channels[first]
 
@@ -167,39 +230,70 @@ class Exchange:
         return f"what stage {earlier} returns for stage {later}"
 
     def _takes_part(self, rank: int, first: int) -> bool:
-        """Whether a rank has a stage of a pipeline, by its first stage."""
+        """Whether a rank has a stage of a pipeline, by its first stage; of several models, all
+        ranks take part in each, to know when all are at their end.
+        """
+        if self._plan.layout.models:
+            return True
         pipeline = self._plan.layout.pipeline_of[first]
         return rank in self._plan.placement[pipeline.start : pipeline.stop]
 
-    def _announce(self, first: int, rows: Rows) -> None:
-        what = [self._inputs[first], rows.total, rows.of_microbatch]
-        announcement = torch.cat([self._name, torch.tensor(what)])
+    def _announce(self, first: int, announcement: Announcement) -> None:
+        tensors = announcement.pack(self._name)
         for rank in range(len(self._plan.ranks)):
             if rank != self._rank and self._takes_part(rank, first):
-                sent = self._wire.send(announcement, rank, _FIRST_TAG + first)
-                self._announced.append(([(sent, announcement)], rank))
+                sent = [
+                    (self._wire.send(tensor, rank, _FIRST_TAG + first), tensor)
+                    for tensor in tensors
+                ]
+                self._announced.append((sent, rank))
 
-    def _receive_announcement(self, first: int) -> tuple[int, Rows]:
-        """The number of the inputs, and the rows of the batch."""
-        announcement = torch.empty(5, dtype=torch.int64)
+    def _receive_announcement(self, first: int) -> Announcement:
         rank = self._plan.placement[first]
-        received = self._wire.receive(announcement, rank, _FIRST_TAG + first)
-        self._wire.wait([(received, announcement)], rank)
-        if not torch.equal(announcement[:2], self._name):
+        numbers = self._receive_now(Announcement.first_room(), rank, first)
+        if not torch.equal(numbers[:NAME], self._name):
             raise PipelineError(f"rank {rank} has begun a step of another pipeline")
-        number, total, of_microbatch = announcement[2:].tolist()
-        return number, Rows(total, of_microbatch)
+        rest = Announcement.rest_room(numbers)
+        if rest is not None:
+            self._receive_now(rest, rank, first)
+        return Announcement.unpack(numbers, rest)
 
-    def _same(self, rows: dict[int, Rows]) -> Rows:
-        """The rows that the first stages of all pipelines were given."""
-        first, *others = rows
-        for other in others:
-            if rows[other] != rows[first]:
-                ranks = [self._plan.placement[stage] for stage in (first, other)]
+    def _receive_now(self, tensor: Tensor, rank: int, first: int) -> Tensor:
+        received = self._wire.receive(tensor, rank, _FIRST_TAG + first)
+        self._wire.wait([(received, tensor)], rank)
+        return tensor
+
+    def _check_same(self, announced: dict[int, Announcement]) -> None:
+        """PipelineError where the first stages of a model were not given the same batch."""
+        of_models: dict[str, int] = {}
+        for other, another in announced.items():
+            first = of_models.setdefault(self._plan.layout.model_of(other), other)
+            one = announced[first]
+            ranks = [self._plan.placement[stage] for stage in (first, other)]
+            if another.rows != one.rows:
                 raise PipelineError(
-                    f"rank {ranks[0]} has `inputs` of {rows[first].total} rows, "
-                    f"{rows[first].of_microbatch} a microbatch, and rank {ranks[1]} of "
-                    f"{rows[other].total}, {rows[other].of_microbatch} a microbatch: all of them "
-                    "take the same batch"
+                    f"rank {ranks[0]} has `inputs` {one.rows}, and rank {ranks[1]} "
+                    f"{another.rows}: all of them take the same batch"
                 )
-        return rows[first]
+            pipeline_of = self._plan.layout.pipeline_of
+            is_alike = bool(one.shares.of_microbatches) == bool(another.shares.of_microbatches)
+            if pipeline_of[first] == pipeline_of[other]:
+                is_alike = one.shares == another.shares
+            if not is_alike:
+                raise PipelineError(
+                    f"rank {ranks[0]} has other `counts` than rank {ranks[1]}: they belong to the "
+                    "batch, and all ranks of first stages are given them"
+                )
+
+
+def _linked(layout: Layout, pipeline: Pipeline) -> set[Pipeline]:
+    """A pipeline, and those of other models that edges connect it with, directly or by others."""
+    linked = {pipeline}
+    count = 0
+    while count < len(linked):
+        count = len(linked)
+        for ends in layout.far_edges.values():
+            pipelines = {layout.pipeline_of[stage] for stage in ends}
+            if pipelines & linked:
+                linked |= pipelines
+    return linked

@@ -6,12 +6,16 @@ with what it has announced:
     first step     spec of the output ─► header ─► activation ─► …          by way of the CPU
     later steps                                    activation ─► …          device to device
 
+Microbatches may have other shapes than the ones before them. So all of this is said of a form: what
+passes through a channel for those microbatches whose inputs look alike, in this step or another.
+The first step with such a microbatch is the first step of its form.
+
 Gradients go back for those tensors of an activation that want one. Where the loss does not depend
 on one there is none, as behind a `detach`; in the first step every message of gradients begins with
 which of them are there, and later steps leave out those that were in no message of the first.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -34,13 +38,33 @@ from schedlang.runtime.values import (
 
 
 @define(eq=False)
+class Form:
+    """What passes through a channel for microbatches whose inputs look alike, and the gradients
+    that come back.
+
+    Shapes and types are known from the first step with such a microbatch. In that step, in which
+    the form is `new`, its first activation brings a header, with a `tag` for this form alone, and
+    all its messages go by way of the CPU: their receives are begun when they are waited for, in
+    whichever order, which gloo does not mind.
+    """
+
+    tag: int = 0
+    new: bool = True
+    spec: ValueSpec | None = None
+    activation: WireFormat = field(init=False)
+    gradients: "Gradients" = field(init=False)
+    headers: InFlight = field(factory=list)
+
+
+@define(eq=False)
 class Channel:
     """The messages between a stage of this rank and one on another rank: activations, which are
     `what` passes in an error, and their gradients.
 
-    Their shapes and types are known from the first step with such inputs. In that step, which is
-    `new`, the first activation brings a header, and all messages go by way of the CPU: their
-    receives are begun when they are waited for, in whichever order, which gloo does not mind.
+    `messages` are all of them, each with the form that it has in this step. `tags` are those of
+    headers, one for each microbatch, so for each form that a step may have. Where messages of
+    several forms may be in one batch of NCCL (`are_batched`), which cannot go by two ways, all of a
+    step are new if one is.
     """
 
     wire: Wire
@@ -48,52 +72,79 @@ class Channel:
     earlier: int
     what: str
     peer: int
-    tag: int
+    tags: range
     rounding: Rounding | None
     device: torch.device
-    new: bool = True
-    spec: ValueSpec | None = None
-    activation: WireFormat = field(init=False)
-    gradients: "Gradients" = field(init=False)
-    _known: dict[Hashable, tuple[ValueSpec, "Gradients"]] = field(factory=dict)
-    _headers: InFlight = field(factory=list)
+    are_batched: bool = False
+    messages: "list[Message]" = field(factory=list)
+    _forms: Sequence[Form] = ()
+    _inputs: Sequence[Hashable] = ()
+    _known: dict[Hashable, Form] = field(factory=dict)
+    _new: dict[Hashable, Form] = field(factory=dict)
 
-    def begin(self, inputs: Hashable) -> None:
-        """Begin a step with inputs of these numbers: those of the same shapes and types have the
-        same.
+    def begin(self, inputs: Sequence[Hashable]) -> None:
+        """Begin a step, whose microbatches have inputs of these numbers, of which those of the same
+        shapes and types have the same: a number for each microbatch, or one for all.
         """
-        known = self._known.get(inputs)
-        self.new = known is None
-        if known is None:
-            self.spec = None
-        elif known[0] is not self.spec:
-            self._set(*known)
+        if inputs == self._inputs:
+            return
+        forms = {number: self._known.get(number) or Form() for number in inputs}
+        self._inputs = inputs
+        self._forms = [forms[number] for number in inputs]
+        if len(inputs) == 1:
+            self._forms *= len(self.tags)
+        for message in self.messages:
+            self._give_form(message)
+        are_all_new = self.are_batched and any(form.new for form in forms.values())
+        self._new = {number: form for number, form in forms.items() if form.new or are_all_new}
+        # Both ranks are told of them in this order, so they give the same tags.
+        for tag, form in zip(self.tags, self._new.values(), strict=False):
+            form.tag = tag
+            form.new = True
 
-    def end(self, inputs: Hashable) -> None:
+    def add(self, message: "Message") -> None:
+        """Take note of a message, perhaps of the step that has begun."""
+        self.messages.append(message)
+        self._give_form(message)
+
+    def _give_form(self, message: "Message") -> None:
+        # A message of a microbatch that this step does not have is not made.
+        if message.microbatch < len(self._forms):
+            message.form = self._forms[message.microbatch]
+
+    def end(self) -> None:
         """End a step: the shapes and types that it has found out are known from now on."""
-        if self.new and self.spec is not None:
-            self.gradients = self.gradients.of_later_steps()
-            self._known[inputs] = self.spec, self.gradients
-            self.wire.wait(self._headers, self.peer)
-            self._headers = []
+        if not self._new:
+            return
+        for number, form in self._new.items():
+            # An evaluation of a few microbatches may pass none by this channel.
+            if form.spec is not None:
+                form.new = False
+                if form.gradients.is_first:
+                    form.gradients = form.gradients.of_later_steps()
+                self._known[number] = form
+                self.wire.wait(form.headers, self.peer)
+                form.headers = []
+        self._new = {}
+        self._inputs = ()
 
-    def announce(self, spec: ValueSpec) -> None:
+    def announce(self, form: Form, spec: ValueSpec) -> None:
         """Tell the other rank the shapes and types of activations, before the first one of a new
-        step.
+        form.
         """
-        self._set(spec, Gradients.first(spec, self.rounding, self.device))
-        self._headers = self.wire.send_object(spec, self.peer, self.tag)
+        self._set(form, spec)
+        form.headers = self.wire.send_object(spec, self.peer, form.tag)
 
-    def learn(self) -> None:
+    def learn(self, form: Form) -> None:
         """Wait until the other rank has announced them."""
-        spec = self.wire.receive_object(self.peer, self.tag)
+        spec = self.wire.receive_object(self.peer, form.tag)
         assert isinstance(spec, ValueSpec)
-        self._set(spec, Gradients.first(spec, self.rounding, self.device))
+        self._set(form, spec)
 
-    def _set(self, spec: ValueSpec, gradients: "Gradients") -> None:
-        self.spec = spec
-        self.activation = WireFormat.of(spec.models(), self.rounding)
-        self.gradients = gradients
+    def _set(self, form: Form, spec: ValueSpec) -> None:
+        form.spec = spec
+        form.activation = WireFormat.of(spec.models(), self.rounding)
+        form.gradients = Gradients.first(spec, self.rounding, self.device)
 
 
 @define(eq=False)
@@ -199,7 +250,10 @@ class Message:
     one.
     """
 
-    __slots__ = ("box", "channel", "in_flight", "microbatch", "peer", "tags", "wire")
+    __slots__ = ("box", "channel", "form", "in_flight", "microbatch", "peer", "tags", "wire")
+
+    #: What passes in this step.
+    form: Form
 
     def __init__(
         self, channel: Channel, microbatch: int, tags: range, box: dict[int, Value]
@@ -212,6 +266,7 @@ class Message:
         #: A tag for each tensor, more than there will be.
         self.tags = tags
         self.in_flight: InFlight = []
+        channel.add(self)
 
     def tensors(self) -> list[Tensor]:
         """The tensors to send, or empty ones to receive into."""
@@ -232,7 +287,7 @@ class Send(Message):
         """Begin to send."""
         tensors = self.tensors()
         send = self.wire.post_send
-        if self.channel.new:
+        if self.form.new:
             tensors = [tensor.cpu() for tensor in tensors]
             send = self.wire.send
         peer = self.peer
@@ -245,11 +300,12 @@ class Send(Message):
     def note(self, tensors: list[Tensor]) -> None:
         """Note what is sent, to see whether it was changed on its way."""
         self.changes = [*map(changes_of, tensors)]
-        self.samples = [sample(tensor).clone() for tensor in tensors] if self.channel.new else []
+        self.samples = [sample(tensor).clone() for tensor in tensors] if self.form.new else []
 
     def _is_as_noted(self) -> bool:
-        if [changes_of(tensor) for _, tensor in self.in_flight] != self.changes:
-            return False
+        for (_, tensor), changes in zip(self.in_flight, self.changes, strict=True):
+            if changes_of(tensor) != changes:
+                return False
         if not self.samples:
             return True
         samples = zip(self.samples, self.in_flight, strict=False)
@@ -269,7 +325,7 @@ class Send(Message):
 
     def complete_if_posted(self) -> None:
         """The same, but not in a new step, whose receives are not begun where the plan has them."""
-        if not self.channel.new:
+        if not self.form.new:
             self.complete()
 
 
@@ -283,21 +339,22 @@ class ActivationSend(Send):
         compared with what was announced.
         """
         channel = self.channel
+        form = self.form
         tensors, tree = flatten(self.box.pop(self.microbatch), channel.what)
-        if channel.spec is None:
-            channel.announce(ValueSpec.of(tensors, tree))
-        elif not channel.spec.matches(tensors, tree):
+        if form.spec is None:
+            channel.announce(form, ValueSpec.of(tensors, tree))
+        elif not form.spec.matches(tensors, tree):
             raise PipelineError(
                 f"{channel.what} is {ValueSpec.of(tensors, tree)} for microbatch "
-                f"{self.microbatch}, but {channel.spec} in the first step with inputs of this shape"
+                f"{self.microbatch}, but {form.spec} in the first step with inputs of this shape"
             )
-        elif not channel.spec.covers_gradients(tensors):
+        elif not form.spec.covers_gradients(tensors):
             raise PipelineError(
                 f"{channel.what} wants a gradient for microbatch {self.microbatch}, but wanted "
                 "none in the first step with inputs of this shape: after freezing or unfreezing "
                 "weights, build a new pipeline"
             )
-        return channel.activation.pack(tensors)
+        return form.activation.pack(tensors)
 
 
 class GradientSend(Send):
@@ -307,8 +364,7 @@ class GradientSend(Send):
 
     def tensors(self) -> list[Tensor]:
         """The gradients, which have the shapes and types of the tensors that they are of."""
-        channel = self.channel
-        return channel.gradients.pack(self.box.pop(self.microbatch), channel.what)
+        return self.form.gradients.pack(self.box.pop(self.microbatch), self.channel.what)
 
 
 class Receive(Message):
@@ -341,26 +397,24 @@ class Receive(Message):
 
     def post(self) -> None:
         """Begin to receive, if it is known what comes."""
-        if not self.channel.new:
-            self._begin(self.tensors())
+        if not self.form.new:
+            self._begin(self.tensors(), self.wire.post_receive)
 
     def arrive(self) -> None:
         """Wait for the tensors, and give them to the stage."""
-        channel = self.channel
-        device = self.device
-        if channel.new:
-            if channel.spec is None:
-                channel.learn()
-            self._begin(self.room(torch.device("cpu")))
+        form = self.form
+        if form.new:
+            if form.spec is None:
+                self.channel.learn(form)
+            self._begin(self.room(torch.device("cpu")), self.wire.receive)
         self.wire.wait(self.in_flight, self.peer)
         tensors = [tensor for _, tensor in self.in_flight]
         self.in_flight = []
-        if channel.new:
-            tensors = [tensor.to(device) for tensor in tensors]
+        if form.new:
+            tensors = [tensor.to(self.device) for tensor in tensors]
         self.put(tensors)
 
-    def _begin(self, tensors: list[Tensor]) -> None:
-        receive = self.wire.receive if self.channel.new else self.wire.post_receive
+    def _begin(self, tensors: list[Tensor], receive: Callable[..., dist.Work]) -> None:
         peer = self.peer
         self.in_flight = [
             (receive(tensor, peer, tag), tensor)
@@ -375,16 +429,17 @@ class ActivationReceive(Receive):
 
     def room(self, device: torch.device) -> list[Tensor]:
         """Empty tensors of the shapes and types that were announced."""
-        packed = self.channel.activation.packed
+        packed = self.form.activation.packed
         return [torch.empty_like(model, device=device) for model in packed]
 
     def put(self, tensors: list[Tensor]) -> None:
         """Nest the tensors as they were, and give them to the stage, as leaves that want a gradient
         where the other rank's did.
         """
-        spec = self.channel.spec
+        form = self.form
+        spec = form.spec
         assert spec is not None
-        unpacked = self.channel.activation.unpack(tensors)
+        unpacked = form.activation.unpack(tensors)
         for index in spec.wanting:
             unpacked[index].requires_grad_()
         self.box[self.microbatch] = unflatten(unpacked, spec.tree)
@@ -397,16 +452,16 @@ class GradientReceive(Receive):
 
     def room(self, device: torch.device) -> list[Tensor]:
         """Empty tensors, for gradients of the outputs that this rank has announced."""
-        return self.channel.gradients.room(device)
+        return self.form.gradients.room(device)
 
     def put(self, tensors: list[Tensor]) -> None:
         """Give the gradients to the stage."""
-        self.box[self.microbatch] = self.channel.gradients.unpack(tensors)
+        self.box[self.microbatch] = self.form.gradients.unpack(tensors)
 
 
 def post_as_one(messages: Sequence[Send | Receive]) -> None:
     """Begin messages as one batch of NCCL; in a new step, by gloo, one by one."""
-    if any(message.channel.new for message in messages):
+    if any(message.form.new for message in messages):
         for message in messages:
             message.post()
         return

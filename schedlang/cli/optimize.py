@@ -21,6 +21,7 @@ def optimize(options: argparse.Namespace) -> int:
     from schedlang.search.optimize.optimize import check_solver, judged, optimize
     from schedlang.search.optimize.problem import Answer, Problem
 
+    # Before the program is compiled: without the extra, there is nothing to search with.
     try:
         check_solver()
     except ImportError as error:
@@ -34,6 +35,7 @@ def optimize(options: argparse.Namespace) -> int:
         problem = Problem.of(plan, limits)
     except ValueError as error:
         raise UsageError(f"`{options.file}` cannot be optimized: {error}") from None
+    # What the program's own order takes, before stages move: the answer is told beside it.
     given = problem.value(problem.graph.order)
     if options.block:
         return _block(options, plan, problem)
@@ -46,6 +48,7 @@ def optimize(options: argparse.Namespace) -> int:
                 answer = better
     except KeyboardInterrupt:
         # Who has seen enough wants what there is.
+        # Before the first order within memory, there is nothing to keep.
         if answer is None or answer.value == inf:
             raise
         print("interrupted: this is the best so far", file=sys.stderr)

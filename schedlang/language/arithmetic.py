@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 from math import lcm
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from schedlang.language.faults import Fault
 from schedlang.language.scopes import LARGEST
@@ -71,6 +71,19 @@ def _short(value: int | Fraction, location: int) -> int | Fraction:
     if int(value.denominator) > LARGEST:
         raise Fault("too-large", "a number grows to more than 18 decimals", location)
     return value
+
+
+def steps_of(start: Any, stop: Any, step: int, location: int) -> tuple[Any, Any]:
+    """The first number of `start .. stop by step`, and how many there are, or less than 1.
+
+    With a step above 0 they count up from the first number of the range, with one below 0 down from
+    its last.
+    """
+    if step == 0:
+        help = "write `by 1` for all numbers of the range, `by -1` for all from its last one down"
+        raise Fault("step", "a range by steps of 0 comes to no end", location, help)
+    rounds = (stop - start + abs(step) - 1) // abs(step)
+    return (start if step > 0 else stop - 1), rounds
 
 
 def as_fraction(value: float | Fraction) -> Fraction:

@@ -273,7 +273,9 @@ class Codegen:
                 ends = self.function(name, earlier, later)
                 word = "skip" if isinstance(item, syntax.Skip) else "edge"
                 return f"{word}({self.bounds(range)}, {ends}, {self.location(item)})"
-            case syntax.Frozen(_, range):
+            case syntax.Frozen(expressions.Reference(name) as model):
+                return f"frozen_model({variable(name)}, {self.location(model)})"
+            case syntax.Frozen(_, syntax.Range() as range):
                 return f"frozen({self.bounds(range)}, {self.location(range)})"
             case syntax.Link(name, number):
                 return f"link({self.function(name, number)}, {self.location(item)})"
@@ -354,9 +356,13 @@ class Codegen:
             case syntax.Require(condition, reason):
                 holds = self.expression(condition)
                 return [f"require({holds}, {reason!r}, {self.location(condition)})"]
-            case syntax.For(name, range, body):
+            case syntax.For(name, range, step, body):
                 arguments = f"{self.bounds(range)}, {_weight(body)}, {self.location(range)}"
-                loop = f"for {variable(name.text)} in count({arguments}):"
+                numbers = f"count({arguments})"
+                if step is not None:
+                    size = f"{self.expression(step)}, {self.location(step)}"
+                    numbers = f"by_steps({arguments}, {size})"
+                loop = f"for {variable(name.text)} in {numbers}:"
                 return [loop, *self.block(body.statements, name.text)]
             case syntax.Repeat(count, body):
                 arguments = f"{self.expression(count)}, {_weight(body)}, {self.location(count)}"

@@ -173,7 +173,7 @@ class _Expansion:
 
         for location, (start, stop) in declared.empty_ranges().items():
             message = f"the range `{start} .. {stop}` is empty, here and wherever it is met"
-            help = "ranges count up: for the other way round, take `n - 1 - m` for m in 0 .. n"
+            help = "ranges count up: for the other way round, write `for m in 0 .. n by -1`"
             yield warning("empty-range", message, location, help)
         kinds = declared.sites.kinds
         backward = next((at for at in kinds if kinds[at] in (Kind.B, Kind.I)), None)

@@ -101,6 +101,25 @@ HABITS = (
     ),
     # Ranges and loops.
     Habit(
+        r"in\s+(?P<at>range)\s*\((?P<a>[^,\n{:]+?)\s*-\s*1,\s*-1,\s*-1\s*\)",
+        r"in 0 .. \g<a> by -1",
+        _RANGE,
+    ),
+    Habit(
+        r"in\s+(?P<at>range)\s*\((?P<a>[^,\n{:]+),\s*(?P<b>[^,\n{:]+),\s*(?P<s>\w+)\s*\)",
+        r"in \g<a> .. \g<b> by \g<s>",
+        _RANGE,
+    ),
+    Habit(
+        r"in\s+(?P<at>reversed|rev)\s*\(\s*range\s*\((?P<a>[^,\n{:()]+)\)\s*\)",
+        r"in 0 .. \g<a> by -1",
+        _RANGE,
+    ),
+    Habit(
+        rf"in\s+(?P<a>{_TERM})\s*\.\.\s*(?P<b>[^\n{{:]+?)\s*(?P<at>step|stepby|every)\s+(?P<s>-?\w+)",
+        r"in \g<a> .. \g<b> by \g<s>",
+    ),
+    Habit(
         r"in\s+(?P<at>range)\s*\((?P<a>[^,\n{:]+),\s*(?P<b>[^,\n{:]+)\)",
         r"in \g<a> .. \g<b>",
         _RANGE,

@@ -139,7 +139,7 @@ def _own_names(node: syntax.Node) -> tuple[syntax.Name, ...]:
     match node:
         case syntax.Fn(_, params, _):
             return params
-        case syntax.Pipeline(_, number):
+        case syntax.Pipeline(_, _, number):
             return (number,) if number else ()
         case syntax.Repeated(microbatches):
             return microbatches
@@ -159,6 +159,6 @@ def _arguments(node: syntax.Node) -> int | None:
     match node:
         case syntax.Fn(_, params, _):
             return len(params)
-        case syntax.Pipeline(_, number):
+        case syntax.Pipeline(_, _, number):
             return 2 if number else 1
     return None

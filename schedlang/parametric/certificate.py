@@ -12,10 +12,11 @@ from schedlang.files.reading import source_of
 from schedlang.language.expand import expand
 from schedlang.language.imports import load
 from schedlang.parametric.figures import Figures
+from schedlang.parametric.left_out import only_computing
 from schedlang.parametric.orders import Cell, Op, Piece, Triple, at_round
 from schedlang.parametric.stamps import Stamped
-from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
 FORMAT = "schedlang certificate 1"
@@ -48,8 +49,9 @@ def certified(
     `schedule` is one of those that they are of.
     """
     layout = schedule.layout
+    stages = range(len(layout.placement))
     durations = schedule.costs.durations(layout)
-    amounts = schedule.costs.memory(len(layout.placement))
+    amounts = schedule.costs.memory(layout)
     nothing = [0.0] * len(layout.placement)
     sources = stamped.sources()
     ranks: list[list[Any]] = [[] for _ in schedule.ranks]
@@ -90,7 +92,8 @@ def certified(
         "stride": stride,
         "placement": list(layout.placement),
         "pipelines": [[pipeline.start, pipeline.stop] for pipeline in layout.pipelines],
-        "skips": [list(skip) for skip in layout.skips],
+        "edges": _edges(layout),
+        "frozen": [stage for stage in stages if not layout.trains(stage)],
         "units": [_numbers(units) for units in stamped.units],
         "takes": {kind.name: [_short(time) for time in durations[kind]] for kind in _KINDS},
         "amounts": {
@@ -108,18 +111,25 @@ def certified(
 
 
 def is_of_program(document: Mapping[str, Any]) -> bool:
-    """Whether the orders in a certificate are those of the program in it, at two sizes of each
-    class; CompileError if the program does not run there.
+    """Whether the orders in a certificate and the edges between stages are those of its program, at
+    two sizes of each class; CompileError if the program does not run there.
     """
     whole, tree = load(source_of(document["program"]))
-    return all(
-        _order_at(pieces, n) == _order_of(schedule, rank)
-        for one in document["classes"]
-        for n in range(2)
-        for size in [{"microbatches": one["base"] + one["period"] * n}]
-        for schedule in [expand(whole, tree, {**document["params"], **size})]
-        for rank, pieces in enumerate(one["ranks"])
-    )
+    for one in document["classes"]:
+        for n in range(2):
+            size = {"microbatches": one["base"] + one["period"] * n}
+            schedule = only_computing(expand(whole, tree, {**document["params"], **size}))
+            orders = [_order_of(schedule, rank) for rank in range(len(schedule.ranks))]
+            if orders != [_order_at(pieces, n) for pieces in one["ranks"]]:
+                return False
+            if one["edges"] != _edges(schedule.layout):
+                return False
+    return True
+
+
+def _edges(layout: Layout) -> list[list[int]]:
+    """The edges of the stage graph and the skips, of all pipelines."""
+    return [[earlier, later] for later, before in enumerate(layout.before) for earlier in before]
 
 
 def _order_at(pieces: list[Any], n: int) -> list[Any]:
@@ -138,7 +148,6 @@ def _order_of(schedule: Schedule, rank: int) -> list[Any]:
     return [
         [(Kind(actions.kind[i]).name, actions.stage[i], actions.microbatch[i]) for i in batch]
         for batch in actions.batches()
-        if not is_transfer(actions.kind[batch.start])
     ]
 
 

@@ -17,11 +17,12 @@ from schedlang.parametric.orders import (
 )
 from schedlang.schedule.actions import is_copy
 from schedlang.schedule.kinds import OPS, Kind
+from schedlang.schedule.layout import Layout
 
 _TRAINING: tuple[int, ...] = (Kind.F, Kind.B, Kind.W)
 
 
-def check_coverage(orders: Orders, pipelines: int) -> None:
+def check_coverage(orders: Orders, layout: Layout) -> None:
     """Fault where an op is missing, there twice, or of a microbatch that there is not, for all n;
     NotLinear where that cannot be said.
     """
@@ -38,13 +39,14 @@ def check_coverage(orders: Orders, pipelines: int) -> None:
     is_training = any((kind, stage) in made for kind in _TRAINING[1:] for stage in stages)
     wanted = set(made) | {(int(Kind.F), stage) for stage in stages}
     if is_training:
-        wanted |= {(int(kind), stage) for kind in _TRAINING for stage in stages}
+        both = ((kind, stage) for kind in _TRAINING for stage in stages)
+        wanted |= {(kind, stage) for kind, stage in both if layout.makes(kind, stage)}
     for wanted_thing, stage in sorted(wanted):
         if wanted_thing != Kind.U:
             ops = made.get((wanted_thing, stage), [])
             _check(ops, orders.units[stage], orders.stride, wanted_thing, stage)
     if any(thing == Kind.U for thing, _ in made):
-        _check_updates(orders, made, pipelines)
+        _check_updates(orders, made, layout)
 
 
 def _check(ops: list[tuple[Piece, Op]], units: Pair, stride: int, thing: int, stage: int) -> None:
@@ -102,12 +104,14 @@ def _definitely_wrong(
 
 
 def _check_updates(
-    orders: Orders, made: dict[tuple[int, int], list[tuple[Piece, Op]]], pipelines: int
+    orders: Orders, made: dict[tuple[int, int], list[tuple[Piece, Op]]], layout: Layout
 ) -> None:
     """Whether each stage makes its update once, after all its ops."""
-    if pipelines > 1:
+    if len(layout.pipelines) > 1:
         raise NotLinear("it has optimizer steps of replicas")
     for stage, rank in enumerate(orders.placement):
+        if not layout.trains(stage):
+            continue
         updates = made.get((Kind.U, stage), [])
         if len(updates) != 1 or updates[0][0].grows:
             raise NotLinear(f"stage {stage} does not make one update")

@@ -17,12 +17,13 @@ from typing import Any
 from attrs import define, field, frozen
 
 from schedlang.language import syntax
-from schedlang.language.arithmetic import decimal, quotient, require, rest
+from schedlang.language.arithmetic import decimal, quotient, require, rest, steps_of
 from schedlang.language.codegen import generate
 from schedlang.language.declarations import StageLine
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
 from schedlang.language.stages import NumberedStages, Stages
+from schedlang.parametric.budget import Budget
 from schedlang.parametric.linear import (
     Linear,
     Loop,
@@ -76,12 +77,13 @@ class Expansion:
 
 
 def expand_for_all(
-    tree: syntax.Schedule, params: Mapping[str, int], base: int, period: int
+    tree: syntax.Schedule, params: Mapping[str, int], base: int, period: int, budget: Budget
 ) -> Expansion:
     """The expansion of a program. Raises NeedsBase or NeedsPeriod where it has none for these;
-    NotLinear, with the reason, where it has none at all; and Fault if it fails for all n.
+    NotLinear, with the reason, where it has none at all or it takes more than the `budget`; and
+    Fault if it fails for all n.
     """
-    return _Run(tree, params, Linear(base, period)).expansion()
+    return _Run(tree, params, Linear(base, period), budget).expansion()
 
 
 class _Chunks(dict[int, int]):
@@ -98,6 +100,7 @@ class _Run:
     tree: syntax.Schedule
     given: Mapping[str, int]
     microbatches: Linear
+    budget: Budget
     params: dict[str, Any] = field(factory=dict)
     placement: list[int] = field(factory=list)
     units: list[Any] = field(factory=list)
@@ -112,13 +115,10 @@ class _Run:
     splits: dict[Any, list[Any]] = field(factory=dict)
     unrolled: dict[Any, int] = field(factory=dict)
     is_within: bool = False
+    has_weights: bool = False
 
     def expansion(self) -> Expansion:
         python = generate(self.tree, frozenset(), False)
-        if python.sites.parts:
-            raise NotLinear("it has no flush: `steady` is repeated for every update")
-        if not isinstance(self._order, syntax.Rank):
-            raise Searched("it is a `block`, whose ops stand at slots")
         self.names = {
             "decimal": decimal,
             "divide": divide,
@@ -128,6 +128,7 @@ class _Run:
             "require": require,
             "remembered": lambda function: function,
             "count": self.count,
+            "by_steps": self.by_steps,
             "repeat": self.repeat,
             "claim": self.claim,
             "param": self.param,
@@ -136,14 +137,20 @@ class _Run:
             "pipeline": lambda _, __, line, microbatches: self.lay_out(line, microbatches),
             "pipelines": self.pipelines,
             "link": lambda *_: None,
-            "weights": self.not_plain("weights"),
-            "skip": self.skip,
-            "edge": self.not_plain("stages that are no chain"),
-            "frozen": self.not_plain("frozen stages"),
+            "weights": self.weights,
+            "skip": self.edge,
+            "edge": self.edge,
+            "frozen": lambda start, stop, _: (_whole(start), _whole(stop)),
             "price": self.price,
             "change": self.change,
         }
         exec(python.items, self.names)
+        if python.sites.parts:
+            raise NotLinear("it has no flush: `steady` is repeated for every update")
+        if self.has_weights:
+            raise NotLinear("it says which versions of weights are read")
+        if not isinstance(self._order, syntax.Rank):
+            raise Searched("it is a `block`, whose ops stand at slots")
         exec(python.program, self.names)
         if "microbatches" not in self.params:
             raise NotLinear("it has no parameter `microbatches`")
@@ -199,16 +206,15 @@ class _Run:
         numbers = range(_whole(start), _whole(stop))
         return NumberedStages(tuple(self.lay_out(*pipeline_of(number)) for number in numbers))
 
-    def not_plain(self, what: str) -> Any:
-        def refuse(*_: Any) -> None:
-            raise NotLinear(f"it has {what}")
-
-        return refuse
+    def weights(self, *_: Any) -> None:
+        self.has_weights = True
 
     def change(self, name: str, *_: Any) -> None:
         raise Searched(f"its order is that of the pass `{name}`")
 
-    def skip(self, start: Any, stop: Any, ends: Any, _: int) -> None:
+    def edge(self, start: Any, stop: Any, ends: Any, _: int) -> None:
+        # What edges and frozen stages there are is read from the schedules: here, that it is one
+        # for all n.
         for number in range(_whole(start), max(_whole(stop), _whole(start))):
             for end in ends(number):
                 _whole(end)
@@ -240,6 +246,7 @@ class _Run:
         self.unrolled = {}
         claims = len(self.claims)
         for _ in range(_MOST_RUNS):
+            self.budget.spend(1)
             self.rank = rank
             self.parts = [Part(1, [])]
             self.path = []
@@ -273,6 +280,7 @@ class _Run:
         location, stage, microbatch, *slices = call
         if isinstance(stage, Linear) or any(isinstance(number, Linear) for number in slices):
             raise NotLinear("a stage or a slice depends on `microbatches`", location)
+        self.budget.spend(1)
         self.parts[-1].calls.append((location, stage, microbatch, *slices))
 
     def claim(self, location: int, values: dict[str, Any]) -> None:
@@ -301,6 +309,15 @@ class _Run:
                 yield from self._all_at_once(start, begin, length, key)
             else:
                 yield from self._one_by_one(start + begin, length, location)
+
+    def by_steps(
+        self, start: Any, stop: Any, weight: int, location: int, step: Any, step_location: int
+    ) -> Iterator[Any]:
+        if isinstance(step, Linear):
+            raise NotLinear("the step of a range depends on `microbatches`", step_location)
+        first, rounds = steps_of(start, stop, step, step_location)
+        for number in self.count(0, rounds, weight, location):
+            yield first + step * number
 
     def _one_by_one(self, start: Any, rounds: int, location: int) -> Iterator[Any]:
         for number in range(rounds):

@@ -87,7 +87,7 @@ def _sum(numbers: Any) -> Pair:
 
 def _peak(pieces: Sequence[Timed], schedule: Schedule) -> Pair:
     """The most that a rank holds: ops run one behind the other, and take and give back."""
-    amounts = schedule.costs.memory(len(schedule.placement))
+    amounts = schedule.costs.memory(schedule.layout)
     held: Pair = ZERO
     #: What it holds at the first and the last round of each piece, when it holds more than before.
     levels: set[Pair] = {ZERO}

@@ -412,21 +412,6 @@ def _alike(piece: Piece, stride: int, unroll: int) -> list[Piece]:
     return unrolled(piece, stride // own.pop() * unroll)
 
 
-def computing(orders: Orders) -> Orders:
-    """The orders without transfers."""
-
-    def of(piece: Piece) -> Piece:
-        batches = tuple(
-            tuple(op for op in batch if not is_transfer(op.kind)) for batch in piece.batches
-        )
-        return evolve(piece, batches=tuple(filter(None, batches)))
-
-    ranks = tuple(
-        tuple(part for part in map(of, pieces) if part.batches) for pieces in orders.ranks
-    )
-    return evolve(orders, ranks=ranks)
-
-
 # Which round of which piece has a microbatch
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from attrs import define, evolve, field, frozen
 
-from schedlang.compiler import NO_PARAMS, check_program
+from schedlang.compiler import NO_PARAMS, check_program, wrong_ops
 from schedlang.diagnostics.activity import doing
 from schedlang.diagnostics.arguments import check_params
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
@@ -21,6 +21,7 @@ from schedlang.language.expand import check_text, expand, parameters
 from schedlang.language.faults import Fault
 from schedlang.language.imports import load
 from schedlang.language.sites import ClaimSite
+from schedlang.parametric.budget import Budget
 from schedlang.parametric.certificate import certificate, certified
 from schedlang.parametric.claims import claims_for_all
 from schedlang.parametric.coverage import check_coverage
@@ -33,6 +34,7 @@ from schedlang.parametric.figures import (
     figures_of,
     in_microbatches,
 )
+from schedlang.parametric.left_out import all_trained, computing, in_use, only_computing
 from schedlang.parametric.linear import (
     NeedsBase,
     NeedsPeriod,
@@ -41,17 +43,17 @@ from schedlang.parametric.linear import (
     Undecided,
     number,
 )
-from schedlang.parametric.orders import Orders, Pair, computing, later, orders_of
+from schedlang.parametric.orders import Orders, Pair, later, orders_of
 from schedlang.parametric.pattern import pattern_of
 from schedlang.parametric.result import Law, Proof, Verdict
 from schedlang.parametric.sizes import Sizes
 from schedlang.parametric.stamps import NoStamps, Stamped, rules_of, stamp
 from schedlang.parametric.standstill import check_standstill
 from schedlang.parametric.transfers import NotRepeated, Repeated, repeated
+from schedlang.proof.graph import remembered_walks
 from schedlang.proof.prove import ideal_execution
 from schedlang.ranks.weights import follow_weights
 from schedlang.schedule.actions import is_transfer
-from schedlang.schedule.columns import actions_of
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Claim, Schedule
 from schedlang.schedule.transports import PORTABLE, transports
@@ -71,6 +73,9 @@ _MOST_BASE = 200
 _BASE_PER_RANK = 16
 _MOST_CLASSES = 64
 
+#: Up to how many microbatches for each rank sizes are compiled where nothing is known of all.
+_LOOKED_UP_TO = 2
+
 _REFUSED = "require"
 
 
@@ -85,7 +90,8 @@ class Class:
     outcome: str = ""
     reason: str = ""
     figures: Figures | None = None
-    certificate: dict[str, Any] | None = None
+    #: What makes its part of the certificate, if it has one.
+    certify: Callable[[], dict[str, Any]] | None = None
     #: Where the program writes its own transfers: what repeats, or why nothing does.
     transfers: Repeated | str | None = None
     #: Whether passes make its order; and up to how many microbatches they were seen to go on alike.
@@ -124,9 +130,17 @@ def prove_for_all(
 class _Size:
     """What compiling says at one size."""
 
-    diagnostics: Mapping[str, list[Diagnostic]]
-    is_refused: bool
+    #: By transport, the codes of what is wrong there.
+    codes: Mapping[str, frozenset[str]]
+    #: The figures of one that is right on all.
     figures: Mapping[str, Any] | None
+
+    def on(self, transport: str) -> str:
+        """The outcome on a transport: `proved`, `wrong` or `refused`."""
+        codes = self.codes[transport]
+        if not codes:
+            return "proved"
+        return "refused" if all(of == {_REFUSED} for of in self.codes.values()) else "wrong"
 
 
 @define
@@ -139,8 +153,9 @@ class _Prover:
     names: tuple[str, ...]
     sizes: dict[int, _Size] = field(factory=dict)
     schedules: dict[int, Schedule] = field(factory=dict)
+    budget: Budget = field(factory=Budget)
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """How many ranks there are."""
         return parameters(self.tree, {**self.params, "microbatches": 1})["ranks"]
@@ -150,11 +165,17 @@ class _Prover:
         done: list[Class] = []
         waiting = [Class(1, 1)]
         count = 1
+        #: From how many periods on a class of each period is known.
+        begins: dict[int, int] = {}
         while waiting:
             one = waiting.pop()
+            # What one needs to begin with, the next one needs as well.
+            base = one.base % one.period + begins.get(one.period, 0) * one.period
+            one = evolve(one, base=max(one.base, base))
             doing(f"{self.tree.name.text}: microbatches = {one.base} + {one.period} n")
             try:
-                done.append(self.judged(one))
+                done.append(self.looked_at(self.judged(one)))
+                begins[one.period] = done[-1].base // one.period
             except NeedsPeriod as needs:
                 count += needs.factor - 1
                 if count > _MOST_CLASSES:
@@ -169,6 +190,15 @@ class _Prover:
         return self.told(done)
 
     # One class
+
+    def looked_at(self, one: Class) -> Class:
+        """A class, of which nothing may be known: then all but the sizes that are looked at one by
+        one, which are few.
+        """
+        periods = -(-(_LOOKED_UP_TO * self.ranks + 1 - one.base) // one.period)
+        if one.outcome != "unknown" or periods <= 0 or self.budget.is_spent:
+            return one
+        return evolve(one, base=one.base + periods * one.period)
 
     def judged(self, one: Class) -> Class:
         """A class, maybe from a larger base on, with its outcome."""
@@ -218,9 +248,9 @@ class _Prover:
         """A class that is proved, or wrong by a claim; raises what is needed for that."""
         if one.is_searched:
             return self.followed(one)
-        expansion = expand_for_all(self.tree, self.params, one.base, one.period)
-        orders = orders_of(expansion, unroll)
+        expansion = expand_for_all(self.tree, self.params, one.base, one.period, self.budget)
         schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
+        orders = in_use(orders_of(expansion, unroll), schedules[0].layout)
         claims = [(expansion.sites.claims[claim.location], claim) for claim in expansion.claims]
         return self.timed(one, orders, schedules, claims)
 
@@ -248,7 +278,6 @@ class _Prover:
         claims: list[tuple[ClaimSite, SymbolicClaim]],
     ) -> Class:
         """A class with its times and figures, and whether its claims hold."""
-        orders = computing(all_orders)
         writes = any(
             is_transfer(op.kind)
             for pieces in all_orders.ranks
@@ -258,19 +287,15 @@ class _Prover:
         )
         _check_same(all_orders, schedules)
         first = schedules[0]
-        check_coverage(orders, len(first.layout.pipelines))
-        rules = rules_of([_computing(schedule) for schedule in schedules])
-        if all(ideal_execution(schedule) is None for schedule in schedules):
-            check_standstill(orders, rules, schedules)
-        stamped = Stamped(
-            stamp(orders, schedules),
-            rules,
-            orders.units,
-            first.layout.slices,
-            first.placement,
-        )
-        _check_durations(stamped)
-        stamped.check()
+        layout = first.layout
+        with_idle = computing(all_orders, evolve(layout, frozen=()))
+        check_coverage(with_idle, layout)
+        if layout.frozen:
+            # Transfers are placed where backwards that do nothing stand as well. That these do not
+            # hang is shown of an execution in which they take time.
+            _stamped(with_idle, list(map(all_trained, schedules)))
+        orders = computing(all_orders, layout)
+        stamped = _stamped(orders, schedules)
         figures = figures_of(stamped.timed, first)
         if any(set(follow_weights(schedule).held) != {1} for schedule in schedules):
             raise NotLinear("it has several versions of weights")
@@ -282,38 +307,28 @@ class _Prover:
             one,
             outcome=outcome,
             figures=figures,
-            certificate=self.certified(one, stamped, orders.stride, figures, first),
+            certify=_certify(one, stamped, orders.stride, figures, first),
             transfers=_repeated(all_orders, schedules) if writes else None,
         )
-
-    def certified(
-        self, one: Class, stamped: Stamped, stride: int, figures: Figures, schedule: Schedule
-    ) -> dict[str, Any] | None:
-        """The part of a class in the certificate; None where it has what no certificate has."""
-        has_updates = any(
-            op.kind == Kind.U
-            for timed in stamped.timed
-            for batch in timed.piece.batches
-            for op in batch
-        )
-        if has_updates or schedule.costs.overlap_times or schedule.layout.edges:
-            return None
-        return certified(one.base, one.period, stamped, stride, figures, schedule)
 
     def expanded(self, one: Class, n: int) -> Schedule:
         """The schedule of ops at a size of a class."""
         microbatches = one.base + one.period * n
         if microbatches not in self.schedules:
-            self.schedules[microbatches] = self._expanded(microbatches)
-        return self.schedules[microbatches]
-
-    def _expanded(self, microbatches: int) -> Schedule:
-        params = {**self.params, "microbatches": microbatches}
+            # Of each microbatch a rank does a forward and a backward at least.
+            self.budget.spend(2 * self.ranks * microbatches)
         try:
-            return expand(self.whole, self.tree, params)
+            return self.ops(microbatches)
         except CompileError as error:
             message = error.diagnostics[0].message
-            raise NotLinear(f"at {params['microbatches']} microbatches: {message}") from None
+            raise NotLinear(f"at {microbatches} microbatches: {message}") from None
+
+    def ops(self, microbatches: int) -> Schedule:
+        """The schedule of ops at a size; CompileError."""
+        if microbatches not in self.schedules:
+            params = {**self.params, "microbatches": microbatches}
+            self.schedules[microbatches] = expand(self.whole, self.tree, params)
+        return self.schedules[microbatches]
 
     def where(self, location: int) -> str:
         """A place of the program, as `file:line`."""
@@ -322,33 +337,34 @@ class _Prover:
 
     # All classes
 
+    @remembered_walks()
     def at(self, microbatches: int) -> _Size:
         """What compiling says at a size."""
         if microbatches not in self.sizes:
             doing(f"{self.tree.name.text}: {microbatches} microbatches")
-            params = {**self.params, "microbatches": microbatches}
-            try:
-                verdicts = check_program(self.source, params, self.names)
-            except CompileError as error:
-                verdicts = {name: error.diagnostics for name in self.names}
-            errors = {
-                name: [each for each in of if each.severity == "error"]
-                for name, of in verdicts.items()
-            }
-            refused = all(
-                of and all(each.code == _REFUSED for each in of) for of in errors.values()
-            )
-            figures = None if any(errors.values()) else self.figures(params)
-            self.sizes[microbatches] = _Size(errors, refused, figures)
+            self.sizes[microbatches] = self._compiled(microbatches)
+            # It may be large, and all that is asked of it is known.
+            self.schedules.pop(microbatches, None)
         return self.sizes[microbatches]
 
-    def figures(self, params: Mapping[str, int]) -> Mapping[str, Any] | None:
-        schedule = expand(self.whole, self.tree, params)
+    def _compiled(self, microbatches: int) -> _Size:
+        try:
+            schedule = self.ops(microbatches)
+            codes = {
+                name: frozenset(diagnostic.code for diagnostic in wrong)
+                for name, wrong in wrong_ops(schedule, self.names).items()
+            }
+        except CompileError as error:
+            common = frozenset(diagnostic.code for diagnostic in error.diagnostics)
+            return _Size(dict.fromkeys(self.names, common), None)
+        return _Size(codes, None if any(codes.values()) else self.figures(schedule))
+
+    def figures(self, schedule: Schedule) -> Mapping[str, Any] | None:
+        """The figures at a size; None without a flush."""
         if schedule.stream:
             return None
-        execution = ideal_execution(schedule)
-        if execution is None:
-            return None
+        execution = ideal_execution(only_computing(schedule))
+        assert execution
         line = execution.timeline
         work = max(line.busy)
         values = {
@@ -369,7 +385,9 @@ class _Prover:
             }
         )
         for size in small:
-            self.at(size)
+            if not self.budget.is_spent:
+                self.budget.spent += 2 * self.ranks * size
+                self.at(size)
         verdicts = {name: self.verdict(name, classes, small) for name in self.names}
         laws = tuple(self.laws(classes, small))
         return Proof(
@@ -377,10 +395,10 @@ class _Prover:
             self.fixed(),
             ("microbatches",),
             verdicts,
+            partial(self.certificate, classes),
             laws,
             claims_for_all(self.tree, self.whole),
             argument="it follows from the text of the program" if laws else "",
-            certificate=self.certificate(classes),
         )
 
     def fixed(self) -> dict[str, int]:
@@ -393,7 +411,7 @@ class _Prover:
 
     def certificate(self, classes: list[Class]) -> dict[str, Any] | None:
         """The certificate of the classes that are right, where there are any."""
-        parts = [one.certificate for one in classes if one.certificate]
+        parts = [one.certify() for one in classes if one.certify]
         return certificate(self.source.text, self.params, parts) if parts else None
 
     def verdict(self, name: str, classes: list[Class], small: list[int]) -> Verdict:
@@ -407,11 +425,10 @@ class _Prover:
             if outcome == "unknown" and reason not in reasons:
                 reasons.append(reason)
         for size in small:
-            said = self.at(size)
-            outcome = "refused" if said.is_refused else "wrong"
-            if not said.diagnostics[name]:
-                outcome = "proved"
+            outcome = self.sizes[size].on(name) if size in self.sizes else "unknown"
             groups[outcome][0].add(size)
+        if any(size not in self.sizes for size in small):
+            reasons.append("some would take too long one by one: see `schedc check --for`")
         sets = {
             word: Sizes(frozenset(single), tuple(progressions))
             for word, (single, progressions) in groups.items()
@@ -421,7 +438,7 @@ class _Prover:
         if sets["wrong"]:
             least = sets["wrong"].least
             smallest = {**self.params, "microbatches": least}
-            diagnostics = tuple(self.at(least).diagnostics[name])
+            diagnostics = self.wrong(name, smallest)
         return Verdict(
             **{word: of.text() for word, of in sets.items()},
             reason="; ".join(reasons),
@@ -429,6 +446,14 @@ class _Prover:
             smallest=smallest,
             diagnostics=diagnostics,
         )
+
+    def wrong(self, name: str, params: Mapping[str, int]) -> tuple[Diagnostic, ...]:
+        """What the compiler says at a size that is wrong on a transport."""
+        try:
+            diagnostics = check_program(self.source, params, [name])[name]
+        except CompileError as error:
+            diagnostics = error.diagnostics
+        return tuple(each for each in diagnostics if each.severity == "error")
 
     def outcome_on(self, name: str, one: Class) -> tuple[str, str]:
         """The outcome of a class on a transport, and its reason."""
@@ -438,8 +463,7 @@ class _Prover:
             return self.with_transfers(name, one)
         # What the compiler says of the first ones must be that; a proof that it denies is none.
         for n in range(2):
-            size = self.at(one.base + n * one.period)
-            said = "refused" if size.is_refused else "wrong" if size.diagnostics[name] else "proved"
+            said = self.at(one.base + n * one.period).on(name)
             if said != ("proved" if one.outcome == "followed" else one.outcome):
                 what = f"at {one.base + n * one.period} microbatches the compiler says {said}"
                 return "unknown", what
@@ -452,7 +476,7 @@ class _Prover:
         assert one.transfers
         outcome = one.transfers.on(name)
         for n in range(2):
-            said = "wrong" if self.at(one.base + n * one.period).diagnostics[name] else "proved"
+            said = self.at(one.base + n * one.period).on(name)
             if outcome not in (said, "unknown"):
                 return "unknown", f"the compiler says {said} of some"
         if outcome == "proved":
@@ -472,7 +496,7 @@ class _Prover:
                 law = in_microbatches(_figure(one, figure), one.base, one.period)
                 pieces.setdefault(law, (set(), []))[1].append((one.base, one.period))
             for size in small:
-                values = self.at(size).figures
+                values = self.sizes[size].figures if size in self.sizes else None
                 if values is None:
                     continue
                 for (constant, slope), (single, _) in pieces.items():
@@ -483,6 +507,23 @@ class _Prover:
                 where = Sizes(frozenset(single), tuple(progressions)).text()
                 texts.append((where, expression(law)))
             yield Law(figure, tuple(texts))
+
+
+def _certify(
+    one: Class, stamped: Stamped, stride: int, figures: Figures, schedule: Schedule
+) -> Callable[[], dict[str, Any]] | None:
+    """What makes the part of a class in the certificate; None where it has what no certificate
+    has.
+    """
+    has_updates = any(
+        op.kind == Kind.U
+        for timed in stamped.timed
+        for batch in timed.piece.batches
+        for op in batch
+    )
+    if has_updates or schedule.costs.overlap_times:
+        return None
+    return partial(certified, one.base, one.period, stamped, stride, figures, schedule)
 
 
 def _pattern(classes: list[Class]) -> str:
@@ -535,13 +576,18 @@ def _repeated(orders: Orders, schedules: list[Schedule]) -> Repeated | str:
         return str(error)
 
 
-def _computing(schedule: Schedule) -> Schedule:
-    """A schedule without transfers."""
-    columns = schedule.columns
-    if not columns.is_transfer.any():
-        return schedule
-    kept = columns.taken(np.flatnonzero(~columns.is_transfer))
-    return evolve(schedule, ranks=actions_of(len(schedule.ranks), kept))
+def _stamped(orders: Orders, schedules: list[Schedule]) -> Stamped:
+    """Orders with their times, which hold for all n; `schedules` are those at n = 0, 1, …"""
+    schedules = list(map(only_computing, schedules))
+    rules = rules_of(schedules)
+    if all(ideal_execution(schedule) is None for schedule in schedules):
+        check_standstill(orders, rules, schedules)
+    first = schedules[0]
+    times = stamp(orders, schedules)
+    stamped = Stamped(times, rules, orders.units, first.layout.slices, first.placement)
+    _check_durations(stamped)
+    stamped.check()
+    return stamped
 
 
 def _check_durations(stamped: Stamped) -> None:

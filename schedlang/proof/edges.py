@@ -420,7 +420,7 @@ class _Build:
         # Steps wait for them; one that stands before its gradients is found to be wrong elsewhere.
         steps = columns.where(Kind.U)
         stage = columns.stage[steps]
-        piece = stage - np.array([pipeline.start for pipeline in layout.pipeline_of])[stage]
+        piece = np.array(layout.piece_of)[stage]
         update = np.maximum(columns.microbatch[steps], 0)
         of_step = gradients.of(columns.rank[steps], piece, update)
         is_there = of_step >= 0

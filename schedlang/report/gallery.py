@@ -22,11 +22,12 @@ _HEAD = f"""\
 # The gallery
 
 Published schedules, each in a few lines. `make gallery` writes this page; `schedc simulate` gives
-the same figures.
+the same figures. What some of them are said to gain is in
+[published-gains.md](../docs/published-gains.md), beside what is predicted.
 
 Times are in unit costs: on every stage, {_TIMES}; ops that overlap take as long as one after the
-other. So makespans and peaks compare between programs that cut the model into as many stages, and
-microbatches into as many slices; bubbles always compare.
+other; or in those that the program gives. So makespans and peaks compare between programs that cut
+the model into as many stages, and microbatches into as many slices; bubbles always compare.
 
 - **lines**: of the file, comments included
 - **ranks x microbatches**: the program's defaults, and its other parameters; the figures are for

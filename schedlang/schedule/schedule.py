@@ -179,6 +179,11 @@ class Schedule:
         """The version of its weights that a stage's forward reads once so many updates of the stage
         are done.
         """
+        # By `delay 1`, forwards read what there was one update ago, even where the rank has done
+        # more by now; by the other rules, what is there:
+        #
+        #     update     0    1    2    3
+        #     version    0    0    1    2
         rule = self.weights_of(stage)
         if rule.name == "delay":
             return max(self.layout.update_of(stage, microbatch) - rule.delay, 0)
@@ -242,6 +247,8 @@ class Schedule:
     def keeps_all(self, kinds: Ints, stages: Ints, microbatches: Ints) -> Flags:
         """`keeps` of many ops."""
         keeps = np.ones(len(kinds), bool)
+        # All but forwards keep what they add. Of forwards, those lose it whose backward never comes
+        # (inference, frozen stages), or makes it again.
         forwards = np.flatnonzero(kinds == Kind.F)
         if self.is_forward_only:
             keeps[forwards] = False

@@ -18,7 +18,7 @@ from schedlang.diagnostics.source import Source
 from schedlang.plan.plan import Plan
 from schedlang.plan.torch_tables import plan_of, read_table
 from schedlang.runtime import Pipeline
-from schedlang.runtime.batches import Microbatches
+from schedlang.runtime.microbatches import Microbatches
 from schedlang.runtime.processes import PIPELINE
 from schedlang.runtime.stage.shards import is_sharded
 from schedlang.schedule.forward_only import forward_only
@@ -216,6 +216,11 @@ class TorchPipeline:
         """What a step is given, by microbatch; ValueError where it is given both ways, or for
         another number of microbatches.
         """
+        # Torch's `step` and `_step_microbatches` in one call:
+        #
+        #     args, kwargs, target           as a whole   ──cut as torch does──┐
+        #                                                                      ├─► by microbatch
+        #     arg_mbs, kwarg_mbs, target_mbs              ────as they are──────┘
         count = self._own.microbatches
         by_microbatch = {"arg_mbs": arg_mbs, "kwarg_mbs": kwarg_mbs, "target_mbs": target_mbs}
         is_cut = any(values is not None for values in by_microbatch.values())
@@ -256,6 +261,7 @@ def _mesh(own: Given) -> DeviceMesh | None:
     world = dist.group.WORLD
     group = world if stage.group is None else stage.group
     assert group is not None
+    # All processes of the group come here, and no others, so the new group is theirs to make.
     if "cpu:" not in dist.get_backend_config(group):
         ranks = dist.get_process_group_ranks(group)
         both = "cpu:gloo,cuda:nccl"

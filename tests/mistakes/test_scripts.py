@@ -767,6 +767,17 @@ RUNTIME: dict[str, Mistake] = {
         "`batch_dim` is (0, 1, 2)",
         "a pair of those of inputs and targets",
     ),
+    "Pipeline: one length for all slices": (
+        lambda plan: pipeline(plan, slice_lengths=512),
+        TypeError,
+        "`slice_lengths` is 512",
+        "the lengths of slices, such as [512, 256, 256], or a function that gives them",
+    ),
+    "Pipeline: an empty slice": (
+        lambda plan: pipeline(plan, slice_lengths=[512, 0]),
+        ValueError,
+        "`slice_lengths[1]` is 0",
+    ),
     "Pipeline: an argument that is misspelt": (
         lambda plan: pipeline(plan, loss_function=print),
         TypeError,

@@ -79,7 +79,7 @@ def ways() -> list[str]:
 
 
 def _is_common(feature: Feature) -> bool:
-    if feature.is_mistake or feature.mesh or feature.not_for - {"updates"}:
+    if feature.is_mistake or feature.mesh or feature.not_for - {"updates", "frozen"}:
         return False
     model = feature.model(3)
     return (

@@ -123,9 +123,10 @@ class Feature:
     build: Callable[[int], Model]
     #: Whether it draws random numbers, so that the order of forwards on a rank matters.
     draws: bool = False
-    #: What a schedule must not have: "slices" and "skips", where more than one tensor of three
-    #: dimensions passes between stages; "replicas", where two of the model are not one; "updates",
-    #: where the script makes them.
+    #: What a schedule must not have: "slices" and "skips", which stands for graphs as well, where
+    #: more than one tensor of three dimensions passes between stages; "replicas", where two of the
+    #: model are not one; "updates", where the script makes them; "frozen", where every stage must
+    #: have a gradient.
     not_for: frozenset[str] = frozenset()
     #: Of features on a device mesh, the dimension beside the pipeline's: `dp` has batches of its
     #: own, `tp` a part of each layer.

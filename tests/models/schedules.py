@@ -37,6 +37,19 @@ LATE_SPLIT = """schedule late_split {
     }
 }
 """
+# A fork and a join, of which one way is recomputed.
+DIAMOND = """schedule diamond {
+    param ranks = 4
+    param microbatches = 3
+    edge s in 1 .. 3 from 0 to s
+    edge s in 1 .. 3 from s to 3
+    rank r {
+        for m in 0 .. microbatches { F(m) }
+        for m in 0 .. microbatches { if r == 2 { R(m) }  I(m) }
+        for m in 0 .. microbatches { W(m) }
+    }
+}
+"""
 
 
 @frozen(eq=False)
@@ -81,6 +94,8 @@ MAKERS: Mapping[str, Callable[[], Column]] = {
     "dualpipe": partial(gallery, "dualpipe", ranks=2, microbatches=4),
     "chimera": partial(gallery, "chimera", ranks=4, microbatches=4),
     "unet_1f1b": partial(gallery, "unet_1f1b", ranks=3, microbatches=4),
+    "frozen_1f1b": partial(gallery, "frozen_1f1b", ranks=3, microbatches=4),
+    "diamond": partial(own, DIAMOND),
     "seq1f1b": partial(gallery, "seq1f1b", ranks=2, microbatches=3, slices=2),
 }
 
@@ -112,7 +127,7 @@ def forwards(plan: Plan) -> list[Op]:
         ready = [
             ops
             for ops in ahead
-            if ops and (layout.is_first(ops[0][0]) or (ops[0][0] - 1, ops[0][1]) in done)
+            if ops and all((earlier, ops[0][1]) in done for earlier in layout.before[ops[0][0]])
         ]
         rank = min(ready, key=lambda ops: (ops[0][1], ops[0][0]))
         done.append(rank.pop(0))

@@ -23,7 +23,7 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim import Optimizer
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime import Pipeline
+from schedlang.runtime import Pipeline, added_losses
 from schedlang.runtime.batches import shares
 from schedlang.runtime.values import Value, cut
 from tests.models.model import Feature, Model, seed_all
@@ -68,15 +68,32 @@ class Skipping(nn.Module):
         return (output, dict.fromkeys(self.later, output)) if self.later else output
 
 
+class Joining(nn.Module):
+    """Gives a stage of a graph one input: the sum of what the stages before it have made."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Any, *others: Tensor, **options: Any) -> Any:
+        for other in others:
+            x = x + other
+        return self.inner(x, **options)
+
+
 def build(feature: Feature, plan: Plan) -> list[Model]:
     """The model, once for each pipeline of the plan, all alike; with stages that take and return
-    what the plan asks for.
+    what the plan asks for, and are frozen where it says so.
     """
     layout = plan.layout
     models = [feature.model(layout.pieces) for _ in layout.pipelines]
     for model in models:
+        for number in layout.frozen:
+            model.stages[number].requires_grad_(False)
         if layout.slices > 1:
             model.stages = [Sliced(stage) for stage in model.stages]
+        elif layout.edges:
+            model.stages = [Joining(stage) for stage in model.stages]
         elif layout.skips:
             model.stages = [
                 Skipping(stage, [later for earlier, later in layout.skips if earlier == number])
@@ -286,6 +303,8 @@ class Alone(Training):
         self.replicas = REPLICAS if feature.mesh == "dp" else 1
         self.numbers = dict(zip(layout.pipelines, shares(layout), strict=True))
         self.delays = column.delays * len(layout.pipelines)
+        #: By microbatch, the losses that stages have added in its forwards.
+        self.added: dict[int, Tensor | float] = {}
         #: Of each update that is done, the weights before it, by stage.
         self.versions: list[list[list[Tensor]]] = []
         self.random: dict[int, tuple[Any, ...]] = {}
@@ -341,7 +360,7 @@ class Alone(Training):
         scale /= self.replicas
         losses = {}
         for number, loss in self._forward(order, inputs, targets):
-            (loss * scale).backward()
+            ((loss + self.added[number]) * scale).backward()
             losses[number] = loss.detach()
         return losses
 
@@ -353,12 +372,15 @@ class Alone(Training):
         pasts: dict[tuple[int, int], Any] = {}
         given: dict[tuple[int, int], dict[int, Any]] = {}
         losses: dict[int, list[Tensor]] = {}
+        self.added = {}
         for stage, unit in order:
             pipeline = layout.pipeline_of[stage]
             number = self.numbers[pipeline][unit // slices]
             options = dict(self.model.options(number)) if self.model.options else {}
             if layout.is_first(stage):
                 value = _slice(inputs[number], unit % slices, slices)
+            elif layout.edges:
+                value = tuple(values[earlier, unit] for earlier in sorted(layout.before[stage]))
             else:
                 value = values.pop((stage - 1, unit))
             if slices > 1:
@@ -367,7 +389,9 @@ class Alone(Training):
                 options["skips"] = given.pop((stage, unit))
             with self.random_of(stage), self.model.around():
                 arguments = value if isinstance(value, tuple) else (value,)
-                output = self.stages[stage](*arguments, **options)
+                with added_losses() as added:
+                    output = self.stages[stage](*arguments, **options)
+                self.added[number] = self.added.get(number, 0.0) + added.total / slices
                 if slices > 1:
                     output, past = output
                     if (unit + 1) % slices:

@@ -71,9 +71,10 @@ def is_for(feature: Feature, column: Column) -> bool:
     layout = column.plan.layout
     has = {
         "slices": layout.slices > 1,
-        "skips": bool(layout.skips),
+        "skips": bool(layout.skips or layout.edges),
         "replicas": len(layout.pipelines) > 1,
         "updates": column.plan.has_updates,
+        "frozen": bool(layout.frozen),
     }
     return not any(has[word] for word in feature.not_for) and (
         processes_for(feature, column) <= MOST_PROCESSES
@@ -216,7 +217,8 @@ def _meaning(column: Column, draws: bool) -> Hashable:
     plan = column.plan
     layout = plan.layout
     delays = tuple(column.delays)
-    own = column.name if draws else (layout.slices, layout.skips, layout.updates, plan.has_updates)
+    graph = layout.skips, layout.edges, layout.frozen
+    own = column.name if draws else (layout.slices, graph, layout.updates, plan.has_updates)
     return layout.pipelines, delays, own
 
 

@@ -31,7 +31,7 @@ from schedlang.parametric.ranks.words import condition_text
 from schedlang.proof.execution import Execution
 from schedlang.proof.memory import peaks
 from schedlang.proof.prove import ideal_execution
-from tests.support.off_by_one import damaged
+from tests.support.mistakes import damaged
 from tests.support.paths import PROGRAMS as GALLERY_FOLDER
 
 TWO_DIRECTIONS = """

@@ -35,7 +35,9 @@ REFUSED = {
     "terapipe": "slices of microbatches",
     "unet_1f1b": "skips from stage to stage",
     "frozen_1f1b": "frozen stages",
+    "recycle": "second pipeline",
     "two_encoders": "stages that are no chain",
+    "vocabulary_parallel": "stages that are no chain",
 }
 EXPORTABLE = sorted({path.stem for path in PROGRAMS.glob("*.sched")} - set(REFUSED))
 #: Ranks and microbatches.

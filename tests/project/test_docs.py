@@ -30,6 +30,18 @@ def test_every_cause_is_explained() -> None:
     assert sorted(re.findall(r"^\| (\w+) \| ", text, re.M)) == sorted([*CAUSES, "cause"])
 
 
+def test_the_gains_of_published_schedules_are_those_of_their_command() -> None:
+    """Of each table a row, which shows what the page says; the others take as long again."""
+    lines = page("published-gains").splitlines()
+    command = runpy.run_path(str(ROOT / "benchmarks" / "gains.py"))
+    for text in ("HEAD", "VOCABULARY_TEXT", "RECYCLE_TEXT", "RECYCLE_REASONS", "SLIMPIPE_TEXT"):
+        assert command[text] in page("published-gains")
+    setting = command["SETTINGS"][0]
+    assert command["vocabulary_row"](setting, command["gains_of"](setting)) in lines
+    assert command["recycle_row"](3, 4, 6) in lines
+    assert command["slimpipe_row"](8, 32) in lines
+
+
 def test_the_table_of_transports_is_that_of_its_command() -> None:
     """Of some programs, which show what the page says; the others take as long again."""
     lines = page("transport-table").splitlines()

@@ -164,10 +164,13 @@ def compare_all(plans: dict[str, Plan]) -> dict[str, list[float]]:
     return {name: compare(plan, expected[name]) for name, plan in plans.items()}
 
 
-#: What has optimizer steps, frozen stages or a graph of stages: it has a test of its own.
+#: What has optimizer steps, frozen stages, a graph of stages, or other numbers of ranks: it has a
+#: test of its own.
 APART = {
+    "recycle",
     "frozen_1f1b",
     "two_encoders",
+    "vocabulary_parallel",
     "pipedream",
     "pipedream_vertical",
     "pipedream_2bw",
@@ -200,6 +203,19 @@ def test_losses_and_gradients_are_those_of_one_process(
         for case, (loss, gradient) in found.items():
             assert loss < 1e-12, case
             assert gradient < 1e-12, case
+
+
+def rerouted() -> list[list[float]]:
+    """The microbatches of a rank that is lost, on the replicas of its stage: the first or the last."""
+    plans = [program("recycle", ranks=5, microbatches=6, lost=lost) for lost in (0, 1)]
+    return [compare(plan, in_one_process(plan)) for plan in plans]
+
+
+def test_a_lost_rank_changes_nothing_of_what_is_trained(run_ranks: Run) -> None:
+    for found in run_ranks(rerouted, 5).results():
+        for loss, gradient in found:
+            assert loss < 1e-12
+            assert gradient < 1e-12
 
 
 def scaled() -> list[float]:

@@ -2,9 +2,11 @@
 the same model in one process.
 """
 
+import copy
 import random
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -20,7 +22,7 @@ from schedlang import Source, compile
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, add_loss, added_losses
 from schedlang.schedule.layout import Layout
-from tests.support.models import difference
+from tests.support.models import difference, program
 
 pytestmark = pytest.mark.processes
 
@@ -74,12 +76,45 @@ def batch(layout: Layout, seed: int) -> tuple[dict[int, Tensor], Tensor]:
     return dict(zip(firsts, values[1:], strict=True)), values[0]
 
 
-def run(model: Sequence[nn.Module], edges: Edges, inputs: dict[int, Tensor]) -> Tensor:
+class Sliced(nn.Module):
+    """A stage that takes slices, in which every position sees those before, and what skips bring;
+    it gives its output to `later` stages by skips.
+    """
+
+    def __init__(self, inputs: int, later: Sequence[int]) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.rand(inputs, dtype=torch.float64))
+        self.later = later
+
+    def forward(
+        self,
+        *inputs: Tensor,
+        past: Tensor | None = None,
+        skips: dict[int, Tensor] | None = None,
+    ) -> Any:
+        through = [weight * value for weight, value in zip(self.weights, inputs, strict=True)]
+        seen = sum([*through[1:], *(skips or {}).values()], start=through[0]).cumsum(dim=1)
+        if past is not None:
+            seen = seen + past
+        output = seen.tanh()
+        returned = (output, dict.fromkeys(self.later, output)) if self.later else output
+        return returned, seen[:, -1:]
+
+
+def run(
+    model: Sequence[nn.Module], edges: Edges, inputs: dict[int, Tensor], skips: Edges = ()
+) -> Tensor:
     """The whole model in one process."""
     outputs: list[Tensor] = []
     for stage, module in enumerate(model):
         before = [outputs[earlier] for earlier, later in sorted(edges) if later == stage]
-        outputs.append(module(*before) if before else module(inputs[stage]))
+        values = before or [inputs[stage]]
+        if isinstance(module, Sliced):
+            by_skips = {earlier: outputs[earlier] for earlier, later in skips if later == stage}
+            returned, _ = module(*values, skips=by_skips)
+            outputs.append(returned[0] if module.later else returned)
+        else:
+            outputs.append(module(*values))
     return outputs[-1]
 
 
@@ -107,7 +142,8 @@ def compare(
         heads = []
         for number, wanted in enumerate(targets.chunk(MICROBATCHES)):
             with added_losses() as added:
-                output = run(alone, edges, {stage: value[number] for stage, value in parts.items()})
+                values = {stage: value[number] for stage, value in parts.items()}
+                output = run(alone, edges, values, layout.skips)
             loss = nn.functional.mse_loss(output, wanted)
             ((loss + added.total) / MICROBATCHES).backward()
             right.append(loss.detach())
@@ -149,6 +185,36 @@ def of_gallery() -> dict[str, float]:
 
 def test_graphs_under_schedules_of_many_kinds(run_ranks: Run) -> None:
     for found in run_ranks(of_gallery, 4).results():
+        assert len(found) == 12
+        assert max(found.values()) < 1e-12, found
+
+
+def of_slices(layout: Layout) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [
+        Sliced(
+            max(sum(later == stage for _, later in layout.edges), 1),
+            [later for earlier, later in layout.skips if earlier == stage],
+        )
+        for stage in range(layout.pieces)
+    ]
+
+
+def with_slices() -> dict[str, float]:
+    """Graphs with slices, and with skips from stages that also hand on along far edges."""
+    found = {}
+    for name in ("terapipe", "seq1f1b"):
+        for graph, edges in GRAPHS.items():
+            others = [pair for pair in [(0, 3), (1, 3), (0, 2)] if pair not in edges]
+            skips = "".join(f"skip s in 0 .. 1 from {a} to {b}\n" for a, b in others)
+            for lines in ("", skips):
+                plan = plan_of(name, edges, lines, ranks=4, slices=2)
+                found[f"{name} {graph} {lines}"] = compare(plan, edges, of_slices)
+    return found
+
+
+def test_slices_and_skips_in_graphs(run_ranks: Run) -> None:
+    for found in run_ranks(with_slices, 4).results():
         assert len(found) == 12
         assert max(found.values()) < 1e-12, found
 
@@ -307,3 +373,57 @@ def unequal_rows() -> None:
 def test_inputs_of_all_stages_have_as_many_rows(run_ranks: Run) -> None:
     said = "\n".join(run_ranks(unequal_rows, 4).logs)
     assert "all of them take the same batch" in said
+
+
+#: Columns of the vocabulary in each shard.
+SHARD = 5
+
+
+class Shards(nn.Module):
+    """The loss by token of an output layer cut along its vocabulary, of the scores of its shards."""
+
+    def forward(self, *scores: Tensor) -> Tensor:
+        largest = torch.stack([each.max(1).values for each in scores]).max(0).values
+        sums = [(each - largest[:, None]).exp().sum(1) for each in scores]
+        # The token to be found is the first of the vocabulary: here all shards say what theirs is.
+        return largest + torch.stack(sums).sum(0).log() - scores[0][:, 0]
+
+
+def of_vocabulary() -> dict[str, float]:
+    """A cut output layer is the whole one: losses, and the gradients of all layers and shards."""
+    plan = program("vocabulary_parallel", ranks=4, microbatches=MICROBATCHES)
+    layers = 4
+    torch.manual_seed(0)
+    model = [nn.Linear(WIDTH, WIDTH, dtype=torch.float64) for _ in range(layers)]
+    model += [nn.Linear(WIDTH, SHARD, bias=False, dtype=torch.float64) for _ in range(layers)]
+    alone = copy.deepcopy(model)
+    stages = {stage: [*model, Shards()][stage] for stage in plan.stages_of(dist.get_rank())}
+    pipeline = Pipeline(plan, stages, lambda output, _: output.mean())
+    inputs, targets = batch(plan.layout, 0)
+    losses = pipeline.step(inputs[0], targets)
+    found = {}
+    right = []
+    whole = torch.cat([shard.weight for shard in alone[layers:]]).detach().requires_grad_()
+    for rows in inputs[0].chunk(MICROBATCHES):
+        scores = nn.Sequential(*alone[:layers])(rows) @ whole.T
+        loss = nn.functional.cross_entropy(scores, torch.zeros(ROWS, dtype=torch.long))
+        (loss / MICROBATCHES).backward()
+        right.append(loss.detach())
+    if losses is not None:
+        found["losses"] = difference(losses, torch.stack(right))
+    assert whole.grad is not None
+    gradients = [layer.weight.grad for layer in alone[:layers]] + [*whole.grad.split(SHARD)]
+    for stage, module in stages.items():
+        if stage < 2 * layers:
+            weight = module.weight.grad
+            found[f"stage {stage}"] = difference(weight, gradients[stage])
+    return found
+
+
+def test_an_output_layer_cut_along_its_vocabulary_is_the_whole_one(run_ranks: Run) -> None:
+    results = run_ranks(of_vocabulary, 4).results()
+    assert {name for found in results for name in found} == {
+        "losses",
+        *(f"stage {stage}" for stage in range(8)),
+    }
+    assert max(max(found.values()) for found in results) < 1e-12, results

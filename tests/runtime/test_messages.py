@@ -267,7 +267,10 @@ def kept_formats() -> list[bool]:
     found = []
     for step in range(2):
         ours.step(*batch(plan, step))
-        found += [channel.gradients.is_first for channel in ours._exchange._channels.values()]
+        found += [
+            channel.messages[0].form.gradients.is_first
+            for channel in ours._exchange._channels.values()
+        ]
     return found
 
 

@@ -251,6 +251,7 @@ LEGAL = {
         ranks > 1 and microbatches % (ranks - 1) == 0
     ),
     "interleaved_zb": lambda ranks, microbatches: microbatches % ranks == 0,
+    "recycle": lambda ranks, microbatches: (ranks + 1) % 3 == 0 and microbatches % 6 == 0,
     "wpipe": lambda ranks, microbatches: microbatches % ranks == 0,
 }
 

@@ -4,11 +4,12 @@
 """
 
 import sys
+from time import process_time
 
 from schedlang.compiler import processes
 from schedlang.parametric.prove import prove_for_all
 from schedlang.schedule.transports import NAMES
-from tests.support.paths import GALLERY
+from tests.support.paths import GALLERY, PROGRAMS
 
 HEAD = """# The gallery, proved for every size
 
@@ -21,11 +22,17 @@ page.
 |---|---|---|---|---|"""
 
 
-def row(case: tuple[str, int]) -> tuple[str, int, str, str, str]:
-    """A program at some ranks: the verdict on all transports, the sizes, and the bubble."""
-    name, ranks = case
-    path = next(path for path in GALLERY if path.stem == name)
-    proof = prove_for_all(path, {"ranks": ranks}, NAMES)
+#: What a row says of a program at some ranks.
+Row = tuple[str, str, str]
+
+
+def row(case: tuple[int, str]) -> tuple[Row, float]:
+    """Of so many ranks and a program: the verdict on all transports, the sizes, and the bubble; and
+    how much processor time it took, in seconds.
+    """
+    ranks, name = case
+    begin = process_time()
+    proof = prove_for_all(PROGRAMS / f"{name}.sched", {"ranks": ranks}, NAMES)
     verdicts = {verdict.word for verdict in proof.verdicts.values()}
     verdict = proof.verdicts["portable"]
     word = verdicts.pop() if len(verdicts) == 1 else "differs by transport"
@@ -39,24 +46,32 @@ def row(case: tuple[str, int]) -> tuple[str, int, str, str, str]:
     elif where:
         where = f"`{where}`"
     bubble = next((law.pieces for law in proof.laws if law.figure == "bubble"), ())
-    return name, ranks, word, where, f"`{bubble[-1][1]}`" if bubble else ""
+    said = word, where, f"`{bubble[-1][1]}`" if bubble else ""
+    return said, process_time() - begin
 
 
 def main(first: int, last: int) -> None:
     print(HEAD.format(first=first, last=last))
-    cases = [(path.stem, ranks) for path in GALLERY for ranks in range(first, last + 1)]
+    names = [path.stem for path in GALLERY]
+    # Those that take longest first, so that all cores have something to do until the end.
+    cases = [(ranks, name) for ranks in range(last, first - 1, -1) for name in names]
     with processes() as pool:
-        rows = list(pool.map(row, cases))
-    at = 0
-    while at < len(rows):
-        # Ranks that follow each other with one verdict share a row.
-        name, ranks, *said = rows[at]
-        end = at
-        while end + 1 < len(rows) and rows[end + 1][0] == name and [*rows[end + 1][2:]] == said:
-            end += 1
-        of = str(ranks) if end == at else f"{ranks} to {rows[end][1]}"
-        print(f"| {name} | {of} | {' | '.join(said)} |")
-        at = end + 1
+        rows = dict(zip(cases, pool.map(row, cases), strict=True))
+    for name in names:
+        at = first
+        while at <= last:
+            # Ranks that follow each other with one verdict share a row.
+            said, _ = rows[at, name]
+            end = at
+            while (end + 1, name) in rows and rows[end + 1, name][0] == said:
+                end += 1
+            of = str(at) if end == at else f"{at} to {end}"
+            print(f"| {name} | {of} | {' | '.join(said)} |")
+            at = end + 1
+    slowest = sorted(((took, *case) for case, (_, took) in rows.items()), reverse=True)[:8]
+    told = ", ".join(f"{name} at {ranks} {took:.0f} s" for took, ranks, name in slowest)
+    total = sum(took for _, took in rows.values())
+    print(f"processor time: {total:.0f} s; {told}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Checks a certificate of `schedc prove --any-ranks`, without trust in who made it:
 `python -m schedlang.parametric.ranks.check_certificate FILE`.
 
-This shares no code with the prover: the rules of pipeline training are written down once more, and
+It shares no code with the prover: the rules of pipeline training are written down once more, and
 each question is asked of isl anew. For all sizes of each case, every op is on the rank that holds
 its stage; each stage runs each microbatch's forward, its backward and its weight gradient once;
 what an op needs of its own rank stands before it; the two sides of a message have one time stamp;
@@ -12,6 +12,7 @@ ranks wait for each other in a circle.
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import islpy as isl
@@ -30,18 +31,17 @@ _NEEDS = (
 )
 #: Of messages, the send and the receive, which is of so many stages on.
 _MESSAGES = {"F": ("SEND_F", "RECV_F", 1), "B": ("SEND_B", "RECV_B", -1)}
-#: An item is a stage, an update, the two digits of a microbatch, and a slice; here without a stage.
+#: An item is a stage, an update, the two digits of a microbatch, and a slice; of an update no more.
 _REST = "[u, g, m, k] -> [u, g, m, k]"
-#: The item of an update itself has no more.
 _OF_UPDATE = "{ [s, u, g, m, k] -> [s, u, 0, 0, 0] }"
 
 
 def faults_of(certificate: dict[str, Any]) -> list[str]:
     """What does not hold in a certificate; nothing, if it proves what it says."""
     try:
-        cases, faults = isl.Set("{ : 1 = 0 }"), list[str]()
-        if len({op["name"] for op in certificate["statements"]}) < len(certificate["statements"]):
-            faults.append("two statements of one name")
+        names = [op["name"] for op in certificate["statements"]]
+        faults = ["two statements of one name"] if len(set(names)) < len(names) else []
+        cases = isl.Set("{ : 1 = 0 }")
         for case in certificate["cases"]:
             where = isl.Set(case["where"])
             cases = cases | where
@@ -61,8 +61,7 @@ class _Case:
         self.where = where
         self.held, self.after = isl.Map(document["held"]), isl.Map(document["after"])
         self.wanted = isl.UnionSet(document["wanted"]).intersect_params(where)
-        stamps = case["stamps"]
-        self.ops = [{**op, "stamp": stamps[op["name"]]} for op in document["statements"]]
+        self.ops = [{**op, "stamp": case["stamps"][op["name"]]} for op in document["statements"]]
         self.items, self.places, self.stamps = self.of(), self.of(of="place"), self.of(of="stamp")
         width = int(document["depth"]) + 1
         on_rank = _later(width).equate(isl.dim_type.in_, 0, isl.dim_type.out, 0)
@@ -85,15 +84,14 @@ class _Case:
         """What must hold, each with what to say if it does not."""
         items, places, stamps = self.items, self.places, self.stamps
         for relation, what in ((items, "items"), (places, "places"), (stamps, "stamps")):
-            yield relation.is_single_valued(), f"an op of two {what}"
-            yield relation.domain().is_equal(items.domain()), f"ops and {what} are not the same"
+            is_of_all = relation.domain().is_equal(items.domain())
+            yield is_of_all and relation.is_single_valued(), f"an op of no {what}, or two"
         every = self.wanted.union(self.wanted.apply(UnionMap(_OF_UPDATE)))
         yield items.range().is_subset(every), "an op of an item that there is not"
         width = int(self.document["depth"]) + 1
-        places_of = ", ".join(f"x{at}" for at in range(width))
-        ranks = places.apply_range(UnionMap(f"{{ [{places_of}] -> [x0] }}"))
-        holders = items.apply_range(UnionMap("{ [s, u, g, m, k] -> [s] }"))
-        holders = holders.apply_range(UnionMap.from_map(self.held))
+        ranks = places.apply_range(UnionMap(f"{{ [{_names(width)}] -> [x0] }}"))
+        stages = items.apply_range(UnionMap("{ [s, u, g, m, k] -> [s] }"))
+        holders = stages.apply_range(UnionMap.from_map(self.held))
         yield self.held.is_single_valued(), "a stage on two ranks"
         yield ranks.is_subset(holders), "an op on another rank than its stage"
         together = _related(places, _same(width)).subtract(items.domain().identity())
@@ -146,8 +144,8 @@ class _Case:
             )
         )
         for user, made, needed in rules:
-            wants = self.of(*user).apply_range(needed)
-            yield user, made, self.of(*_MAKERS[made]).apply_range(wants.reverse())
+            wanted_by = self.of(*user).apply_range(needed).reverse()
+            yield user, made, self.of(*_MAKERS[made]).apply_range(wanted_by)
 
     def messages(self) -> Iterator[tuple[bool, str]]:
         """Transfers that a program writes meet: each send one receive, at one stamp."""
@@ -193,12 +191,14 @@ def _later(width: int) -> isl.Map:
 
 
 def _same(width: int) -> UnionMap:
-    names = ", ".join(f"x{at}" for at in range(width))
-    return UnionMap(f"{{ [{names}] -> [{names}] }}")
+    return UnionMap(f"{{ [{_names(width)}] -> [{_names(width)}] }}")
+
+
+def _names(width: int) -> str:
+    return ", ".join(f"x{at}" for at in range(width))
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1]) as file:
-        amiss = faults_of(json.load(file))
+    amiss = faults_of(json.loads(Path(sys.argv[1]).read_text()))
     print("\n".join(amiss) or "the certificate proves what it says")
     sys.exit(1 if amiss else 0)

@@ -9,6 +9,7 @@ from attrs import define, field, frozen
 
 from schedlang.diagnostics.source import Span
 from schedlang.language import expressions, syntax
+from schedlang.language.arithmetic import steps_of
 from schedlang.language.sites import CallSite, Sites
 from schedlang.parametric.ranks.counting import RANK, Order
 from schedlang.parametric.ranks.numbers import (
@@ -112,10 +113,11 @@ class Orders:
                 holds = self.evaluator.truth(condition, scope, where)
                 refused = without(where - holds, place.indices)
                 self.where = self.where - refused
-            case syntax.For(name, range, body):
+            case syntax.For(name, range, step, body):
                 start = self.evaluator.value(range.start, scope, where)
                 stop = self.evaluator.value(range.stop, scope, where)
-                self.loop(name.text, start, stop, body, scope, where, place)
+                by = 1 if step is None else self.step(step, scope, where)
+                self.loop(name.text, start, stop, body, scope, where, place, by)
             case syntax.Repeat(times, body):
                 rounds = self.evaluator.value(times, scope, where)
                 negative = under(rounds, of_number(0), where)
@@ -153,6 +155,15 @@ class Orders:
         within = where & between(number(0), symbol(UPDATE), symbol(UPDATES))
         self.block(body, scope, within, _Place((1, UPDATE), (*place.indices, UPDATE)))
 
+    def step(self, node: syntax.Node, scope: Scope, where: isl.Set) -> int:
+        """The step of a range, which must be the same wherever the loop runs."""
+        step = known(self.evaluator.value(node, scope, where), where)
+        if step is None:
+            raise Unreadable("a range by a step that depends on sizes", node.span)
+        if step == 0:
+            self.evaluator.mistaken("step", "a range by steps of 0", node, where)
+        return step or 1
+
     def loop(
         self,
         name: str,
@@ -162,11 +173,13 @@ class Orders:
         scope: Scope,
         where: isl.Set,
         place: _Place,
+        step: int = 1,
     ) -> None:
         """Read a loop: few rounds one by one, many as one statement with a symbol."""
         first, last = known(start, where), known(stop, where)
         if name and first is not None and last is not None and last - first <= _FEW_ROUNDS:
-            for round in range(first, last):
+            begin, rounds = steps_of(first, last, step, 0)
+            for round in range(begin, begin + step * max(rounds, 0), step):
                 inside = scope.inner()
                 inside.values[name] = of_number(round)
                 order = place.next()
@@ -177,11 +190,19 @@ class Orders:
         start, stop = folded(start, where), folded(stop, where)
         entries = place.next()
         if start.high is None and stop.high is None:
+            at = of_symbol(index)
+            if step != 1:
+                # The symbol counts the rounds from 0: what is later must be larger, also where a
+                # range is gone through from its last number down.
+                where = where & symbol(index).ge_set(number(0))
+                at = (start if step > 0 else stop.minus(of_number(1))).plus(at.times(step))
             if name:
-                inside.values[name] = of_symbol(index)
-            rounds = are_between(start, of_symbol(index), stop, where)
-            self.block(body, inside, rounds, _Place((*entries, index), (*place.indices, index)))
+                inside.values[name] = at
+            within = are_between(start, at, stop, where)
+            self.block(body, inside, within, _Place((*entries, index), (*place.indices, index)))
             return
+        if step != 1:
+            raise Unreadable("a range by a step, up to a product of sizes", body.span)
         high = row_of(index)
         where = where & between(number(0), symbol(index), symbol(BASE))
 
@@ -195,8 +216,8 @@ class Orders:
             return made
 
         value = Number(symbol(index), symbol(high))
-        rounds = are_between(start, value, stop, where)
-        for call in calls(value, (*entries, high, index), rounds):
+        within = are_between(start, value, stop, where)
+        for call in calls(value, (*entries, high, index), within):
             # Rows are best counted from the first round that does something: they are whole then.
             begin = points(call.where, [high, index]).lexmin_pw_multi_aff().get_pw_aff(1)
             if constant(begin, call.where) == 0:
@@ -204,8 +225,8 @@ class Orders:
                 continue
             for case, function in begin.coalesce().get_pieces():
                 value = Number(symbol(index).add(isl.PwAff.from_aff(function)), symbol(high))
-                rounds = are_between(start, value, stop, where & case)
-                again = calls(value, (*entries, *digits(value, rounds)), rounds)
+                within = are_between(start, value, stop, where & case)
+                again = calls(value, (*entries, *digits(value, within)), within)
                 self.calls += [other for other in again if other.location == call.location]
 
     def op(

@@ -66,6 +66,7 @@ def _faster(plan: Plan, costs: Costs, path: list[Segment]) -> list[Faster]:
     on_path: dict[tuple[str, int], float] = {}
     for segment in path:
         if segment.kind in ("op", "copy"):
+            # Ops that overlap run as one, and take what is given for that, if it is.
             rows = [plan.ranks[segment.step.rank].row(row) for row in segment.step.rows]
             ops = [
                 (COST_OF[Kind(kind)], stage, takes.time(kind, stage, microbatch))
@@ -76,6 +77,8 @@ def _faster(plan: Plan, costs: Costs, path: list[Segment]) -> list[Faster]:
                 ops = [("overlap", first, takes.overlap[first])]
             for field, stage, time in ops:
                 on_path[field, stage] = on_path.get((field, stage), 0.0) + time
+    # An op on the critical path need not give all that it saves: another path may be next to as
+    # long. So each is simulated, and not read off the path.
     found = []
     for field, stage in sorted(on_path, key=lambda op: -on_path[op])[:_TRIED]:
         faster = costs.faster(field, stage, plan.layout, _FACTOR)
@@ -191,6 +194,7 @@ def _path_text(found: Explanation) -> list[str]:
         elif not runs:
             words = [f" x rank {segment.sender} to {rank}"]
         counts.setdefault(place, Counter()).update(words)
+    # A place is a line of the program, or for what no line says, the kind of wait.
     width = max(map(len, times))
     lines = [
         f"critical path {sum(times.values()):.10g}: from the first start to the last end without "

@@ -142,6 +142,13 @@ def rank_differences(before: Schedule, after: Schedule) -> list[RankDifference]:
 
 def _rank_difference(rank: int, before: Schedule, after: Schedule) -> RankDifference:
     """What differs in what a rank does; actions are the same if they have the same name."""
+    # Names are aligned as lines of text are, so an op that only moved is told as that:
+    #
+    #     before   F0 F1 F2 B0       F3 B1
+    #     after    F0 F1    B0    F2 F3 B1
+    #              equal  -  equal  +  equal        F2 is later, behind B0
+    #
+    # That two actions are issued as one is no matter of order, and stands beside.
     names, batches = _named(before, rank)
     names_after, batches_after = _named(after, rank)
     return RankDifference(

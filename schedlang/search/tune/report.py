@@ -62,6 +62,7 @@ def tuning_text(tuning: Tuning, units: Units) -> str:
     best = tuning.best_of_programs
     if best:
         parts.append("\n".join(_table(best, tuning, units)))
+        # The best of all is on the frontier as well; the rest of it takes longer, in less memory.
         cheaper = [result for result in tuning.frontier if result.bytes < best[0].bytes]
         if cheaper:
             lines = ["faster than all others in as little memory:", *_table(cheaper, tuning, units)]
@@ -131,6 +132,7 @@ def _left_out(tuning: Tuning) -> list[str]:
             "not counted: the time in which replicas sum their gradients, of which the costs say "
             "nothing; -p ranks=N keeps one number of ranks for a pipeline"
         )
+    # Programs with one reason share a line.
     words: dict[str, list[str]] = {}
     for word, reason in tuning.unlike.items():
         words.setdefault(reason, []).append(word)
@@ -164,6 +166,7 @@ def tuning_json(tuning: Tuning, units: Units) -> dict[str, Any]:
     """All results for programs, the best first; `programs` and `frontier` are indices of those in
     the tables.
     """
+    # Results are compared by what they hold, and two may be equal: each is known by its object.
     places = {id(result): place for place, result in enumerate(tuning.results)}
 
     def indices(results: Sequence[Result]) -> list[int]:

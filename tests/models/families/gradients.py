@@ -1,11 +1,15 @@
 """Where gradients go: hooks, shared weights, weights without a gradient, frozen stages."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
+from torch.utils.checkpoint import checkpoint
 
+from schedlang.runtime import add_loss
 from tests.models.families.state import language_model
 from tests.models.model import WIDTH, Does, Model, chain, feature, linear, weight
 
@@ -30,6 +34,35 @@ class Product(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return (x @ self.weight).tanh()
+
+
+class Adding(nn.Module):
+    """Adds a loss of its own, of which the last stage's knows nothing."""
+
+    def __init__(self, runs: Callable[..., Any] | None = None) -> None:
+        super().__init__()
+        self.layer = linear()
+        self.runs = runs
+
+    def _forward(self, x: Tensor) -> Tensor:
+        output = self.layer(x).tanh()
+        add_loss("size", output.square().mean(), weight=0.1)
+        return output
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._forward(x) if self.runs is None else self.runs(self._forward, x)
+
+
+@feature("gradients")
+def added_loss(stages: int) -> Model:
+    """Losses that stages add to that of the last one"""
+    return chain(lambda _: Adding(), stages)
+
+
+@feature("gradients")
+def added_loss_in_a_checkpoint(stages: int) -> Model:
+    """Losses that stages add within `checkpoint`, which runs their forward again"""
+    return chain(lambda _: Adding(partial(checkpoint, use_reentrant=False)), stages)
 
 
 @feature("gradients")
@@ -472,7 +505,7 @@ def loss_of_counted_words(stages: int) -> Model:
     return language_model(stages, nn.Embedding(11, WIDTH), loss=loss)
 
 
-@feature("gradients")
+@feature("gradients", not_for={"frozen"})
 def hooked_optimizer(stages: int) -> Model:
     """A pre-hook of the optimizer, which clips the gradients of each stage"""
 

@@ -241,7 +241,7 @@ def scaled_loss(stages: int) -> Model:
     return chain(lambda _: normed(), stages, optimizer=optimizer, loss_scale=1024.0)
 
 
-@feature("training", not_for={"updates"})
+@feature("training", not_for={"updates", "frozen"})
 def gradient_scaler(stages: int) -> Model:
     """torch.amp.GradScaler"""
 

@@ -1,0 +1,242 @@
+"""What published schedules are said to gain, and what `schedc simulate` predicts at the costs of
+their papers: `make gains`, which writes docs/published-gains.md.
+
+It is simulation: the figures are the same on every machine.
+"""
+
+from attrs import frozen
+
+from schedlang import Costs, compile, simulate
+from schedlang.plan.plan import Plan
+
+HEAD = """\
+# What published schedules gain
+
+`make gains` writes this page. On the left is what a paper has measured, or says; on the right what
+`schedc simulate` predicts for the program of the gallery, at the costs of the paper: of computation
+alone, without transfers. Below each table is why the two differ.
+"""
+
+
+@frozen
+class Setting:
+    """A model of Yeung et al. 2025, tables 1 and 5: microbatches of one sequence."""
+
+    ranks: int
+    layers: int
+    hidden: int
+    sequence: int
+    #: MFU in percent of the baseline, of layers spread anew, and of algorithm 1, for each size of
+    #: the vocabulary.
+    baseline: tuple[float, ...]
+    spread: tuple[float, ...]
+    shards: tuple[float, ...]
+
+    @property
+    def layer(self) -> float:
+        """What a layer computes for a token, forward and backward (table 4)."""
+        return 72 * self.hidden + 12 * self.sequence
+
+
+#: Thousands of tokens in the vocabulary.
+VOCABULARIES = (32, 64, 128, 256)
+MICROBATCHES = 128
+SETTINGS = (
+    Setting(
+        8, 32, 3072, 2048,
+        (46.16, 40.48, 33.11, 25.23), (46.01, 46.37, 44.22, 38.91), (50.42, 50.28, 49.93, 50.12),
+    ),
+    Setting(
+        8, 32, 3072, 4096,
+        (47.05, 41.87, 35.00, 26.75), (46.93, 46.78, 47.44, 43.01), (50.98, 50.98, 50.83, 50.66),
+    ),
+    Setting(
+        16, 48, 4096, 2048,
+        (45.66, 40.09, 32.44, 24.21), (45.56, 42.82, 38.65, 36.98), (49.02, 50.62, 50.54, 50.66),
+    ),
+    Setting(
+        32, 64, 5120, 2048,
+        (42.81, 37.28, 28.97, 20.86), (43.48, 37.29, 36.32, 29.16), (45.85, 45.92, 45.90, 46.11),
+    ),
+)  # fmt: skip
+
+#: Ranks, and slices of a sequence.
+SLIMPIPE = ((4, 16), (8, 32), (16, 64))
+
+VOCABULARY_TEXT = """\
+## Vocabulary parallelism
+
+[`vocabulary_parallel.sched`](../programs/vocabulary_parallel.sched), against 1F1B with the output
+layer on its last stage: the throughput of algorithm 1, and of 1F1B with the layers spread anew so
+that the longest stage is as short as can be, each as a multiple of the baseline's. Yeung et al.
+2025, arXiv 2411.05288: MFU of table 5, models of table 1, costs of table 4, 128 microbatches.
+"""
+VOCABULARY_REASONS = """\
+What is published for shards is {least:.0%} to {most:.0%} below what is predicted: shards reach
+80 to 91% of the throughput of the whole layer (table 3 of the paper), and their sums take time on
+the link. The input layer, which is cut there and stays whole here, is too small to be seen. Layers
+spread anew mostly gain less than predicted: costs are numbers of operations, and an output layer
+does not take as long as other layers of as many. Activations: the program claims the peak of the
+paper, two microbatches more than 1F1B on each rank.
+"""
+RECYCLE_TEXT = """\
+## ReCycle
+
+[`recycle.sched`](../programs/recycle.sched): one update when a rank is lost, against one when none
+is (1F1B), at unit costs. Gandhi et al. 2024, arXiv 2405.14009, abstract: rerouted microbatches are
+processed in the bubbles of the schedule, so that degradation is small or none.
+"""
+RECYCLE_REASONS = """\
+A helper has `replicas / (replicas - 1)` times the work, which the first column has: where it is
+less than 1, the bubble of 1F1B has room for it. The span is what an update takes where stages
+update their weights apart from each other, as the paper's do; the flush is a little longer. It is
+below 1 where the split backwards fill more of the bubble than the lost rank leaves. The price is
+memory: weight gradients wait, in up to twice what 1F1B holds. The paper measures whole systems
+under failures, which this page does not predict.
+"""
+SLIMPIPE_TEXT = """\
+## SlimPipe
+
+The order of [`seq1f1b.sched`](../programs/seq1f1b.sched) with four slices of a sequence for each
+rank: activations on the first rank, in microbatches of its stage, and the bubble over the makespan
+of two microbatches, against 1F1B. Li et al. 2025, arXiv 2504.14519, abstract: activations of one
+microbatch in place of several, and a small bubble.
+"""
+SLIMPIPE_REASONS = """\
+All slices take as long here. In the paper they do since ranks share the work of attention, which
+grows along a sequence: that exchange is not in the program.
+"""
+
+
+def makespan(plan: Plan, forwards: list[float]) -> float:
+    """How long a plan takes where backwards take twice as long as forwards."""
+    costs = Costs(
+        forward_times=tuple(forwards), backward_times=tuple(2 * time for time in forwards)
+    )
+    return simulate(plan, costs).timeline.makespan
+
+
+def spread(setting: Setting, output: float) -> list[int]:
+    """Layers of each stage: the last one has as many as make the longest stage shortest."""
+
+    def longest(last: int) -> float:
+        most = -(-(setting.layers - last) // (setting.ranks - 1))
+        return max(most * setting.layer, last * setting.layer + output)
+
+    last = min(range(setting.layers // setting.ranks + 1), key=longest)
+    others, more = divmod(setting.layers - last, setting.ranks - 1)
+    return [others + (stage < more) for stage in range(setting.ranks - 1)] + [last]
+
+
+def vocabulary(setting: Setting, thousands: int) -> tuple[float, float]:
+    """Throughput with layers spread anew, and with shards, over that of the baseline."""
+    ranks = setting.ranks
+    output = 6 * 1024.0 * thousands
+    stage = setting.layers / ranks * setting.layer
+    whole = compile("1f1b", {"ranks": ranks, "microbatches": MICROBATCHES})
+
+    def with_output(times: list[float]) -> float:
+        return makespan(whole, [time / 3 for time in [*times[:-1], times[-1] + output]])
+
+    baseline = with_output([stage] * ranks)
+    anew = with_output([layers * setting.layer for layers in spread(setting, output)])
+    share = round(8 * output / ranks / stage)
+    params = {"ranks": ranks, "microbatches": MICROBATCHES, "share": share}
+    shards = [stage / 3] * ranks + [output / ranks / 3] * ranks + [0.0]
+    return baseline / anew, baseline / makespan(compile("vocabulary_parallel", params), shards)
+
+
+#: Gains by layers spread anew, and by shards, for each size of the vocabulary.
+Gains = list[tuple[float, float]]
+
+
+def gains_of(setting: Setting) -> tuple[Gains, Gains]:
+    """Published and predicted gains."""
+    measured = zip(setting.baseline, setting.spread, setting.shards, strict=True)
+    published = [(anew / least, shards / least) for least, anew, shards in measured]
+    return published, [vocabulary(setting, thousands) for thousands in VOCABULARIES]
+
+
+def vocabulary_row(setting: Setting, gains: tuple[Gains, Gains]) -> str:
+    """The row of a model."""
+    cells = []
+    for kind in range(2):
+        for figures in gains:
+            cells.append(" ".join(f"{figure[kind]:.2f}" for figure in figures))
+    return _line([f"{setting.ranks} GPUs, {setting.sequence} tokens", *cells])
+
+
+def vocabulary_lines() -> list[str]:
+    """The rows of all models, and why the figures differ."""
+    gains = [gains_of(setting) for setting in SETTINGS]
+    below = [
+        1 - published[1] / predicted[1]
+        for both in gains
+        for published, predicted in zip(*both, strict=True)
+    ]
+    reasons = VOCABULARY_REASONS.format(least=min(below), most=max(below))
+    rows = [vocabulary_row(*row) for row in zip(SETTINGS, gains, strict=True)]
+    return [*rows, "", reasons]
+
+
+def recycle_row(replicas: int, stages: int, microbatches: int) -> str:
+    """The row of a size: microbatches are those of each pipeline."""
+    params = {
+        "replicas": replicas,
+        "ranks": replicas * stages - 1,
+        "microbatches": replicas * microbatches,
+    }
+    timeline = simulate(compile("recycle", params)).timeline
+    whole = simulate(compile("1f1b", {"ranks": stages, "microbatches": microbatches})).timeline
+    work = max(timeline.busy)
+    figures = (work, timeline.span, timeline.makespan)
+    size = f"{replicas} x {stages}, {microbatches}"
+    return _line([size, *(f"{figure / whole.makespan:.2f}" for figure in figures)])
+
+
+def slimpipe_row(ranks: int, slices: int) -> str:
+    """The row of a number of ranks."""
+    sizes = {"ranks": ranks, "microbatches": 2}
+    sliced = simulate(compile("seq1f1b", {**sizes, "slices": slices}))
+    whole = simulate(compile("1f1b", sizes))
+    many = simulate(compile("1f1b", {"ranks": ranks, "microbatches": 2 * ranks}))
+    peaks = (max(many.peak_activations), max(sliced.peak_activations) / slices)
+    bubbles = (whole.timeline.bubble_over_makespan, sliced.timeline.bubble_over_makespan)
+    return _line(
+        [
+            f"{ranks} ranks, {slices} slices",
+            *(f"{peak:.2f}" for peak in peaks),
+            *(f"{bubble:.1%}" for bubble in bubbles),
+        ]
+    )
+
+
+def page() -> str:
+    """The page, in Markdown."""
+    vocabularies = ", ".join(f"{thousands}K" for thousands in VOCABULARIES)
+    lines = [HEAD, VOCABULARY_TEXT]
+    columns = [f"{what}, {source}" for what in ("spread anew", "shards") for source in SOURCES]
+    lines += _head([f"vocabulary of {vocabularies}", *columns])
+    lines += [*vocabulary_lines(), RECYCLE_TEXT]
+    lines += _head(["replicas x stages, microbatches", "work of a helper", "span", "flush"])
+    lines += [recycle_row(*size) for size in ((3, 4, 6), (3, 4, 12), (4, 8, 12), (4, 8, 24))]
+    lines += ["", RECYCLE_REASONS, SLIMPIPE_TEXT]
+    columns = [f"{what}, {order}" for what in ("peak", "bubble") for order in ("1F1B", "slices")]
+    lines += _head(["size", *columns])
+    lines += [slimpipe_row(*size) for size in SLIMPIPE]
+    return "\n".join([*lines, "", SLIMPIPE_REASONS])
+
+
+SOURCES = ("published", "predicted")
+
+
+def _head(columns: list[str]) -> list[str]:
+    return [_line(columns), _line(["---", *["---:"] * (len(columns) - 1)])]
+
+
+def _line(columns: list[str]) -> str:
+    return f"| {' | '.join(columns)} |"
+
+
+if __name__ == "__main__":
+    print(page(), end="")
