@@ -3,10 +3,9 @@
 
 It shares no code with the prover: the rules of pipeline training are written down once more, and
 each question is asked of isl anew. For all sizes of each case, every op is on the rank that holds
-its stage; each stage runs each microbatch's forward, its backward and its weight gradient once;
-what an op needs of its own rank stands before it; the two sides of a message have one time stamp;
-and along every edge (the order of a rank, what comes from another rank) the stamps grow. So no
-ranks wait for each other in a circle.
+its stage; each stage runs each microbatch's forward, backward and weight gradient once; what an op
+needs of its own rank stands before it; and along every edge (a rank's order, a message) time stamps
+grow, so that no ranks wait for each other in a circle.
 """
 
 import json
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import islpy as isl
-from islpy import UnionMap
+from islpy import DEFAULT_CONTEXT, UnionMap
 
 #: What is made by which kinds of op.
 _MAKERS = {"F": ("F",), "B": ("B", "I"), "W": ("B", "W"), "R": ("R",), "U": ("U",)}
@@ -43,9 +42,8 @@ def faults_of(certificate: dict[str, Any]) -> list[str]:
         faults = ["two statements of one name"] if len(set(names)) < len(names) else []
         cases = isl.Set("{ : 1 = 0 }")
         for case in certificate["cases"]:
-            where = isl.Set(case["where"])
-            cases = cases | where
-            faults += [what for holds, what in _Case(certificate, where, case).facts() if not holds]
+            cases = cases | isl.Set(case["where"])
+            faults += [what for holds, what in _Case(certificate, case).facts() if not holds]
         if not isl.Set(certificate["proved"]).is_subset(cases):
             faults.append("the cases are not all of the sizes")
         return faults
@@ -56,18 +54,18 @@ def faults_of(certificate: dict[str, Any]) -> list[str]:
 class _Case:
     """Some of the sizes, `where` they are."""
 
-    def __init__(self, document: dict[str, Any], where: isl.Set, case: dict[str, Any]) -> None:
+    def __init__(self, document: dict[str, Any], case: dict[str, Any]) -> None:
         self.document = document
-        self.where = where
+        self.where = isl.Set(case["where"])
         self.held, self.after = isl.Map(document["held"]), isl.Map(document["after"])
-        self.wanted = isl.UnionSet(document["wanted"]).intersect_params(where)
+        self.wanted = isl.UnionSet(document["wanted"]).intersect_params(self.where)
         self.ops = [{**op, "stamp": case["stamps"][op["name"]]} for op in document["statements"]]
         self.items, self.places, self.stamps = self.of(), self.of(of="place"), self.of(of="stamp")
-        width = int(document["depth"]) + 1
-        on_rank = _later(width).equate(isl.dim_type.in_, 0, isl.dim_type.out, 0)
+        self.depth, width = int(document["depth"]) + 1, int(document["width"])
+        on_rank = _later(self.depth).equate(isl.dim_type.in_, 0, isl.dim_type.out, 0)
         self.before = _related(self.places, UnionMap.from_map(on_rank))
-        self.grows = _related(self.stamps, UnionMap.from_map(_later(int(document["width"]))))
-        self.stays = _related(self.stamps, _same(int(document["width"])))
+        self.grows = _related(self.stamps, UnionMap.from_map(_later(width)))
+        self.stays = _related(self.stamps, _same(width))
 
     def of(self, *kinds: str, of: str = "item") -> UnionMap:
         """The items of all ops, or of those of some kinds; or their places, or stamps."""
@@ -88,13 +86,14 @@ class _Case:
             yield is_of_all and relation.is_single_valued(), f"an op of no {what}, or two"
         every = self.wanted.union(self.wanted.apply(UnionMap(_OF_UPDATE)))
         yield items.range().is_subset(every), "an op of an item that there is not"
-        width = int(self.document["depth"]) + 1
-        ranks = places.apply_range(UnionMap(f"{{ [{_names(width)}] -> [x0] }}"))
+        first = isl.Map.universe(isl.Space.alloc(DEFAULT_CONTEXT, 0, self.depth, 1))
+        first = first.equate(isl.dim_type.in_, 0, isl.dim_type.out, 0)
+        ranks = places.apply_range(UnionMap.from_map(first))
         stages = items.apply_range(UnionMap("{ [s, u, g, m, k] -> [s] }"))
         holders = stages.apply_range(UnionMap.from_map(self.held))
         yield self.held.is_single_valued(), "a stage on two ranks"
         yield ranks.is_subset(holders), "an op on another rank than its stage"
-        together = _related(places, _same(width)).subtract(items.domain().identity())
+        together = _related(places, _same(self.depth)).subtract(items.domain().identity())
         yield together.is_subset(self.stays), "two ops at one place, and not at one stamp"
         yield self.before.is_subset(self.grows), "a stamp does not grow along the order of a rank"
         near = _related(ranks, _same(1))
@@ -127,9 +126,9 @@ class _Case:
 
     def needs(self) -> Iterator[tuple[str, str, UnionMap]]:
         """For each rule the pairs of an op that makes something and one that needs it."""
-        stages = {"own": isl.Map("{ [s] -> [s] }"), "after": self.after}
-        stages["before"] = self.after.reverse()
-        dropped, same = self.of("R").range(), _items(stages["own"], _REST)
+        own, before = isl.Map("{ [s] -> [s] }"), self.after.reverse()
+        stages = {"own": own, "before": before, "after": self.after}
+        dropped, same = self.of("R").range(), _items(own, _REST)
         rules = [
             (user, made, _items(stages[of], f"[u, g, m, k] -> [u, g, m, k + {on}]"))
             for user, made, of, on in _NEEDS
@@ -144,8 +143,8 @@ class _Case:
             )
         )
         for user, made, needed in rules:
-            wanted_by = self.of(*user).apply_range(needed).reverse()
-            yield user, made, self.of(*_MAKERS[made]).apply_range(wanted_by)
+            makers, users = self.of(*_MAKERS[made]), self.of(*user)
+            yield user, made, makers.apply_range(users.apply_range(needed).reverse())
 
     def messages(self) -> Iterator[tuple[bool, str]]:
         """Transfers that a program writes meet: each send one receive, at one stamp."""
@@ -153,8 +152,8 @@ class _Case:
             sends, receives = self.of(send), self.of(receive)
             sent = sends.apply_range(_items(isl.Map(f"{{ [s] -> [s + {on}] }}"), _REST))
             met = sent.apply_range(receives.reverse())
-            yield met.domain().is_equal(sends.domain()), f"a send of {made} that nobody receives"
-            yield met.range().is_equal(receives.domain()), f"a receive of {made} that nobody sends"
+            all_meet = met.domain().union(met.range()).is_equal(sends.union(receives).domain())
+            yield all_meet, f"a send of {made} that nobody receives, or a receive that nobody sends"
             yield met.is_bijective() and met.is_subset(self.stays), f"{made} is sent otherwise"
             made_for = self.of(*_MAKERS[made]).apply_range(sends.reverse())
             yield made_for.is_subset(self.before), f"a send before its {made}"
@@ -187,15 +186,11 @@ def _related(by: UnionMap, relation: UnionMap) -> UnionMap:
 
 def _later(width: int) -> isl.Map:
     """From lists of so many numbers to those that come later."""
-    return isl.Map.lex_lt(isl.Space.set_alloc(isl.DEFAULT_CONTEXT, 0, width))
+    return isl.Map.lex_lt(isl.Space.set_alloc(DEFAULT_CONTEXT, 0, width))
 
 
 def _same(width: int) -> UnionMap:
-    return UnionMap(f"{{ [{_names(width)}] -> [{_names(width)}] }}")
-
-
-def _names(width: int) -> str:
-    return ", ".join(f"x{at}" for at in range(width))
+    return UnionMap.from_map(isl.Map.identity(isl.Space.alloc(DEFAULT_CONTEXT, 0, width, width)))
 
 
 if __name__ == "__main__":
