@@ -11,10 +11,12 @@ difference, `high * ranks + low`, which is affine for each of the few values tha
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 import islpy as isl
 from attrs import frozen
+from islpy import DEFAULT_CONTEXT
 
 from schedlang.diagnostics.source import Span
 from schedlang.parametric.ranks.symbols import (
@@ -49,6 +51,25 @@ class Unreadable(Exception):
         self.span = span
         #: Whether it may be read where numbers have two digits.
         self.is_large = is_large
+
+
+#: So many steps isl makes for one question at most: some tens of seconds.
+_MOST_STEPS = 200_000_000
+
+
+@contextmanager
+def in_time() -> Iterator[None]:
+    """Within this, isl takes so many steps and no more: Unreadable if they do not do."""
+    DEFAULT_CONTEXT.reset_operations()
+    DEFAULT_CONTEXT.set_max_operations(_MOST_STEPS)
+    try:
+        yield
+    except isl.Error as error:
+        if "maximal number of operations" not in str(error):
+            raise
+        raise Unreadable("its sets have too many cases to be looked at in time") from None
+    finally:
+        DEFAULT_CONTEXT.set_max_operations(0)
 
 
 @frozen(eq=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from attrs import evolve
@@ -21,7 +22,7 @@ from schedlang.parametric.ranks.certificate import certificate_of
 from schedlang.parametric.ranks.claims import Judgement, judged
 from schedlang.parametric.ranks.instances import differs
 from schedlang.parametric.ranks.laws import Form, forms_of
-from schedlang.parametric.ranks.numbers import Unreadable
+from schedlang.parametric.ranks.numbers import Unreadable, in_time
 from schedlang.parametric.ranks.prove import Outcome, contains, prove, small_sizes
 from schedlang.parametric.ranks.statements import SIZES, UPDATES
 from schedlang.parametric.ranks.words import condition_text, pieces_of, possible_sizes
@@ -58,7 +59,8 @@ def prove_for_all_ranks(
     _check_params(whole, tree, params)
     doing(f"{tree.name.text}: reading it as integer sets")
     try:
-        outcome = prove(tree, params)
+        with in_time():
+            outcome = prove(tree, params)
     except Unreadable as unreadable:
         reason = unreadable.reason
         if unreadable.span is not None:
@@ -76,7 +78,10 @@ def prove_for_all_ranks(
     forms: list[Form] = []
     if outcome.cases:
         doing(f"{tree.name.text}: looking for closed forms")
-        forms = list(forms_of(outcome, tree))
+        # Those that are found in time.
+        with suppress(Unreadable), in_time():
+            for form in forms_of(outcome, tree):
+                forms.append(form)
     laws = [Law(form.figure, pieces_of(form.value, sizes)) for form in forms]
     judgement = judged(outcome.reading, outcome.proved, forms)
     verdicts = {name: _verdict(outcome, judgement, whole, tree, params, name) for name in names}

@@ -24,6 +24,7 @@ from schedlang.parametric.ranks.checks import (
 )
 from schedlang.parametric.ranks.cycles import circle_at
 from schedlang.parametric.ranks.first_use import in_order, never_come
+from schedlang.parametric.ranks.numbers import Unreadable
 from schedlang.parametric.ranks.reading import read
 from schedlang.parametric.ranks.stamps import Frame, Stamps, find_stamps, pairs_of
 from schedlang.parametric.ranks.statements import UPDATES, Reading, with_digits
@@ -38,6 +39,8 @@ _MOST_RANKS = 6
 _MOST_OTHERS = 8
 #: So many kinds of circles are told apart.
 _MOST_CIRCLES = 12
+#: Stamps are looked for along so many kinds of edges.
+_MOST_PAIRS = 1600
 #: Sizes are cut into cases so often.
 _MOST_CUTS = 4
 
@@ -175,6 +178,8 @@ def _stamps(edges: Sequence[Edge], reading: Reading, where: isl.Set) -> Stamps |
     """Stamps for some sizes."""
     frame = Frame(reading.sizes, reading.in_base)
     pairs = pairs_of(edges, frame, where, {})
+    if len(pairs) > _MOST_PAIRS:
+        raise Unreadable("its event graph has too many kinds of edges")
     return find_stamps(pairs, frame) if pairs else {}
 
 
