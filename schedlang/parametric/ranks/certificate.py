@@ -1,26 +1,33 @@
 """A proof as data: the program as integer sets, in isl's notation, and the time stamps. What checks
-it is in `schedlang.parametric.ranks.checker`.
+it is in `schedlang.parametric.ranks.check_certificate`.
 """
 
+from fractions import Fraction
 from math import lcm
 from typing import Any
 
 import islpy as isl
 
-from schedlang.parametric.ranks.checks import stage_relation
+from schedlang.parametric.ranks.checks import Relations, stage_relation
 from schedlang.parametric.ranks.counting import RANK
+from schedlang.parametric.ranks.numbers import digits
 from schedlang.parametric.ranks.prove import Case, Outcome
-from schedlang.parametric.ranks.reading import STAGE
+from schedlang.parametric.ranks.stamps import Frame
+from schedlang.parametric.ranks.statements import STAGE, Statement
 from schedlang.parametric.ranks.symbols import points
 
 #: The version of what a certificate has.
-VERSION = 1
+VERSION = 2
 
 
 def certificate_of(outcome: Outcome) -> dict[str, Any]:
     """The certificate of all that is proved in an outcome."""
     reading, relations = outcome.reading, outcome.relations
-    functions = max((_functions(case) for case in outcome.cases), default=0)
+    frame = Frame(reading.sizes, reading.in_base)
+    depth = 1 + max(
+        (len(rows) for case in outcome.cases for rows in case.stamps.values()), default=0
+    )
+    width = depth * (1 + reading.in_base)
     return {
         "certificate": "a schedule program for all its sizes",
         "version": VERSION,
@@ -34,7 +41,7 @@ def certificate_of(outcome: Outcome) -> dict[str, Any]:
         "replicas": str(stage_relation(reading, "replicas")),
         "wanted": str(relations.wanted()),
         "depth": relations.depth,
-        "functions": functions,
+        "width": width,
         "statements": [
             {
                 "name": statement.name,
@@ -46,30 +53,40 @@ def certificate_of(outcome: Outcome) -> dict[str, Any]:
             for statement in reading.statements
         ],
         "cases": [
-            {"where": str(case.where), "stamps": _whole(case, functions)} for case in outcome.cases
+            {
+                "where": str(case.where),
+                "stamps": {
+                    statement.name: str(_stamp(relations, statement, case, frame, width))
+                    for statement in reading.statements
+                },
+            }
+            for case in outcome.cases
         ],
     }
 
 
-def _functions(case: Case) -> int:
-    return max((len(rows) for rows in case.stamps.values()), default=0)
-
-
-def _whole(case: Case, functions: int) -> dict[str, list[list[int]]]:
-    """The stamps in whole numbers: each function of all statements times one factor."""
-    factors = [1] * functions
-    for rows in case.stamps.values():
-        for at, row in enumerate(rows):
-            factors[at] = lcm(factors[at], *(value.denominator for value in row))
-    stamps = {}
-    for number, rows in case.stamps.items():
-        whole = [
-            [int(value * factor) for value in row]
-            for row, factor in zip(rows, factors, strict=False)
-        ]
-        whole += [[0] * len(rows[0])] * (functions - len(whole))
-        stamps[f"S{number}"] = whole
-    return stamps
+def _stamp(
+    relations: Relations, statement: Statement, case: Case, frame: Frame, width: int
+) -> isl.Map:
+    """From a statement's instances to their stamps, as whole numbers to be compared by the first
+    that differs: of one that has none of its own, zeros.
+    """
+    domain = relations.items[statement.number].domain().intersect_params(case.where)
+    domain = frame.aligned(domain).reset_tuple_id()
+    none = (Fraction(0),) * ((1 + frame.in_base) * frame.width(statement))
+    rows = case.stamps.get(statement.number, ())
+    entries: list[isl.PwAff] = []
+    for at in range(width // (1 + frame.in_base)):
+        # Each function of all statements times one factor.
+        of_all = [own[at] for own in case.stamps.values() if at < len(own)]
+        factor = lcm(*(value.denominator for row in of_all for value in row))
+        row = tuple(value * factor for value in rows[at]) if at < len(rows) else none
+        value, _ = frame.number(domain, row)
+        entries += digits(value, domain) if frame.in_base else [value.low]
+    stamp = isl.Map.from_domain_and_range(domain, isl.Set("{ [] }"))
+    for entry in entries:
+        stamp = stamp.flat_range_product(isl.Map.from_pw_aff(entry))
+    return stamp.set_tuple_name(isl.dim_type.in_, statement.name).coalesce()
 
 
 def _pairs(condition: isl.Set, one: str, other: str) -> isl.Map:

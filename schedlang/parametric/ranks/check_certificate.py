@@ -1,22 +1,21 @@
 """Checks a certificate of `schedc prove --any-ranks`, without trust in who made it:
 `python -m schedlang.parametric.ranks.check_certificate FILE`.
 
-This shares no code with the prover: the rules of pipeline training are written down once more, and
-each question is asked of isl anew. A certificate has a program as integer sets. What is checked,
-for all sizes of each case: every op is on the rank that holds its stage; each stage runs each
-microbatch's forward once, its backward once, and makes the gradient of its weights once; what an op
-needs of its own rank stands before it; the two sides of a message have one time stamp; and along
-every edge (the order of a rank, what comes from another rank) the stamps grow. So no ranks wait for
-each other in a circle.
+It shares no code with the prover: the rules of pipeline training are written down once more, and
+each question is asked of isl anew. For all sizes of each case, every op is on the rank that holds
+its stage; each stage runs each microbatch's forward, backward and weight gradient once; what an op
+needs of its own rank stands before it; and along every edge (a rank's order, a message) time stamps
+grow, so that no ranks wait for each other in a circle.
 """
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import islpy as isl
-from islpy import UnionMap
+from islpy import DEFAULT_CONTEXT, UnionMap
 
 #: What is made by which kinds of op.
 _MAKERS = {"F": ("F",), "B": ("B", "I"), "W": ("B", "W"), "R": ("R",), "U": ("U",)}
@@ -31,19 +30,20 @@ _NEEDS = (
 )
 #: Of messages, the send and the receive, which is of so many stages on.
 _MESSAGES = {"F": ("SEND_F", "RECV_F", 1), "B": ("SEND_B", "RECV_B", -1)}
-#: An item is a stage, an update, a microbatch and a slice; that of an update itself has no more.
-_OF_UPDATE = "{ [s, u, m, k] -> [s, u, 0, 0] }"
+#: An item is a stage, an update, the two digits of a microbatch, and a slice; of an update no more.
+_REST = "[u, g, m, k] -> [u, g, m, k]"
+_OF_UPDATE = "{ [s, u, g, m, k] -> [s, u, 0, 0, 0] }"
 
 
-def faults_of(certificate: Mapping[str, Any]) -> list[str]:
+def faults_of(certificate: dict[str, Any]) -> list[str]:
     """What does not hold in a certificate; nothing, if it proves what it says."""
     try:
+        names = [op["name"] for op in certificate["statements"]]
+        faults = ["two statements of one name"] if len(set(names)) < len(names) else []
         cases = isl.Set("{ : 1 = 0 }")
-        faults = []
         for case in certificate["cases"]:
-            where = isl.Set(case["where"])
-            cases = cases | where
-            faults += [what for holds, what in _Case(certificate, where, case).facts() if not holds]
+            cases = cases | isl.Set(case["where"])
+            faults += [what for holds, what in _Case(certificate, case).facts() if not holds]
         if not isl.Set(certificate["proved"]).is_subset(cases):
             faults.append("the cases are not all of the sizes")
         return faults
@@ -54,77 +54,46 @@ def faults_of(certificate: Mapping[str, Any]) -> list[str]:
 class _Case:
     """Some of the sizes, `where` they are."""
 
-    def __init__(
-        self, document: Mapping[str, Any], where: isl.Set, case: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, document: dict[str, Any], case: dict[str, Any]) -> None:
         self.document = document
-        self.where = where
-        self.held, self.after, self.replicas = (
-            isl.Map(document[field]) for field in ("held", "after", "replicas")
-        )
-        self.wanted = isl.UnionSet(document["wanted"]).intersect_params(where)
-        self.items = self.of()
-        self.places = self.relation("place")
-        width = int(document["depth"]) + 1
-        on_rank = _later(width).equate(isl.dim_type.in_, 0, isl.dim_type.out, 0)
+        self.where = isl.Set(case["where"])
+        self.held, self.after = isl.Map(document["held"]), isl.Map(document["after"])
+        self.wanted = isl.UnionSet(document["wanted"]).intersect_params(self.where)
+        self.ops = [{**op, "stamp": case["stamps"][op["name"]]} for op in document["statements"]]
+        self.items, self.places, self.stamps = self.of(), self.of(of="place"), self.of(of="stamp")
+        self.depth, width = int(document["depth"]) + 1, int(document["width"])
+        on_rank = _later(self.depth).equate(isl.dim_type.in_, 0, isl.dim_type.out, 0)
         self.before = _related(self.places, UnionMap.from_map(on_rank))
-        stamps = self.stamps(case["stamps"])
-        self.grows = _related(stamps, UnionMap.from_map(_later(int(document["functions"]))))
-        self.stays = _related(stamps, _same(int(document["functions"])))
+        self.grows = _related(self.stamps, UnionMap.from_map(_later(width)))
+        self.stays = _related(self.stamps, _same(width))
 
-    def relation(self, field: str, *kinds: str) -> UnionMap:
-        """A relation of all statements, or of those of some kinds."""
+    def of(self, *kinds: str, of: str = "item") -> UnionMap:
+        """The items of all ops, or of those of some kinds; or their places, or stamps."""
         result = UnionMap("{ }")
-        names = set()
-        for statement in self.document["statements"]:
-            part = isl.Map(statement[field])
-            if part.get_tuple_name(isl.dim_type.in_) != statement["name"]:
+        for op in self.ops:
+            part = isl.Map(op[of])
+            if part.get_tuple_name(isl.dim_type.in_) != op["name"]:
                 raise ValueError("a relation of another statement")
-            if statement["name"] in names:
-                raise ValueError("two statements of one name")
-            names.add(statement["name"])
-            if not kinds or statement["kind"] in kinds:
+            if not kinds or op["kind"] in kinds:
                 result = result.union(UnionMap.from_map(part.intersect_params(self.where)))
         return result
 
-    def of(self, *kinds: str) -> UnionMap:
-        """The items of ops of some kinds."""
-        return self.relation("item", *kinds)
-
-    def stamps(self, rows_of: Mapping[str, Any]) -> UnionMap:
-        """The stamp of each op; one that has none has nothing else on its rank, and no needs."""
-        function = UnionMap("{ }")
-        sizes = self.document["sizes"]
-        for statement in self.document["statements"]:
-            name = statement["name"]
-            domain = isl.Map(statement["place"]).domain().intersect_params(self.where)
-            indices = [f"x{at}" for at in range(domain.dim(isl.dim_type.set))]
-            terms = ["1", *sizes, *indices]
-            nothing = [[0] * len(terms)] * int(self.document["functions"])
-            values = [
-                " + ".join(f"{int(value)} * {term}" for value, term in zip(row, terms, strict=True))
-                for row in rows_of.get(name, nothing)
-            ]
-            stamp = f"{name}[{', '.join(indices)}] -> [{', '.join(values)}]"
-            text = f"[{', '.join(sizes)}] -> {{ {stamp} }}"
-            function = function.union(UnionMap(text).intersect_domain(domain))
-        return function
-
     def facts(self) -> Iterator[tuple[bool, str]]:
         """What must hold, each with what to say if it does not."""
-        items, places = self.items, self.places
-        yield items.is_single_valued() and places.is_single_valued(), "an op of two items or places"
-        yield items.domain().is_equal(places.domain()), "an op without an item, or a place"
+        items, places, stamps = self.items, self.places, self.stamps
+        for relation, what in ((items, "items"), (places, "places"), (stamps, "stamps")):
+            is_of_all = relation.domain().is_equal(items.domain())
+            yield is_of_all and relation.is_single_valued(), f"an op of no {what}, or two"
         every = self.wanted.union(self.wanted.apply(UnionMap(_OF_UPDATE)))
         yield items.range().is_subset(every), "an op of an item that there is not"
-        entries = ", ".join(f"p{at}" for at in range(int(self.document["depth"])))
-        ranks = places.apply_range(UnionMap(f"{{ [r, {entries}] -> [r] }}"))
-        stages = items.apply_range(UnionMap("{ [s, u, m, k] -> [s] }"))
+        first = isl.Map.universe(isl.Space.alloc(DEFAULT_CONTEXT, 0, self.depth, 1))
+        first = first.equate(isl.dim_type.in_, 0, isl.dim_type.out, 0)
+        ranks = places.apply_range(UnionMap.from_map(first))
+        stages = items.apply_range(UnionMap("{ [s, u, g, m, k] -> [s] }"))
         holders = stages.apply_range(UnionMap.from_map(self.held))
         yield self.held.is_single_valued(), "a stage on two ranks"
         yield ranks.is_subset(holders), "an op on another rank than its stage"
-        together = _related(places, _same(int(self.document["depth"]) + 1))
-        together = together.subtract(items.domain().identity())
+        together = _related(places, _same(self.depth)).subtract(items.domain().identity())
         yield together.is_subset(self.stays), "two ops at one place, and not at one stamp"
         yield self.before.is_subset(self.grows), "a stamp does not grow along the order of a rank"
         near = _related(ranks, _same(1))
@@ -148,8 +117,8 @@ class _Case:
         for made, kinds in _MAKERS.items():
             yield self.of(*kinds).is_injective(), f"{made} is made twice"
         for made, due in (("F", self.where), ("B", trains), ("W", trains)):
-            there = self.of(*_MAKERS[made]).range()
-            yield self.wanted.intersect_params(due).is_subset(there), f"{made} is not always made"
+            wanted = self.wanted.intersect_params(due)
+            yield wanted.is_subset(self.of(*_MAKERS[made]).range()), f"{made} is not always made"
         updates = self.of("U").range()
         some = self.where if self.document["delay"] is not None else updates.params()
         every = self.wanted.apply(UnionMap(_OF_UPDATE)).intersect_params(some)
@@ -157,20 +126,25 @@ class _Case:
 
     def needs(self) -> Iterator[tuple[str, str, UnionMap]]:
         """For each rule the pairs of an op that makes something and one that needs it."""
-        stages = {"own": isl.Map("{ [s] -> [s] }"), "after": self.after}
-        stages["before"] = self.after.reverse()
-        dropped = self.of("R").range()
-        same = UnionMap("{ [s, u, m, k] -> [s, u, m, k] }")
+        own, before = isl.Map("{ [s] -> [s] }"), self.after.reverse()
+        stages = {"own": own, "before": before, "after": self.after}
+        dropped, same = self.of("R").range(), _items(own, _REST)
         rules = [
-            (user, made, _items(stages[of], f"[u, m, k] -> [u, m, k + {on}]"))
+            (user, made, _items(stages[of], f"[u, g, m, k] -> [u, g, m, k + {on}]"))
             for user, made, of, on in _NEEDS
         ]
         rules.append(("BI", "R", same.intersect_domain(dropped)))
         rules.append(("BI", "F", same.subtract_domain(dropped)))
-        rules.append(("U", "W", _items(self.replicas, "[u, m, k] -> [u, m2, k2]")))
+        rules.append(
+            (
+                "U",
+                "W",
+                _items(isl.Map(self.document["replicas"]), "[u, g, m, k] -> [u, g2, m2, k2]"),
+            )
+        )
         for user, made, needed in rules:
-            wants = self.of(*user).apply_range(needed)
-            yield user, made, self.of(*_MAKERS[made]).apply_range(wants.reverse())
+            makers, users = self.of(*_MAKERS[made]), self.of(*user)
+            yield user, made, makers.apply_range(users.apply_range(needed).reverse())
 
     def messages(self) -> Iterator[tuple[bool, str]]:
         """Transfers that a program writes meet: each send one receive, at one stamp."""
@@ -178,16 +152,15 @@ class _Case:
             sends, receives = self.of(send), self.of(receive)
             sent = sends.apply_range(_items(isl.Map(f"{{ [s] -> [s + {on}] }}"), _REST))
             met = sent.apply_range(receives.reverse())
-            yield met.domain().is_equal(sends.domain()), f"a send of {made} that nobody receives"
-            yield met.range().is_equal(receives.domain()), f"a receive of {made} that nobody sends"
+            all_meet = met.domain().union(met.range()).is_equal(sends.union(receives).domain())
+            yield all_meet, f"a send of {made} that nobody receives, or a receive that nobody sends"
             yield met.is_bijective() and met.is_subset(self.stays), f"{made} is sent otherwise"
             made_for = self.of(*_MAKERS[made]).apply_range(sends.reverse())
             yield made_for.is_subset(self.before), f"a send before its {made}"
 
     def versions(self) -> Iterator[tuple[bool, str]]:
         """Every op adds to the gradient of its own update, and reads the version that it should."""
-        updates = self.of("U")
-        stream, delay = self.document["stream"], self.document["delay"]
+        updates, stream, delay = self.of("U"), self.document["stream"], self.document["delay"]
         yield not (stream and delay is None) or updates.is_empty(), "a stream, and no delay"
         rules = [("BW", 0, self.before)]
         if stream:
@@ -196,12 +169,9 @@ class _Case:
         elif delay is None:
             rules.append(("FBIWR", 0, self.before))
         for kinds, on, side in rules:
-            of = self.of(*kinds).apply_range(UnionMap(f"{{ [s, u, m, k] -> [s, u + {on}, 0, 0] }}"))
-            pairs = of.apply_range(updates.reverse())
+            of = UnionMap(f"{{ [s, u, g, m, k] -> [s, u + {on}, 0, 0, 0] }}")
+            pairs = self.of(*kinds).apply_range(of).apply_range(updates.reverse())
             yield pairs.is_subset(side), f"{kinds} on the wrong side of an update"
-
-
-_REST = "[u, m, k] -> [u, m, k]"
 
 
 def _items(stages: isl.Map, rest: str) -> UnionMap:
@@ -216,16 +186,14 @@ def _related(by: UnionMap, relation: UnionMap) -> UnionMap:
 
 def _later(width: int) -> isl.Map:
     """From lists of so many numbers to those that come later."""
-    return isl.Map.lex_lt(isl.Space.set_alloc(isl.DEFAULT_CONTEXT, 0, width))
+    return isl.Map.lex_lt(isl.Space.set_alloc(DEFAULT_CONTEXT, 0, width))
 
 
 def _same(width: int) -> UnionMap:
-    names = ", ".join(f"x{at}" for at in range(width))
-    return UnionMap(f"{{ [{names}] -> [{names}] }}")
+    return UnionMap.from_map(isl.Map.identity(isl.Space.alloc(DEFAULT_CONTEXT, 0, width, width)))
 
 
 if __name__ == "__main__":
-    with open(sys.argv[1]) as file:
-        amiss = faults_of(json.load(file))
+    amiss = faults_of(json.loads(Path(sys.argv[1]).read_text()))
     print("\n".join(amiss) or "the certificate proves what it says")
     sys.exit(1 if amiss else 0)

@@ -14,8 +14,9 @@ import islpy as isl
 from attrs import field, frozen
 
 from schedlang.diagnostics.source import Span
-from schedlang.parametric.ranks.counting import RANK
-from schedlang.parametric.ranks.reading import (
+from schedlang.parametric.ranks.counting import RANK, entry
+from schedlang.parametric.ranks.numbers import Unreadable
+from schedlang.parametric.ranks.statements import (
     STAGE,
     UPDATES,
     Line,
@@ -30,7 +31,7 @@ from schedlang.parametric.ranks.symbols import (
     points,
     symbol,
 )
-from schedlang.parametric.ranks.values import Mistake, Unreadable
+from schedlang.parametric.ranks.values import Mistake
 from schedlang.schedule.kinds import (
     MAKERS,
     OPS,
@@ -42,8 +43,9 @@ from schedlang.schedule.kinds import (
 )
 from schedlang.schedule.needs import RULES, Rule
 
-#: The symbols of an item, which is what an op makes: a stage, an update, a microbatch, a slice.
-ITEM = (STAGE, "_u", "_m", "_k")
+#: The symbols of an item, which is what an op makes: a stage, an update, the two digits of a
+#: microbatch, a slice.
+ITEM = (STAGE, "_u", "_g", "_m", "_k")
 #: Those of another item, that it needs.
 NEEDED = tuple(f"{name}2" for name in ITEM)
 
@@ -90,9 +92,7 @@ class Relations:
         """From each statement's instances to their rank, and their place in its order."""
         result = {}
         for s in self.reading.statements:
-            entries = [
-                number(entry) if isinstance(entry, int) else symbol(entry) for entry in s.order
-            ]
+            entries = [entry(each, {}) for each in s.order]
             entries += [number(0)] * (self.depth - len(entries))
             values = [symbol(RANK), *entries]
             result[s.number] = function_map(
@@ -142,7 +142,7 @@ class Relations:
         """
         for send in self.of(*SENDS.values()):
             on = TRANSFERS[send.kind].distance
-            text = f"{{ [s, u, m, k] -> [s + {on}, u, m, k] }}"
+            text = f"{{ [s, u, g, m, k] -> [s + {on}, u, g, m, k] }}"
             sent = self.items[send.number].apply_range(isl.Map(text))
             for receive in self.of(TRANSFERS[send.kind].other_end):
                 pairs = sent.apply_range(self.items[receive.number].reverse())
@@ -207,13 +207,13 @@ class Relations:
 
 def _items_of(reading: Reading, line: Line) -> isl.Set:
     """The items of a pipeline's stages."""
-    stage, update, microbatch, piece = map(symbol, ITEM)
+    stage, update, _, _, piece = map(symbol, ITEM)
     updates = symbol(UPDATES) if reading.is_stream else number(1)
     return (
         reading.domain
         & between(line.first, stage, line.first.add(line.stages))
         & between(number(0), update, updates)
-        & between(number(0), microbatch, line.microbatches)
+        & reading.are_microbatches(line, *ITEM[2:4])
         & between(number(0), piece, reading.slices)
     )
 
@@ -250,12 +250,12 @@ def _stages(reading: Reading, of: str) -> isl.Set:
 
 def _needed(reading: Reading, rule: Rule) -> isl.Map | None:
     """From the items of ops to those that they need by a rule."""
-    _, update, microbatch, piece = map(symbol, ITEM)
-    _, update2, microbatch2, piece2 = map(symbol, NEEDED)
+    _, update, group, microbatch, piece = map(symbol, ITEM)
+    _, update2, group2, microbatch2, piece2 = map(symbol, NEEDED)
     pairs = _stages(reading, rule.of) & update.eq_set(update2)
     if rule.of != "replicas":
         same_piece = piece2.eq_set(piece.add(number(rule.slices)))
-        pairs = pairs & microbatch.eq_set(microbatch2) & same_piece
+        pairs = pairs & group.eq_set(group2) & microbatch.eq_set(microbatch2) & same_piece
     needed = isl.Map.from_domain(points(pairs & reading.domain, [*ITEM, *NEEDED]))
     width = len(ITEM)
     needed = needed.move_dims(isl.dim_type.out, 0, isl.dim_type.in_, width, width)
@@ -317,7 +317,9 @@ def _coverage(relations: Relations) -> Iterator[Mistake]:
     some = updates.params()
     all_updates = nowhere()
     for line in reading.lines:
-        only = symbol(ITEM[2]).eq_set(number(0)) & symbol(ITEM[3]).eq_set(number(0))
+        only = nowhere().complement()
+        for digit in ITEM[2:]:
+            only = only & symbol(digit).eq_set(number(0))
         all_updates = all_updates | (_items_of(reading, line) & only)
     lacking = (points(all_updates, ITEM) - updates).params()
     if reading.delay is not None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import islpy as isl
 from attrs import frozen
 
+from schedlang.parametric.ranks.numbers import Number, multiple_of_base, of_number
 from schedlang.parametric.ranks.symbols import (
     count,
     everywhere,
@@ -18,8 +19,9 @@ from schedlang.parametric.ranks.symbols import (
 
 #: The symbol of a rank.
 RANK = "_r"
-#: The places of statements, as numbers, and the variables of loops, by their symbols.
-Order = tuple[int | str, ...]
+#: The places of statements, as numbers, and the variables of loops, by their symbols; or what these
+#: are, as functions of symbols.
+Order = tuple[int | str | isl.PwAff, ...]
 
 
 @frozen(eq=False)
@@ -34,7 +36,7 @@ class Many:
     stage: isl.PwAff | None = None
 
 
-def how_many_before(one: Many, others: Many) -> isl.PwAff | None:
+def how_many_before(one: Many, others: Many) -> Number | None:
     """How many of others stand before each instance of one on its rank, of its own stage if that
     counts; None where it cannot be said.
     """
@@ -42,30 +44,72 @@ def how_many_before(one: Many, others: Many) -> isl.PwAff | None:
     together = one.where & renamed(others.where, names)
     if one.stage is not None and others.stage is not None:
         together = together & renamed_function(others.stage, names).eq_set(one.stage)
-    total = number(0)
+    total = of_number(0)
     for case in _before(others.order, one.order, names):
         counted = _how_many(together & case, [*names.values()])
         if counted is None:
             return None
-        total = total.add(counted)
+        total = total.plus(counted)
     return total
 
 
-def _how_many(condition: isl.Set, names: Sequence[str]) -> isl.PwAff | None:
+def _how_many(condition: isl.Set, names: Sequence[str]) -> Number | None:
     """For how many values of some symbols a condition holds; None where it cannot be said."""
     if condition.is_empty():
-        return number(0)
+        return of_number(0)
+    names = list(names)
+    for name in [*names]:
+        # A symbol that has one value, for each value of the others, changes no count.
+        if len(names) > 1 and _is_single(condition, name):
+            condition = without(condition, [name])
+            names.remove(name)
     if not names:
-        one = number(1).intersect_domain(condition)
-        return one.union_add(number(0).intersect_domain(condition.complement()))
-    for name in names:
-        others = [other for other in names if other != name]
-        # The other symbols each have one value, for a value of this one.
-        if all(_is_single(condition, other) for other in others):
-            counted = count(without(condition, others), name)
-            if counted is not None:
-                return counted
+        return Number(_or_zero(number(1).intersect_domain(condition)))
+    if len(names) == 1:
+        counted = count(condition, names[0])
+        return None if counted is None else Number(counted)
+    if len(names) == 2:
+        for outer, inner in (names, names[::-1]):
+            rows = _of_rows(condition, outer, inner)
+            if rows is not None:
+                return rows
     return None
+
+
+def _of_rows(condition: isl.Set, outer: str, inner: str) -> Number | None:
+    """For how many pairs of two symbols a condition holds: for each value of the one so many values
+    of the other one, a number that depends on `ranks` alone, or there is only one row of them.
+    """
+    in_row = count(condition, inner)
+    if in_row is None:
+        return None
+    total = of_number(0)
+    rows_of = in_row.intersect_domain(without(condition, [inner])).coalesce()
+    for case, of_row in _parts(rows_of):
+        if _is_single(case, outer):
+            values = without(case & symbol("_many").eq_set(of_row), [outer])
+            only = points(values, ["_many"]).dim_min(0)
+            total = total.plus(Number(_or_zero(only)))
+            continue
+        multiple = multiple_of_base(of_row, case)
+        rows = count(case, outer)
+        if multiple is None or rows is None:
+            return None
+        _, bases, more = multiple
+        total = total.plus(Number(rows.scale_val(isl.Val(more)), rows.scale_val(isl.Val(bases))))
+    return total
+
+
+def _parts(function: isl.PwAff) -> Iterator[tuple[isl.Set, isl.PwAff]]:
+    """The convex parts of a function's domain, with what it is there."""
+    for where, value in function.get_pieces():
+        for part in where.make_disjoint().get_basic_sets():
+            yield isl.Set.from_basic_set(part), isl.PwAff.from_aff(value)
+
+
+def _or_zero(function: isl.PwAff) -> isl.PwAff:
+    """A function that is 0 where it had no value."""
+    return function.union_add(number(0).intersect_domain(function.domain().complement()))
 
 
 def _is_single(condition: isl.Set, name: str) -> bool:
@@ -83,8 +127,8 @@ def _before(one: Order, other: Order, renamed: Mapping[str, str]) -> list[isl.Se
     cases = []
     equal = everywhere()
     for mine, theirs in zip(one, other, strict=False):
-        left = _entry(mine, renamed)
-        right = _entry(theirs, {})
+        left = entry(mine, renamed)
+        right = entry(theirs, {})
         case = equal & left.lt_set(right)
         if not case.is_empty():
             cases.append(case)
@@ -94,8 +138,11 @@ def _before(one: Order, other: Order, renamed: Mapping[str, str]) -> list[isl.Se
     return cases
 
 
-def _entry(entry: int | str, renamed: Mapping[str, str]) -> isl.PwAff:
-    return number(entry) if isinstance(entry, int) else symbol(renamed.get(entry, entry))
+def entry(of: int | str | isl.PwAff, names: Mapping[str, str]) -> isl.PwAff:
+    """An entry of an order as a function, with other names for some symbols."""
+    if isinstance(of, isl.PwAff):
+        return renamed_function(of, names)
+    return number(of) if isinstance(of, int) else symbol(names.get(of, of))
 
 
 def renamed(condition: isl.Set, names: Mapping[str, str]) -> isl.Set:
@@ -107,10 +154,13 @@ def renamed(condition: isl.Set, names: Mapping[str, str]) -> isl.Set:
     return condition
 
 
+def renamed_number(value: Number, names: Mapping[str, str]) -> Number:
+    """A number with other names for some symbols."""
+    high = None if value.high is None else renamed_function(value.high, names)
+    return Number(renamed_function(value.low, names), high)
+
+
 def renamed_function(function: isl.PwAff, names: Mapping[str, str]) -> isl.PwAff:
     """A function with other names for some symbols."""
-    for name, other in names.items():
-        at = function.find_dim_by_name(isl.dim_type.param, name)
-        if at >= 0:
-            function = function.set_dim_id(isl.dim_type.param, at, isl.Id(other))
-    return function
+    values = renamed(symbol("_value").eq_set(function), names)
+    return points(values, ["_value"]).dim_min(0)

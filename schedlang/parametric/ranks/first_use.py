@@ -7,7 +7,7 @@ import islpy as isl
 
 from schedlang.parametric.ranks.checks import Relations, batched
 from schedlang.parametric.ranks.counting import RANK
-from schedlang.parametric.ranks.reading import Statement
+from schedlang.parametric.ranks.statements import Statement
 from schedlang.parametric.ranks.symbols import between, number, points, symbol
 from schedlang.schedule.kinds import TRANSFERS, Kind
 

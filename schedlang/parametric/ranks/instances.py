@@ -14,7 +14,7 @@ from schedlang.language import syntax
 from schedlang.language.expand import expand
 from schedlang.lowering import lower
 from schedlang.parametric.ranks.checks import ITEM, Relations
-from schedlang.parametric.ranks.reading import UPDATES
+from schedlang.parametric.ranks.statements import UPDATES, with_digits
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.stream import unroll
 
@@ -31,7 +31,7 @@ def ops_at(relations: Relations, sizes: Mapping[str, int]) -> list[list[Op]]:
             relations.places[statement.number]
         )
         there = both.range()
-        for size, value in sizes.items():
+        for size, value in with_digits(sizes).items():
             at = there.find_dim_by_name(isl.dim_type.param, size)
             if at >= 0:
                 there = there.fix_val(isl.dim_type.param, at, isl.Val(value))
@@ -43,8 +43,8 @@ def ops_at(relations: Relations, sizes: Mapping[str, int]) -> list[list[Op]]:
                 int(point.get_coordinate_val(isl.dim_type.set, at).to_python())
                 for at in range(width)
             ]
-            stage, update, microbatch, piece = values[: len(ITEM)]
-            microbatch += update * sizes["microbatches"]
+            stage, update, group, index, piece = values[: len(ITEM)]
+            microbatch = update * sizes["microbatches"] + group * sizes["ranks"] + index
             unit = update if kind == Kind.U else microbatch * slices + piece
             placed.append((tuple(values[len(ITEM) :]), (kind, stage, unit)))
 

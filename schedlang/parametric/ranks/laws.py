@@ -22,21 +22,36 @@ from attrs import evolve, frozen
 from schedlang.diagnostics.source import Span
 from schedlang.language import syntax
 from schedlang.parametric.ranks.checks import Edge, Relations, sizes_only
-from schedlang.parametric.ranks.counting import RANK, Many, how_many_before
+from schedlang.parametric.ranks.counting import RANK, Many, entry, how_many_before
+from schedlang.parametric.ranks.numbers import (
+    BASE,
+    Number,
+    digits,
+    folded,
+    most,
+    of_number,
+    of_symbol,
+    simplified_number,
+    under,
+    union,
+)
 from schedlang.parametric.ranks.prove import Outcome
-from schedlang.parametric.ranks.reading import Reading, Statement
-from schedlang.parametric.ranks.stamps import Pairs, Row, Wish, affine, gap, pairs_of, solve
+from schedlang.parametric.ranks.stamps import Frame, Pairs, Row, Wish, gap, keeps, pairs_of, solve
+from schedlang.parametric.ranks.statements import GROUPS, REST, Reading, Statement
 from schedlang.parametric.ranks.symbols import (
     between,
+    condition_of,
+    function_map,
     number,
     points,
-    simplified,
     symbol,
 )
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.kinds import MAKERS, OPS, Kind
 from schedlang.schedule.layout import Layout, Pipeline
 
+#: The figure that is of each rank.
+PEAK = "peak(r)"
 #: How often ops without a chain are taken away.
 _ROUNDS = 12
 #: Before all ops, and behind them.
@@ -50,7 +65,7 @@ class Form:
     """A figure as a function of the sizes, and of RANK where it is of each rank."""
 
     figure: str
-    value: isl.PwAff
+    value: Number
 
 
 def forms_of(outcome: Outcome, tree: syntax.Schedule) -> Iterator[Form]:
@@ -59,7 +74,7 @@ def forms_of(outcome: Outcome, tree: syntax.Schedule) -> Iterator[Form]:
     if not any(isinstance(item, syntax.Memory) for item in priced):
         peak = _peak(outcome)
         if peak is not None:
-            yield Form("peak(r)", peak)
+            yield Form(PEAK, peak)
     overlaps = any(s.batch for s in outcome.reading.statements if s.kind in OPS)
     if outcome.reading.is_stream or overlaps:
         return
@@ -71,7 +86,7 @@ def forms_of(outcome: Outcome, tree: syntax.Schedule) -> Iterator[Form]:
         work = _work(outcome)
         if work is not None:
             yield Form("work", work)
-            yield Form("bubble", simplified(makespan.sub(work)))
+            yield Form("bubble", simplified_number(makespan.minus(work)))
 
 
 def _durations() -> dict[Kind, int]:
@@ -84,10 +99,10 @@ def _durations() -> dict[Kind, int]:
 # Time
 
 
-def _makespan(outcome: Outcome) -> isl.PwAff | None:
+def _makespan(outcome: Outcome) -> Number | None:
     """The makespan of the ideal execution, for the sizes for which it was found."""
     rest = outcome.proved
-    pieces: list[isl.PwAff] = []
+    pieces: list[Number] = []
     for reading in (outcome.reading, _refined(outcome.reading)):
         pieces += _by_cases(_Timing(reading), rest)
         for piece in pieces:
@@ -96,10 +111,7 @@ def _makespan(outcome: Outcome) -> isl.PwAff | None:
             break
     if not pieces:
         return None
-    result = pieces[0]
-    for piece in pieces[1:]:
-        result = result.union_add(piece)
-    return simplified(result)
+    return simplified_number(union(pieces))
 
 
 def _refined(reading: Reading) -> Reading:
@@ -107,24 +119,36 @@ def _refined(reading: Reading) -> Reading:
     begins or ends to run beside it, since its own pace may change there.
     """
     statements: list[Statement] = []
-    for one in reading.statements:
+    rounds = [_rounds(one) for one in reading.statements]
+    for one, own in zip(reading.statements, rounds, strict=True):
         parts = [one.domain]
-        for other in reading.statements:
-            if other.indices == one.indices:
-                parts = [
-                    part.coalesce()
-                    for whole in parts
-                    for part in (whole & other.domain, whole - other.domain)
-                    if not part.is_empty()
-                ]
+        for other, others in zip(reading.statements, rounds, strict=True):
+            if len(other.order) != len(one.order):
+                continue
+            beside = condition_of(own.intersect_range(others.range()).domain(), one.indices)
+            if beside.is_empty():
+                continue
+            parts = [
+                part.coalesce()
+                for whole in parts
+                for part in (whole & beside, whole - beside)
+                if not part.is_empty()
+            ]
         for part in parts:
             statements.append(evolve(one, number=len(statements), domain=part))
     return evolve(reading, statements=tuple(statements))
 
 
-def _by_cases(timing: _Timing, where: isl.Set) -> list[isl.PwAff]:
+def _rounds(statement: Statement) -> isl.Map:
+    """From a statement's instances to the rounds of its loops."""
+    entries = [entry(each, {}) for each in statement.order[:-1]]
+    names = statement.indices
+    return function_map(statement.domain, names, statement.name, [symbol(RANK), *entries])
+
+
+def _by_cases(timing: _Timing, where: isl.Set) -> list[Number]:
     """The makespan for some sizes, cut into cases of which each has one affine function."""
-    pieces: list[isl.PwAff] = []
+    pieces: list[Number] = []
     whole = timing.bound(where)
     if whole is not None:
         return [whole]
@@ -144,6 +168,7 @@ class _Timing:
     """The ops of a program with what they take, between a start and an end."""
 
     def __init__(self, reading: Reading) -> None:
+        self.frame = Frame(reading.sizes, reading.in_base)
         self.sizes = reading.sizes
         self.takes = _durations()
         self.ops = [s for s in reading.statements if s.kind in OPS]
@@ -168,44 +193,53 @@ class _Timing:
         """What ops take, by their kinds; the start takes nothing."""
         return {int(kind): takes for kind, takes in self.takes.items()}
 
-    def bound(self, where: isl.Set) -> isl.PwAff | None:
+    def bound(self, where: isl.Set) -> Number | None:
         """The makespan for some sizes, if it is one affine function of them."""
         pairs = [
             evolve(each, delay=0 if each.edge.source.number == _START else each.delay)
-            for each in pairs_of(self.edges, self.sizes, where, self.delays())
+            for each in pairs_of(self.edges, self.frame, where, self.delays())
         ]
         samples = _samples(where, self.sizes)
-        none = tuple([Fraction(0)] * (1 + len(self.sizes)))
-        least_end = tuple(
-            Fraction(sum((1, *sample)[at] for sample in samples)) for at in range(len(none))
-        )
-        first = solve(pairs, len(self.sizes), True, Wish({_END: least_end}, {_START: none}))
+        none = tuple([Fraction(0)] * (1 + self.frame.in_base) * self.frame.width())
+        least_end = self.terms(samples)
+        first = solve(pairs, self.frame, True, Wish({_END: least_end}, {_START: none}))
         if first is None:
             return None
-        if any(not _keeps(each, len(self.sizes), first) for each in pairs):
+        if any(not keeps(each, self.frame, first, each.delay) for each in pairs):
             return None
-        makespan = _of_sizes(first[_END], self.sizes).intersect_domain(where)
+        makespan = _of_sizes(first[_END], self.frame).within(where)
         if self.is_reached(pairs, first, first, where):
             return makespan
         # Ops that could as well be earlier, or later, are in no chain: those that are left out.
         ends = {_START: none, _END: first[_END]}
         weights = self.weights(where, samples)
-        rows = solve(pairs, len(self.sizes), True, Wish(weights, ends))
+        rows = solve(pairs, self.frame, True, Wish(weights, ends))
         latest = {of: tuple(-value for value in row) for of, row in weights.items()}
-        late = solve(pairs, len(self.sizes), True, Wish(latest, ends))
+        late = solve(pairs, self.frame, True, Wish(latest, ends))
         if rows is None or late is None:
             return None
         is_right = all(
-            _keeps(each, len(self.sizes), stamps) for each in pairs for stamps in (rows, late)
+            keeps(each, self.frame, stamps, each.delay) for each in pairs for stamps in (rows, late)
         )
         return makespan if is_right and self.is_reached(pairs, rows, late, where) else None
+
+    def terms(self, samples: Sequence[Sequence[int]]) -> Row:
+        """The terms of a function at some sizes and points, each summed up."""
+        total: list[int] = []
+        for sample in samples:
+            terms = [1, *sample]
+            if self.frame.in_base:
+                base = sample[self.sizes.index(BASE)]
+                terms += [base * term for term in terms]
+            total = [one + more for one, more in zip(total or [0] * len(terms), terms, strict=True)]
+        return tuple(map(Fraction, total))
 
     def weights(self, where: isl.Set, samples: Sequence[Sequence[int]]) -> dict[int, Row]:
         """Weights by which all ops count alike at some sizes, by their first and last instances."""
         weights = {}
         for op in self.ops:
             domain = _plain(self.relations.items[op.number].domain(), where)
-            row = [0] * (1 + len(self.sizes) + len(op.indices))
+            instances: list[list[int]] = []
             for sample in samples:
                 fixed = domain
                 for size, value in zip(self.sizes, sample, strict=True):
@@ -220,8 +254,8 @@ class _Timing:
                         int(point.get_coordinate_val(isl.dim_type.set, at).to_python())
                         for at in range(len(op.indices))
                     ]
-                    row = [one + more for one, more in zip(row, (1, *sample, *values), strict=True)]
-            weights[op.number] = tuple(map(Fraction, row))
+                    instances.append([*sample, *values])
+            weights[op.number] = self.terms(instances)
         return weights
 
     def is_reached(
@@ -234,11 +268,10 @@ class _Timing:
         """Whether at all of some sizes a chain without gaps leads from the start to the end. Only
         ops that are as late as can be are in one.
         """
-        size = len(self.sizes)
         tight = []
         for each in pairs:
-            delay = _const(each, each.delay)
-            closed = each.points & gap(each, size, rows).eq_set(delay)
+            grows, factor = gap(each, self.frame, rows)
+            closed = each.points & grows.within(each.points).equals(each.delay * factor)
             if not closed.is_empty():
                 tight.append((each.edge, closed))
         chained: dict[int, isl.Set] = {}
@@ -247,8 +280,9 @@ class _Timing:
                 continue
             domain = _plain(self.relations.items[op.number].domain(), where)
             row = [one - other for one, other in zip(rows[op.number], late[op.number], strict=True)]
-            domain = domain.align_params(pairs[0].points.get_space().params())
-            chained[op.number] = domain & affine(domain, size, row).zero_set()
+            domain = self.frame.aligned(domain)
+            differs, _ = self.frame.number(domain, row)
+            chained[op.number] = domain & differs.within(domain).equals(0)
         for _ in range(_ROUNDS):
             following: dict[int, isl.Set] = {
                 number: isl.Set.empty(part.get_space()) for number, part in chained.items()
@@ -278,14 +312,16 @@ class _Timing:
                 ends = ends | (closed & _as_source(chained[edge.source.number], closed)).params()
         return bool(where.is_subset(ends))
 
-    def cut(self, where: isl.Set) -> tuple[isl.PwAff, isl.Set] | None:
+    def cut(self, where: isl.Set) -> tuple[Number, isl.Set] | None:
         """The makespan of some part of the sizes, as one affine function, and the other sizes; None
         if no such part was found.
         """
-        ranks, microbatches = symbol("ranks"), symbol("microbatches")
+        microbatches = Number(symbol(REST), symbol(GROUPS))
+        if not self.frame.in_base:
+            microbatches = of_symbol("microbatches")
         for factor in (1, 2):
-            limit = ranks.scale_val(isl.Val(factor))
-            part = (where & microbatches.ge_set(limit)).coalesce()
+            limit = of_symbol(BASE).times(factor)
+            part = (where - under(microbatches, limit, where)).coalesce()
             rest = (where - part).coalesce()
             if part.is_empty() or rest.is_empty():
                 continue
@@ -308,15 +344,6 @@ def _pseudo(number_of: int, like: Statement) -> Statement:
     return evolve(like, number=number_of, indices=(), span=Span(0, 0))
 
 
-def _keeps(pairs: Pairs, sizes: int, rows: Mapping[int, Row]) -> bool:
-    short = gap(pairs, sizes, rows).lt_set(_const(pairs, pairs.delay))
-    return bool((pairs.points & short).is_empty())
-
-
-def _const(pairs: Pairs, value: int) -> isl.PwAff:
-    return affine(pairs.points, 0, [Fraction(value)])
-
-
 def _plain(domain: isl.Set, where: isl.Set) -> isl.Set:
     return domain.intersect_params(where).reset_tuple_id()
 
@@ -333,7 +360,7 @@ def _samples(where: isl.Set, sizes: Sequence[str]) -> list[list[int]]:
     values = (1, 2, 3, 5, 8, 20, 60)
     for one in values:
         for other in values:
-            sample = [one, other, *[2] * (len(sizes) - 2)][: len(sizes)]
+            sample = [one, other, *(0 if size == REST else 2 for size in sizes[2:])][: len(sizes)]
             fixed = where
             for size, value in zip(sizes, sample, strict=True):
                 at = fixed.find_dim_by_name(isl.dim_type.param, size)
@@ -344,18 +371,23 @@ def _samples(where: isl.Set, sizes: Sequence[str]) -> list[list[int]]:
     return samples
 
 
-def _of_sizes(row: Sequence[Fraction], sizes: Sequence[str]) -> isl.PwAff:
-    result = number(0)
-    for value, term in zip(row, [number(1), *map(symbol, sizes)], strict=True):
-        factor = isl.Val(value.numerator).div(isl.Val(value.denominator))
-        result = result.add(term.scale_val(factor))
-    return result
+def _of_sizes(row: Row, frame: Frame) -> Number:
+    """A function of the sizes by its coefficients."""
+    digits_of = []
+    for digit in range(1 + frame.in_base):
+        result = number(0)
+        terms = [number(1), *map(symbol, frame.sizes)]
+        for value, term in zip(row[digit * len(terms) :], terms, strict=False):
+            factor = isl.Val(value.numerator).div(isl.Val(value.denominator))
+            result = result.add(term.scale_val(factor))
+        digits_of.append(result)
+    return Number(*digits_of)
 
 
-def _work(outcome: Outcome) -> isl.PwAff | None:
+def _work(outcome: Outcome) -> Number | None:
     """What the busiest rank works: all microbatches of all of its stages."""
     reading = outcome.reading
-    if len(reading.sizes) > 2:
+    if "slices" in reading.sizes:
         # Microbatches times slices are no affine function.
         return None
     takes = _durations()
@@ -368,20 +400,21 @@ def _work(outcome: Outcome) -> isl.PwAff | None:
         if not relations.made(Kind.F).is_equal(relations.made(Kind.R)):
             return None
         of_unit += takes[Kind.R]
-    total = number(0)
+    every = outcome.proved & between(number(0), symbol(RANK), symbol("ranks"))
+    total = of_number(0).within(every)
     for stage in reading.own_stages:
         for line in reading.lines:
             own = stage.domain() & between(line.first, stage, line.first.add(line.stages))
-            part = line.microbatches.scale_val(isl.Val(of_unit)).intersect_domain(own)
-            total = total.add(part.union_add(number(0).intersect_domain(own.complement())))
-    every = between(number(0), symbol(RANK), symbol("ranks"))
-    return _highest(total, outcome.proved & every, reading.sizes)
+            own = own & every
+            parts = [line.microbatches.times(of_unit).within(own), of_number(0).within(every - own)]
+            total = total.plus(union(parts))
+    return _highest(total, every, reading.sizes)
 
 
 # Memory
 
 
-def _peak(outcome: Outcome) -> isl.PwAff | None:
+def _peak(outcome: Outcome) -> Number | None:
     """The most activations that a rank holds."""
     reading, relations = outcome.reading, outcome.relations
     ops = [s for s in reading.statements if s.kind in OPS]
@@ -398,28 +431,52 @@ def _peak(outcome: Outcome) -> isl.PwAff | None:
     else:
         staying = holding
     giving = [s for s in ops if OPS[s.kind].holds < 0]
-    most: isl.PwAff | None = None
+    highest: list[Number] = []
     keep = ("updates", *reading.sizes, RANK)
     for op in holding:
-        held = number(1)
+        held = of_number(1)
         for sign, others in ((1, staying), (-1, giving)):
             for other in others:
                 counted = how_many_before(_many(op), _many(other))
                 if counted is None:
                     return None
-                held = held.add(counted.scale_val(isl.Val(sign)))
+                held = held.plus(counted.times(sign))
         domain = op.domain & outcome.proved
-        highest = _highest(held, domain, keep)
-        most = highest if most is None else most.union_max(highest)
-    return None if most is None else simplified(most)
+        highest.append(_highest(held, domain, keep))
+    return _most_of(highest)
 
 
 def _many(statement: Statement) -> Many:
     return Many(statement.domain, statement.indices, statement.order)
 
 
-def _highest(function: isl.PwAff, where: isl.Set, keep: Sequence[str]) -> isl.PwAff:
-    """The highest value of a function over all symbols but some."""
-    values = where & symbol("_value").eq_set(function)
-    values = sizes_only(values, [*keep, "_value"])
-    return points(values, ["_value"]).dim_max(0).coalesce()
+def _most_of(values: Sequence[Number]) -> Number | None:
+    """The most of some numbers at each size at which one has a value."""
+    result: Number | None = None
+    for value in values:
+        if result is None:
+            result = value
+            continue
+        both = result.domain() & value.domain()
+        parts = [
+            result.within(result.domain() - both),
+            value.within(value.domain() - both),
+            most([result, value], both).within(both),
+        ]
+        result = union([part for part in parts if not part.domain().is_empty()])
+    return None if result is None else simplified_number(result)
+
+
+def _highest(value: Number, where: isl.Set, keep: Sequence[str]) -> Number:
+    """The highest value of a number over all symbols but some."""
+    value = folded(value, where)
+    if value.high is None:
+        values = where & symbol("_value").eq_set(value.low)
+        values = sizes_only(values, [*keep, "_value"])
+        return Number(points(values, ["_value"]).dim_max(0).coalesce())
+    high, low = digits(value, where)
+    values = where & symbol("_high").eq_set(high) & symbol("_low").eq_set(low)
+    values = sizes_only(values, [*keep, "_high", "_low"])
+    top = points(values, ["_high", "_low"]).lexmax_pw_multi_aff()
+    highest = Number(top.get_pw_aff(1), top.get_pw_aff(0))
+    return folded(highest, highest.domain())

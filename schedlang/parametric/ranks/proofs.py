@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
-import islpy as isl
 from attrs import evolve
 
 from schedlang.compiler import NO_PARAMS, check_program
@@ -15,15 +15,17 @@ from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.diagnostics.source import Source
 from schedlang.files.reading import source_of
 from schedlang.language import syntax
+from schedlang.language.expand import check_text, expand
 from schedlang.language.imports import load
 from schedlang.parametric.claims import claims_for_all
 from schedlang.parametric.ranks.certificate import certificate_of
+from schedlang.parametric.ranks.claims import Judgement, judged
 from schedlang.parametric.ranks.instances import differs
-from schedlang.parametric.ranks.laws import forms_of
+from schedlang.parametric.ranks.laws import Form, forms_of
+from schedlang.parametric.ranks.numbers import Unreadable, in_time
 from schedlang.parametric.ranks.prove import Outcome, contains, prove, small_sizes
-from schedlang.parametric.ranks.reading import SIZES, UPDATES
-from schedlang.parametric.ranks.values import Unreadable
-from schedlang.parametric.ranks.words import condition_text, pieces_of
+from schedlang.parametric.ranks.statements import SIZES, UPDATES
+from schedlang.parametric.ranks.words import condition_text, pieces_of, possible_sizes
 from schedlang.parametric.result import Law, Proof, Verdict
 from schedlang.schedule.transports import PORTABLE, transports
 
@@ -53,10 +55,12 @@ def prove_for_all_ranks(
     for name in names:
         transports(name)
     whole, tree = load(source_of(source))
-    doing(f"{tree.name.text}: reading it as integer sets")
     free = _free(tree, params)
+    _check_params(whole, tree, params)
+    doing(f"{tree.name.text}: reading it as integer sets")
     try:
-        outcome = prove(tree, params)
+        with in_time():
+            outcome = prove(tree, params)
     except Unreadable as unreadable:
         reason = unreadable.reason
         if unreadable.span is not None:
@@ -71,14 +75,17 @@ def prove_for_all_ranks(
         if differs(outcome.relations, whole, tree, params, each):
             at = ", ".join(f"{size} = {value}" for size, value in each.items())
             raise AssertionError(f"{tree.name.text} was read wrong: see it at {at}")
-    laws = []
+    forms: list[Form] = []
     if outcome.cases:
         doing(f"{tree.name.text}: looking for closed forms")
-        laws = [Law(form.figure, pieces_of(form.value, sizes)) for form in forms_of(outcome, tree)]
-    verdicts = {name: _verdict(outcome, whole, tree, params, name) for name in names}
+        # Those that are found in time.
+        with suppress(Unreadable), in_time():
+            for form in forms_of(outcome, tree):
+                forms.append(form)
+    laws = [Law(form.figure, pieces_of(form.value, sizes)) for form in forms]
+    judgement = judged(outcome.reading, outcome.proved, forms)
+    verdicts = {name: _verdict(outcome, judgement, whole, tree, params, name) for name in names}
     claims = claims_for_all(tree, whole)
-    if claims:
-        verdicts = {name: _without(verdict, claims[0]) for name, verdict in verdicts.items()}
     return Proof(
         tree.name.text,
         dict(params),
@@ -91,13 +98,17 @@ def prove_for_all_ranks(
     )
 
 
-def _without(verdict: Verdict, claim: str) -> Verdict:
-    """A verdict on a program with a claim, which only a proof at given ranks looks at."""
-    if not verdict.proved:
-        return verdict
-    unknown = " or ".join(filter(None, [verdict.proved, verdict.unknown]))
-    reason = f"its claim `{claim}` for all is proved at given ranks alone: leave out --any-ranks"
-    return evolve(verdict, proved="", unknown=unknown, reason=reason)
+def _check_params(source: Source, tree: syntax.Schedule, params: Mapping[str, int]) -> None:
+    """CompileError for names and sizes that compiling refuses as well."""
+    one = {
+        item.name.text: 1
+        for item in tree.items
+        if isinstance(item, syntax.Param) and item.name.text in SIZES and item.default is None
+    }
+    check_text(source, tree, {**one, **params})
+    if any(params.get(size, 1) < 1 for size in SIZES):
+        # The program stops before it has any: this says where.
+        expand(source, tree, {**one, **params})
 
 
 def _free(tree: syntax.Schedule, params: Mapping[str, int]) -> tuple[str, ...]:
@@ -109,13 +120,12 @@ def _free(tree: syntax.Schedule, params: Mapping[str, int]) -> tuple[str, ...]:
 def _compared(outcome: Outcome) -> list[dict[str, int]]:
     """Small sizes at which a program is right."""
     right = outcome.proved
-    return [each for each in small_sizes(outcome.reading.sizes) if contains(right, each)][
-        :_COMPARED
-    ]
+    return [each for each in small_sizes(outcome.reading) if contains(right, each)][:_COMPARED]
 
 
 def _verdict(
     outcome: Outcome,
+    judgement: Judgement,
     source: Source,
     tree: syntax.Schedule,
     params: Mapping[str, int],
@@ -124,9 +134,12 @@ def _verdict(
     """The verdict on one transport, and at the smallest size that is wrong what compiling says."""
     sizes = outcome.reading.sizes
     proved, wrong, unknown, reason = outcome.on(name)
-    possible = isl.Set("{ : }")
-    for size in sizes:
-        possible = possible & isl.Set(f"[{size}] -> {{ : {size} >= 1 }}")
+    if judgement.reason:
+        reason = judgement.reason
+    unknown = (unknown | (proved & judgement.unknown)).coalesce()
+    wrong = (wrong | (proved & judgement.fails)).coalesce()
+    proved = (proved - judgement.unknown - judgement.fails).coalesce()
+    possible = possible_sizes(sizes)
     verdict = Verdict(
         proved=condition_text(proved, sizes),
         wrong=condition_text(wrong, sizes),
@@ -136,7 +149,7 @@ def _verdict(
     )
     if wrong.is_empty():
         return verdict
-    smallest = next((each for each in small_sizes(sizes) if contains(wrong, each)), None)
+    smallest = next((each for each in small_sizes(outcome.reading) if contains(wrong, each)), None)
     if smallest is None:
         return verdict
     shown = {size: value for size, value in smallest.items() if size != UPDATES}

@@ -24,8 +24,10 @@ from schedlang.parametric.ranks.checks import (
 )
 from schedlang.parametric.ranks.cycles import circle_at
 from schedlang.parametric.ranks.first_use import in_order, never_come
-from schedlang.parametric.ranks.reading import UPDATES, Reading, Statement, read
-from schedlang.parametric.ranks.stamps import Stamps, find_stamps, pairs_of
+from schedlang.parametric.ranks.numbers import Unreadable
+from schedlang.parametric.ranks.reading import read
+from schedlang.parametric.ranks.stamps import Frame, Stamps, find_stamps, pairs_of
+from schedlang.parametric.ranks.statements import UPDATES, Reading, with_digits
 from schedlang.parametric.ranks.symbols import nowhere
 from schedlang.parametric.ranks.values import Mistake
 from schedlang.schedule.transports import PORTABLE, transports
@@ -37,6 +39,8 @@ _MOST_RANKS = 6
 _MOST_OTHERS = 8
 #: So many kinds of circles are told apart.
 _MOST_CIRCLES = 12
+#: Stamps are looked for along so many kinds of edges.
+_MOST_PAIRS = 1600
 #: Sizes are cut into cases so often.
 _MOST_CUTS = 4
 
@@ -139,7 +143,7 @@ def prove(tree: syntax.Schedule, given: Mapping[str, int]) -> Outcome:
         (blocked if relations.writes_transfers else mistakes).append(circle)
         rest = (rest - circle.holds).coalesce()
     if not rest.is_empty():
-        for part in _cut(rest, reading.statements):
+        for part in _cut(rest, reading):
             stamps = _stamps(edges, reading, part)
             if stamps is not None:
                 cases.append(Case(part, stamps))
@@ -172,16 +176,19 @@ def _of_program(condition: isl.Set, reading: Reading) -> isl.Set:
 
 def _stamps(edges: Sequence[Edge], reading: Reading, where: isl.Set) -> Stamps | None:
     """Stamps for some sizes."""
-    pairs = pairs_of(edges, reading.sizes, where, {})
-    return find_stamps(pairs, len(reading.sizes)) if pairs else {}
+    frame = Frame(reading.sizes, reading.in_base)
+    pairs = pairs_of(edges, frame, where, {})
+    if len(pairs) > _MOST_PAIRS:
+        raise Unreadable("its event graph has too many kinds of edges")
+    return find_stamps(pairs, frame) if pairs else {}
 
 
 def _circles(edges: Sequence[Edge], reading: Reading, rest: isl.Set) -> Iterator[Mistake]:
     """Circles of waits, found at the smallest of some sizes that have any."""
-    for sizes in small_sizes(reading.sizes):
+    for sizes in small_sizes(reading):
         if not contains(rest, sizes):
             continue
-        circle = circle_at(edges, sizes)
+        circle = circle_at(edges, with_digits(sizes))
         if circle is not None:
             places = [edge.target.span for edge in circle.edges if edge.why == "need"]
             what = "ranks wait for each other"
@@ -190,8 +197,9 @@ def _circles(edges: Sequence[Edge], reading: Reading, rest: isl.Set) -> Iterator
             yield Mistake("deadlock", what, span, sizes_of)
 
 
-def small_sizes(sizes: Sequence[str]) -> list[dict[str, int]]:
-    """Some sizes, the ones with the smallest product first."""
+def small_sizes(reading: Reading) -> list[dict[str, int]]:
+    """Some sizes of a program, the ones with the smallest product first."""
+    sizes = reading.program_sizes
     most = [_MOST_RANKS if size == "ranks" else _MOST_OTHERS for size in sizes[:2]]
     most += [3] * (len(sizes) - 2)
     values = product(*(range(1, limit + 1) for limit in most))
@@ -206,19 +214,20 @@ def small_sizes(sizes: Sequence[str]) -> list[dict[str, int]]:
 
 
 def contains(where: isl.Set, sizes: Mapping[str, int]) -> bool:
-    """Whether a set has a size."""
-    for size, value in sizes.items():
+    """Whether a set has a size of a program."""
+    for size, value in with_digits(sizes).items():
         at = where.find_dim_by_name(isl.dim_type.param, size)
         if at >= 0:
             where = where.fix_val(isl.dim_type.param, at, isl.Val(value))
     return not where.is_empty()
 
 
-def _cut(where: isl.Set, statements: Sequence[Statement]) -> list[isl.Set]:
+def _cut(where: isl.Set, reading: Reading) -> list[isl.Set]:
     """The sizes cut where one of the statements begins to have instances."""
     parts = [where]
-    for statement in statements:
-        there = sizes_only(statement.domain, ("ranks", "microbatches", "slices", "updates"))
+    sizes = (*reading.sizes, UPDATES)
+    for statement in reading.statements:
+        there = sizes_only(statement.domain, sizes)
         if len(parts) >= 1 << _MOST_CUTS:
             break
         parts = [

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from math import lcm
 from typing import Any
 
 import islpy as isl
@@ -20,6 +21,9 @@ from attrs import evolve, field, frozen
 from ortools.linear_solver import pywraplp  # type: ignore[import-untyped]
 
 from schedlang.parametric.ranks.checks import Edge
+from schedlang.parametric.ranks.numbers import BASE, Number, Unreadable, is_row, is_short
+from schedlang.parametric.ranks.statements import Statement
+from schedlang.parametric.ranks.symbols import points
 
 #: No coefficient is larger.
 _LARGEST = 1000
@@ -30,10 +34,43 @@ _SMALL = 0.01
 #: Of so many functions is a stamp at most.
 _MOST_DIMENSIONS = 4
 
-#: The coefficients of an affine function: of 1, of each size, and of each index of a statement.
+#: The coefficients of an affine function: of 1, of each size, and of each index of a statement. In
+#: base `ranks` there are as many again, of the same times `ranks`.
 Row = tuple[Fraction, ...]
 #: For each statement, by its number, the functions of its stamp.
 Stamps = Mapping[int, tuple[Row, ...]]
+
+
+@frozen
+class Frame:
+    """What stamps are functions of, besides the indices of their statement: some `sizes`. In base
+    `ranks` they are numbers of two digits.
+    """
+
+    sizes: tuple[str, ...]
+    in_base: bool
+
+    def width(self, *statements: Statement) -> int:
+        """How many terms a digit has, of some statements."""
+        return 1 + len(self.sizes) + sum(len(each.indices) for each in statements)
+
+    def aligned(self, points: isl.Set) -> isl.Set:
+        """A set with all sizes as its parameters, in their order."""
+        space = isl.Space.params_alloc(isl.DEFAULT_CONTEXT, len(self.sizes))
+        for place, size in enumerate(self.sizes):
+            space = space.set_dim_name(isl.dim_type.param, place, size)
+        return points.align_params(space)
+
+    def number(self, points: isl.Set, row: Sequence[Fraction]) -> tuple[Number, int]:
+        """A function of a set's sizes and points by its coefficients, times a factor by which all
+        of these are whole; and the factor.
+        """
+        factor = lcm(*(value.denominator for value in row))
+        whole = [value * factor for value in row]
+        width = len(row) // 2 if self.in_base else len(row)
+        low = affine(points, len(self.sizes), whole[:width])
+        high = affine(points, len(self.sizes), whole[width:]) if self.in_base else None
+        return Number(low, high), factor
 
 
 @frozen(eq=False)
@@ -48,57 +85,64 @@ class Pairs:
 
 
 def pairs_of(
-    edges: Iterable[Edge], sizes: Sequence[str], within: isl.Set, delays: Mapping[int, int]
+    edges: Iterable[Edge], frame: Frame, within: isl.Set, delays: Mapping[int, int]
 ) -> list[Pairs]:
     """The pairs of edges at some sizes, one for each convex part. The target of an edge comes as
     much later as the delay of its source's kind, by default 1; ops that are issued together come
     together.
     """
-    space = isl.Space.params_alloc(isl.DEFAULT_CONTEXT, len(sizes))
-    for place, size in enumerate(sizes):
-        space = space.set_dim_name(isl.dim_type.param, place, size)
     result = []
     for edge in edges:
-        related = edge.pairs.intersect_params(within).align_params(space)
-        assert related.dim(isl.dim_type.param) == len(sizes)
+        related = edge.pairs.intersect_params(within).wrap().flatten().reset_tuple_id()
+        points = frame.aligned(related).coalesce()
+        assert points.dim(isl.dim_type.param) == len(frame.sizes)
         delay = 0 if edge.why == "together" else delays.get(edge.source.kind, 1)
-        points = related.wrap().flatten().reset_tuple_id().coalesce()
         for part in points.get_basic_sets():
             if not part.is_empty():
                 result.append(Pairs(edge, isl.Set.from_basic_set(part), delay))
     return result
 
 
-def find_stamps(pairs: Sequence[Pairs], sizes: int) -> Stamps | None:
+def find_stamps(pairs: Sequence[Pairs], frame: Frame) -> Stamps | None:
     """Stamps that grow along all edges; None if none were found."""
     together = [each for each in pairs if not each.delay]
     rest = [each for each in pairs if each.delay]
     functions: list[dict[int, Row]] = []
     for _ in range(_MOST_DIMENSIONS):
-        rows = solve([*rest, *together], sizes, is_strict=True)
+        rows = solve([*rest, *together], frame, is_strict=True)
         if rows is None:
-            rows = solve([*rest, *together], sizes, is_strict=False)
-        if rows is None or any(_falls(each, sizes, rows) for each in [*rest, *together]):
+            rows = solve([*rest, *together], frame, is_strict=False)
+        if rows is None or any(not keeps(each, frame, rows, 0) for each in [*rest, *together]):
             return None
         functions.append(rows)
-        rest = [part for each in rest for part in _left(each, sizes, rows)]
+        rest = [part for each in rest for part in _left(each, frame, rows)]
         if not rest:
             return _stacked(functions)
     return None
 
 
-def _falls(pairs: Pairs, sizes: int, rows: Mapping[int, Row]) -> bool:
-    """Whether a function is less at the target of an edge than at its source."""
-    return not (pairs.points & gap(pairs, sizes, rows).lt_set(_number(pairs, 0))).is_empty()
+def keeps(pairs: Pairs, frame: Frame, rows: Mapping[int, Row], delay: int) -> bool:
+    """Whether a function is as much more at each target of an edge as at its source, or further."""
+    return not _falls_short(pairs, frame, rows, delay)
 
 
-def _left(pairs: Pairs, sizes: int, rows: Mapping[int, Row]) -> list[Pairs]:
+def _falls_short(
+    pairs: Pairs, frame: Frame, rows: Mapping[int, Row], delay: int
+) -> Sequence[isl.BasicSet]:
+    grows, factor = gap(pairs, frame, rows)
+    try:
+        short = pairs.points & grows.within(pairs.points).is_below(delay * factor)
+    except Unreadable:
+        # Nobody can say; so nothing is said of it.
+        short = pairs.points
+    return [part for part in short.coalesce().get_basic_sets() if not part.is_empty()]
+
+
+def _left(pairs: Pairs, frame: Frame, rows: Mapping[int, Row]) -> list[Pairs]:
     """The pairs of an edge along which a function does not grow as much as it must."""
-    left = pairs.points & gap(pairs, sizes, rows).lt_set(_number(pairs, pairs.delay))
     return [
         evolve(pairs, points=isl.Set.from_basic_set(part))
-        for part in left.coalesce().get_basic_sets()
-        if not part.is_empty()
+        for part in _falls_short(pairs, frame, rows, pairs.delay)
     ]
 
 
@@ -111,14 +155,20 @@ def _stacked(functions: Sequence[Mapping[int, Row]]) -> Stamps:
     }
 
 
-def gap(pairs: Pairs, sizes: int, rows: Mapping[int, Row]) -> isl.PwAff:
-    """By how much a function is more at the targets of an edge than at its sources."""
-    source, target = pairs.edge.source, pairs.edge.target
-    before, after = rows[source.number], rows[target.number]
-    row = [after[at] - before[at] for at in range(1 + sizes)]
-    row += [-value for value in before[1 + sizes :]]
-    row += list(after[1 + sizes :])
-    return affine(pairs.points, sizes, row)
+def gap(pairs: Pairs, frame: Frame, rows: Mapping[int, Row]) -> tuple[Number, int]:
+    """By how much a function is more at the targets of an edge than at its sources, times a number;
+    and the number.
+    """
+    before, after = rows[pairs.edge.source.number], rows[pairs.edge.target.number]
+    row: list[Fraction] = []
+    ones, others = frame.width(pairs.edge.source), frame.width(pairs.edge.target)
+    for digit in range(1 + frame.in_base):
+        mine = before[digit * ones : (digit + 1) * ones]
+        theirs = after[digit * others : (digit + 1) * others]
+        row += [theirs[at] - mine[at] for at in range(frame.width())]
+        row += [-value for value in mine[frame.width() :]]
+        row += theirs[frame.width() :]
+    return frame.number(pairs.points, row)
 
 
 def affine(points: isl.Set, sizes: int, row: Sequence[Fraction]) -> isl.PwAff:
@@ -130,11 +180,6 @@ def affine(points: isl.Set, sizes: int, row: Sequence[Fraction]) -> isl.PwAff:
     for at, value in enumerate(row[1 + sizes :]):
         result = result.set_coefficient_val(isl.dim_type.in_, at, _val(value))
     return isl.PwAff.from_aff(result)
-
-
-def _number(pairs: Pairs, value: int) -> isl.PwAff:
-    local = isl.LocalSpace.from_space(pairs.points.get_space())
-    return isl.PwAff.from_aff(isl.Aff.zero_on_domain(local).set_constant_val(isl.Val(value)))
 
 
 def _val(value: Fraction) -> isl.Val:
@@ -152,80 +197,150 @@ class Wish:
 
 
 def solve(
-    pairs: Sequence[Pairs], sizes: int, is_strict: bool, wish: Wish | None = None
+    pairs: Sequence[Pairs], frame: Frame, is_strict: bool, wish: Wish | None = None
 ) -> dict[int, Row] | None:
     """One function for each statement that grows along all edges as much as it must; or if not
     `is_strict`, along as many as can be, and falls along none. None if there is none.
 
     Of several, it is one with small coefficients, or one that is wished for.
     """
-    solver = pywraplp.Solver.CreateSolver("GLOP")
-    infinity = solver.infinity()
-    objective = solver.Objective()
-    columns: dict[int, list[tuple[Any, Any]]] = {}
+    program = _Program(frame, is_strict)
     for each in pairs:
         for statement in (each.edge.source, each.edge.target):
-            if statement.number in columns:
-                continue
-            variables = []
-            for _ in range(1 + sizes + len(statement.indices)):
-                # A number is the difference of two that are not negative, so that its size counts.
-                up, down = solver.NumVar(0, _LARGEST, ""), solver.NumVar(0, _LARGEST, "")
-                for part in (up, down):
-                    objective.SetCoefficient(part, 1 if is_strict else 0.001)
-                variables.append((up, down))
-            columns[statement.number] = variables
+            program.add(statement)
     if wish is not None:
+        program.prefer(wish)
+    for each in pairs:
+        program.grow(each)
+    return program.solved()
+
+
+class _Program:
+    """The linear program: its unknowns are the coefficients of stamps, and Farkas' weights.
+
+    In base `ranks`, a function is also 0 or more if it is a sum of the inequalities, and of these
+    times `ranks`, with weights of 0 or more.
+    """
+
+    def __init__(self, frame: Frame, is_strict: bool) -> None:
+        self.frame = frame
+        self.is_strict = is_strict
+        self.solver = pywraplp.Solver.CreateSolver("GLOP")
+        self.objective = self.solver.Objective()
+        self.columns: dict[int, list[tuple[Any, Any]]] = {}
+
+    def add(self, statement: Statement) -> None:
+        """The coefficients of a statement, each the difference of two that are not negative, so
+        that its size counts.
+        """
+        if statement.number in self.columns:
+            return
+        variables = []
+        terms = ["", *self.frame.sizes, *statement.indices]
+        may_be = [True] * len(terms)
+        if self.frame.in_base:
+            # The low digit is of what some times the base bounds, the high one of all else: so a
+            # difference of two stamps has few cases.
+            low = [not term or is_short(term, statement.domain) for term in terms]
+            high = [not short or is_row(term) for term, short in zip(terms, low, strict=True)]
+            # What an equality says of an index is said with the other terms.
+            free = [term not in _told_by_others(statement) for term in terms]
+            may_be = [
+                is_there and free[at % len(free)] for at, is_there in enumerate([*low, *high])
+            ]
+        for is_there in may_be:
+            most = _LARGEST if is_there else 0
+            up, down = self.solver.NumVar(0, most, ""), self.solver.NumVar(0, most, "")
+            for part in (up, down):
+                self.objective.SetCoefficient(part, 1 if self.is_strict else 0.001)
+            variables.append((up, down))
+        self.columns[statement.number] = variables
+
+    def prefer(self, wish: Wish) -> None:
+        """Prefer some functions to others."""
         for number, weights in wish.weights.items():
-            for (up, down), value in zip(columns.get(number, ()), weights, strict=False):
-                objective.SetCoefficient(up, _SMALL + float(value))
-                objective.SetCoefficient(down, _SMALL - float(value))
+            for (up, down), value in zip(self.columns.get(number, ()), weights, strict=False):
+                self.objective.SetCoefficient(up, _SMALL + float(value))
+                self.objective.SetCoefficient(down, _SMALL - float(value))
         for number, values in wish.fixed.items():
-            for (up, down), value in zip(columns.get(number, ()), values, strict=False):
+            for (up, down), value in zip(self.columns.get(number, ()), values, strict=False):
                 up.SetBounds(max(float(value), 0), max(float(value), 0))
                 down.SetBounds(max(-float(value), 0), max(-float(value), 0))
-    for each in pairs:
-        source, target = each.edge.source, each.edge.target
-        ones = len(source.indices)
-        width = 1 + sizes + ones + len(target.indices)
-        rows = [solver.Constraint(0, 0) for _ in range(width)]
 
-        def enter(row: Any, variable: tuple[Any, Any], factor: int) -> None:
-            for part, sign in zip(variable, (1, -1), strict=True):
-                before = row.GetCoefficient(part)
-                row.SetCoefficient(part, before + sign * factor)
-
-        for at in range(1 + sizes):
-            enter(rows[at], columns[target.number][at], 1)
-            enter(rows[at], columns[source.number][at], -1)
-        for at in range(ones):
-            enter(rows[1 + sizes + at], columns[source.number][1 + sizes + at], -1)
-        for at in range(len(target.indices)):
-            enter(rows[1 + sizes + ones + at], columns[target.number][1 + sizes + at], 1)
+    def grow(self, pairs: Pairs) -> None:
+        """The stamps grow along an edge."""
+        frame = self.frame
+        source, target = pairs.edge.source, pairs.edge.target
+        width = frame.width(source, target)
+        rows = [self.solver.Constraint(0, 0) for _ in range((1 + frame.in_base) * width)]
+        if frame.in_base:
+            # 1 times `ranks` is a size: both have one row.
+            rows[width] = rows[1 + frame.sizes.index(BASE)]
+        ones, others = frame.width(source), frame.width(target)
+        sizes = frame.width()
+        for digit in range(1 + frame.in_base):
+            of_source = self.columns[source.number][digit * ones : (digit + 1) * ones]
+            of_target = self.columns[target.number][digit * others : (digit + 1) * others]
+            own = rows[digit * width : (digit + 1) * width]
+            for row, variable in zip(own, of_source, strict=False):
+                _enter(row, variable, -1)
+            for row, variable in zip([*own[:sizes], *own[ones:]], of_target, strict=True):
+                _enter(row, variable, 1)
         # The function less a weighted sum of the inequalities is a number: the delay, or more.
-        more = solver.NumVar(0, infinity, "")
+        infinity = self.solver.infinity()
+        more = self.solver.NumVar(0, infinity, "")
         rows[0].SetCoefficient(more, -1)
-        if is_strict or not each.delay:
-            rows[0].SetBounds(each.delay, each.delay)
+        if self.is_strict or not pairs.delay:
+            rows[0].SetBounds(pairs.delay, pairs.delay)
         else:
-            grows = solver.NumVar(0, each.delay, "")
+            grows = self.solver.NumVar(0, pairs.delay, "")
             rows[0].SetCoefficient(grows, -1)
-            objective.SetCoefficient(grows, -1)
-        for is_equality, factors in _inequalities(each.points, sizes):
-            weight = solver.NumVar(-infinity if is_equality else 0, infinity, "")
-            for row, factor in zip(rows, factors, strict=True):
-                if factor:
-                    row.SetCoefficient(weight, -factor)
-    objective.SetMinimization()
-    if solver.Solve() != solver.OPTIMAL:
-        return None
-    return {
-        number: tuple(
-            Fraction(up.solution_value() - down.solution_value()).limit_denominator(_DENOMINATOR)
-            for up, down in variables
-        )
-        for number, variables in columns.items()
-    }
+            self.objective.SetCoefficient(grows, -1)
+        for is_equality, factors in _inequalities(pairs.points, len(frame.sizes)):
+            for digit in range(1 + frame.in_base):
+                weight = self.solver.NumVar(-infinity if is_equality else 0, infinity, "")
+                own = rows[digit * width : (digit + 1) * width]
+                for row, factor in zip(own, factors, strict=True):
+                    if factor:
+                        row.SetCoefficient(weight, -factor)
+
+    def solved(self) -> dict[int, Row] | None:
+        """The functions."""
+        self.objective.SetMinimization()
+        if self.solver.Solve() != self.solver.OPTIMAL:
+            return None
+        return {
+            number: tuple(
+                Fraction(up.solution_value() - down.solution_value()).limit_denominator(
+                    _DENOMINATOR
+                )
+                for up, down in variables
+            )
+            for number, variables in self.columns.items()
+        }
+
+
+def _told_by_others(statement: Statement) -> set[str]:
+    """The indices of a statement that are affine functions of the others, and of sizes."""
+    hull = points(statement.domain, statement.indices).affine_hull()
+    told: set[str] = set()
+    for constraint in hull.get_constraints():
+        divisions = range(hull.dim(isl.dim_type.div))
+        if any(
+            not constraint.get_coefficient_val(isl.dim_type.div, at).is_zero() for at in divisions
+        ):
+            continue
+        for at, index in enumerate(statement.indices):
+            factor = constraint.get_coefficient_val(isl.dim_type.set, at)
+            if index not in told and (factor.is_one() or factor.is_negone()):
+                told.add(index)
+                break
+    return told
+
+
+def _enter(row: Any, variable: tuple[Any, Any], factor: int) -> None:
+    for part, sign in zip(variable, (1, -1), strict=True):
+        row.SetCoefficient(part, row.GetCoefficient(part) + sign * factor)
 
 
 def _inequalities(points: isl.Set, sizes: int) -> list[tuple[bool, list[int]]]:

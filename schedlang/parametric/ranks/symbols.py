@@ -6,6 +6,7 @@ loops. So an expression needs to know of none but its own.
 """
 
 from collections.abc import Iterable, Sequence
+from math import lcm
 
 import islpy as isl
 
@@ -49,8 +50,13 @@ def constant(value: isl.PwAff, where: isl.Set) -> int | None:
     within = value.intersect_domain(where)
     if within.domain().is_empty():
         return 0
-    low, high = within.min_val(), within.max_val()
-    return int(low.to_python()) if low.is_int() and low.eq(high) else None
+    factor = lcm(*(value.get_denominator_val().to_python() for _, value in within.get_pieces()))
+    whole = within.scale_val(isl.Val(factor))
+    low, high = whole.min_val(), whole.max_val()
+    if not (low.is_int() and low.eq(high)):
+        return None
+    quotient, rest = divmod(int(low.to_python()), factor)
+    return None if rest else quotient
 
 
 def floor_by(value: isl.PwAff, divisor: int) -> isl.PwAff:
@@ -127,8 +133,8 @@ def function_map(
 
 
 def count(condition: isl.Set, name: str) -> isl.PwAff | None:
-    """For how many values of a symbol a condition holds, where they follow each other without a
-    gap; else None.
+    """For how many values of a symbol a condition holds, where they follow each other at one
+    distance; else None.
     """
     values = points(condition, [name])
     if values.is_empty():
@@ -136,9 +142,13 @@ def count(condition: isl.Set, name: str) -> isl.PwAff | None:
     low, high = values.dim_min(0), values.dim_max(0)
     there = low.domain()
     whole = there & between(low, symbol(name), high.add(number(1)))
+    step = int(values.get_stride(0).to_python())
+    if step > 1:
+        behind = symbol(name).sub(low)
+        whole = whole & behind.eq_set(floor_by(behind, step).scale_val(isl.Val(step)))
     if not whole.is_subset(condition):
         return None
-    some = high.sub(low).add(number(1)).intersect_domain(there)
+    some = floor_by(high.sub(low), step).add(number(1)).intersect_domain(there)
     return some.union_add(number(0).intersect_domain(there.complement())).coalesce()
 
 
@@ -155,7 +165,7 @@ def simplified(function: isl.PwAff) -> isl.PwAff:
         return function.coalesce()
     merged: list[tuple[isl.Set, isl.PwAff]] = []
     # Those of many points first: pieces of few are mostly the borders of others.
-    for where, value in sorted(pieces, key=lambda piece: _is_flat(piece[0])):
+    for where, value in sorted(pieces, key=lambda piece: _equalities(piece[0])):
         of_piece = isl.PwAff.from_aff(value)
         for place, (there, other) in enumerate(merged):
             if other.intersect_domain(where).eq_set(of_piece).is_equal(where):
@@ -171,6 +181,6 @@ def simplified(function: isl.PwAff) -> isl.PwAff:
     return result
 
 
-def _is_flat(where: isl.Set) -> bool:
-    """Whether a condition holds an equality."""
-    return where.affine_hull().n_constraint() > 0
+def _equalities(where: isl.Set) -> int:
+    """How many equalities hold in all of a condition."""
+    return int(where.affine_hull().n_constraint())

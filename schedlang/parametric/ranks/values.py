@@ -11,32 +11,33 @@ from schedlang.diagnostics.source import Span
 from schedlang.language import expressions, syntax
 from schedlang.language.scopes import BUILTINS
 from schedlang.language.syntax import walk
-from schedlang.parametric.ranks.symbols import (
-    constant,
-    floor_by,
-    floor_by_symbol,
-    indicator,
-    number,
+from schedlang.parametric.ranks.counting import RANK, renamed
+from schedlang.parametric.ranks.numbers import (
+    Number,
+    Unreadable,
+    folded,
+    joined,
+    least,
+    most,
+    of_number,
+    plain,
+    product,
+    quotient,
+    same,
+    under,
+    union,
 )
+from schedlang.parametric.ranks.symbols import indicator, number, points, symbol, without
 
-_COMPARISONS: dict[str, Callable[[isl.PwAff, isl.PwAff], isl.Set]] = {
-    "==": isl.PwAff.eq_set,
-    "!=": isl.PwAff.ne_set,
-    "<": isl.PwAff.lt_set,
-    "<=": isl.PwAff.le_set,
-    ">": isl.PwAff.gt_set,
-    ">=": isl.PwAff.ge_set,
+_COMPARISONS: dict[str, Callable[[Number, Number, isl.Set], isl.Set]] = {
+    "==": same,
+    "!=": lambda one, other, where: where - same(one, other, where),
+    "<": under,
+    "<=": lambda one, other, where: where - under(other, one, where),
+    ">": lambda one, other, where: under(other, one, where),
+    ">=": lambda one, other, where: where - under(one, other, where),
 }
 _TRUTHS = {"and", "or", "not", *_COMPARISONS}
-
-
-class Unreadable(Exception):
-    """What no quasi-affine function says, and so is not proved for every size."""
-
-    def __init__(self, reason: str, span: Span | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.span = span
 
 
 @frozen(eq=False)
@@ -64,11 +65,13 @@ StageFunction = Callable[[isl.PwAff], isl.PwAff]
 class Scope:
     """The names that are known at one point of a program."""
 
-    values: dict[str, isl.PwAff | Unread] = field(factory=dict)
+    values: dict[str, Number | Unread] = field(factory=dict)
     functions: dict[str, tuple[syntax.Fn, Scope]] = field(factory=dict)
     pipelines: dict[str, StageFunction] = field(factory=dict)
     lists: dict[str, tuple[syntax.Node, ...]] = field(factory=dict)
     sequences: dict[str, tuple[syntax.Seq, Scope]] = field(factory=dict)
+    #: The peak of each rank (RANK), in a claim.
+    peak: isl.PwAff | None = None
 
     def inner(self) -> Scope:
         """The same names, for a block that may have more of its own."""
@@ -102,18 +105,25 @@ class Evaluator:
                 raise
             scope.values[let.name.text] = Unread(reason)
 
-    def value(self, node: syntax.Node, scope: Scope, where: isl.Set) -> isl.PwAff:
+    def plain(self, node: syntax.Node, scope: Scope, where: isl.Set) -> isl.PwAff:
+        """The value of an expression that must not grow with a product of sizes."""
+        try:
+            return plain(self.value(node, scope, where), where)
+        except Unreadable as unreadable:
+            raise Unreadable(unreadable.reason, unreadable.span or node.span) from None
+
+    def value(self, node: syntax.Node, scope: Scope, where: isl.Set) -> Number:
         """The value of an expression where a condition holds; truth values count as 0 and 1."""
         match node:
             case expressions.Number(value):
-                return number(value)
+                return of_number(value)
             case expressions.Reference(name):
                 known = scope.values[name]
                 if isinstance(known, Unread):
                     raise known.reason
                 return known
             case expressions.OwnStage(chunk):
-                return self.own_stage(node, chunk, scope, where)
+                return Number(self.own_stage(node, chunk, scope, where))
             case expressions.Element():
                 return self.element(node, scope, where)
             case expressions.Call(name, args):
@@ -123,17 +133,17 @@ class Evaluator:
                 otherwise = where - then
                 parts = [(then, value), (otherwise, other)]
                 pieces = [
-                    self.value(part, scope, case).intersect_domain(case)
+                    self.value(part, scope, case).within(case)
                     for case, part in parts
                     if not case.is_empty()
                 ]
-                return pieces[0] if len(pieces) == 1 else _union(pieces)
+                return union(pieces) if pieces else of_number(0)
             case expressions.Unary("-", operand):
-                return self.value(operand, scope, where).neg()
+                return self.value(operand, scope, where).times(-1)
             case expressions.Binary(operator, left, right) if operator not in _TRUTHS:
                 return self.arithmetic(node, operator, left, right, scope, where)
             case expressions.Binary() | expressions.Unary():
-                return indicator(self.truth(node, scope, where))
+                return Number(indicator(self.truth(node, scope, where)))
             case expressions.Decimal(text):
                 raise Unreadable(f"`{text}` is not a whole number", node.span)
         raise Unreadable("this cannot be read", node.span)
@@ -146,56 +156,41 @@ class Evaluator:
         right_node: syntax.Node,
         scope: Scope,
         where: isl.Set,
-    ) -> isl.PwAff:
+    ) -> Number:
         """The value of an operation on numbers."""
         left = self.value(left_node, scope, where)
         right = self.value(right_node, scope, where)
         if operator == "+":
-            return left.add(right)
+            return folded(left.plus(right), where)
         if operator == "-":
-            return left.sub(right)
-        factor = constant(right, where)
+            return folded(left.minus(right), where)
         if operator == "*":
-            if factor is not None:
-                return left.scale_val(isl.Val(factor))
-            factor = constant(left, where)
-            if factor is not None:
-                return right.scale_val(isl.Val(factor))
-            raise Unreadable("a product of two numbers that both depend on sizes", node.span)
-        zero = where & right.eq_set(number(0))
+            result = product(left, right, where)
+            if result is None:
+                what = "a product of two numbers that both depend on sizes"
+                raise Unreadable(what, node.span, is_large=True)
+            return folded(result, where)
+        zero = same(right, of_number(0), where)
         self.mistaken("division-by-zero", "division by zero", node, zero)
         where = where - zero
-        if factor == 0:
+        if where.is_empty():
             return left
-        if factor is not None:
-            quotient = floor_by(left, factor)
-        else:
-            by_cases = floor_by_symbol(left, right, where)
-            if by_cases is None:
-                what = "a division by a number that depends on sizes"
-                raise Unreadable(f"{what}, with more than a few outcomes", node.span)
-            quotient = by_cases
+        whole = quotient(left, right, where)
+        if whole is None:
+            what = "a division by a number that depends on sizes"
+            raise Unreadable(f"{what}, with more than a few outcomes", node.span, is_large=True)
         if operator == "/":
-            return quotient
-        return left.sub(self.product(quotient, right, where))
-
-    def product(self, quotient: isl.PwAff, divisor: isl.PwAff, where: isl.Set) -> isl.PwAff:
-        """A quotient times what it was divided by, of which one has few values."""
-        factor = constant(divisor, where)
-        if factor is not None:
-            return quotient.scale_val(isl.Val(factor))
-        pieces = []
-        for case, value in quotient.get_pieces():
-            assert value.is_cst()
-            times = divisor.scale_val(value.get_constant_val())
-            pieces.append(times.intersect_domain(case))
-        return _union(pieces)
+            return folded(whole, where)
+        multiple = product(whole, right, where)
+        if multiple is None:
+            raise Unreadable("a rest of a division by a number that depends on sizes", node.span)
+        return folded(left.minus(multiple), where)
 
     def own_stage(
         self, node: syntax.Node, chunk: syntax.Node, scope: Scope, where: isl.Set
     ) -> isl.PwAff:
         """The stage that a rank holds as its chunk of a number."""
-        index = self.value(chunk, scope, where)
+        index = self.plain(chunk, scope, where)
         pieces = []
         rest = where
         for position, stage in enumerate(self.own_stages):
@@ -204,38 +199,35 @@ class Evaluator:
                 pieces.append(stage.intersect_domain(case))
                 rest = rest - case
         self.mistaken("no-such-stage", "`stage(…)` of a chunk that the rank lacks", node, rest)
-        return _union(pieces) if pieces else number(-1)
+        return joined(pieces) if pieces else number(-1)
 
-    def element(self, node: expressions.Element, scope: Scope, where: isl.Set) -> isl.PwAff:
+    def element(self, node: expressions.Element, scope: Scope, where: isl.Set) -> Number:
         """A value of a list, by the cases of its number."""
         name = node.name.text
-        index = self.value(node.number, scope, where)
+        index = self.plain(node.number, scope, where)
         pieces = []
         rest = where
         for position, value in enumerate(scope.lists[name]):
             case = where & index.eq_set(number(position))
             if not case.is_empty():
-                pieces.append(self.value(value, scope, case).intersect_domain(case))
+                pieces.append(self.value(value, scope, case).within(case))
                 rest = rest - case
         self.mistaken("no-such-value", f"`{name}[…]` of a value that there is not", node, rest)
-        return _union(pieces) if pieces else number(0)
+        return union(pieces) if pieces else of_number(0)
 
-    def call(
-        self, name: str, args: Sequence[syntax.Node], scope: Scope, where: isl.Set
-    ) -> isl.PwAff:
+    def call(self, name: str, args: Sequence[syntax.Node], scope: Scope, where: isl.Set) -> Number:
         """The value of a call: of a function that every program has, a pipeline's or its own."""
         values = [self.value(arg, scope, where) for arg in args]
         if name in BUILTINS:
             if name == "abs":
-                return values[0].max(values[0].neg())
-            result = values[0]
-            for value in values[1:]:
-                result = result.min(value) if name == "min" else result.max(value)
-            return result
+                return most([values[0], values[0].times(-1)], where)
+            return least(values, where) if name == "min" else most(values, where)
         if name in scope.pipelines:
             if len(values) != 1:
                 raise Unreadable(f"`{name}` numbers its pipelines")
-            return scope.pipelines[name](values[0])
+            return Number(scope.pipelines[name](plain(values[0], where)))
+        if scope.peak is not None and name == "peak":
+            return Number(_peak(scope.peak, [plain(value, where) for value in values]))
         function, around = scope.functions[name]
         within = around.inner()
         names = (parameter.text for parameter in function.params)
@@ -255,21 +247,23 @@ class Evaluator:
             case expressions.Binary(operator, left, right) if operator in _COMPARISONS:
                 one = self.value(left, scope, where)
                 other = self.value(right, scope, where)
-                return where & _COMPARISONS[operator](one, other)
-        return where & self.value(node, scope, where).ne_set(number(0))
+                return _COMPARISONS[operator](one, other, where)
+        return where - same(self.value(node, scope, where), of_number(0), where)
 
 
-def _union(pieces: Sequence[isl.PwAff]) -> isl.PwAff:
-    """The functions of several cases, of which no two hold together, as one."""
-    result = pieces[0]
-    for piece in pieces[1:]:
-        result = result.union_add(piece)
-    return result.coalesce()
+def _peak(of_ranks: isl.PwAff, rank: Sequence[isl.PwAff]) -> isl.PwAff:
+    """The peak of a rank, or of all ranks the highest."""
+    values = symbol("_value").eq_set(of_ranks)
+    if rank:
+        values = renamed(values, {RANK: "_rank"}) & symbol("_rank").eq_set(rank[0])
+    values = without(values, ["_rank" if rank else RANK])
+    return points(values, ["_value"]).dim_max(0)
 
 
 def _can_fail(node: syntax.Node) -> bool:
-    """Whether an expression may come to a division by zero, or to a stage or a value of a
-    list that there is not."""
+    """Whether an expression may come to a division by zero, or to a stage or a value of a list
+    that there is not.
+    """
     for part in walk(node):
         match part:
             case expressions.Binary("/" | "%", _, expressions.Number(value)) if value > 0:

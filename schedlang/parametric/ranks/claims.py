@@ -1,0 +1,79 @@
+"""What a program claims `for all`, held against its closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import islpy as isl
+from attrs import frozen
+
+from schedlang.language import expressions
+from schedlang.language.names import FIGURES
+from schedlang.language.syntax import walk
+from schedlang.parametric.ranks.checks import sizes_only
+from schedlang.parametric.ranks.counting import RANK
+from schedlang.parametric.ranks.laws import PEAK, Form
+from schedlang.parametric.ranks.numbers import Number, Unreadable, plain
+from schedlang.parametric.ranks.statements import Claim, Reading
+from schedlang.parametric.ranks.symbols import nowhere, without
+from schedlang.parametric.ranks.values import Evaluator
+
+
+@frozen(eq=False)
+class Judgement:
+    """Of all claims: the sizes at which one `fails`, and those of which nobody can say, and why."""
+
+    fails: isl.Set
+    unknown: isl.Set
+    reason: str
+
+
+def judged(reading: Reading, proved: isl.Set, forms: Iterable[Form]) -> Judgement:
+    """The claims of a program at the sizes at which it is proved otherwise."""
+    figures = {form.figure: form.value for form in forms}
+    fails = unknown = nowhere()
+    reason = ""
+    for claim in reading.claims:
+        where = claim.where & proved
+        try:
+            there = where
+            for figure in _figures_of(claim):
+                if figure not in figures:
+                    raise Unreadable(f"there is no closed form of its {figure}")
+                there = there & without(figures[figure].domain(), [RANK])
+            holds = _holds(claim, there, figures)
+        except Unreadable as unreadable:
+            unknown = unknown | _of_sizes(where, reading.sizes)
+            reason = f"a claim for all: {unreadable.reason}"
+            continue
+        fails = fails | _of_sizes(there - holds, reading.sizes)
+        if not there.is_equal(where):
+            unknown = unknown | _of_sizes(where - there, reading.sizes)
+            reason = "a claim for all: there is a closed form for some of the sizes only"
+    return Judgement(fails, unknown - fails, reason)
+
+
+def _of_sizes(condition: isl.Set, sizes: Sequence[str]) -> isl.Set:
+    return sizes_only(condition, sizes).coalesce()
+
+
+def _figures_of(claim: Claim) -> set[str]:
+    """The figures that a claim is about."""
+    names = set()
+    for part in walk(claim.condition):
+        match part:
+            case expressions.Reference(name) if name in FIGURES:
+                names.add(name)
+            case expressions.Call(name) if name.text in FIGURES:
+                names.add(PEAK if name.text == "peak" else name.text)
+    return names - claim.scope.values.keys()
+
+
+def _holds(claim: Claim, where: isl.Set, figures: Mapping[str, Number]) -> isl.Set:
+    """Where a claim holds, of where its figures have a value."""
+    scope = claim.scope.inner()
+    for figure, value in figures.items():
+        scope.values.setdefault(figure, value)
+    if PEAK in figures:
+        scope.peak = plain(figures[PEAK], figures[PEAK].domain())
+    return Evaluator().truth(claim.condition, scope, where)

@@ -1,0 +1,242 @@
+"""What stands before the order of a program: its parameters, its stages, rules for its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import islpy as isl
+from attrs import define, field
+
+from schedlang.language import expressions, syntax
+from schedlang.parametric.ranks.counting import RANK
+from schedlang.parametric.ranks.numbers import (
+    Number,
+    Unreadable,
+    of_number,
+    of_symbol,
+    plain,
+    same,
+    under,
+)
+from schedlang.parametric.ranks.statements import (
+    GROUPS,
+    REST,
+    SIZES,
+    STAGE,
+    Claim,
+    Line,
+    any_of,
+)
+from schedlang.parametric.ranks.symbols import (
+    between,
+    constant,
+    everywhere,
+    number,
+    points,
+    symbol,
+    without,
+)
+from schedlang.parametric.ranks.values import Evaluator, Scope, StageFunction
+
+#: How many stages of a rank are told apart by their number at most.
+_MOST_CHUNKS = 16
+
+
+@define
+class Layout:
+    """Reads what stands before the order; `in_base`, microbatches are numbers of two digits."""
+
+    tree: syntax.Schedule
+    given: Mapping[str, int]
+    in_base: bool
+    scope: Scope = field(factory=Scope)
+    evaluator: Evaluator = field(factory=Evaluator)
+    where: isl.Set = field(factory=everywhere)
+    sizes: list[str] = field(factory=list)
+    lines: list[Line] = field(factory=list)
+    skips: list[isl.Set] = field(factory=list)
+    claims: list[Claim] = field(factory=list)
+    delay: int | None = None
+
+    def item(self, item: syntax.Node) -> None:
+        """Read what stands before the order."""
+        match item:
+            case syntax.Param():
+                self.param(item)
+            case syntax.Require(condition):
+                self.where = self.evaluator.truth(condition, self.scope, self.where)
+            case syntax.Let():
+                self.evaluator.bind(item, self.scope, self.where)
+            case syntax.Seq(name):
+                self.scope.sequences[name.text] = (item, self.scope)
+            case syntax.List(name, values):
+                self.scope.lists[name.text] = values
+            case syntax.Fn(name):
+                self.scope.functions[name.text] = (item, self.scope)
+            case syntax.Stage():
+                self.line("", item, self.scope.values["microbatches"])
+            case syntax.Pipeline("model"):
+                raise Unreadable("several models", item.span)
+            case syntax.Pipeline(_, name, None, None, microbatches, stage):
+                share = self.evaluator.value(microbatches, self.scope, self.where)
+                self.line(name.text, stage, share)
+            case syntax.Pipeline():
+                raise Unreadable("pipelines with numbers", item.span)
+            case syntax.Skip():
+                self.skip(item)
+            case syntax.Link():
+                raise Unreadable("copies on shared links wait for each other by time", item.span)
+            case syntax.Cost() | syntax.Capacity():
+                if not isinstance(item.value, expressions.Number | expressions.Decimal):
+                    raise Unreadable("a cost that is computed may be wrong", item.span)
+            case syntax.Assert(condition, for_all):
+                if for_all:
+                    self.claims.append(Claim(condition, self.scope, everywhere()))
+            case syntax.Import() | syntax.Objective():
+                # These change no order.
+                pass
+            case _:
+                word = type(item).__name__.lower()
+                raise Unreadable(f"`{word}` cannot be read for all sizes yet", item.span)
+
+    def param(self, item: syntax.Param) -> None:
+        """A parameter: a symbol if it is a size, else its value or its default."""
+        name = item.name.text
+        if name in self.given:
+            value = of_number(self.given[name])
+        elif name == "microbatches" and self.in_base:
+            value = Number(symbol(REST), symbol(GROUPS))
+            self.sizes += [GROUPS, REST]
+            digits = between(number(0), symbol(REST), self.size("ranks"))
+            self.where = self.where & digits & symbol(GROUPS).ge_set(number(0))
+        elif name in SIZES:
+            value = of_symbol(name)
+            self.sizes.append(name)
+        elif item.default is None:
+            raise Unreadable(f"the parameter `{name}` has no value", item.span)
+        else:
+            value = self.evaluator.value(item.default, self.scope, self.where)
+        self.scope.values[name] = value
+        if name in SIZES:
+            self.where = self.where - under(value, of_number(1), self.where)
+
+    def line(self, name: str, stage: syntax.Stage, microbatches: object) -> None:
+        """Lay out the stages of a pipeline."""
+        if not isinstance(microbatches, Number):
+            raise Unreadable("a pipeline's microbatches cannot be read", stage.span)
+        evaluator, where = self.evaluator, self.where
+        start = evaluator.plain(stage.range.start, self.scope, where)
+        stop = evaluator.plain(stage.range.stop, self.scope, where)
+        amiss = where & (start.ne_set(number(0)) | stop.lt_set(number(1)))
+        evaluator.mistaken("placement", "the stages must start from 0", stage, amiss)
+        none = under(microbatches, of_number(1), where)
+        evaluator.mistaken("pipelines", "the pipeline runs no microbatches", stage, none)
+        if self.lines:
+            if not (name and self.lines[0].name):
+                raise Unreadable("a schedule has one `stage` line, or pipelines", stage.span)
+            unlike = where & stop.ne_set(self.lines[0].stages)
+            evaluator.mistaken("pipelines", "pipelines have as many stages", stage, unlike)
+        inside = self.scope.inner()
+        inside.values[stage.name.text] = of_symbol(STAGE)
+        there = where & between(number(0), symbol(STAGE), stop)
+        rank = evaluator.plain(stage.rank, inside, there)
+        is_rank = between(number(0), rank, self.size("ranks"))
+        evaluator.mistaken("no-such-rank", "a stage is on no rank", stage.rank, there - is_rank)
+        first = number(0)
+        if self.lines:
+            first = self.lines[-1].first.add(self.lines[-1].stages)
+        line = Line(name, first, stop, microbatches, rank.intersect_domain(there))
+        self.lines.append(line)
+        if name:
+            self.scope.pipelines[name] = _stage_function(line)
+
+    def size(self, name: str) -> isl.PwAff:
+        """A size that stands above."""
+        return plain(self.count(name), self.where)
+
+    def count(self, name: str) -> Number:
+        """A size that stands above, of maybe two digits."""
+        value = self.scope.values.get(name)
+        if not isinstance(value, Number):
+            raise Unreadable(f"`{name}` cannot be read", self.tree.name.span)
+        return value
+
+    def lay_out(self) -> None:
+        """Check the layout; by default there is one stage on each rank."""
+        ranks, microbatches = self.size("ranks"), self.count("microbatches")
+        if not self.lines:
+            self.lines.append(Line("", number(0), ranks, microbatches, symbol(STAGE)))
+        together = self.lines[0].microbatches
+        for line in self.lines[1:]:
+            together = together.plus(line.microbatches)
+        unlike = self.where - same(together, microbatches, self.where)
+        name = self.tree.name
+        self.evaluator.mistaken("pipelines", "the pipelines run other microbatches", name, unlike)
+        held = any_of([line.holds() for line in self.lines]) & self.where
+        every = self.where & between(number(0), symbol(RANK), ranks)
+        idle = every - without(held, [STAGE])
+        self.evaluator.mistaken("placement", "a rank holds no stage", name, idle)
+        self.evaluator.own_stages = _chunks(held)
+
+    def skip(self, item: syntax.Skip) -> None:
+        """The skips of a line, as a condition of their earlier stage STAGE and later one `_later`:
+        for one pipeline.
+        """
+        if len(self.lines) > 1 or any(line.name for line in self.lines):
+            raise Unreadable("skips of several pipelines", item.span)
+        stages = self.lines[0].stages if self.lines else self.size("ranks")
+        inside = self.scope.inner()
+        index = "_skip"
+        inside.values[item.name.text] = of_symbol(index)
+        where = self.where
+        start = self.evaluator.plain(item.range.start, self.scope, where)
+        stop = self.evaluator.plain(item.range.stop, self.scope, where)
+        there = where & between(start, symbol(index), stop)
+        earlier = self.evaluator.plain(item.earlier, inside, there)
+        later = self.evaluator.plain(item.later, inside, there)
+        is_right = (
+            between(number(0), earlier, stages)
+            & between(number(0), later, stages)
+            & later.gt_set(earlier.add(number(1)))
+        )
+        self.evaluator.mistaken("skip", "a skip leads nowhere", item, there - is_right)
+        ends = there & symbol(STAGE).eq_set(earlier) & symbol("_later").eq_set(later)
+        self.skips.append(without(ends, [index]))
+
+    def weights(self, item: syntax.Weights) -> None:
+        """Which version of their weights stages read."""
+        if item.stages is not None:
+            raise Unreadable("rules for the weights of some stages", item.span)
+        if item.rule.name == "latest":
+            self.delay = None
+        elif item.rule.name == "delay" and item.rule.updates is not None:
+            updates = self.evaluator.plain(item.rule.updates, self.scope, self.where)
+            self.delay = constant(updates, self.where)
+            if self.delay is None or self.delay < 0:
+                raise Unreadable("a delay of the weights that depends on sizes", item.span)
+        else:
+            raise Unreadable("weights that are stashed", item.span)
+
+
+def _chunks(held: isl.Set) -> list[isl.PwAff]:
+    """The stages of a rank, by their numbers, where it has as many."""
+    chunks: list[isl.PwAff] = []
+    rest = held
+    while not rest.is_empty():
+        if len(chunks) == _MOST_CHUNKS:
+            raise Unreadable("the number of stages on a rank depends on sizes")
+        lowest = points(rest, [STAGE]).dim_min(0).coalesce()
+        chunks.append(lowest)
+        rest = rest - symbol(STAGE).eq_set(lowest)
+    return chunks
+
+
+def _stage_function(line: Line) -> StageFunction:
+    """The function that gives a stage of a pipeline by its number there; -1 for none."""
+
+    def stage(own: isl.PwAff) -> isl.PwAff:
+        there = between(number(0), own, line.stages)
+        inside = line.first.add(own).intersect_domain(there)
+        return inside.union_add(number(-1).intersect_domain(there.complement()))
+
+    return stage
