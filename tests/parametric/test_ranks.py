@@ -285,6 +285,14 @@ def test_what_cannot_be_read_is_not_proved(program: str, reason: str) -> None:
     assert reason in portable.reason
 
 
+def test_a_skip_that_is_there_twice_at_some_sizes_is_wrong_there() -> None:
+    text = source_of("unet_1f1b").text.replace(
+        "rank r {", "skip s in 0 .. 1 from s to 3\n    rank r {"
+    )
+    assert disagreements(text, 5, 4) == []
+    assert prove_for_all_ranks(text).verdicts["portable"].wrong
+
+
 def texts() -> list[str]:
     names = [name for name in PROGRAMS if name != "1f1b_explicit"]
     return [source_of(name).text for name in names]

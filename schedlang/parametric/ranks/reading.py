@@ -387,7 +387,11 @@ class _Reader:
         )
         self.evaluator.mistaken("skip", "a skip leads nowhere", item, there - is_right)
         ends = there & symbol(STAGE).eq_set(earlier) & symbol("_later").eq_set(later)
-        self.skips.append(without(ends, [index]))
+        ends = without(ends, [index])
+        for others in self.skips:
+            twice = without(others & ends, [STAGE, "_later"])
+            self.evaluator.mistaken("skip", "a skip is there already", item, twice)
+        self.skips.append(ends)
 
     def weights(self, item: syntax.Weights) -> None:
         """Which version of their weights stages read."""
