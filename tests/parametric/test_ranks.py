@@ -300,6 +300,13 @@ def test_what_cannot_be_read_is_not_proved(program: str, reason: str) -> None:
     assert reason in portable.reason
 
 
+@pytest.mark.parametrize("twice", ["skip s in 0 .. 1 from s to 3", "skip s in 0 .. 2 from 0 to 3"])
+def test_a_skip_that_is_there_twice_at_some_sizes_is_wrong_there(twice: str) -> None:
+    text = source_of("unet_1f1b").text.replace("rank r {", f"{twice}\n    rank r {{")
+    assert disagreements(text, 5, 4) == []
+    assert prove_for_all_ranks(text).verdicts["portable"].wrong
+
+
 #: Those that are damaged: not the ones whose proof takes longest.
 DAMAGED = [name for name in PROGRAMS if name not in ("1f1b_explicit", "chimera", "dualpipe")]
 

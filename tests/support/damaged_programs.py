@@ -117,10 +117,11 @@ def main(first: int, count: int) -> None:
         verdict, wrong = compare(seed, MOST_MICROBATCHES)
         verdicts[verdict] += 1
         disagreements += wrong
+        for each in wrong:
+            print(each, flush=True)
         if seed % _BLOCK == _BLOCK - 1:
             took = process_time() - begin
-            print(f"up to {seed}: {dict(verdicts)}, {took:.0f} s", *wrong, sep="\n", flush=True)
-    print(*disagreements, sep="\n")
+            print(f"up to {seed}: {dict(verdicts)}, {took:.0f} s", flush=True)
     print(f"{count} damaged programs, {len(disagreements)} disagreements: {dict(verdicts)}")
     sys.exit(bool(disagreements))
 

@@ -8,7 +8,7 @@ import islpy as isl
 from attrs import define, field
 
 from schedlang.language import expressions, syntax
-from schedlang.parametric.ranks.counting import RANK
+from schedlang.parametric.ranks.counting import RANK, renamed
 from schedlang.parametric.ranks.numbers import (
     Number,
     Unreadable,
@@ -201,7 +201,13 @@ class Layout:
         )
         self.evaluator.mistaken("skip", "a skip leads nowhere", item, there - is_right)
         ends = there & symbol(STAGE).eq_set(earlier) & symbol("_later").eq_set(later)
-        self.skips.append(without(ends, [index]))
+        another = renamed(ends, {index: "_another"}) & symbol(index).lt_set(symbol("_another"))
+        twice = without(ends & another, [STAGE, "_later", index, "_another"])
+        ends = without(ends, [index])
+        for others in self.skips:
+            twice = twice | without(others & ends, [STAGE, "_later"])
+        self.evaluator.mistaken("skip", "a skip is there already", item, twice)
+        self.skips.append(ends)
 
     def weights(self, item: syntax.Weights) -> None:
         """Which version of their weights stages read."""
