@@ -62,14 +62,15 @@ def build_stages(
         if setup.audit:
             parts.append(_audit(plan, number, setup, device, loss, outer))
         parts += outer
-        if is_sharded(module):
-            _check_sharded(number, module, parts)
-        elif any(isinstance(part, Offload) for part in parts):
-            _check_cut(number, module)
         stage_plan = StagePlan.of(plan, number)
         if is_sharded(module):
+            _check_sharded(number, parts)
+            if stage_plan.overlaps:
+                _check_turns(number, module)
             # FSDP ends a backward where autograd ends, and gathers weights for a forward at once.
             stage_plan = evolve(stage_plan, overlapped=(), takes_turns=False)
+        elif any(isinstance(part, Offload) for part in parts):
+            _check_cut(number, module)
         stages[number] = Stage(
             stage_plan,
             module,
@@ -232,7 +233,7 @@ def _far_edges(layout: Layout) -> dict[int, FarEdge]:
     return found
 
 
-def _check_sharded(number: int, module: nn.Module, parts: Sequence[Part]) -> None:
+def _check_sharded(number: int, parts: Sequence[Part]) -> None:
     """Whether the parts of a stage go together with sharded weights; PipelineError if not."""
     for part in parts:
         if isinstance(part, Audit):
@@ -245,6 +246,10 @@ def _check_sharded(number: int, module: nn.Module, parts: Sequence[Part]) -> Non
             raise PipelineError(
                 f"stage {number} is sharded, so its activations cannot be offloaded yet"
             )
+
+
+def _check_turns(number: int, module: nn.Module) -> None:
+    """PipelineError where the module of a sharded stage has a way to take turns."""
     if overlapped_of(module, number) is not None:
         raise PipelineError(
             f"stage {number} is sharded, so its method `overlapped` cannot be called yet: its "

@@ -64,8 +64,8 @@ class StagePlan:
     beside what passes along far edges, and whether it is an end, which hands on nothing and has no
     `loss_fn`; whether it has a backward, and whether that ends here, since the input comes from
     outside or from a stage without one; and of which microbatches the forward is recomputed, or the
-    backward split, or overlapped by a forward. A stage that does not take turns runs its forwards
-    and backwards whole, one after the other.
+    backward split, or overlapped by a forward; and whether any forward overlaps a backward. A stage
+    that does not take turns runs its forwards and backwards whole, one after the other.
     """
 
     number: int
@@ -77,6 +77,7 @@ class StagePlan:
     recomputed: Container[int] = ()
     split: Container[int] = ()
     overlapped: Container[int] = ()
+    overlaps: bool = False
     takes_turns: bool = True
 
     @classmethod
@@ -92,15 +93,19 @@ class StagePlan:
             not layout.follows(number) or not layout.has_backward[number - 1],
             plan.microbatches_with(Kind.R, number),
             plan.microbatches_with(Kind.W, number),
-            _overlapped(plan, number),
+            *_overlaps(plan, number),
         )
 
 
-def _overlapped(plan: Plan, number: int) -> set[int]:
-    """The microbatches whose backward on a stage runs beside a forward."""
+def _overlaps(plan: Plan, number: int) -> tuple[set[int], bool]:
+    """The microbatches whose backward on a stage runs beside a forward; and whether any forward on
+    it runs beside a backward.
+    """
     actions = plan.ranks[plan.placement[number]]
-    backwards = overlapped_pairs(actions).values()
-    return {actions.microbatch[index] for index in backwards if actions.stage[index] == number}
+    pairs = overlapped_pairs(actions)
+    backwards = [index for index in pairs.values() if actions.stage[index] == number]
+    overlaps = any(actions.stage[index] == number for index in pairs)
+    return {actions.microbatch[index] for index in backwards}, overlaps
 
 
 @frozen(eq=False)
@@ -213,7 +218,7 @@ class Stage:
         #: The backward beside the forward that runs now; the module's own way to run both; and
         #: whether they have ever taken turns.
         self._beside: OverlappedBackward | None = None
-        self._own_overlapped = overlapped_of(module, plan.number)
+        self._own_overlapped = overlapped_of(module, plan.number) if plan.overlaps else None
         self.takes_turns = self._own_overlapped is not None
         #: Of recomputed microbatches the input and the random state, from F to R.
         self._again: dict[int, tuple[Value, Tensor]] = {}

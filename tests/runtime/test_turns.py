@@ -177,3 +177,26 @@ def test_one_after_the_other_is_said_once(run_ranks: Run) -> None:
     assert silent == []
     assert len(telling) == 1
     assert telling[0].startswith("stage 0 on rank 0: forwards and backwards that the plan overlaps")
+
+
+def unrelated() -> str:
+    """What becomes of a stage that has a method of that name for something else."""
+
+    class Other(Two):
+        def overlapped(self) -> bool:
+            return True
+
+    text = ONE_RANK.replace("overlap { F(next)  B(next) }", "F(next)  B(next)")
+    plan = compile(Source("one.sched", text))
+    Pipeline(plan, {0: Other()}, nn.functional.mse_loss)
+    try:
+        Pipeline(compile(Source("one.sched", ONE_RANK)), {0: Other()}, nn.functional.mse_loss)
+    except PipelineError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.processes
+def test_a_method_is_looked_at_where_the_plan_overlaps(run_ranks: Run) -> None:
+    outcome = run_ranks(unrelated, 1)
+    assert outcome.results()[0].startswith("rank 0 failed: `overlapped` of stage 0 (Other)")
