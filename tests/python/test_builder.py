@@ -32,7 +32,7 @@ from tests.support.strategies import schedules
 
 GALLERY = sorted(PROGRAMS.glob("*.sched"))
 #: Ranks and microbatches, of which every program takes some.
-SIZES = [(2, 2), (4, 8), (3, 1), (4, 1), (3, 6), (5, 10)]
+SIZES = [(2, 2), (4, 8), (3, 1), (4, 1), (3, 6), (5, 6), (5, 10)]
 
 
 def built(schedule: Schedule) -> Builder:
@@ -128,6 +128,12 @@ def test_programs_of_the_gallery_built_from_their_ops(path: Path) -> None:
     for ranks, microbatches in SIZES:
         schedule = ops(path, ranks, microbatches)
         if schedule is None:
+            continue
+        if len({pipeline.microbatches for pipeline in schedule.layout.pipelines}) > 1:
+            # The builder gives all pipelines as many microbatches, as ReCycle's have not.
+            with pytest.raises(ValueError, match="cannot share them evenly"):
+                built(schedule)
+            compared += 1
             continue
         compared += 1
         plan = compile(path, {"ranks": ranks, "microbatches": microbatches})
