@@ -22,13 +22,21 @@ from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.losses import add_loss, added_losses
 from schedlang.runtime.pipeline import Pipeline
 from schedlang.runtime.saving.model_files import load_model, load_optimizers
+from schedlang.runtime.stage.components import (
+    OverlappedBackward,
+    OverlappedForward,
+    end_component,
+)
 
 __all__ = [
     "EvenLayers",
+    "OverlappedBackward",
+    "OverlappedForward",
     "Pipeline",
     "PipelineError",
     "add_loss",
     "added_losses",
+    "end_component",
     "load_model",
     "load_optimizers",
     "measure",

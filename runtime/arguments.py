@@ -33,7 +33,11 @@ def check_pipeline(plan: Any, setup: Setup, mesh: Any, timeout: Any) -> None:
     """The arguments of `Pipeline`."""
     check_plan(plan)
     check_stages(setup.modules)
-    _check_callable("loss_fn", setup.loss_fn)
+    if isinstance(setup.loss_fn, Mapping):
+        for model, loss_fn in setup.loss_fn.items():
+            _check_callable(f"loss_fn[{model!r}]", loss_fn)
+    else:
+        _check_callable("loss_fn", setup.loss_fn)
     _check_optional("mesh", mesh, DeviceMesh, 'a DeviceMesh, such as mesh["pp"]')
     what = 'a list of the names by stage of each tied weight, such as [{0: "a", 3: "b"}]'
     check_list("tied", setup.tied, Mapping, what)

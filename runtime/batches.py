@@ -23,6 +23,7 @@ from torch import Tensor
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.microbatches import (
+    Counts,
     Microbatches,
     SliceLengths,
     as_microbatches,
@@ -77,10 +78,10 @@ class Batch:
 
     inputs: Value
     targets: Value
-    options: Options | None
+    options: Options | Mapping[str, Options] | None
     evaluates: bool
     rows: int | None = None
-    counts: Sequence[float] | None = None
+    counts: Counts | None = None
 
 
 @frozen
@@ -94,6 +95,16 @@ class Round:
     first_row: int
     rows: int
     is_last: bool
+
+
+def round_of(rows: Rows, microbatches: int, number: int) -> Round:
+    """The round of a batch with this number, by a plan with so many microbatches; behind the last
+    one, where another model has more of them, one without any.
+    """
+    of_batch = rounds(rows, microbatches)
+    if number < len(of_batch):
+        return of_batch[number]
+    return Round(0, 0, 0, rows.of_microbatch, is_last=True)
 
 
 def rounds(rows: Rows, microbatches: int) -> list[Round]:
@@ -132,7 +143,9 @@ class Batches:
         self._slice_lengths = slice_lengths
         self._has_scale = has_scale
         self._shares = shares(plan.layout)
-        self._last: dict[int, list[tuple[Stage, int]]] = {}
+        self._last: dict[tuple[int, ...], list[tuple[Stage, int]]] = {}
+        #: Shapes and types of what the first stages here were given last.
+        self._given_specs: dict[int, Sequence[ValueSpec]] = {}
 
     def load_inputs(self, batch: Batch, number: int) -> dict[int, Given]:
         """Give this rank's first stages the inputs of a round, by its number. Gives what they have
@@ -141,64 +154,91 @@ class Batches:
         given: dict[int, Given] = {}
         updates = self._layout.updates
         for pipeline, mine in zip(self._layout.pipelines, self._shares, strict=True):
-            firsts = self._own(self._layout.firsts, pipeline)
-            for first in firsts:
-                inputs = as_microbatches(self._inputs_of(batch.inputs, first, pipeline))
-                rows = self._rows_of(batch, inputs)
-                this = rounds(rows, self._plan.microbatches)[number]
+            of_model = self._of_model("inputs", batch.inputs, pipeline)
+            counts = self._of_model("counts", batch.counts, pipeline)
+            for first in self._own(self._layout.firsts, pipeline):
+                microbatches = self._layout.microbatches_of(first)
+                inputs = as_microbatches(self._inputs_of(of_model, first, pipeline))
+                rows = self._rows_of(batch, inputs, microbatches)
+                this = round_of(rows, microbatches, number)
                 parts = _microbatches("inputs", inputs, this, self._dims.inputs)
                 units, lengths = self._slices("inputs", parts, mine, self._dims.inputs)
                 self._stages[first].inputs.update(enumerate(units))
+                if number == 0 and isinstance(inputs, Microbatches):
+                    must_count = counts is None and not batch.evaluates
+                    self._check_list(inputs, must_count and self._is_scaled(pipeline))
+                if units or parts:
+                    self._given_specs[first] = self._specs(inputs, units or parts)
                 given[first] = Given(
                     batch.evaluates,
                     rows,
-                    self._specs(batch, inputs, units or parts, number),
-                    self._counts(batch, mine),
-                    () if batch.counts is None else totals_of(batch.counts, updates),
+                    self._given_specs[first],
+                    self._counts(counts, mine, microbatches),
+                    () if counts is None else totals_of(counts, updates),
                     tuple(chain.from_iterable(map(shares_of_slices, lengths))),
                 )
         return given
 
-    def _specs(
-        self, batch: Batch, inputs: Value, units: Sequence[Value], number: int
-    ) -> list[ValueSpec]:
-        """Shapes and types of what passes through a first stage in a round, by its number: one for
-        all, or one for each.
+    def _specs(self, inputs: Value, units: Sequence[Value]) -> list[ValueSpec]:
+        """Shapes and types of what passes through a first stage in a round: one for all, or one for
+        each.
         """
-        is_list = isinstance(inputs, Microbatches)
-        if not is_list and self._slice_lengths is None:
-            return [ValueSpec.of(*flatten(units[0], "`inputs`"))]
-        if is_list and number == 0:
-            of_microbatches = specs_of(inputs.values)
-            if len({*of_microbatches}) > 1:
-                self._check_scaled(batch, of_microbatches)
+        if not isinstance(inputs, Microbatches) and self._slice_lengths is None:
+            units = units[:1]
         specs = [ValueSpec.of(*flatten(unit, "`inputs`")) for unit in units]
-        return specs[:1] if len({*specs}) == 1 else specs
+        return specs[:1] if len(specs) == 1 or len({*specs}) == 1 else specs
 
-    def _check_scaled(self, batch: Batch, specs: Sequence[ValueSpec]) -> None:
-        """PipelineError where microbatches differ, and nothing says how much the loss of each
-        counts: that of one with few rows would count as much as that of one with many.
+    def _is_scaled(self, pipeline: Pipeline) -> bool:
+        """Whether the losses of a pipeline's microbatches are scaled by their number: something of
+        it is trained, and the script has no scale of its own.
         """
-        if batch.evaluates or batch.counts is not None or self._has_scale:
-            return
-        number, other = next(pair for pair in enumerate(specs) if pair[1] != specs[0])
-        raise PipelineError(
-            f"`inputs[{number}]` is {other}, and `inputs[0]` {specs[0]}, so it must be said how "
-            "much the loss of each counts: `counts=[…]`, the rows or tokens that each is a mean of"
+        return not self._has_scale and any(
+            self._layout.has_backward[pipeline.start : pipeline.stop]
         )
 
-    def _counts(self, batch: Batch, mine: Sequence[int]) -> list[float]:
+    def _check_list(self, inputs: Microbatches, must_be_alike: bool) -> None:
+        """PipelineError where a list is not one of microbatches of one model; or where they differ,
+        and nothing says how much the loss of each counts: that of one with few rows would count as
+        much as that of one with many.
+        """
+        specs = specs_of(inputs.values)
+        others = ((number, spec) for number, spec in enumerate(specs) if spec != specs[0])
+        number, other = next(others, (0, None))
+        if must_be_alike and other is not None:
+            raise PipelineError(
+                f"`inputs[{number}]` is {other}, and `inputs[0]` {specs[0]}, so it must be said "
+                "how much the loss of each counts: `counts=[…]`, the rows or tokens that each is a "
+                "mean of"
+            )
+
+    def _counts(
+        self, counts: Sequence[float] | None, mine: Sequence[int], microbatches: int
+    ) -> list[float]:
         """How much what passes through a pipeline counts, if the script says so."""
-        counts = batch.counts
         if counts is None:
             return []
-        check_counts(counts, self._plan.microbatches)
+        check_counts(counts, microbatches)
         if self._has_scale:
             raise PipelineError(
                 "`loss_scale` says what every loss is multiplied by, and `counts` say it, too: it "
                 "must be one of the two"
             )
         return [float(counts[number]) for number in mine for _ in range(self._layout.slices)]
+
+    def _of_model(self, name: str, values: Any, pipeline: Pipeline) -> Any:
+        """Inputs, targets or options for the model of a pipeline: all, or where there are several
+        models, what a dictionary has for it; None where it has nothing.
+        """
+        if not self._layout.models or values is None:
+            return values
+        models = [each.name for each in self._layout.pipelines]
+        if isinstance(values, Mapping) and values.keys() <= set(models):
+            return values.get(pipeline.name)
+        has = f"has {[*values]}" if isinstance(values, Mapping) else f"is a {type(values).__name__}"
+        raise PipelineError(
+            f"the plan has the models {', '.join(models)}, so `{name}` must be a dictionary with "
+            f"those of each, by name; it {has}"
+        )
 
     def _own(self, stages: Sequence[int], pipeline: Pipeline) -> list[int]:
         """Those of some stages that are in a pipeline, and on this rank."""
@@ -228,31 +268,24 @@ class Batches:
             f"that is on this rank; it {has}, and stage {stage} is here"
         )
 
-    def load_rest(self, batch: Batch, announced: Mapping[int, Announcement], number: int) -> Round:
+    def load_rest(
+        self, batch: Batch, announced: Mapping[int, Announcement], number: int
+    ) -> list[Round]:
         """Give this rank's stages targets and options of the round, of a batch that the ranks of
-        first stages have announced. Gives the round.
+        first stages have announced. Gives the round for each pipeline.
         """
-        rows = next(iter(announced.values())).rows
-        targets = as_microbatches(batch.targets)
-        self._check_targets(batch, targets, rows)
-        this = rounds(rows, self._plan.microbatches)[number]
-        options = batch.options or []
-        whole = ceil(rows.total / rows.of_microbatch)
-        if batch.options is not None and len(options) != whole:
-            raise PipelineError(
-                f"`options` are {len(options)}, one for each microbatch, and there are {whole} "
-                "microbatches"
-            )
-        of_round = options[this.begin : this.begin + this.count]
-        has_targets = batch.targets is not None or not batch.evaluates
+        found: list[Round] = []
         for pipeline, mine in zip(self._layout.pipelines, self._shares, strict=True):
+            # Of pipelines that are replicas, a rank may know one alone; all have the same batch.
+            first = pipeline.start if self._layout.models else next(iter(announced))
+            of_batch = announced[first].rows
+            microbatches = self._layout.microbatches_of(pipeline.start)
+            this = round_of(of_batch, microbatches, number)
+            found.append(this)
             last = self._stages.get(pipeline.stop - 1)
             if last is not None:
-                last.targets = {}
-                if has_targets:
-                    parts = _microbatches("targets", targets, this, self._dims.targets)
-                    units, _ = self._slices("targets", parts, mine, self._dims.targets)
-                    last.targets = dict(enumerate(units))
+                last.targets = self._targets_of(batch, of_batch, this, pipeline, mine)
+            of_round = self._options_of(batch, of_batch, this, pipeline)
             shares = next(
                 (
                     what.shares
@@ -265,27 +298,63 @@ class Batches:
                 if stage in self._stages:
                     self._stages[stage].options = self._by_unit(of_round, mine)
                     self._stages[stage].shares = shares
-        return this
+        return found
 
-    def counts(self, this: Round) -> tuple[int, ...]:
+    def _targets_of(
+        self, batch: Batch, rows: Rows, this: Round, pipeline: Pipeline, mine: Sequence[int]
+    ) -> dict[int, Value]:
+        """The targets of a pipeline's last stage, which is here, by what passes through it."""
+        last = pipeline.stop - 1
+        targets = as_microbatches(self._of_model("targets", batch.targets, pipeline))
+        has_loss = self._stages[last].loss is not None
+        if not self._layout.is_last(last) or (
+            targets is None and (batch.evaluates or not has_loss)
+        ):
+            return {}
+        self._check_targets(targets, rows)
+        parts = _microbatches("targets", targets, this, self._dims.targets)
+        units, _ = self._slices("targets", parts, mine, self._dims.targets)
+        return dict(enumerate(units))
+
+    def _options_of(
+        self, batch: Batch, rows: Rows, this: Round, pipeline: Pipeline
+    ) -> Sequence[Mapping[str, Any]]:
+        """The options of a pipeline's microbatches in a round."""
+        options = self._of_model("options", batch.options, pipeline)
+        if options is None:
+            return []
+        whole = ceil(rows.total / rows.of_microbatch)
+        if len(options) != whole:
+            raise PipelineError(
+                f"`options` are {len(options)}, one for each microbatch, and there are {whole} "
+                "microbatches"
+            )
+        of_round: Options = options[this.begin : this.begin + this.count]
+        return of_round
+
+    def counts(self, this: Sequence[Round]) -> tuple[int, ...]:
         """How many microbatches of a round each pipeline has."""
-        return tuple(sum(number < this.count for number in mine) for mine in self._shares)
+        return tuple(
+            sum(number < of_pipeline.count for number in mine)
+            for of_pipeline, mine in zip(this, self._shares, strict=True)
+        )
 
-    def last_units(self, this: Round) -> list[tuple[Stage, int]]:
-        """The last stages on this rank, and what passes through them in a round: microbatches or
-        slices of them, in the order of the batch.
+    def last_units(self, this: Sequence[Round]) -> list[tuple[Stage, int]]:
+        """The last stages on this rank that have a loss, or hand on nothing, and what passes
+        through them in a round: microbatches or slices of them, in the order of the batch.
         """
-        if this.count not in self._last:
+        counts = self.counts(this)
+        if counts not in self._last:
             found = [
                 (pipeline.stop - 1, unit)
-                for pipeline, count in zip(self._layout.pipelines, self.counts(this), strict=True)
-                if pipeline.stop - 1 in self._stages
+                for pipeline, count in zip(self._layout.pipelines, counts, strict=True)
+                if pipeline.stop - 1 in self._stages and self._layout.is_last(pipeline.stop - 1)
                 for unit in range(count * self._layout.slices)
             ]
             # Of each update the microbatches of the first pipeline come first, as in the batch.
             found.sort(key=lambda op: self._layout.update_of(*op))
-            self._last[this.count] = [(self._stages[stage], unit) for stage, unit in found]
-        return self._last[this.count]
+            self._last[counts] = [(self._stages[stage], unit) for stage, unit in found]
+        return self._last[counts]
 
     def joined(self, parts: Sequence[Value]) -> list[Value]:
         """Outputs by microbatch, from those of slices."""
@@ -297,9 +366,10 @@ class Batches:
             join(parts[begin : begin + slices], along) for begin in range(0, len(parts), slices)
         ]
 
-    def _rows_of(self, batch: Batch, inputs: Value) -> Rows:
-        """The rows of a first stage's inputs, and of a microbatch."""
-        microbatches = self._plan.microbatches
+    def _rows_of(self, batch: Batch, inputs: Value, microbatches: int) -> Rows:
+        """The rows of a first stage's inputs, and of a microbatch, of which the plan has so
+        many.
+        """
         if isinstance(inputs, Microbatches):
             if batch.rows is not None:
                 raise PipelineError("`inputs` are a list of microbatches, so `rows` cuts nothing")
@@ -317,13 +387,10 @@ class Batches:
             )
         return Rows(total, total // microbatches)
 
-    def _check_targets(self, batch: Batch, targets: Value, rows: Rows) -> None:
+    def _check_targets(self, targets: Value, rows: Rows) -> None:
         """PipelineError where inputs and targets have other numbers of rows, for a loss might well
         broadcast them, or where only one of them is cut.
         """
-        has_last = any(self._layout.is_last(stage) for stage in self._stages)
-        if not has_last or (batch.evaluates and targets is None):
-            return
         is_list = isinstance(targets, Microbatches)
         if is_list != rows.is_list:
             one, other = ("`inputs`", "`targets`") if rows.is_list else ("`targets`", "`inputs`")
@@ -384,6 +451,8 @@ class Batches:
 
 def _microbatches(name: str, batch: Value, this: Round, dim: int) -> list[Value]:
     """Those of a round."""
+    if not this.count:
+        return []
     if isinstance(batch, Microbatches):
         return list(batch.values[this.begin : this.begin + this.count])
     tensors, tree = flatten(batch, f"`{name}`")
@@ -405,8 +474,10 @@ def mean_of_slices(
 
 def shares(layout: Layout) -> list[list[int]]:
     """For each pipeline the numbers of its microbatches in the batch of a step: of each update, the
-    first pipeline has the first ones.
+    first pipeline has the first ones. Models have batches of their own.
     """
+    if layout.models:
+        return [[*range(pipeline.microbatches)] for pipeline in layout.pipelines]
     found: list[list[int]] = [[] for _ in layout.pipelines]
     numbers = count()
     for _ in range(layout.updates):

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 import torch
+from attrs import evolve
 from torch import nn
 
 from schedlang.plan.plan import Plan
@@ -16,6 +17,7 @@ from schedlang.runtime.processes import Processes
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.audit import Audit
 from schedlang.runtime.stage.buffers import Buffers
+from schedlang.runtime.stage.components import overlapped_of
 from schedlang.runtime.stage.entry import works_in_place
 from schedlang.runtime.stage.far_edges import Edges, FarEdge, Forks, Skips
 from schedlang.runtime.stage.offload import Offload
@@ -24,6 +26,7 @@ from schedlang.runtime.stage.shards import Shards, is_sharded
 from schedlang.runtime.stage.shared_hooks import BoundaryHooks, SharedHooks
 from schedlang.runtime.stage.slices import Past
 from schedlang.runtime.stage.stage import Loss, Stage, StagePlan
+from schedlang.runtime.stage.turns import Turns
 from schedlang.runtime.stage.versions import WeightVersions, versions_of
 from schedlang.runtime.stage.weights import Weights
 from schedlang.runtime.transport.wire import Wire
@@ -42,29 +45,37 @@ def build_stages(
     layout = plan.layout
     scale = setup.loss_scale
     if scale is None:
-        scale = layout.updates / layout.microbatches / len(processes.replicas.processes)
+        scale = layout.updates / len(processes.replicas.processes)
     versions = versions_of(plan, processes.own, setup.modules)
     edges = _far_edges(layout)
     stages = dict[int, Stage]()
     for number, module in sorted(setup.modules.items()):
+        of_unit = scale / layout.slices
+        if setup.loss_scale is None:
+            of_unit /= layout.microbatches_of(number)
         loss = None
-        if setup.loss_fn is not None and layout.is_last(number):
-            loss = Loss(setup.loss_fn, scale / layout.slices)
+        loss_fn = setup.loss_of(layout.model_of(number))
+        if loss_fn is not None and layout.is_last(number):
+            loss = Loss(loss_fn, of_unit)
         outer = _parts_of_stage(plan, number, module, versions.get(number), edges)
         parts = _parts_of_module(plan, number, setup, device)
         if setup.audit:
             parts.append(_audit(plan, number, setup, device, loss, outer))
         parts += outer
         if is_sharded(module):
-            _check_sharded(number, parts)
+            _check_sharded(number, module, parts)
         elif any(isinstance(part, Offload) for part in parts):
             _check_cut(number, module)
+        stage_plan = StagePlan.of(plan, number)
+        if is_sharded(module):
+            # FSDP ends a backward where autograd ends, and gathers weights for a forward at once.
+            stage_plan = evolve(stage_plan, overlapped=(), takes_turns=False)
         stages[number] = Stage(
-            StagePlan.of(plan, number),
+            stage_plan,
             module,
             device,
             loss=loss,
-            added_scale=scale / layout.slices,
+            added_scale=of_unit,
             optimizer=setup.optimizers.get(number),
             parts=parts,
         )
@@ -88,6 +99,8 @@ def build_parts(
         parts.append(UpdateClip(plan, setup.max_norm, stages, wire))
     parts += stage_sums(stages, shared, wire)
     parts += updates
+    if wire.processes.own == 0:
+        parts.append(Turns(plan, stages))
     if any(map(is_sharded, setup.modules.values())):
         parts.append(Shards(setup.modules, setup.max_gathered))
     # Replicas whose updates are in the plan have made their sums by the end of a step.
@@ -112,7 +125,7 @@ def _parts_of_stage(
     edges: Mapping[int, FarEdge],
 ) -> list[Part]:
     """A module that has slices and skips returns `(output, {stage: value}), past`: so slices come
-    first.
+    first. Along edges goes the output, which is by itself when skips have been taken from it.
     """
     layout = plan.layout
     parts: list[Part] = []
@@ -123,7 +136,7 @@ def _parts_of_stage(
     forks = _forks(layout, number)
     if any(len(stages) > 2 for stages in forks):
         parts.append(Forks(number, forks))
-    for is_skip in (False, True):
+    for is_skip in (True, False):
         ends = [item for item in layout.far_edges.items() if layout.is_skip(item[0]) == is_skip]
         before = [edges[edge] for edge, (_, later) in ends if later == number]
         after = [edges[edge] for edge, (earlier, _) in ends if earlier == number]
@@ -134,8 +147,8 @@ def _parts_of_stage(
             parts.append(Skips(number, before, after, has_backward))
         else:
             in_place = works_in_place(module)
-            follows = layout.follows(number)
-            parts.append(Edges(number, before, after, has_backward, follows, in_place))
+            has_input = layout.is_first(number) or layout.follows(number)
+            parts.append(Edges(number, before, after, has_backward, has_input, in_place))
     return parts
 
 
@@ -185,31 +198,41 @@ def _audit(
 
 def _forks(layout: Layout, number: int) -> list[list[int]]:
     """For each argument of a stage in a graph the stage that gives it, and all that it gives it
-    to.
+    to; inputs come from the stage itself.
     """
     if not layout.edges:
         return []
-    start = layout.pipeline_of[number].start
-    piece = number - start
-    return [
-        [stage + start for stage in (giver, *(b for a, b in sorted(layout.edges) if a == giver))]
-        for giver, taker in sorted(layout.edges)
-        if taker == piece
+    model = layout.model_of(number)
+    givers = [each for each in layout.before[number] if not _is_skip(layout, each, number)]
+    # In the order in which `Edges` gives them.
+    givers.sort(key=lambda giver: (layout.model_of(giver) != model, giver))
+    found = [
+        [giver, *(each for each in layout.after[giver] if not _is_skip(layout, giver, each))]
+        for giver in givers
     ]
+    if layout.is_first(number):
+        found.insert(0, [number])
+    return found
+
+
+def _is_skip(layout: Layout, earlier: int, later: int) -> bool:
+    """Whether what goes from one stage to another goes by a skip."""
+    return (layout.piece(earlier), layout.piece(later)) in layout.skips
 
 
 def _far_edges(layout: Layout) -> dict[int, FarEdge]:
     """The far edges of a plan, by their numbers."""
     found: dict[int, FarEdge] = {}
     for number, (earlier, later) in layout.far_edges.items():
-        start = layout.pipeline_of[earlier].start
         what = f"what stage {earlier} returns for stage {later}"
         is_two_way = layout.has_backward[earlier]
-        found[number] = FarEdge(number, earlier - start, later - start, what, is_two_way)
+        ends = layout.piece(earlier), layout.piece(later)
+        is_between = layout.model_of(earlier) != layout.model_of(later)
+        found[number] = FarEdge(number, *ends, what, is_between, is_two_way)
     return found
 
 
-def _check_sharded(number: int, parts: Sequence[Part]) -> None:
+def _check_sharded(number: int, module: nn.Module, parts: Sequence[Part]) -> None:
     """Whether the parts of a stage go together with sharded weights; PipelineError if not."""
     for part in parts:
         if isinstance(part, Audit):
@@ -222,6 +245,11 @@ def _check_sharded(number: int, parts: Sequence[Part]) -> None:
             raise PipelineError(
                 f"stage {number} is sharded, so its activations cannot be offloaded yet"
             )
+    if overlapped_of(module, number) is not None:
+        raise PipelineError(
+            f"stage {number} is sharded, so its method `overlapped` cannot be called yet: its "
+            "forwards and backwards run one after the other without it"
+        )
 
 
 def _check_cut(number: int, module: nn.Module) -> None:

@@ -8,6 +8,8 @@ One compute op becomes, in this order:
     calls once they came   waits for sends that these messages show to be received
     the op itself
     calls after it         of parts
+
+Of a forward and a backward that overlap, both are waited for first; then they take turns.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +20,7 @@ from schedlang.plan.plan import Plan
 from schedlang.ranks.lifetimes import begins, waits
 from schedlang.ranks.receipts import receipts
 from schedlang.runtime.part import Op, Part, When
+from schedlang.runtime.stage.components import OverlappedBackward, overlapped_pairs
 from schedlang.runtime.stage.stage import Stage
 from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.messages import Receive, Send, post_as_one
@@ -60,6 +63,12 @@ class _Walk:
             self.ops |= stage.ops
             if plan.is_forward_only:
                 self.ops[Kind.F, number] = stage.evaluate
+        self.stages = stages
+        self.pairs = {
+            forward: backward
+            for forward, backward in overlapped_pairs(self.actions).items()
+            if self._take_turns(forward, backward)
+        }
         self.before: dict[int, list[tuple[Callable[[], None], Op | None]]] = {}
         self.once_arrived: dict[int, list[Callable[[], None]]] = {}
         self.after: dict[int, list[Callable[[], None]]] = {}
@@ -78,6 +87,10 @@ class _Walk:
             self.actions.stage[index],
             self.actions.microbatch[index],
         )
+
+    def _take_turns(self, *pair: int) -> bool:
+        """Whether the stages of a forward and a backward may take turns, component by component."""
+        return all(self.stages[self.actions.stage[index]].plan.takes_turns for index in pair)
 
     def _make_messages(self, stages: Mapping[int, Stage]) -> None:
         boxes = {key: box for stage in stages.values() for key, box in stage.boxes.items()}
@@ -121,8 +134,7 @@ class _Walk:
         """All calls, in order."""
         for batch in self.actions.batches():
             if not is_transfer(self.actions.kind[batch.start]):
-                for index in batch:
-                    yield from self._compute(index)
+                yield from self._ops(batch)
             elif self.exchange.has_batches:
                 yield batch.start, self._as_one(batch), self.op(batch.start)
                 for index in batch:
@@ -159,9 +171,40 @@ class _Walk:
             yield index, self.sends[index].post, self.op(index)
         yield from self._once_arrived(index)
 
+    def _ops(self, batch: range) -> Iterator[Call]:
+        """Compute ops that are issued as one. A forward and a backward take turns; others run one
+        after the other.
+        """
+        forwards = [index for index in batch if index in self.pairs]
+        for forward in forwards:
+            backward = self.pairs[forward]
+            yield from self._arrived(forward)
+            yield from self._arrived(backward)
+            pair = Pair(self.stages, self.op(forward), self.op(backward))
+            yield forward, pair.begin, self.op(forward)
+            yield backward, pair.end, self.op(backward)
+            yield from self._after(forward)
+            yield from self._after(backward)
+        together = {*forwards, *(self.pairs[forward] for forward in forwards)}
+        for index in batch:
+            if index not in together:
+                yield from self._compute(index)
+
     def _compute(self, index: int) -> Iterator[Call]:
         """A compute op, after the waits for what it needs from other ranks."""
         kind, stage, microbatch = op = self.op(index)
+        yield from self._arrived(index)
+        # An update has a number, or is the only one of a step.
+        argument = max(microbatch, 0)
+        call = partial(self.ops[kind, stage], argument)
+        yield index, call, None if op in self.put_off else op
+        yield from self._after(index)
+
+    def _arrived(self, index: int) -> Iterator[Call]:
+        """What comes before a compute op: the last of it are the waits for what it needs from other
+        ranks.
+        """
+        kind, stage, microbatch = self.op(index)
         yield from self._before(index)
         numbers = self.plan.layout.numbers(AWAITS[kind], stage) if kind in AWAITS else []
         messages = [(AWAITS[kind], number, microbatch) for number in numbers]
@@ -170,8 +213,27 @@ class _Walk:
             yield index, self.received[message].arrive, message
         if messages:
             yield from self._once_arrived(index)
-        # An update has a number, or is the only one of a step.
-        argument = max(microbatch, 0)
-        call = partial(self.ops[kind, stage], argument)
-        yield index, call, None if op in self.put_off else op
-        yield from self._after(index)
+
+
+class Pair:
+    """A forward and a backward that take turns, in two calls: the forward, with components of the
+    backward in its midst, and what is left of the backward.
+    """
+
+    def __init__(self, stages: Mapping[int, Stage], forward: Op, backward: Op) -> None:
+        _, number, self._forward = forward
+        self._stage = stages[number]
+        _, number, self._backward = backward
+        self._other = stages[number]
+        self._rest: OverlappedBackward | None = None
+
+    def begin(self) -> None:
+        """The forward, with components of the backward in its midst."""
+        self._rest = self._other.overlapped_backward(self._backward)
+        self._stage.overlap(self._forward, self._rest)
+
+    def end(self) -> None:
+        """What is left of the backward."""
+        assert self._rest is not None
+        self._rest.finish()
+        self._rest = None

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -73,9 +73,7 @@ def check_setup(plan: Plan, rank: int, setup: Setup) -> None:
         raise PipelineError(
             f"the plan gives this rank the stages {held}, `stages` has {sorted(setup.modules)}"
         )
-    has_last = any(map(plan.layout.is_last, held))
-    if setup.loss_fn is None and has_last and not plan.is_forward_only:
-        raise PipelineError("the last stage is on this rank, so it needs a `loss_fn`")
+    _check_losses(plan, held, setup)
     updated = sorted(
         {stage for kind, stage in zip(actions.kind, actions.stage, strict=True) if kind == Kind.U}
     )
@@ -109,6 +107,26 @@ def _check_slices(plan: Plan, lengths: SliceLengths | None) -> None:
             f"`slice_lengths` has {counted(len(lengths), 'length')}, and a microbatch of the plan "
             f"has {slices} slices"
         )
+
+
+def _check_losses(plan: Plan, held: Sequence[int], setup: Setup) -> None:
+    """Whether the last stages of a rank have a loss, where they have a backward."""
+    layout = plan.layout
+    names = [pipeline.name for pipeline in layout.pipelines]
+    if isinstance(setup.loss_fn, Mapping) and not (
+        layout.models and setup.loss_fn.keys() <= set(names)
+    ):
+        models = f"the models {', '.join(names)}" if layout.models else "one model"
+        raise PipelineError(f"`loss_fn` is for {[*setup.loss_fn]}, and the plan has {models}")
+    for stage in filter(layout.is_last, held):
+        has_loss = setup.loss_of(layout.model_of(stage)) is not None
+        # What a model makes that is frozen is a result, such as the scores of a reference.
+        needs_one = not layout.models or layout.has_backward[stage]
+        if not has_loss and needs_one and not plan.is_forward_only:
+            of_model = f" of the model `{layout.model_of(stage)}`" if layout.models else ""
+            raise PipelineError(
+                f"the last stage{of_model} is on this rank, so it needs a `loss_fn`"
+            )
 
 
 def _check_frozen(plan: Plan, modules: Mapping[int, nn.Module], tied: Tied) -> None:
@@ -155,8 +173,17 @@ def _check_tied(plan: Plan, number: int, weights: Mapping[str, nn.Parameter], ti
             )
 
 
-def check_clipping(plan: Plan) -> None:
-    """Whether all gradients are there at the end of a step."""
+def check_clipping(plan: Plan, model: str | None) -> None:
+    """Whether all gradients are there at the end of a step, and they are those of one model."""
+    names = [pipeline.name for pipeline in plan.layout.pipelines]
+    if plan.layout.models and model not in names:
+        given = f"there is no `{model}`" if model else "each has a norm of its own"
+        raise PipelineError(
+            f"the plan has the models {', '.join(names)}, and {given}: clip one after the other, "
+            f'`clip_grad_norm_(max_norm, model="{names[0]}")`'
+        )
+    if model is not None and not plan.layout.models:
+        raise PipelineError(f"the plan has one model, and none with the name `{model}`")
     if plan.has_updates:
         raise PipelineError(
             "the plan updates its stages itself (`U`), which leaves no moment for "

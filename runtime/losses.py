@@ -92,6 +92,17 @@ class Taking:
 
 
 @contextmanager
+def no_takers() -> Iterator[None]:
+    """Nobody takes what is added within, as in a backward."""
+    takers = _takers.copy()
+    _takers.clear()
+    try:
+        yield
+    finally:
+        _takers.extend(takers)
+
+
+@contextmanager
 def added_losses() -> Iterator[AddedLosses]:
     """The losses that a model adds within, in one process, for the loss of a training:
 

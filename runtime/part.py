@@ -82,6 +82,8 @@ class Forward:
     #: Of a run that repeats another one, with its random numbers: the state of those to come.
     goes_on_with: Tensor | None = None
     is_evaluation: bool = False
+    #: Whether the backward of another microbatch runs in its midst.
+    is_overlapped: bool = False
     #: What the loss compares the output with, on the last stage.
     target: Value = None
     #: Whether any weight of the stage wants a gradient.

@@ -10,6 +10,7 @@ the index of the action under way.
 import json
 import warnings
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import chain, count
 from pathlib import Path
@@ -54,7 +55,7 @@ from schedlang.runtime.gradients.shared_weights import (
     warn_of_equal_weights,
 )
 from schedlang.runtime.losses import LOSS
-from schedlang.runtime.microbatches import SliceLengths, weighted
+from schedlang.runtime.microbatches import Counts, SliceLengths, weighted
 from schedlang.runtime.part import Part
 from schedlang.runtime.processes import processes_of
 from schedlang.runtime.saving.checkpoint import (
@@ -67,6 +68,7 @@ from schedlang.runtime.saving.model_files import ModelPart, write_model
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.audit import Audit
 from schedlang.runtime.stage.repeats import Verify
+from schedlang.runtime.stage.shards import counting_together
 from schedlang.runtime.stage.stage import LossFn, Stage
 from schedlang.runtime.stage.versions import WeightVersions
 from schedlang.runtime.transport.edges import EdgeWire
@@ -79,6 +81,9 @@ from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.forward_only import forward_only, forwards
 from schedlang.schedule.timeline import Bar
 from schedlang.schedule.transports import NCCL_EDGE
+
+#: What the only model of a plan is called.
+_ONLY = ""
 
 #: All processes build the same pipelines one after another, and number them alike.
 _pipelines = count()
@@ -110,6 +115,11 @@ class Pipeline:
     plan makes itself). Stages may add losses of their own, see
     `schedlang.runtime.losses.add_loss`, which are scaled alike.
 
+    Where the plan has several models (docs/models.md#several-models), `loss_fn` is one for all of
+    them or one for each, by its name, and the microbatches are those of a stage's own model. After
+    a step or an evaluation, `losses` and `outputs` have what the last stages of this rank have
+    made, by model.
+
     `tied` has for each weight that several stages have, as input and output embeddings, its names
     by stage: `[{0: "byte.weight", 3: "scores.weight"}]`, by default those of `split`; its gradients
     are summed at the end of a step. `transfer_dtype`, bfloat16 or float16, is what activations and
@@ -137,7 +147,7 @@ class Pipeline:
         self,
         plan: Plan,
         stages: Mapping[int, nn.Module],
-        loss_fn: LossFn | None = None,
+        loss_fn: LossFn | Mapping[str, LossFn] | None = None,
         *,
         mesh: DeviceMesh | None = None,
         tied: Tied | None = None,
@@ -179,9 +189,12 @@ class Pipeline:
         self.bars = list[Bar]()
         self.messages = list[Bar]()
         self.extras = list[Mapping[str, Any]]()
-        #: The losses of the last stages here, and of how many microbatches; and all names.
-        self._losses = list[Tensor]()
-        self._microbatches = 0
+        self.losses = dict[str, Tensor]()
+        self.outputs = dict[str, list[Value]]()
+        #: By model the losses of the last stages here, and how many microbatches there were; and
+        #: all names of losses.
+        self._losses = dict[str, list[Tensor]]()
+        self._microbatches = Counter[str]()
         self._loss_names: tuple[str, ...] = ()
         self._plan = plan
         self._processes = processes_of(mesh)
@@ -227,7 +240,10 @@ class Pipeline:
         else:
             self._wire = Wire(processes, timeout, self._watchdog)
         rounding = rounding_to(setup.transfer_dtype)
-        self._exchange = Exchange(plan, self._rank, number, self._device, self._wire, rounding)
+        counting = counting_together(processes.replicas, setup.modules.values())
+        self._exchange = Exchange(
+            plan, self._rank, number, self._device, self._wire, rounding, counting
+        )
         self._parts = build_parts(plan, setup, self._stages, self._shared, self._wire)
         self._training = prepare(plan, self._rank, self._stages, self._exchange, self._parts)
         warm_up(plan, processes, self._device)
@@ -237,9 +253,9 @@ class Pipeline:
         self,
         inputs: Value = None,
         targets: Value = None,
-        options: Options | None = None,
+        options: Options | Mapping[str, Options] | None = None,
         *,
-        counts: Sequence[float] | None = None,
+        counts: Counts | None = None,
         return_outputs: Literal[False] = False,
     ) -> Tensor | None: ...
 
@@ -248,9 +264,9 @@ class Pipeline:
         self,
         inputs: Value = None,
         targets: Value = None,
-        options: Options | None = None,
+        options: Options | Mapping[str, Options] | None = None,
         *,
-        counts: Sequence[float] | None = None,
+        counts: Counts | None = None,
         return_outputs: Literal[True],
     ) -> tuple[Tensor | None, list[Value] | None]: ...
 
@@ -258,9 +274,9 @@ class Pipeline:
         self,
         inputs: Value = None,
         targets: Value = None,
-        options: Options | None = None,
+        options: Options | Mapping[str, Options] | None = None,
         *,
-        counts: Sequence[float] | None = None,
+        counts: Counts | None = None,
         return_outputs: bool = False,
     ) -> Tensor | tuple[Tensor | None, list[Value] | None] | None:
         """Run the plan once on a batch; gradients add up in `.grad`.
@@ -281,9 +297,13 @@ class Pipeline:
         of first stages, are how many rows or tokens the loss of each is the mean of: then the
         gradient is that of the mean over all of these, of an update in all replicas. Without it,
         the loss of each microbatch counts the same, and those of a list must have the same shape.
+        Of several models, each has its own, by name.
 
         What `loss_fn` has given beside the losses is in `extras` on the rank of the last stage: a
         dictionary for each microbatch, or slice of one.
+
+        Of several models all of these are dictionaries by the models' names, and it gives None: see
+        `losses` and `outputs`.
         """
         if self._plan.is_forward_only:
             raise PipelineError("the plan has no backward, it evaluates")
@@ -291,24 +311,46 @@ class Pipeline:
             stage.keeps_results = return_outputs
         batch = Batch(inputs, targets, options, evaluates=False, counts=counts)
         self._begin_losses()
-        self._microbatches = self._plan.microbatches
-        units = self._batches.last_units(self._run(batch, 0))
-        losses = self._losses_of(units)
+        this = self._run(batch, 0)
+        self._count(this)
+        for model, units in self._units_of_models(this).items():
+            made = [stage.outputs.pop(unit) for stage, unit in units]
+            if units[0][0].loss is None:
+                # What a frozen model makes, such as the scores of a reference.
+                self.outputs[model] = self._batches.joined(made)
+                continue
+            self._take_extras(units)
+            self.losses[model] = self._losses_of(model, units, made)
+            results = [stage.results.pop(unit) for stage, unit in units if return_outputs]
+            if results:
+                self.outputs[model] = self._batches.joined(results)
         self._check_added()
         if self._stops_on_nan:
             # Those without losses wait here for those that have some.
             with self._watchdog.guard("at the losses"):
                 self._wire.reduce(torch.zeros(1, device=self._device), dist.ReduceOp.MAX)
-        if not return_outputs:
-            return losses
-        outputs = self._batches.joined([stage.results.pop(unit) for stage, unit in units])
-        return losses, outputs or None
+        losses = self.losses.get(_ONLY)
+        return (losses, self.outputs.get(_ONLY)) if return_outputs else losses
+
+    def _units_of_models(self, this: Sequence[Round]) -> dict[str, list[tuple[Stage, int]]]:
+        """By model, the last stages here and what has passed through them in a round."""
+        found: dict[str, list[tuple[Stage, int]]] = {}
+        for stage, unit in self._batches.last_units(this):
+            found.setdefault(self._plan.layout.model_of(stage.number), []).append((stage, unit))
+        return found
+
+    def _count(self, this: Sequence[Round]) -> None:
+        """Count the microbatches of each model; replicas have the same round."""
+        pipelines = self._plan.layout.pipelines
+        models = [self._plan.layout.model_of(pipeline.start) for pipeline in pipelines]
+        counts = {model: each.count for model, each in zip(models, this, strict=True)}
+        self._microbatches.update(counts)
 
     def evaluate(
         self,
         inputs: Value = None,
         targets: Value = None,
-        options: Options | None = None,
+        options: Options | Mapping[str, Options] | None = None,
         *,
         rows: int | None = None,
     ) -> list[Value] | None:
@@ -325,51 +367,53 @@ class Pipeline:
         if rows is not None and rows < 1:
             raise PipelineError(f"`rows` is {rows}, it must be 1 or more")
         batch = Batch(inputs, targets, options, evaluates=True, rows=rows)
-        found: list[Value] = []
+        found: dict[str, list[Value]] = {}
         self._begin_losses()
         number = 0
         is_over = False
         while not is_over:
             with torch.no_grad():
                 this = self._run(batch, number)
-            units = self._batches.last_units(this)
-            self._take_extras(units)
-            self._microbatches += this.count
-            outputs = [stage.outputs.pop(unit) for stage, unit in units]
-            if targets is None:
-                found += self._batches.joined(outputs)
-            elif outputs:
+            self._count(this)
+            for model, units in self._units_of_models(this).items():
+                self._take_extras(units)
+                outputs = [stage.outputs.pop(unit) for stage, unit in units]
+                of_model = found.setdefault(model, [])
+                if not units[0][0].targets:
+                    of_model += self._batches.joined(outputs)
+                    continue
                 losses = mean_of_slices(outputs, units, self._plan.layout.slices)
-                self._losses.append(losses)
-                found += losses
+                self._losses.setdefault(model, []).append(losses)
+                of_model += losses
             number += 1
-            is_over = this.is_last
-        return found or None
+            is_over = all(each.is_last for each in this)
+        self.outputs = {model: of_model for model, of_model in found.items() if of_model}
+        self.losses = {model: torch.cat(each) for model, each in self._losses.items()}
+        return self.outputs.get(_ONLY)
 
-    def _losses_of(self, units: Sequence[tuple[Stage, int]]) -> Tensor | None:
+    def _losses_of(
+        self, model: str, units: Sequence[tuple[Stage, int]], losses: Sequence[Tensor]
+    ) -> Tensor:
         """The losses of a step by microbatch, on ranks that have some."""
-        self._take_extras(units)
-        losses = [stage.outputs.pop(unit) for stage, unit in units]
-        if not losses:
-            return None
         slices = self._plan.layout.slices
         by_microbatch = mean_of_slices(losses, units, slices)
         shares = [stage.shares.of_microbatch(unit) for stage, unit in units[::slices]]
-        self._losses.append(weighted(by_microbatch, shares))
+        self._losses[model] = [weighted(by_microbatch, shares)]
         if not by_microbatch.isfinite().all():
-            self._tell_of_not_finite(by_microbatch)
+            self._tell_of_not_finite(model, by_microbatch)
         return by_microbatch
 
     def _take_extras(self, units: Sequence[tuple[Stage, int]]) -> None:
         self.extras += [stage.extras.pop(unit) for stage, unit in units if unit in stage.extras]
 
-    def _tell_of_not_finite(self, losses: Tensor) -> None:
+    def _tell_of_not_finite(self, model: str, losses: Tensor) -> None:
         """Say once where a loss is not a finite number for the first time, or end there."""
         wrong = [
             f"{number} ({float(loss)})" for number, loss in enumerate(losses) if not loss.isfinite()
         ]
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        self._tell(f"the loss is not finite for microbatch {', '.join(wrong[:3])}{more}")
+        of_model = f" of the model `{model}`" if model else ""
+        self._tell(f"the loss{of_model} is not finite for microbatch {', '.join(wrong[:3])}{more}")
 
     def _check_added(self) -> None:
         """The same of losses that stages have added."""
@@ -390,15 +434,18 @@ class Pipeline:
 
     def _begin_losses(self) -> None:
         self.extras = []
-        self._losses = []
-        self._microbatches = 0
+        self.losses = {}
+        self.outputs = {}
+        self._losses = {}
+        self._microbatches.clear()
         for stage in self._stages.values():
             stage.added = {}
 
     def named_losses(self) -> dict[str, float]:
         """The losses of the last step or evaluation by their names, on all ranks, which all ask for
         them: `loss`, that of the last stage, and those that stages have added (`add_loss`), without
-        their weights; means over all microbatches, as they count, and over replicas.
+        their weights; means over all microbatches, as they count, and over replicas. Of several
+        models each has its own, `actor.loss`.
         """
         with self._watchdog.guard("in named_losses"):
             own = self._own_losses()
@@ -416,7 +463,7 @@ class Pipeline:
                 names = self._watchdog.gather(json.dumps(sorted(own)), "asked for its losses")
                 known = {name for theirs in names.values() for name in json.loads(theirs)}
                 self._loss_names = tuple(sorted(known | set(self._loss_names)))
-        count = self._microbatches * len(replicas.processes)
+        count = len(replicas.processes)
         _, *rest = sums.tolist()
         pairs = zip(rest, rest[len(self._loss_names) :], strict=False)
         return {
@@ -426,17 +473,20 @@ class Pipeline:
         }
 
     def _own_losses(self) -> dict[str, Tensor]:
-        """The sums of the losses of this rank's stages over microbatches, by name."""
+        """The losses of this rank's stages by name, as parts of the means over microbatches."""
         own: dict[str, Tensor] = {}
-        if self._losses:
-            own[LOSS] = torch.cat(self._losses).sum().to(torch.float64)
-        for stage in self._stages.values():
+        for model, losses in self._losses.items():
+            total = torch.cat(losses).sum().to(torch.float64)
+            own[_named(model, LOSS)] = total / self._microbatches[model]
+        for number, stage in self._stages.items():
+            model = self._plan.layout.model_of(number)
             for name, value in stage.added.items():
-                of_stage = value / self._plan.layout.slices
+                of_stage = value / self._plan.layout.slices / self._microbatches[model]
+                name = _named(model, name)
                 own[name] = own[name] + of_stage if name in own else of_stage
         return own
 
-    def _run(self, batch: Batch, number: int) -> Round:
+    def _run(self, batch: Batch, number: int) -> list[Round]:
         """Run a round of a batch, by its number: the walk over its calls, and what is to be done
         before and after it.
         """
@@ -490,7 +540,7 @@ class Pipeline:
             bars = self.messages if is_transfer(op[0]) else self.bars
             bars.append(Bar(*op, start, perf_counter()))
 
-    def _evaluation(self, this: Round) -> list[Call]:
+    def _evaluation(self, this: Sequence[Round]) -> list[Call]:
         """The calls of the forwards of a round, by the indices that these have in the whole
         plan.
         """
@@ -505,17 +555,21 @@ class Pipeline:
             ]
         return self._evaluations[counts]
 
-    def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> Tensor:
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, model: str | None = None
+    ) -> Tensor:
         """Scale the gradients of all stages to a norm of at most `max_norm`; gives the norm that
         they had before, on all ranks.
 
         As `torch.nn.utils.clip_grad_norm_` does for the whole model in one process; all ranks do
-        so, after a step. A plan that updates its stages itself has applied the gradients by then.
+        so, after a step. Of several models, each has a norm of its own: `model` is the name of one.
+        A plan that updates its stages itself has applied the gradients by then.
         """
         with self._watchdog.guard("in clip_grad_norm_"):
-            check_clipping(self._plan)
-            norm = total_norm(self._shared, norm_type, self._device, self._wire)
-            weights = [weight for shared in self._shared for weight in shared.parameters]
+            check_clipping(self._plan, model)
+            shared = [each for each in self._shared if model is None or model in each.models]
+            norm = total_norm(shared, norm_type, self._device, self._wire)
+            weights = [weight for each in shared for weight in each.parameters]
             clip_grads_with_norm_(weights, max_norm, norm)
         return norm
 
@@ -621,3 +675,8 @@ class Pipeline:
         part = ModelPart(self._plan, self._rank, modules, [*optimizers, *own])
         with self._watchdog.guard():
             write_model(Path(folder), step, part if is_writer else None, self._watchdog)
+
+
+def _named(model: str, loss: str) -> str:
+    """The name of a loss: of several models, with that of its model."""
+    return f"{model}.{loss}" if model else loss

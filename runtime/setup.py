@@ -20,7 +20,7 @@ class Setup:
     """
 
     modules: Mapping[int, nn.Module]
-    loss_fn: LossFn | None
+    loss_fn: LossFn | Mapping[str, LossFn] | None
     optimizers: Mapping[int, Optimizer]
     tied: Tied
     loss_scale: float | None
@@ -32,3 +32,9 @@ class Setup:
     batch_dim: int | tuple[int, int]
     slice_lengths: SliceLengths | None
     stop_on_nan: bool
+
+    def loss_of(self, model: str) -> LossFn | None:
+        """The loss of a model by its name, if it has one."""
+        if isinstance(self.loss_fn, Mapping):
+            return self.loss_fn.get(model)
+        return self.loss_fn

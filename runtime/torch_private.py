@@ -228,6 +228,30 @@ MAY_SPLIT = (
 )
 
 
+def _torchs_order() -> Callable[[Node], int]:
+    first = torch.zeros((), requires_grad=True, device="cpu").clone()
+    second = first.clone()
+    nodes = [get_gradient_edge(tensor).node for tensor in (first, second)]
+    orders = [_private(node, "_sequence_nr")() for node in nodes]
+    _must(orders[0] < orders[1])
+    return lambda node: _private(node, "_sequence_nr")()
+
+
+#: When the node of a tensor was made in its forward: later ones have higher numbers. -1 for a leaf;
+#: where it is not known, for all.
+_order: Callable[[Node], int] = _instead(
+    "Node._sequence_nr",
+    _torchs_order,
+    lambda _: -1,
+    "a stage whose components take turns cannot hand on what is not of its last component",
+)
+
+
+def order_of(tensor: Tensor) -> int:
+    """When a tensor was made, as a number that is higher for later ones; -1 for a leaf."""
+    return -1 if tensor.grad_fn is None else _order(tensor.grad_fn)
+
+
 # --- Hooks of leaves ------------------------------------------------------------------------------
 #
 # Torch has no way to ask for them, but whoever registers one gets a handle that knows them all.

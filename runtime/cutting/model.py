@@ -16,6 +16,7 @@ from itertools import chain, islice, pairwise
 from typing import Any
 
 import torch.distributed as dist
+from attrs import evolve
 from torch import Tensor, nn
 
 from schedlang.diagnostics.diagnostic import counted
@@ -27,6 +28,7 @@ from schedlang.runtime.arguments import (
     check_plan,
     check_rank,
 )
+from schedlang.runtime.cutting.chains import Part, chain_of
 from schedlang.runtime.cutting.layouts import EvenLayers, StageLayout, check_layout, cuts_of
 from schedlang.runtime.cutting.partition import Partition, partition
 from schedlang.runtime.errors import PipelineError
@@ -45,6 +47,7 @@ class Stages(dict[int, nn.Module]):
     partition is.
 
     `tied` are the weights that several stages have, also on other ranks, with their names by stage.
+    Those of several models, or of several parts of a graph, are put together by `|`.
     """
 
     def __init__(
@@ -53,18 +56,34 @@ class Stages(dict[int, nn.Module]):
         partition: Partition,
         names: Sequence[str],
         tied: Tied,
+        others: Sequence["Stages"] = (),
     ) -> None:
         super().__init__(stages)
         self.partition = partition
         self.names = tuple(names)
         self.tied = tied
+        self._others = tuple(others)
+
+    def __or__(self, other: Any) -> Any:
+        """The stages of two parts of a plan; PipelineError where both have one."""
+        if not isinstance(other, Stages):
+            return super().__or__(other)
+        twice = self.keys() & other.keys()
+        if twice:
+            raise PipelineError(f"stage {min(twice)} is in both of the parts that are put together")
+        stages = {**self, **other}
+        tied = [*self.tied, *other.tied]
+        return Stages(stages, self.partition, self.names, tied, [*self._others, other])
 
     def __repr__(self) -> str:
         # Not that of the modules, which may have many lines.
-        return f"<Stages {', '.join(map(str, self))} of {self.partition.layout.pieces}>"
+        parts = [self, *self._others]
+        count = sum(part.partition.layout.pieces for part in parts)
+        return f"<Stages {', '.join(map(str, self))} of {count}>"
 
     def __str__(self) -> str:
-        return self.partition.report(self.names)
+        own = self.partition.report(self.names)
+        return "\n".join([own, *map(str, self._others)])
 
 
 def split(
@@ -75,6 +94,7 @@ def split(
     *,
     layout: StageLayout | None = None,
     rank: int | None = None,
+    stages: Part | None = None,
 ) -> Stages:
     """The stages of a rank, by default of this process, with their blocks shared out as evenly as
     can be, or as a `layout` says.
@@ -93,6 +113,10 @@ def split(
     names are the blocks); letters by stage (Megatron-LM's layout, `E|t*3|(t|)*4,m|L`); or
     `EvenLayers`. A stage may have no blocks: it hands on what it is given. `str()` of what is
     returned says how even the stages are, in weights and costs.
+
+    `stages` says which of the plan's stages the model is cut into, by default all: of a plan of
+    several models the name of one, `"teacher"`, and of a graph the numbers of some that are a
+    chain, `range(2)`. What is returned for several parts is put together by `|`.
 
     `costs` are those of the blocks, in any unit, the same on all ranks: measured by `measure`, or
     else the numbers of weights that are multiplied with, all but those of embeddings.
@@ -115,23 +139,22 @@ def split(
             "the plan has slices, whose stages take and return more than blocks: build them "
             "yourself"
         )
-    if plan.layout.edges:
-        raise PipelineError(
-            "the plan's stages are a graph, and the model's blocks a chain: build them yourself"
-        )
     if plan.layout.skips:
         raise PipelineError(
             "the plan has skips, whose stages take and return more than blocks: build them yourself"
         )
     named = blocks_of(model, _named_by(layout, model, blocks))
-    parts = _partition(named, plan.layout, costs, layout)
-    tied = _find_tied(model, named, parts)
-    pieces = {stage: parts.piece_of(stage) for stage in plan.stages_of(rank)}
+    chain = chain_of(plan.layout, stages)
+    parts = evolve(_partition(named, chain.layout, costs, layout), first=chain.pieces[0])
+    of_pieces = _find_tied(model, named, parts)
+    tied = [{chain.pieces[piece]: name for piece, name in each.items()} for each in of_pieces]
+    numbers = chain.stages(plan.layout)
+    pieces = {stage: numbers[stage] for stage in plan.stages_of(rank) if stage in numbers}
     copied = {name for names in tied for name in [*names.values()][1:]}
     # Two replicas of a piece on one rank are one module.
     modules = {
-        piece: with_only(model, named, _own(named, parts.blocks_of(stage), copied))
-        for stage, piece in pieces.items()
+        piece: with_only(model, named, _own(named, parts.blocks_of(piece), copied))
+        for piece in pieces.values()
     }
     return Stages(
         {stage: modules[piece] for stage, piece in pieces.items()}, parts, list(named), tied

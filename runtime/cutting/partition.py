@@ -27,7 +27,7 @@ from schedlang.schedule.layout import Layout
 class Partition:
     """Piece i of the model has the blocks `cuts[i]` up to `cuts[i + 1]`; `costs` are the blocks',
     in any unit, and `weights` how many weights they have, where that is known; `trained` are those
-    that no frozen stage may have.
+    that no frozen stage may have. `first` is the number in the plan of the layout's first stage.
     """
 
     layout: Layout
@@ -35,10 +35,11 @@ class Partition:
     cuts: Cuts
     weights: tuple[int, ...] = ()
     trained: frozenset[int] = frozenset()
+    first: int = 0
 
     def piece_of(self, stage: int) -> int:
         """The piece of the model that a stage is; of two pipelines both have all."""
-        return stage - self.layout.pipeline_of[stage].start
+        return self.layout.piece(stage)
 
     def blocks_of(self, stage: int) -> range:
         """The blocks of a stage."""
@@ -73,8 +74,11 @@ class Partition:
         weights = costs_of_pieces(self.weights, self.cuts) if self.weights else []
         lines = []
         for piece, cost in enumerate(self.pieces):
-            stages = [pipeline.start + piece for pipeline in self.layout.pipelines]
-            where = [f"stage {stage} on rank {self.layout.placement[stage]}" for stage in stages]
+            stages = self.layout.replicas(piece)
+            where = [
+                f"stage {self.first + stage} on rank {self.layout.placement[stage]}"
+                for stage in stages
+            ]
             line = (
                 f"{', '.join(where)}: {self._blocks(piece, names)}, {cost / total:.1%} of the work"
             )
@@ -82,11 +86,13 @@ class Partition:
         if any(weights):
             most = _largest(weights)
             excess = _excess(weights)
-            lines.append(f"stage {most} has {excess:.1%} more weights than an even share")
+            lines.append(
+                f"stage {self.first + most} has {excess:.1%} more weights than an even share"
+            )
         rank = _largest(self.ranks)
         lines += [
-            f"stage {_largest(self.pieces)} limits: it has {self.imbalance:.1%} more than an even "
-            f"share, and {self._least()}",
+            f"stage {self.first + _largest(self.pieces)} limits: it has {self.imbalance:.1%} more "
+            f"than an even share, and {self._least()}",
             f"rank {rank} works {_excess(self.ranks):.1%} more than an even share",
         ]
         return "\n".join(lines)
@@ -146,7 +152,7 @@ def _is_mirrored(layout: Layout) -> bool:
     """
     mirror: dict[int, set[int]] = {}
     for stage, rank in enumerate(layout.placement):
-        piece = stage - layout.pipeline_of[stage].start
+        piece = layout.piece(stage)
         mirror.setdefault(rank, set()).add(min(piece, layout.pieces - 1 - piece))
     return all(len(own) == 1 for own in mirror.values())
 

@@ -101,6 +101,8 @@ def _why_no_models(plan: Plan) -> str | None:
     """Why the checkpoints of a plan are no models, if so."""
     if plan.layout.updates > 1 and follow_weights(plan).staleness:
         return f"the stages of `{plan.name}` also read older versions of their weights"
+    if plan.layout.models:
+        return f"`{plan.name}` trains several models"
     if plan.layout.edges or plan.layout.skips:
         what = "edges" if plan.layout.edges else "skips"
         return f"`{plan.name}` has {what}, so its model depends on its stages"

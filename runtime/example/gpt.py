@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from schedlang.runtime.cutting.partition import partition
+from schedlang.runtime.stage.components import end_component
 from schedlang.schedule.layout import Layout
 
 #: Bytes that the model sees at once, where they need not divide into slices.
@@ -74,8 +75,9 @@ class Block(nn.Module):
             query, key, value, attn_mask=mask, is_causal=mask is None
         )
         x = x + self.merge(mixed.transpose(1, 2).reshape(rows, length, width))
+        x = end_component(x)
         fed: Tensor = self.down(F.gelu(self.up(self.norm(x))))
-        return x + fed, seen
+        return end_component(x + fed), seen
 
 
 class Head(nn.Module):
@@ -92,18 +94,24 @@ class Head(nn.Module):
         return scores
 
 
+def joined(inputs: Sequence[Tensor], skips: Mapping[int, Tensor] | None = None) -> Tensor:
+    """What a stage is given by edges and skips as one."""
+    first, *others = [*inputs, *(skips or {}).values()]
+    return sum(others, start=first)
+
+
 class Sliced(nn.Sequential):
     """The layers of a stage, for one slice of a text after the other: a block sees keys and values
     of all before.
     """
 
     def forward(
-        self, input: Tensor, past: Sequence[Tensor] | None = None
+        self, *inputs: Tensor, past: Sequence[Tensor] | None = None
     ) -> tuple[Tensor, list[Tensor]]:
         """The output, and for each block the keys and values so far, (2, rows, heads, length,
         width).
         """
-        x = input
+        x = joined(inputs)
         before = iter(past or ())
         seen = list[Tensor]()
         for layer in self:
@@ -117,56 +125,39 @@ class Sliced(nn.Sequential):
         return x, seen
 
 
-class Skipping(nn.Sequential):
-    """The layers of a stage with skips: earlier stages add to its input, and its output goes to
-    `later` ones.
+class Joining(nn.Sequential):
+    """The layers of a stage in a graph, or with skips: what earlier stages give is added up, and
+    the output goes to `later` ones by skips.
     """
 
     def __init__(self, layers: OrderedDict[str, nn.Module], later: Sequence[int]) -> None:
         super().__init__(layers)
         self.later = later
 
-    def forward(self, input: Tensor, *, skips: Mapping[int, Tensor] | None = None) -> Any:
+    def forward(self, *inputs: Tensor, skips: Mapping[int, Tensor] | None = None) -> Any:
         """Run the layers."""
-        output = self.add(input, skips)
+        output = joined(inputs, skips)
         for layer in self:
             output = layer(output)
         return self.give(output)
 
-    def add(self, input: Tensor, skips: Mapping[int, Tensor] | None) -> Tensor:
-        """The input with what earlier stages give."""
-        return sum((skips or {}).values(), start=input)
-
     def give(self, output: Tensor) -> Any:
-        """The output, and if it goes to later stages, what each of these gets."""
+        """The output, and if it goes on by skips, what each of these stages gets."""
         return (output, dict.fromkeys(self.later, output)) if self.later else output
 
 
-class SlicedSkipping(Skipping, Sliced):
-    """The layers of a stage with skips, for one slice of a text after the other."""
+class SlicedJoining(Joining, Sliced):
+    """The same, for one slice of a text after the other."""
 
     def forward(
         self,
-        input: Tensor,
+        *inputs: Tensor,
         past: Sequence[Tensor] | None = None,
-        *,
         skips: Mapping[int, Tensor] | None = None,
     ) -> Any:
-        """What `Skipping` gives, and beside it the keys and values that `Sliced` gives."""
-        output, seen = Sliced.forward(self, self.add(input, skips), past)
+        """What `Joining` gives, and beside it the keys and values that `Sliced` gives."""
+        output, seen = Sliced.forward(self, joined(inputs, skips), past=past)
         return self.give(output), seen
-
-
-class Joining(nn.Sequential):
-    """The layers of a stage in a graph: what the stages before it make is added up."""
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Run the layers."""
-        first, *others = inputs
-        output = sum(others, start=first)
-        for layer in self:
-            output = layer(output)
-        return output
 
 
 def build_gpt(blocks: int, seed: int, context: int = CONTEXT) -> list[nn.Module]:
@@ -184,31 +175,35 @@ def cut_gpt(layers: Sequence[nn.Module], layout: Layout, sliced: bool) -> list[n
 
     ValueError for more stages than layers.
     """
-    if layout.edges:
-        return _cut_graph(layers, layout)
-    blocks = [12 * _WIDTH**2] * (len(layers) - 2)
-    cuts = partition([0, *blocks, _BYTES * _WIDTH], layout).cuts
-    parts = [
-        OrderedDict((str(place), layers[place]) for place in range(*ends))
-        for ends in pairwise(cuts)
-    ]
+    is_graph = bool(layout.edges) or layout.models
+    parts = (_of_graph if is_graph else _of_chain)(layers, layout)
     for stage in layout.frozen:
         for layer in parts[stage].values():
             layer.requires_grad_(False)
-    if layout.skips:
-        skipping = SlicedSkipping if sliced else Skipping
-        return [
-            skipping(part, [b for a, b in layout.skips if a == stage])
-            for stage, part in enumerate(parts)
-        ]
-    return [(Sliced if sliced else nn.Sequential)(part) for part in parts]
+    if not is_graph and not layout.skips:
+        return [(Sliced if sliced else nn.Sequential)(part) for part in parts]
+    joining = SlicedJoining if sliced else Joining
+    return [
+        joining(part, [b for a, b in layout.skips if a == stage])
+        for stage, part in enumerate(parts)
+    ]
 
 
-def _cut_graph(layers: Sequence[nn.Module], layout: Layout) -> list[nn.Sequential]:
-    """The stages of a graph: the blocks of a model in order, as evenly as can be."""
+def _of_chain(layers: Sequence[nn.Module], layout: Layout) -> list[OrderedDict[str, nn.Module]]:
+    """The layers of each stage of a chain."""
+    blocks = [12 * _WIDTH**2] * (len(layers) - 2)
+    cuts = partition([0, *blocks, _BYTES * _WIDTH], layout).cuts
+    return [
+        OrderedDict((str(place), layers[place]) for place in range(*ends))
+        for ends in pairwise(cuts)
+    ]
+
+
+def _of_graph(layers: Sequence[nn.Module], layout: Layout) -> list[OrderedDict[str, nn.Module]]:
+    """Those of a graph, or of several models: the blocks in order, as evenly as can be."""
     blocks = len(layers) - 2
     context = len(layers[0].get_parameter("position"))
-    parts: list[nn.Sequential] = []
+    parts: list[OrderedDict[str, nn.Module]] = []
     for stage in range(layout.pieces):
         own = range(blocks * stage // layout.pieces, blocks * (stage + 1) // layout.pieces)
         named = OrderedDict((str(block + 1), layers[block + 1]) for block in own)
@@ -217,28 +212,48 @@ def _cut_graph(layers: Sequence[nn.Module], layout: Layout) -> list[nn.Sequentia
             embedding = layers[0] if stage == layout.firsts[0] else Embedding(context)
             named = OrderedDict({"0": embedding} | named)
         if layout.is_last(stage):
-            named[str(len(layers) - 1)] = layers[-1]
-        parts.append(Joining(named))
+            head = Head() if layout.models and stage < layout.pieces - 1 else layers[-1]
+            named[str(len(layers) - 1)] = head
+        if layout.models:
+            # Names of layers are those of checkpoints, and differ between models.
+            model = layout.model_of(stage)
+            named = OrderedDict((f"{model}_{name}", layer) for name, layer in named.items())
+        parts.append(named)
     return parts
 
 
-def run_gpt(stages: Sequence[nn.Module], layout: Layout, x: Tensor) -> Tensor:
-    """Run all stages of a model one after the other, along the edges and skips of a layout; the
-    stages were built without slices and skips.
+def run_gpt(
+    stages: Sequence[nn.Module], layout: Layout, inputs: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Run all stages one after the other, along the edges and skips of a layout; the stages were
+    built without slices and skips. Takes inputs for some models, by their names, and gives what
+    these have made; the only one of a plan has none.
     """
-    outputs: list[Tensor] = []
+    outputs: dict[int, Tensor] = {}
+    made: dict[str, Tensor] = {}
     for number, stage in enumerate(stages):
+        model = layout.model_of(number)
+        if model not in inputs:
+            continue
         before = layout.before[number]
         if layout.edges:
-            inputs = [outputs[earlier] for earlier in sorted(before)] or [x]
+            own = [inputs[model]] if layout.is_first(number) else []
+            given = own + [outputs[earlier] for earlier in sorted(before)]
         else:
             # What comes by skips is added to what the stage before has made.
-            near, *far = [outputs[earlier] for earlier in before] or [x]
-            inputs = [sum(far, start=near)]
-        outputs.append(stage(*inputs))
-    return outputs[-1]
+            near, *far = [outputs[earlier] for earlier in before] or [inputs[model]]
+            given = [sum(far, start=near)]
+        outputs[number] = stage(*given)
+        if layout.is_last(number):
+            made[model] = outputs[number]
+    return made
 
 
 def next_byte_loss(scores: Tensor, following: Tensor) -> Tensor:
     """Mean cross entropy of the bytes that follow, in nats."""
     return F.cross_entropy(scores.flatten(0, 1), following.flatten())
+
+
+def loss_and_bytes(scores: Tensor, following: Tensor) -> dict[str, Any]:
+    """The same, with the bytes that it is the mean of."""
+    return {"loss": next_byte_loss(scores, following), "bytes": following.numel()}

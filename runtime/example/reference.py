@@ -4,7 +4,7 @@ compare with.
 
 import copy
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -34,7 +34,7 @@ def train_reference(workload: Workload, steps: int) -> Training:
         read = [kept[0] for kept in versions]
         model = partial(run_gpt, read, plan.layout)
         trains = not plan.is_forward_only
-        training.losses.append(_run(model, *workload.batch(step), workload.microbatches, trains))
+        training.losses.append(_run(model, workload, step, trains))
         if not trains:
             continue
         for part, other, optimizer, kept in zip(parts, read, optimizers, versions, strict=True):
@@ -49,20 +49,36 @@ def train_reference(workload: Workload, steps: int) -> Training:
 
 
 def _run(
-    model: Callable[[Tensor], Tensor],
-    inputs: Tensor,
-    targets: Tensor,
-    microbatches: int,
+    run: Callable[[dict[str, Tensor]], dict[str, Tensor]],
+    workload: Workload,
+    update: int,
     trains: bool,
 ) -> float:
-    """Run microbatches one by one, and give their mean loss; where it `trains`, its gradient adds
-    up.
+    """Run the microbatches of an update one by one, and give their mean loss, of several models the
+    mean of these; where it `trains`, its gradients add up.
     """
-    losses = []
-    for x, y in zip(inputs.chunk(microbatches), targets.chunk(microbatches), strict=True):
+    losses: dict[str, list[Tensor]] = {}
+    counts = workload.of_models
+    batches = {model: workload.cut(update, model) for model in counts}
+    for number in range(max(counts.values())):
+        here = [model for model, count in counts.items() if number < count]
         with torch.set_grad_enabled(trains):
-            loss = next_byte_loss(model(x), y)
-        if trains:
-            torch.autograd.backward(loss / microbatches)
-        losses.append(loss.detach())
-    return float(torch.stack(losses).mean())
+            outputs = run({model: batches[model][number][0] for model in here})
+            of_models = {
+                model: _share_of_loss(output, batches[model], number)
+                for model, output in outputs.items()
+            }
+        for model, loss in of_models.items():
+            if loss.requires_grad:
+                torch.autograd.backward(loss / counts[model])
+            losses.setdefault(model, []).append(loss.detach())
+    means = [float(torch.stack(of_model).mean()) for of_model in losses.values()]
+    return sum(means) / len(means)
+
+
+def _share_of_loss(output: Tensor, batch: Sequence[tuple[Tensor, Tensor]], number: int) -> Tensor:
+    """The loss of a microbatch, as its bytes count in the batch."""
+    _, targets = batch[number]
+    bytes = sum(y.numel() for _, y in batch)
+    # 1.0 where all are alike.
+    return next_byte_loss(output, targets) * (targets.numel() * len(batch) / bytes)

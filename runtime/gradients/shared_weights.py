@@ -27,13 +27,14 @@ Tied = Sequence[Mapping[int, str]]
 
 @frozen(eq=False)
 class SharedWeights:
-    """Weights that are the same in some stages: for each weight the parameters of this rank; and
-    the ranks of the plan that have some.
+    """Weights that are the same in some stages: for each weight the parameters of this rank; the
+    ranks of the plan that have some; and of several models, those that have them.
     """
 
     name: str
     weights: list[tuple[nn.Parameter, ...]]
     ranks: list[int]
+    models: frozenset[str] = frozenset()
     are_tied: bool = False
 
     @property
@@ -78,10 +79,10 @@ def _tied(plan: Plan, modules: Mapping[int, nn.Module], names: Mapping[int, str]
             raise PipelineError(
                 f"`tied` has {shown}, but the plan has {counted(len(plan.placement), 'stage')}"
             )
-    by_piece = {_piece(plan, stage): name for stage, name in names.items()}
+    by_piece = {plan.layout.piece(stage): name for stage, name in names.items()}
     here: dict[int, nn.Parameter] = {}
     for stage, module in modules.items():
-        name = by_piece.get(_piece(plan, stage))
+        name = by_piece.get(plan.layout.piece(stage))
         if name is not None:
             weight = dict(module.named_parameters(remove_duplicate=False)).get(name)
             if weight is None:
@@ -93,6 +94,7 @@ def _tied(plan: Plan, modules: Mapping[int, nn.Module], names: Mapping[int, str]
         f"the tied {shown}",
         [tuple(here.values())] if here else [],
         _ranks(plan, by_piece),
+        _models(plan, by_piece),
         are_tied=True,
     )
 
@@ -103,7 +105,9 @@ def _replicas(
     """The weights of one stage of the first pipeline, and of its replicas in the others."""
     # A rank that has two replicas may have them in one module.
     mine = {
-        id(module): module for stage, module in modules.items() if _piece(plan, stage) == number
+        id(module): module
+        for stage, module in modules.items()
+        if plan.layout.piece(stage) == number
     }
     copies = [
         [weight for weight in module.parameters() if id(weight) not in taken]
@@ -112,7 +116,10 @@ def _replicas(
     if len({len(copy) for copy in copies}) > 1:
         raise PipelineError(f"the replicas of stage {number} on this rank have different weights")
     return SharedWeights(
-        f"the replicas of stage {number}", list(zip(*copies, strict=True)), _ranks(plan, [number])
+        f"the replicas of stage {number}",
+        list(zip(*copies, strict=True)),
+        _ranks(plan, [number]),
+        _models(plan, [number]),
     )
 
 
@@ -122,26 +129,22 @@ def _check_the_others(plan: Plan, modules: Mapping[int, nn.Module], taken: Conta
     for stage, module in modules.items():
         for name, weight in module.named_parameters():
             other, known = first.setdefault(id(weight), (stage, name))
-            if _piece(plan, other) != _piece(plan, stage) and id(weight) not in taken:
+            are_alike = plan.layout.piece(other) == plan.layout.piece(stage)
+            if not are_alike and id(weight) not in taken:
                 missing = {other: known, stage: name}
                 raise PipelineError(
                     f"stages {other} and {stage} have a weight in common: give `tied=[{missing}]`"
                 )
 
 
-def _piece(plan: Plan, stage: int) -> int:
-    """The number of a stage in its pipeline: replicas have the same."""
-    return stage - plan.layout.pipeline_of[stage].start
-
-
 def _ranks(plan: Plan, pieces: Iterable[int]) -> list[int]:
     return sorted(
-        {
-            plan.placement[pipeline.start + piece]
-            for pipeline in plan.layout.pipelines
-            for piece in pieces
-        }
+        {plan.placement[stage] for piece in pieces for stage in plan.layout.replicas(piece)}
     )
+
+
+def _models(plan: Plan, pieces: Iterable[int]) -> frozenset[str]:
+    return frozenset(plan.layout.model_of(piece) for piece in pieces)
 
 
 def check_shared_weights(
@@ -184,7 +187,7 @@ def warn_of_equal_weights(
     """
     tied = {id(weight) for each in shared if each.are_tied for weight in each.parameters}
     own = [
-        (_sample(weight), _piece(plan, stage), name)
+        (plan.layout.model_of(stage) + _sample(weight), plan.layout.piece(stage), name)
         for stage, module in modules.items()
         for name, weight in module.named_parameters()
         if weight.requires_grad and id(weight) not in tied and not _is_constant(weight)

@@ -74,7 +74,7 @@ def replica_updates(plan: Plan, stages: Mapping[int, Stage], wire: Wire) -> list
     """Those of this rank, if the plan has several pipelines and updates its stages; all ranks make
     all process groups.
     """
-    if len(plan.layout.pipelines) == 1 or not plan.has_updates:
+    if len(plan.layout.pipelines) == 1 or plan.layout.models or not plan.has_updates:
         return []
     processes = wire.processes.pipeline
     has_shards = any(is_sharded(stage.module) for stage in stages.values())

@@ -1,11 +1,12 @@
 """A model in files, under its own names: safetensors in parts, with an index, as `transformers`
 writes and reads them.
 
-A folder has the weights, and what the optimizers keep for each, under the same names. All ranks
-write it together, each its own part. Who reads it takes what it needs: a rank of another plan its
-part, or one process all of it. So these files are for other schedules, and for the finished model.
-To go on with the same plan, to the bit, is what `schedlang.runtime.saving.checkpoint` is for, which
-also has random states and older versions of the weights.
+A folder has the weights, and what the optimizers keep for each, under the same names; of several
+models each has one of its own within it. All ranks write it together, each its own part. Who reads
+it takes what it needs: a rank of another plan its part, or one process all of it. So these files
+are for other schedules, and for the finished model. To go on with the same plan, to the bit, is
+what `schedlang.runtime.saving.checkpoint` is for, which also has random states and older versions
+of the weights.
 """
 
 import json
@@ -13,7 +14,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -50,25 +51,40 @@ class ModelPart:
     optimizers: Sequence[Optimizer]
 
     @property
-    def modules(self) -> list[nn.Module]:
-        """The modules to write: where the plan has several pipelines, those of the first one, since
-        the others are its replicas.
+    def modules(self) -> dict[str, list[nn.Module]]:
+        """The modules to write, by the folder of their model: where the plan has several pipelines
+        that are replicas, those of the first one.
         """
-        pieces = self.plan.layout.pieces
-        return [module for number, module in self.stages.items() if number < pieces]
+        layout = self.plan.layout
+        found: dict[str, list[nn.Module]] = {
+            layout.model_of(pipeline.start): [] for pipeline in layout.pipelines
+        }
+        for number, module in self.stages.items():
+            if number < layout.pieces:
+                found[layout.model_of(number)].append(module)
+        return found
 
     def files(self) -> dict[str, Tensors]:
-        """The files of this part, by name."""
-        part = f"{self.rank + 1:05}-of-{len(self.plan.ranks):05}"
-        weights = {
-            name: tensor for module in self.modules for name, tensor in _state(module).items()
-        }
-        return {
-            f"{_MODEL}-{part}.safetensors": weights,
-            f"{_OPTIMIZER}-{part}.safetensors": dict(
-                _optimizer_state(self.modules, self.optimizers)
-            ),
-        }
+        """The files of this part, by their paths in the folder."""
+        part = f"{self.rank + 1:05}-of-{len(self.plan.ranks):05}.safetensors"
+        found: dict[str, Tensors] = {}
+        for model, modules in self.modules.items():
+            weights = {
+                name: tensor for module in modules for name, tensor in _state(module).items()
+            }
+            kept = dict(_optimizer_state(modules, self.optimizers))
+            found[str(Path(model, f"{_MODEL}-{part}"))] = weights
+            found[str(Path(model, f"{_OPTIMIZER}-{part}"))] = kept
+        return found
+
+    def weights(self) -> list[str]:
+        """The names of the weights, each behind the folder of its model."""
+        return [
+            str(Path(model, name))
+            for model, modules in self.modules.items()
+            for module in modules
+            for name, _ in module.named_parameters()
+        ]
 
 
 def write_model(folder: Path, step: int, part: ModelPart | None, watchdog: Watchdog) -> None:
@@ -82,16 +98,13 @@ def write_model(folder: Path, step: int, part: ModelPart | None, watchdog: Watch
     try:
         new.mkdir(parents=True, exist_ok=True)
         for name, tensors in files.items():
+            (new / name).parent.mkdir(exist_ok=True)
             _write(new / name, tensors)
         sizes = {
             file: {name: tensor.nbytes for name, tensor in tensors.items()}
             for file, tensors in files.items()
         }
-        weights = [
-            name
-            for module in (part.modules if part else ())
-            for name, _ in module.named_parameters()
-        ]
+        weights = part.weights() if part else []
         found = [
             json.loads(answer)
             for answer in watchdog.gather(json.dumps([weights, sizes]), _MISSES).values()
@@ -293,22 +306,27 @@ def _finish(new: Path, folder: Path, step: int, sizes: Mapping[str, Mapping[str,
     """Write the indices, the step in them, when all files are there; then the folder gets its
     name.
     """
-    found = {path.name: path for path in new.iterdir()}
+    found = {str(path.relative_to(new)): path for path in new.rglob("*") if path.is_file()}
     if missing := sizes.keys() - found.keys():
         raise PipelineError(
             f"`{new / min(missing)}` is not there for rank 0: all ranks must share the folder"
         )
     for stale in found.keys() - sizes.keys():
         found[stale].unlink()
-    for kind in (_MODEL, _OPTIMIZER):
-        parts = {file: tensors for file, tensors in sizes.items() if file.startswith(kind)}
+    models = {Path(file).parent for file in sizes}
+    for model, kind in product(sorted(models), (_MODEL, _OPTIMIZER)):
+        parts = {
+            Path(file).name: tensors
+            for file, tensors in sizes.items()
+            if Path(file).parent == model and Path(file).name.startswith(kind)
+        }
         total = sum(sum(tensors.values()) for tensors in parts.values())
         places = {name: file for file, tensors in parts.items() for name in tensors}
         index: dict[str, Any] = {
             "metadata": {"total_size": total, "step": step},
             "weight_map": places,
         }
-        with (new / _index(kind)).open("w") as file:
+        with (new / model / _index(kind)).open("w") as file:
             json.dump(index, file, indent=1)
             file.flush()
             os.fsync(file.fileno())

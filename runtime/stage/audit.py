@@ -234,7 +234,7 @@ class Audit(Part):
             yield "its activations go to the host and back"
         if self._plan.has_updates:
             yield "its weights are updated within a step"
-        if len(self._plan.layout.pipelines) > 1:
+        if len(self._plan.layout.replicas(self._stage)) > 1:
             yield "it has replicas"
         if any(True for _ in self._module.buffers()):
             yield "it has buffers"

@@ -38,6 +38,8 @@ class FarEdge:
     later: int
     #: What passes along it, in a message.
     what: str
+    #: Whether it leads from one model to another.
+    is_between: bool = False
     #: Whether gradients come back along it: the earlier stage has a backward.
     is_two_way: bool = True
     values: dict[int, Value] = field(factory=dict)
@@ -131,8 +133,8 @@ class Edges(FarEdges):
     """The far edges of a stage graph.
 
     The module gets the outputs of the stages before it as its arguments, in the order of their
-    numbers; a stage with one before it is called as in a chain. Its output goes to all stages
-    after it.
+    numbers, or the inputs of its model; and then those of other models. A stage with one before it
+    is called as in a chain. Its output goes to all stages after it.
     """
 
     def __init__(
@@ -141,21 +143,25 @@ class Edges(FarEdges):
         before: Sequence[FarEdge],
         after: Sequence[FarEdge],
         has_backward: bool,
-        follows: bool,
+        has_input: bool,
         works_in_place: bool,
     ) -> None:
-        """Whether the stage `follows` the one before it, and works in place."""
+        """Whether the stage has an input beside what passes along these, and works in place."""
         super().__init__(stage, before, after, has_backward)
-        self._follows = follows
+        self._has_input = has_input
+        self._others = {edge.earlier for edge in before if edge.is_between}
         self._works_in_place = works_in_place
 
     def give(self, run: Forward, given: dict[int, Value]) -> None:
-        """The stage right before is the last one, if there is an edge from it."""
-        values = [given[earlier] for earlier in sorted(given)]
+        """Of the stages of its own model, the one right before is the last one, if there is an edge
+        from it.
+        """
         if self._works_in_place and run.has_graph:
-            values = [*map(changeable, values)]
-        if self._follows:
+            given = {earlier: changeable(value) for earlier, value in given.items()}
+        values = [given[earlier] for earlier in sorted(given) if earlier not in self._others]
+        if self._has_input:
             values.append(run.input)
+        values += [given[earlier] for earlier in sorted(self._others)]
         run.input = tuple(values) if len(values) > 1 else values[0]
 
     def take(self, run: Forward) -> Mapping[int, Value]:

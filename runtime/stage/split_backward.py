@@ -148,8 +148,9 @@ class Split(TorchFunctionMode):
             if gradient is not None
         ]
         if ready:
-            self.others, of_others = zip(*ready, strict=True)
-            self._store.deferred.append(Deferred(self.others, self.others, lambda: of_others))
+            weights, of_weights = zip(*ready, strict=True)
+            self.others = (*self.others, *weights)
+            self._store.deferred.append(Deferred(weights, weights, lambda: of_weights))
         of_inputs = iter(computed[len(others) :])
         return [next(of_inputs) if input.requires_grad else None for input in inputs]
 

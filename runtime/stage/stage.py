@@ -13,7 +13,7 @@ Forward and backward are the same in all of them. Whatever else a stage may have
 """
 
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
@@ -26,6 +26,13 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.losses import Taking, root_of, total_of
 from schedlang.runtime.part import Backward, Boxes, Forward, Ops, Part, filled
+from schedlang.runtime.stage.components import (
+    Components,
+    OverlappedBackward,
+    OverlappedForward,
+    overlapped_of,
+    overlapped_pairs,
+)
 from schedlang.runtime.stage.entry import changeable, works_in_place
 from schedlang.runtime.stage.random_state import random_state, set_random_state
 from schedlang.runtime.stage.split_backward import Split, has_reentrant_checkpoint, warn_of
@@ -37,6 +44,7 @@ from schedlang.runtime.values import (
     has_gradient,
     leaves_of,
     of_its_own,
+    wants_gradient,
     without_graph,
 )
 from schedlang.schedule.kinds import Kind
@@ -56,7 +64,8 @@ class StagePlan:
     beside what passes along far edges, and whether it is an end, which hands on nothing and has no
     `loss_fn`; whether it has a backward, and whether that ends here, since the input comes from
     outside or from a stage without one; and of which microbatches the forward is recomputed, or the
-    backward split.
+    backward split, or overlapped by a forward. A stage that does not take turns runs its forwards
+    and backwards whole, one after the other.
     """
 
     number: int
@@ -67,6 +76,8 @@ class StagePlan:
     ends_backward: bool = False
     recomputed: Container[int] = ()
     split: Container[int] = ()
+    overlapped: Container[int] = ()
+    takes_turns: bool = True
 
     @classmethod
     def of(cls, plan: Plan, number: int) -> "StagePlan":
@@ -81,7 +92,15 @@ class StagePlan:
             not layout.follows(number) or not layout.has_backward[number - 1],
             plan.microbatches_with(Kind.R, number),
             plan.microbatches_with(Kind.W, number),
+            _overlapped(plan, number),
         )
+
+
+def _overlapped(plan: Plan, number: int) -> set[int]:
+    """The microbatches whose backward on a stage runs beside a forward."""
+    actions = plan.ranks[plan.placement[number]]
+    backwards = overlapped_pairs(actions).values()
+    return {actions.microbatch[index] for index in backwards if actions.stage[index] == number}
 
 
 @frozen(eq=False)
@@ -114,6 +133,18 @@ class Loss:
         else:
             wrong = f"is a {type(loss).__name__}"
         raise PipelineError(f"the loss {wrong}, it must be a scalar tensor")
+
+
+def _backward_whole(
+    roots: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """Add up the gradients of weights; gives those of the leaves."""
+    if roots:
+        run_backward(roots, gradients)
+    found = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+    return found
 
 
 class Stage:
@@ -177,6 +208,13 @@ class Stage:
         self._live: dict[int, tuple[int, Sequence[Tensor], Sequence[Tensor]]] = {}
         #: The halves of a backward, from F (or R) to W.
         self._splits: dict[int, Split] = {}
+        #: Of forwards that were cut where components end, from F (or R) to the backward.
+        self._components: dict[int, Components] = {}
+        #: The backward beside the forward that runs now; the module's own way to run both; and
+        #: whether they have ever taken turns.
+        self._beside: OverlappedBackward | None = None
+        self._own_overlapped = overlapped_of(module, plan.number)
+        self.takes_turns = self._own_overlapped is not None
         #: Of recomputed microbatches the input and the random state, from F to R.
         self._again: dict[int, tuple[Value, Tensor]] = {}
         #: Whether the module has reentrant checkpoints; the first split forward shows it.
@@ -199,7 +237,7 @@ class Stage:
         own: dict[Kind, Callable[[int], None]] = {
             Kind.F: self.forward,
             Kind.B: self.backward,
-            Kind.I: self.backward_input,
+            Kind.I: self.backward,
             Kind.W: self.backward_weight,
             Kind.R: self.recompute,
             Kind.U: self.update,
@@ -251,6 +289,7 @@ class Stage:
             # Tensors of its own, or R would call the hooks that this run registers as well.
             self._run_without_graph(microbatch, of_its_own(input))
         elif not self.plan.has_backward:
+            self._check_wants_none(input)
             self._run_without_graph(microbatch, input)
         else:
             run = Forward(microbatch, input, self._options(microbatch), has_graph=True)
@@ -259,6 +298,14 @@ class Stage:
                 self.outputs[microbatch] = output
         if self.stage_after is not None:
             self._handed_on[microbatch] = self._changes_of(self.outputs[microbatch])
+
+    def _check_wants_none(self, input: Value) -> None:
+        """PipelineError where the inputs of a stage without a backward want a gradient."""
+        if wants_gradient(input):
+            raise PipelineError(
+                f"`inputs` of stage {self.number} want a gradient, and the stage is frozen in the "
+                "plan, so no backward comes to them: detach them, or take the stage out of `frozen`"
+            )
 
     def _run_without_graph(self, microbatch: int, input: Value) -> None:
         """Make the output by a run that no backward follows."""
@@ -294,28 +341,55 @@ class Stage:
         if self.plan.has_output:
             self.outputs[microbatch] = output
 
-    def backward(self, microbatch: int) -> None:
-        """B: the gradients of the weights, which add up, and of the input."""
-        run = self._begin_backward(microbatch)
-        roots, gradients = run.starts()
-        if roots:
-            with self._surroundings(run):
-                run_backward(roots, gradients)
-        self._end_backward(run, [leaf.grad for leaf in run.leaves])
-
-    def backward_input(self, microbatch: int) -> None:
-        """I: the gradients of the input; where no W follows, since the weights are frozen, that is
-        all.
+    def overlap(self, microbatch: int, backward: OverlappedBackward) -> None:
+        """F, and in its midst components of the backward of another microbatch, of this stage or
+        another one of the rank.
         """
-        if microbatch not in self.plan.split:
-            self.backward(microbatch)
-            return
+        self._beside = backward
+        try:
+            self.forward(microbatch)
+        finally:
+            self._beside = None
+        self.takes_turns = self.takes_turns or backward.has_begun
+
+    def overlapped_backward(self, microbatch: int) -> OverlappedBackward:
+        """B, or I, which goes on one component at a time."""
+        components = self._components.get(microbatch)
+        count = 1 if components is None else len(components.ends) + 1
+        return OverlappedBackward(self._backward(microbatch), count)
+
+    def backward(self, microbatch: int) -> None:
+        """B: the gradients of the weights, which add up, and of the input; or I, those of the input
+        alone, where a W follows. Where none does, since the weights are frozen, that is all.
+        """
+        for _ in self._backward(microbatch):
+            pass
+
+    def _backward(self, microbatch: int) -> Iterator[None]:
+        """A backward, which stops after each component."""
         run = self._begin_backward(microbatch)
-        split = self._splits[microbatch]
-        with self._surroundings(run):
-            computed = split.backward_input(*run.starts(), run.leaves)
+        split = self._splits[microbatch] if microbatch in self.plan.split else None
+        walk = _backward_whole if split is None else split.backward_input
+
+        def walk_inside(
+            roots: Sequence[Tensor], gradients: Sequence[Tensor], leaves: Sequence[Tensor]
+        ) -> Sequence[Tensor | None]:
+            with self._surroundings(run):
+                return walk(roots, gradients, leaves)
+
+        components = self._components.pop(microbatch, None)
+        computed: Sequence[Tensor | None] = ()
+        if components is None:
+            computed = walk_inside(*run.starts(), run.leaves)
+            yield
+        else:
+            starts = zip(*run.starts(), strict=True)
+            scale = self._scale_of_added(microbatch)
+            for gradients in components.walk_back(starts, run.leaves, walk_inside, scale):
+                computed = gradients
+                yield
         self._end_backward(run, computed)
-        if split.splits_all and split.others and not self._has_warned:
+        if split is not None and split.splits_all and split.others and not self._has_warned:
             self._has_warned = True
             warn_of(split.others, self.module, self.number)
 
@@ -359,24 +433,37 @@ class Stage:
             split = Split(splits_all=self._is_reentrant is not False)
             self._splits[microbatch] = split
             run.contexts = [split]
-        tensors, tree = self._tensors_of(self._run(run))
+        components = None
+        if microbatch in self.plan.overlapped:
+            components = Components(True, self._works_in_place, run.added)
+        tensors, tree = self._tensors_of(self._run(run, components))
+        if components is not None and components.ends:
+            self._components[microbatch] = components
         roots = [*filter(has_gradient, tensors), *run.roots]
         added = root_of(run.added) if run.added else None
         if added is not None:
             self._have_added.add(microbatch)
             roots.append(added)
+        if components is not None:
+            components.total = added
         if not any(root.requires_grad for root in roots):
             self._has_no_backward(tensors)
         self._live[microbatch] = from_input, run.leaves, roots
         if microbatch in self.plan.split and self._is_reentrant is None:
             self._is_reentrant = has_reentrant_checkpoint(
-                root for root in roots if root.requires_grad
+                root for root in (*roots, *self._made(microbatch)) if root.requires_grad
             )
         if self.loss is not None:
             scale = self.loss.scale * self.shares.of(microbatch)
             self.gradients[microbatch] = [torch.full_like(tensors[0], scale)]
             return tensors[0].detach()
         return run.handed_on(tensors, tree)
+
+    def _made(self, microbatch: int) -> Iterator[Tensor]:
+        """What the components of a forward have made for one another."""
+        if microbatch in self._components:
+            for end in self._components[microbatch].ends:
+                yield from end.made
 
     def _tensors_of(self, output: Value) -> tuple[list[Tensor], TreeSpec | None]:
         return flatten(output, self._output_name)
@@ -407,8 +494,16 @@ class Stage:
                 stacklevel=2,
             )
 
-    def _run(self, run: Forward) -> Value:
+    def _run(self, run: Forward, components: Components | None = None) -> Value:
         """Run the module and take its output, or on the last stage the loss."""
+        if self._beside is not None:
+            run.is_overlapped = True
+            components = Components() if components is None else components
+            if self._own_overlapped is None and self.plan.takes_turns:
+                components.at_end = self._beside.advance
+            run.contexts = [*run.contexts, self._beside.beside(run, self.device)]
+        if components is not None:
+            run.contexts = [*run.contexts, components]
         run.target = self.targets.get(run.microbatch)
         for call in self._before_forward:
             call(run)
@@ -425,7 +520,7 @@ class Stage:
     def _call(self, run: Forward) -> Value:
         arguments = run.input if isinstance(run.input, tuple) else (run.input,)
         with Taking(run.added):
-            run.returned = self.module(*arguments, **run.options)
+            run.returned = self._returned(arguments, run)
         # A forward that is run again has them then.
         if run.added:
             self._take_added(run)
@@ -444,6 +539,13 @@ class Stage:
         if run.is_evaluation:
             raise PipelineError("there are targets, but no `loss_fn`")
         return run.returned
+
+    def _returned(self, arguments: tuple[Any, ...], run: Forward) -> Any:
+        """What the module returns."""
+        if self._beside is None or self._own_overlapped is None:
+            return self.module(*arguments, **run.options)
+        forward = OverlappedForward(arguments, run.options)
+        return self._own_overlapped(forward=forward, backward=self._beside)
 
     def _take_added(self, run: Forward) -> None:
         """Sum the losses that the module has added; of a forward that is run again, then."""
@@ -489,9 +591,13 @@ class Stage:
             call(run)
         if microbatch in self._have_added:
             self._have_added.remove(microbatch)
-            scale = self._added_scale * self.shares.of(microbatch)
+            scale = self._scale_of_added(microbatch)
             run.gradients.append(torch.full_like(roots[-1], scale))
         return run
+
+    def _scale_of_added(self, microbatch: int) -> float:
+        """What the losses are multiplied by that a microbatch has added."""
+        return self._added_scale * self.shares.of(microbatch)
 
     def _surroundings(self, run: Backward) -> AbstractContextManager[Any]:
         """What autograd runs in, as alone: not in the `torch.autocast` of the forward; and with the

@@ -60,7 +60,8 @@ class Weights(Part):
         if run.is_evaluation or not (self._is_first or self._is_updated):
             return
         weights = dict(self._module.named_parameters()) | run.substitutes
-        if self._is_updated:
+        # A backward in the midst of the forward does add to gradients.
+        if self._is_updated and not run.is_overlapped:
             self._gradients = {
                 name: (weight, weight.grad, _changes_of_gradient(weight))
                 for name, weight in weights.items()

@@ -15,6 +15,7 @@ still with sequences of unequal lengths.)
 """
 
 from collections.abc import Hashable, Sequence
+from math import prod
 
 import torch
 from attrs import frozen
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.processes import Replicas
 from schedlang.runtime.transport.announcement import NAME, Announcement, Rows, Shares
 from schedlang.runtime.transport.messages import (
     ActivationReceive,
@@ -36,6 +38,7 @@ from schedlang.runtime.transport.precision import Rounding
 from schedlang.runtime.transport.wire import InFlight, Wire
 from schedlang.runtime.values import Value, ValueSpec
 from schedlang.schedule.kinds import Kind
+from schedlang.schedule.layout import Layout, Pipeline
 
 # A user's script may send messages of its own, which have tag 0 by default.
 _FIRST_TAG = 1
@@ -60,7 +63,7 @@ class Given:
 
 class Exchange:
     """All messages of one rank. `number` tells apart the pipelines that all processes have built
-    one after another.
+    one after another; `counting` are replicas whose losses count together, along each dimension.
     """
 
     def __init__(
@@ -71,12 +74,14 @@ class Exchange:
         device: torch.device,
         wire: Wire,
         rounding: Rounding | None,
+        counting: Sequence[Replicas] = (),
     ) -> None:
         self._plan = plan
         self._device = device
         self._wire = wire
         self._rank = rank
         self._rounding = rounding
+        self._counting = counting
         self._name = torch.tensor([number, int(plan.digest[:15], 16)])
         stages = len(plan.placement)
         #: Channels are numbered as the stages that they begin at, and as skips.
@@ -117,10 +122,14 @@ class Exchange:
         other ranks announce. Gives what was announced, by first stage.
         """
         announced: dict[int, Announcement] = {}
-        totals: Sequence[float] = ()
-        if given:
-            totals = self._totals(next(iter(given.values())))
+        layout = self._plan.layout
+        totals_of: dict[str, Sequence[float]] = {}
         for first, inputs in given.items():
+            # All first stages of a model that are here have the same.
+            model = layout.model_of(first)
+            if model not in totals_of:
+                totals_of[model] = self._totals(inputs)
+            totals = totals_of[model]
             seen = self._seen.setdefault(first, {})
             forms = [seen.setdefault((inputs.evaluates, spec), len(seen)) for spec in inputs.specs]
             shares = Shares(self._shares(first, inputs, totals), inputs.of_slices)
@@ -162,14 +171,14 @@ class Exchange:
         The ranks of first stages ask each other in every step, since a replica cannot know whether
         another one was given counts.
         """
-        replicas = self._wire.processes.replicas
         totals = given.totals
-        if replicas.are_several and not given.evaluates:
+        if self._counting and not given.evaluates:
             own = [bool(totals), *(totals or [0.0] * self._plan.layout.updates)]
             sums = torch.tensor(own, dtype=torch.float64, device=self._device)
-            self._wire.end_sum(self._wire.begin_sum(sums, replicas), replicas)
+            for replicas in self._counting:
+                self._wire.end_sum(self._wire.begin_sum(sums, replicas), replicas)
             have_counts, *sums_of_updates = sums.tolist()
-            if have_counts not in (0.0, len(replicas.processes)):
+            if have_counts not in (0.0, self._replicas):
                 raise PipelineError(
                     "`counts` were given to some replicas of the pipeline, and not to others: "
                     "give them to all or to none"
@@ -179,13 +188,17 @@ class Exchange:
             raise PipelineError("`counts` are 0 for all microbatches of an update")
         return totals
 
+    @property
+    def _replicas(self) -> int:
+        """How many replicas count together."""
+        return prod(len(replicas.processes) for replicas in self._counting)
+
     def _shares(self, first: int, given: Given, totals: Sequence[float]) -> tuple[float, ...]:
         """How much what passes through a first stage counts, beside the rest of its update."""
         if not totals:
             return ()
         layout = self._plan.layout
-        replicas = len(self._wire.processes.replicas.processes)
-        on_average = replicas * layout.microbatches // layout.updates
+        on_average = self._replicas * layout.microbatches_of(first) // layout.updates
         return tuple(
             count * on_average / totals[layout.update_of(first, unit)]
             for unit, count in enumerate(given.counts)
@@ -199,9 +212,10 @@ class Exchange:
             earlier = min(layout.ends(kind, number))
             assert peer is not None
             tag = _FIRST_TAG + self._numbers + first * self._units
-            pipeline = layout.pipeline_of[earlier]
+            # What one model makes may depend on what it is given by others.
+            linked = _linked(layout, layout.pipeline_of[earlier])
             self._firsts[first] = [
-                stage for stage in layout.firsts if layout.pipeline_of[stage] == pipeline
+                stage for stage in layout.firsts if layout.pipeline_of[stage] in linked
             ]
             self._channels[first] = Channel(
                 self._wire,
@@ -224,7 +238,11 @@ class Exchange:
         return f"what stage {earlier} returns for stage {later}"
 
     def _takes_part(self, rank: int, first: int) -> bool:
-        """Whether a rank has a stage of a pipeline, by its first stage."""
+        """Whether a rank has a stage of a pipeline, by its first stage; of several models, all
+        ranks take part in each, to know when all are at their end.
+        """
+        if self._plan.layout.models:
+            return True
         pipeline = self._plan.layout.pipeline_of[first]
         return rank in self._plan.placement[pipeline.start : pipeline.stop]
 
@@ -254,11 +272,11 @@ class Exchange:
         return tensor
 
     def _check_same(self, announced: dict[int, Announcement]) -> None:
-        """PipelineError where the first stages of all pipelines were not given the same batch."""
-        first, *others = announced
-        one = announced[first]
-        for other in others:
-            another = announced[other]
+        """PipelineError where the first stages of a model were not given the same batch."""
+        of_models: dict[str, int] = {}
+        for other, another in announced.items():
+            first = of_models.setdefault(self._plan.layout.model_of(other), other)
+            one = announced[first]
             ranks = [self._plan.placement[stage] for stage in (first, other)]
             if another.rows != one.rows:
                 raise PipelineError(
@@ -274,3 +292,16 @@ class Exchange:
                     f"rank {ranks[0]} has other `counts` than rank {ranks[1]}: they belong to the "
                     "batch, and all ranks of first stages are given them"
                 )
+
+
+def _linked(layout: Layout, pipeline: Pipeline) -> set[Pipeline]:
+    """A pipeline, and those of other models that edges connect it with, directly or by others."""
+    linked = {pipeline}
+    count = 0
+    while count < len(linked):
+        count = len(linked)
+        for ends in layout.far_edges.values():
+            pipelines = {layout.pipeline_of[stage] for stage in ends}
+            if pipelines & linked:
+                linked |= pipelines
+    return linked

@@ -33,7 +33,7 @@ def show(options: argparse.Namespace) -> int:
     for number in plan.layout.far_edges:
         print(edge_text(plan, number))
     if plan.layout.frozen:
-        numbers = ", ".join(map(str, plan.layout.frozen))
+        numbers = ", ".join(map(plan.names.stage, plan.layout.frozen))
         print(f"frozen stages: {numbers}")
     for rank, text in enumerate(texts):
         stages = plan.names.stages(plan.stages_of(rank))

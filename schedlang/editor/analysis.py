@@ -78,7 +78,7 @@ def analyse(source: Source, params: Mapping[str, int]) -> Iterator[Analysis]:
     """What is known of a program after each step: its names, what is wrong with it, what it costs,
     and repairs. Of the parameters, those count that it has.
     """
-    imports = _imports(source)
+    imports = imports_of(source)
     try:
         whole, tree, symbols = analyse_names(source)
     except CompileError as error:
@@ -90,17 +90,26 @@ def analyse(source: Source, params: Mapping[str, int]) -> Iterator[Analysis]:
     yield analysis
     if not tree.span.end:
         return
+    for diagnostics, plan in compiled(source, whole, tree, params):
+        known = evolve(analysis, diagnostics=diagnostics)
+        yield _with_figures(known, tree, plan) if plan else known
+
+
+def compiled(
+    source: Source, whole: Source, tree: syntax.Schedule, params: Mapping[str, int]
+) -> Iterator[tuple[Sequence[Diagnostic], Plan | None]]:
+    """What is wrong with a program that was loaded, and then the same with repairs; or its warnings
+    and its plan. Of the parameters, those count that it has.
+    """
     chosen = {name: params[name] for name in _params(tree) if name in params}
     try:
         plan = compile_tree(whole, tree, chosen)
     except CompileError as error:
-        yield evolve(analysis, diagnostics=error.diagnostics)
+        yield error.diagnostics, None
         if any(diagnostic.code in WAITS for diagnostic in error.diagnostics):
-            advised = advise(error, source, chosen)
-            yield evolve(analysis, diagnostics=advised.diagnostics)
+            yield advise(error, source, chosen).diagnostics, None
         return
-    warnings = [*old_forms(whole, tree), *plan.warnings, *lint(plan)]
-    yield _with_figures(evolve(analysis, diagnostics=warnings), tree, plan)
+    yield [*old_forms(whole, tree), *plan.warnings, *lint(plan)], plan
 
 
 def analyse_names(source: Source) -> tuple[Source, syntax.Schedule, Symbols]:
@@ -161,7 +170,7 @@ def _statements(nodes: Sequence[syntax.Node]) -> Iterator[Span]:
                     yield from _statements((child,))
 
 
-def _imports(source: Source) -> list[tuple[Span, str]]:
+def imports_of(source: Source) -> list[tuple[Span, str]]:
     """The places of imports in a text, and the files that they name, as far as there are."""
     tokens = tokens_of(source.text)
     found = []

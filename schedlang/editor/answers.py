@@ -137,3 +137,17 @@ def message(diagnostic: Diagnostic) -> str:
     elif diagnostic.help:
         lines.append(f"help: {diagnostic.help}")
     return "\n".join(lines)
+
+
+def own_place(analysis: Analysis, diagnostic: Diagnostic) -> Span:
+    """The place of the program's own text that a diagnostic is shown at: its first one there; or
+    the import of the file that it is in.
+    """
+    for label in diagnostic.labels:
+        if label.span.end <= len(analysis.text):
+            return label.span
+        path = analysis.source.file(label.span.start)[0]
+        for span, imported in analysis.imports:
+            if imported == path:
+                return span
+    return Span(0, 0)

@@ -432,20 +432,6 @@ def _location(analysis: Analysis, span: Span) -> types.Location:
     return types.Location(_uri(path), lines_of(text).range(place))
 
 
-def _own_label(analysis: Analysis, diagnostic: Diagnostic) -> Span:
-    """The place of the program's own text that a diagnostic is shown at: its first one there; or
-    the import of the file that it is in.
-    """
-    for label in diagnostic.labels:
-        if label.span.end <= len(analysis.text):
-            return label.span
-        path = analysis.source.file(label.span.start)[0]
-        for span, imported in analysis.imports:
-            if imported == path:
-                return span
-    return Span(0, 0)
-
-
 def _diagnostic(analysis: Analysis, diagnostic: Diagnostic) -> types.Diagnostic:
     """A diagnostic as the protocol has it."""
     source = analysis.source if diagnostic.source is None else diagnostic.source
@@ -456,7 +442,7 @@ def _diagnostic(analysis: Analysis, diagnostic: Diagnostic) -> types.Diagnostic:
         for label in _others(analysis, diagnostic)
     ]
     return types.Diagnostic(
-        range=lines_of(source.text).range(_own_label(analysis, diagnostic)),
+        range=lines_of(source.text).range(answers.own_place(analysis, diagnostic)),
         message=answers.message(diagnostic),
         severity=_SEVERITIES[diagnostic.severity],
         code=diagnostic.code,
@@ -468,7 +454,7 @@ def _diagnostic(analysis: Analysis, diagnostic: Diagnostic) -> types.Diagnostic:
 
 def _others(analysis: Analysis, diagnostic: Diagnostic) -> list[Label]:
     """The places that a diagnostic tells beside the one that it is shown at."""
-    place = _own_label(analysis, diagnostic)
+    place = answers.own_place(analysis, diagnostic)
     return [label for label in diagnostic.labels if label.text or label.span != place]
 
 

@@ -281,7 +281,9 @@ class Codegen:
                 ends = self.function(name, earlier, later)
                 word = "skip" if isinstance(item, syntax.Skip) else "edge"
                 return f"{word}({self.bounds(range)}, {ends}, {self.location(item)})"
-            case syntax.Frozen(_, range):
+            case syntax.Frozen(expressions.Reference(name) as model):
+                return f"frozen_model({variable(name)}, {self.location(model)})"
+            case syntax.Frozen(_, syntax.Range() as range):
                 return f"frozen({self.bounds(range)}, {self.location(range)})"
             case syntax.Link(name, number):
                 return f"link({self.function(name, number)}, {self.location(item)})"

@@ -31,6 +31,7 @@ from schedlang.schedule.layout import (
     Layout,
     Pipeline,
     of_graph,
+    pieces_of,
     without_stage,
     wrong_edge,
     wrong_skip,
@@ -187,6 +188,7 @@ class Declarations:
             "edge": _keeper(self._edges, _Edges),
             "skip": _keeper(self._skips, _Edges),
             "frozen": _keeper(self._frozen, _Frozen),
+            "frozen_model": self.frozen_model,
             "price": _keeper(self.prices, Price),
             "change": _keeper(self.changes, Change),
         }
@@ -299,10 +301,10 @@ class Declarations:
         if microbatches < 1:
             message = f"the pipeline runs {microbatches} microbatches, it must run 1 or more"
             raise Fault("pipelines", message, location)
-        if self.pipelines and line.stop != self.pipelines[0].stop:
+        if self.pipelines and not self.models and line.stop != self.pipelines[0].stop:
             has = counted(line.stop, "stage")
             message = f"the pipeline has {has}, the first one has {self.pipelines[0].stop}"
-            help = "pipelines are replicas of one model: cut all alike"
+            help = "pipelines are replicas of one model: cut all alike, or write `model`"
             raise Fault("pipelines", message, location, help)
 
     def weight_rules(self, layout: Layout) -> tuple[WeightRule, ...]:
@@ -319,6 +321,13 @@ class Declarations:
                     rules[stage] = WeightRule(line.name, line.delay)
         return tuple(rules)
 
+    @property
+    def models(self) -> bool:
+        """Whether the pipelines are several models, and no replicas of one."""
+        return any(
+            isinstance(item, syntax.Pipeline) and item.word == "model" for item in self.tree.items
+        )
+
     def edges(self) -> tuple[tuple[int, int], ...]:
         """The earlier and the later stage of every edge, as all pipelines have them."""
         return self._declared_edges("edge", self._edges, wrong_edge, ())
@@ -331,17 +340,19 @@ class Declarations:
         self,
         code: str,
         lines: Sequence[_Edges],
-        wrong_of: Callable[[int, int, int], str | None],
+        wrong_of: Callable[[int, int, Sequence[Pipeline], bool], str | None],
         others: Sequence[tuple[int, int]],
     ) -> tuple[tuple[int, int], ...]:
         """The ends of what some lines declare: none twice, and none of the others again."""
         pairs: dict[tuple[int, int], None] = {}
-        stages = self.pipelines[0].stop
+        pipelines, models = self.pipelines, self.models
         for line in lines:
             for number in self.count(line.start, line.stop, 1, line.location):
                 earlier, later = map(int, line.ends(number))
                 is_there = (earlier, later) in pairs or (earlier, later) in others
-                wrong = "is there already" if is_there else wrong_of(earlier, later, stages)
+                wrong = wrong_of(earlier, later, pipelines, models)
+                if is_there:
+                    wrong = "is there already"
                 if wrong:
                     message = f"the {code} from stage {earlier} to stage {later} {wrong}"
                     raise Fault(code, message, line.location)
@@ -351,7 +362,7 @@ class Declarations:
     def frozen(self) -> tuple[int, ...]:
         """The stages whose weights do not change, as all pipelines have them."""
         frozen: set[int] = set()
-        stages = self.pipelines[0].stop
+        stages = pieces_of(self.pipelines, self.models)
         for line in self._frozen:
             frozen.update(stage_range(line.start, line.stop, stages, line.location))
             if len(frozen) == stages:
@@ -359,6 +370,11 @@ class Declarations:
                 help = "leave one out; or leave out the backwards, which makes an inference"
                 raise Fault("frozen", message, line.location, help)
         return tuple(sorted(frozen))
+
+    def frozen_model(self, model: Stages | NumberedStages, location: int) -> None:
+        """Say that the weights of a model, or of several that differ by a number, do not change."""
+        for stages in [model] if isinstance(model, Stages) else model.pipelines:
+            self._frozen.append(_Frozen(stages.first, stages.first + stages.count, location))
 
     def link(self, number_of: Callable[[int], int], location: int) -> None:
         """Say which link to the host each rank's copies take."""
@@ -380,14 +396,13 @@ class Declarations:
             self.params.get("slices", 1),
             links=self._links,
             skips=self.skips(edges),
-            edges=of_graph(edges, self.pipelines[0].stop),
+            edges=of_graph(edges, self.pipelines, self.models),
             frozen=self.frozen(),
+            models=self.models,
         )
         if layout.microbatches != microbatches:
-            message = (
-                f"the pipelines run {layout.microbatches} microbatches, `microbatches` is "
-                f"{microbatches}"
-            )
+            who = "the first model runs" if layout.models else "the pipelines run"
+            message = f"{who} {layout.microbatches} microbatches, `microbatches` is {microbatches}"
             raise Fault("pipelines", message, self._share)
         idle = without_stage(layout.placement, ranks)
         if idle:

@@ -36,6 +36,7 @@ FORMS = {
     "LET": "let half = ranks / 2",
     "LINK": "link r on r / 2",
     "MEMORY": "memory F = 2",
+    "MODEL": "model teacher runs microbatches stage s in 0 .. ranks on s",
     "NEXT": "F(next)",
     "NOT": "if not (r == 0) { … }",
     "OBJECTIVE": "objective span",

@@ -70,7 +70,8 @@ def head_lines(head: Head, words: dict[int, str]) -> Iterator[str]:
         on = by_number("s", layout.placement[pipeline.start : pipeline.stop])
         line = f"stage s in 0 .. {stages} on {on}"
         if pipeline.name:
-            yield f"pipeline {pipeline.name} runs {pipeline.microbatches} {line}"
+            word = "model" if layout.models else "pipeline"
+            yield f"{word} {pipeline.name} runs {pipeline.microbatches} {line}"
         elif not head.one_stage_each:
             yield line
     for earlier, later in layout.edges:

@@ -53,6 +53,8 @@ class Checker(Scopes):
     """Walks the tree with the names in scope."""
 
     has_slices: bool = False
+    #: The names of the models so far.
+    models: set[str] = field(factory=set)
     #: How many statements each sequence has, with those of the sequences that it runs.
     written: dict[str, int] = field(factory=dict)
 
@@ -86,6 +88,12 @@ class Checker(Scopes):
             (objectives, "`objective`"),
             (links, "`link`"),
         )
+        ways = [item for item in tree.items if isinstance(item, syntax.Pipeline)]
+        for way in ways:
+            if way.word != ways[0].word:
+                message = "a schedule has pipelines, which are replicas of one model, or models"
+                labels = Label(way.name.span), Label(ways[0].name.span)
+                self.report("pipelines", message, *labels, help=f"write `{ways[0].word}`")
         for parts, words in once:
             for again in parts[1:]:
                 self.report(
@@ -175,7 +183,7 @@ class Checker(Scopes):
             case syntax.Stage(name, range, rank):
                 self.bounds(range, scope)
                 self.whole(rank, "the number of a rank", self.inner(scope, name))
-            case syntax.Pipeline(name, number, range, microbatches, stage):
+            case syntax.Pipeline(_, name, number, range, microbatches, stage):
                 inner = self.inner(scope, number) if number else scope
                 if range is not None:
                     self.bounds(range, scope)
@@ -183,6 +191,8 @@ class Checker(Scopes):
                 self.item(stage, inner, functions)
                 arguments = 2 if number else 1
                 self.declare(name, scope, arity=(arguments, arguments))
+                if node.word == "model":
+                    self.models.add(name.text)
             case syntax.Seq(name, params, body):
                 self.in_rank = True
                 self.block(body.statements, self.inner(scope, *params))
@@ -208,7 +218,9 @@ class Checker(Scopes):
     def setting(self, node: syntax.Node, scope: dict[str, Declared]) -> None:
         """Check an item that says how the schedule is to be taken: passes, weights, costs."""
         match node:
-            case syntax.Recompute(_, range) | syntax.Frozen(_, range):
+            case syntax.Frozen(expressions.Reference() as model):
+                self.frozen_model(model)
+            case syntax.Recompute(_, range) | syntax.Frozen(_, syntax.Range() as range):
                 self.bounds(range, scope)
             case syntax.Weights(rule, stages):
                 if rule.updates is not None:
@@ -236,6 +248,14 @@ class Checker(Scopes):
                 self.report(
                     "unknown-name", f"no objective `{name.text}`", Label(name.span), help=help
                 )
+
+    def frozen_model(self, model: expressions.Reference) -> None:
+        """Check the name of a model that is frozen."""
+        if model.name not in self.models:
+            help = nearest(model.name, self.models)
+            if help is None:
+                help = "write `frozen 0 .. 2` for stages, or the name of a `model` above this line"
+            self.report("unknown-name", f"no model `{model.name}`", Label(model.span), help=help)
 
     def cost(self, cost: syntax.Cost) -> None:
         """Check what the value of a cost may differ by."""

@@ -149,7 +149,7 @@ def _own_names(node: syntax.Node) -> tuple[syntax.Name, ...]:
     match node:
         case syntax.Fn(_, params, _) | syntax.Seq(_, params, _):
             return params
-        case syntax.Pipeline(_, number):
+        case syntax.Pipeline(_, _, number):
             return (number,) if number else ()
         case syntax.Repeated(microbatches):
             return microbatches
@@ -169,6 +169,6 @@ def _arguments(node: syntax.Node) -> int | None:
     match node:
         case syntax.Fn(_, params, _) | syntax.Seq(_, params, _):
             return len(params)
-        case syntax.Pipeline(_, number):
+        case syntax.Pipeline(_, _, number):
             return 2 if number else 1
     return None

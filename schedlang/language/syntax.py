@@ -109,13 +109,14 @@ class Stage(Node):
 
 @frozen(eq=False, repr=False)
 class Pipeline(Node):
-    """`pipeline name runs microbatches stage …`: one of several pipelines; `name(s)` is its stage
-    s.
+    """`pipeline name runs microbatches stage …`: one of several pipelines, which are replicas, or
+    `model name runs …`, one of several models; `name(s)` is its stage s.
 
     `pipeline name(i) in range runs …` are as many as the range has numbers; `name(i, s)` is stage s
     of number i.
     """
 
+    word: str
     name: Name
     number: Name | None
     range: Range | None
@@ -290,10 +291,14 @@ class Skip(Edge):
 
 @frozen(eq=False, repr=False)
 class Frozen(Node):
-    """`frozen range`, or `frozen s in range`: the weights of these stages do not change."""
+    """`frozen range`: the weights of these stages do not change; or `frozen model`, those of a
+    model.
 
-    name: Name | None
-    range: Range
+    `frozen s in range` has a name that nothing uses.
+    """
+
+    name: Node | None
+    range: Range | None = None
 
 
 @frozen(eq=False, repr=False)

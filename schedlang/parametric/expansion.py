@@ -29,6 +29,7 @@ from schedlang.language.declarations import StageLine
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
 from schedlang.language.stages import NumberedStages, Stages
+from schedlang.parametric.budget import Budget
 from schedlang.parametric.linear import (
     Linear,
     Loop,
@@ -83,12 +84,13 @@ class Expansion:
 
 
 def expand_for_all(
-    tree: syntax.Schedule, params: Mapping[str, int], base: int, period: int
+    tree: syntax.Schedule, params: Mapping[str, int], base: int, period: int, budget: Budget
 ) -> Expansion:
     """The expansion of a program. Raises NeedsBase or NeedsPeriod where it has none for these;
-    NotLinear, with the reason, where it has none at all; and Fault if it fails for all n.
+    NotLinear, with the reason, where it has none at all or it takes more than the `budget`; and
+    Fault if it fails for all n.
     """
-    return _Run(tree, params, Linear(base, period)).expansion()
+    return _Run(tree, params, Linear(base, period), budget).expansion()
 
 
 class _Chunks(dict[int, int]):
@@ -105,6 +107,7 @@ class _Run:
     tree: syntax.Schedule
     given: Mapping[str, int]
     microbatches: Linear
+    budget: Budget
     params: dict[str, Any] = field(factory=dict)
     placement: list[int] = field(factory=list)
     units: list[Any] = field(factory=list)
@@ -146,6 +149,7 @@ class _Run:
             "skip": self.edge,
             "edge": self.edge,
             "frozen": lambda start, stop, _: (_whole(start), _whole(stop)),
+            "frozen_model": lambda *_: None,
             "price": self.price,
             "change": self.change,
         }
@@ -251,6 +255,7 @@ class _Run:
         self.unrolled = {}
         claims = len(self.claims)
         for _ in range(_MOST_RUNS):
+            self.budget.spend(1)
             self.rank = rank
             self.parts = [Part(1, [])]
             self.path = []
@@ -284,6 +289,7 @@ class _Run:
         location, stage, microbatch, *slices = call
         if isinstance(stage, Linear) or any(isinstance(number, Linear) for number in slices):
             raise NotLinear("a stage or a slice depends on `microbatches`", location)
+        self.budget.spend(1)
         self.parts[-1].calls.append((location, stage, microbatch, *slices))
 
     def claim(self, location: int, values: dict[str, Any]) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from schedlang.language.expand import check_text, expand, parameters
 from schedlang.language.faults import Fault
 from schedlang.language.imports import load
 from schedlang.language.sites import ClaimSite
+from schedlang.parametric.budget import Budget
 from schedlang.parametric.certificate import certificate, certified
 from schedlang.parametric.claims import claims_for_all
 from schedlang.parametric.coverage import check_coverage
@@ -58,11 +60,11 @@ from schedlang.schedule.transports import PORTABLE, transports
 
 #: How many sizes a pattern is looked for at.
 _LOOKED_AT = 3
-#: How many sizes the orders of passes are compared at, from how many different ones on, and after
-#: which periods a longer one is tried: so many times as long.
+#: How many sizes the orders of passes are compared at; after how many microbatches more they may
+#: repeat themselves; and up to how many microbatches for each rank such a pattern is looked for.
 _SEEN = 7
-_BASES_OF_SEARCHES = 5
-_LONGER = {1: 2, 2: 3}
+_PERIODS_OF_SEARCHES = (2, 6)
+_SEARCHED_PER_RANK = 12
 #: How many rounds of all loops are taken as one, in the order in which it is tried.
 _UNROLLED = (1, 2, 3, 4, 6)
 #: From how many microbatches on a pattern must be there, for so many ranks; and how many classes
@@ -70,6 +72,9 @@ _UNROLLED = (1, 2, 3, 4, 6)
 _MOST_BASE = 200
 _BASE_PER_RANK = 16
 _MOST_CLASSES = 64
+
+#: Up to how many microbatches for each rank sizes are compiled where nothing is known of all.
+_LOOKED_UP_TO = 2
 
 _REFUSED = "require"
 
@@ -85,7 +90,8 @@ class Class:
     outcome: str = ""
     reason: str = ""
     figures: Figures | None = None
-    certificate: dict[str, Any] | None = None
+    #: What makes its part of the certificate, if it has one.
+    certify: Callable[[], dict[str, Any]] | None = None
     #: Where the program writes its own transfers: what repeats, or why nothing does.
     transfers: Repeated | str | None = None
     #: Whether passes make its order; and up to how many microbatches they were seen to go on alike.
@@ -147,8 +153,11 @@ class _Prover:
     names: tuple[str, ...]
     sizes: dict[int, _Size] = field(factory=dict)
     schedules: dict[int, Schedule] = field(factory=dict)
+    budget: Budget = field(factory=Budget)
+    #: From how many periods on the classes of a period are known, or may be.
+    begins: dict[int, int] = field(factory=dict)
 
-    @property
+    @cached_property
     def ranks(self) -> int:
         """How many ranks there are."""
         return parameters(self.tree, {**self.params, "microbatches": 1})["ranks"]
@@ -158,17 +167,15 @@ class _Prover:
         done: list[Class] = []
         waiting = [Class(1, 1)]
         count = 1
-        #: From how many periods on a class of each period is known.
-        begins: dict[int, int] = {}
         while waiting:
             one = waiting.pop()
             # What one needs to begin with, the next one needs as well.
-            base = one.base % one.period + begins.get(one.period, 0) * one.period
+            base = one.base % one.period + self.begins.get(one.period, 0) * one.period
             one = evolve(one, base=max(one.base, base))
             doing(f"{self.tree.name.text}: microbatches = {one.base} + {one.period} n")
             try:
-                done.append(self.judged(one))
-                begins[one.period] = done[-1].base // one.period
+                done.append(self.looked_at(self.judged(one)))
+                self.begins[one.period] = done[-1].base // one.period
             except NeedsPeriod as needs:
                 count += needs.factor - 1
                 if count > _MOST_CLASSES:
@@ -184,30 +191,42 @@ class _Prover:
 
     # One class
 
+    def looked_at(self, one: Class) -> Class:
+        """A class, of which nothing may be known: then all but the sizes that are looked at one by
+        one, which are few.
+        """
+        periods = -(-(_LOOKED_UP_TO * self.ranks + 1 - one.base) // one.period)
+        if one.outcome != "unknown" or periods <= 0 or self.budget.is_spent:
+            return one
+        return evolve(one, base=one.base + periods * one.period)
+
     def judged(self, one: Class) -> Class:
         """A class, maybe from a larger base on, with its outcome."""
         attempt = 0
         few = -(-self.ranks // one.period)
         more = (2, few, few, 0)
         most = _MOST_BASE + _BASE_PER_RANK * self.ranks
+        #: Why the orders that passes make have no pattern from this base on.
+        no_pattern = ""
         while True:
             if one.base > most:
                 reason = f"no pattern was found up to {one.base} microbatches"
                 return evolve(one, outcome="unknown", reason=reason)
             try:
-                return self.tried(one, _UNROLLED[attempt // len(more)])
+                if no_pattern:
+                    one = self.later(one, no_pattern)
+                return one if one.outcome else self.tried(one, _UNROLLED[attempt // len(more)])
             except NeedsBase as needs:
                 # Of many ranks, each may ask for one more.
                 least = max(needs.least, self.ranks // 4 // one.period)
                 one = evolve(one, base=one.base + least * one.period)
             except NoStamps as error:
+                if one.is_searched:
+                    no_pattern = str(error)
+                    continue
                 # First from larger sizes on, then with more rounds as one.
                 one = evolve(one, base=one.base + more[attempt % len(more)] * one.period)
                 attempt += 1
-                if one.is_searched and attempt > _BASES_OF_SEARCHES:
-                    if one.period in _LONGER:
-                        raise NeedsPeriod(_LONGER[one.period]) from None
-                    return evolve(one, outcome="unknown", reason=str(error))
                 if attempt == len(_UNROLLED) * len(more):
                     return evolve(one, outcome="unknown", reason=str(error))
             except NeedsPeriod:
@@ -228,11 +247,28 @@ class _Prover:
                 outcome = "refused" if fault.code == _REFUSED else "wrong"
                 return evolve(one, outcome=outcome, reason=fault.message)
 
+    def later(self, one: Class, reason: str) -> Class:
+        """A class whose orders passes make, and have no pattern yet: from a larger base on, or not
+        proved. NeedsPeriod where they have one with a longer period.
+        """
+        for period in _PERIODS_OF_SEARCHES if one.period == 1 else ():
+            longer = evolve(one, period=period)
+            try:
+                pattern_of([self.expanded(longer, n) for n in range(_LOOKED_AT)])
+            except NoStamps:
+                continue
+            self.begins[period] = one.base // period
+            raise NeedsPeriod(period)
+        if one.base > _SEARCHED_PER_RANK * self.ranks + _SEEN:
+            return evolve(one, outcome="unknown", reason=reason)
+        periods = -(-max(self.ranks // 4, 2) // one.period)
+        return evolve(one, base=one.base + periods * one.period)
+
     def tried(self, one: Class, unroll: int) -> Class:
         """A class that is proved, or wrong by a claim; raises what is needed for that."""
         if one.is_searched:
             return self.followed(one)
-        expansion = expand_for_all(self.tree, self.params, one.base, one.period)
+        expansion = expand_for_all(self.tree, self.params, one.base, one.period, self.budget)
         schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
         orders = in_use(orders_of(expansion, unroll), schedules[0].layout)
         claims = [(expansion.sites.claims[claim.location], claim) for claim in expansion.claims]
@@ -240,9 +276,10 @@ class _Prover:
 
     def followed(self, one: Class) -> Class:
         """A class whose orders follow a pattern at the first sizes, if that is right."""
-        schedules = [self.expanded(one, n) for n in range(_SEEN)]
         # The first sizes show the pattern, the others that it goes on, and its times.
+        schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
         orders = later(pattern_of(schedules), _LOOKED_AT - 1)
+        schedules += [self.expanded(one, n) for n in range(_LOOKED_AT, _SEEN)]
         begin = _LOOKED_AT
         claims = [
             (of[0].statement, _claim(of))
@@ -291,27 +328,16 @@ class _Prover:
             one,
             outcome=outcome,
             figures=figures,
-            certificate=self.certified(one, stamped, orders.stride, figures, first),
+            certify=_certify(one, stamped, orders.stride, figures, first),
             transfers=_repeated(all_orders, schedules) if writes else None,
         )
-
-    def certified(
-        self, one: Class, stamped: Stamped, stride: int, figures: Figures, schedule: Schedule
-    ) -> dict[str, Any] | None:
-        """The part of a class in the certificate; None where it has what no certificate has."""
-        has_updates = any(
-            op.kind == Kind.U
-            for timed in stamped.timed
-            for batch in timed.piece.batches
-            for op in batch
-        )
-        if has_updates or schedule.costs.overlap_times:
-            return None
-        return certified(one.base, one.period, stamped, stride, figures, schedule)
 
     def expanded(self, one: Class, n: int) -> Schedule:
         """The schedule of ops at a size of a class."""
         microbatches = one.base + one.period * n
+        if microbatches not in self.schedules:
+            # Of each microbatch a rank does a forward and a backward at least.
+            self.budget.spend(2 * self.ranks * microbatches)
         try:
             return self.ops(microbatches)
         except CompileError as error:
@@ -380,7 +406,9 @@ class _Prover:
             }
         )
         for size in small:
-            self.at(size)
+            if not self.budget.is_spent:
+                self.budget.spent += 2 * self.ranks * size
+                self.at(size)
         verdicts = {name: self.verdict(name, classes, small) for name in self.names}
         laws = tuple(self.laws(classes, small))
         return Proof(
@@ -391,7 +419,7 @@ class _Prover:
             laws,
             claims_for_all(self.tree, self.whole),
             argument="it follows from the text of the program" if laws else "",
-            certificate=self.certificate(classes),
+            certify=partial(self.certificate, classes),
         )
 
     def fixed(self) -> dict[str, int]:
@@ -404,7 +432,7 @@ class _Prover:
 
     def certificate(self, classes: list[Class]) -> dict[str, Any] | None:
         """The certificate of the classes that are right, where there are any."""
-        parts = [one.certificate for one in classes if one.certificate]
+        parts = [one.certify() for one in classes if one.certify]
         return certificate(self.source.text, self.params, parts) if parts else None
 
     def verdict(self, name: str, classes: list[Class], small: list[int]) -> Verdict:
@@ -418,7 +446,16 @@ class _Prover:
             if outcome == "unknown" and reason not in reasons:
                 reasons.append(reason)
         for size in small:
-            groups[self.at(size).on(name)][0].add(size)
+            outcome = self.sizes[size].on(name) if size in self.sizes else "unknown"
+            groups[outcome][0].add(size)
+        if not reasons and any(size not in self.sizes for size in small):
+            reasons.append("some would take too long one by one: see `schedc check --for`")
+        if groups["followed"][1]:
+            # Those proved one by one beyond are told with the pattern that they are of.
+            first = min(base for base, _ in groups["followed"][1])
+            beyond = {size for size in groups["proved"][0] if size >= first}
+            groups["followed"][0].update(beyond)
+            groups["proved"][0].difference_update(beyond)
         sets = {
             word: Sizes(frozenset(single), tuple(progressions))
             for word, (single, progressions) in groups.items()
@@ -486,7 +523,7 @@ class _Prover:
                 law = in_microbatches(_figure(one, figure), one.base, one.period)
                 pieces.setdefault(law, (set(), []))[1].append((one.base, one.period))
             for size in small:
-                values = self.at(size).figures
+                values = self.sizes[size].figures if size in self.sizes else None
                 if values is None:
                     continue
                 for (constant, slope), (single, _) in pieces.items():
@@ -497,6 +534,23 @@ class _Prover:
                 where = Sizes(frozenset(single), tuple(progressions)).text()
                 texts.append((where, expression(law)))
             yield Law(figure, tuple(texts))
+
+
+def _certify(
+    one: Class, stamped: Stamped, stride: int, figures: Figures, schedule: Schedule
+) -> Callable[[], dict[str, Any]] | None:
+    """What makes the part of a class in the certificate; None where it has what no certificate
+    has.
+    """
+    has_updates = any(
+        op.kind == Kind.U
+        for timed in stamped.timed
+        for batch in timed.piece.batches
+        for op in batch
+    )
+    if has_updates or schedule.costs.overlap_times or schedule.costs.components:
+        return None
+    return partial(certified, one.base, one.period, stamped, stride, figures, schedule)
 
 
 def _pattern(classes: list[Class]) -> str:

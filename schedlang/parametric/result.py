@@ -4,7 +4,8 @@ figures as formulas.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 from attrs import field, frozen
@@ -71,14 +72,18 @@ class Law:
         return f"{self.figure} = {pieces}"
 
 
+def _nothing() -> None:
+    """No certificate."""
+
+
 @frozen
 class Proof:
     """A program for all its sizes: the values of the parameters that are given, the names of those
     that are `free`, a verdict for each transport, and its figures, in the ideal execution.
 
     `claims` are those that it makes `for all` sizes, which hold where the verdict says proved.
-    `argument` says what the proof rests on. `certificate` holds what a checker needs that does not
-    trust the prover, or nothing where there is no proof.
+    `argument` says what the proof rests on. `certify` makes the `certificate`, which holds what a
+    checker needs that does not trust the prover, or nothing where there is no proof.
     """
 
     name: str
@@ -88,7 +93,12 @@ class Proof:
     laws: tuple[Law, ...] = ()
     claims: tuple[str, ...] = ()
     argument: str = ""
-    certificate: Mapping[str, Any] | None = field(default=None, repr=False)
+    certify: Callable[[], Mapping[str, Any] | None] = field(default=_nothing, repr=False, eq=False)
+
+    @cached_property
+    def certificate(self) -> Mapping[str, Any] | None:
+        """The certificate: made when it is asked for, since it takes a while."""
+        return self.certify()
 
     @property
     def holds(self) -> bool:

@@ -121,6 +121,7 @@ class Plan(Schedule):
             "skips": [list(skip) for skip in self.layout.skips],
             "edges": [list(edge) for edge in self.layout.edges],
             "frozen": list(self.layout.frozen),
+            "models": self.layout.models,
             "weights": [asdict(rule) for rule in self.weights],
             "kernels": [[kernel.start, kernel.stop] for kernel in self.kernels],
             "placement": list(self.placement),

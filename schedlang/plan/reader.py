@@ -20,7 +20,14 @@ from schedlang.proof.repetition import prove_for_all_updates
 from schedlang.schedule.actions import NO_MICROBATCH, OVERLAP, WORD, Actions, is_copy, is_transfer
 from schedlang.schedule.costs import Costs, costs_of
 from schedlang.schedule.kinds import Kind
-from schedlang.schedule.layout import Layout, Pipeline, without_stage, wrong_edge, wrong_skip
+from schedlang.schedule.layout import (
+    Layout,
+    Pipeline,
+    pieces_of,
+    without_stage,
+    wrong_edge,
+    wrong_skip,
+)
 from schedlang.schedule.schedule import Kernel, WeightRule
 from schedlang.schedule.transports import transports
 
@@ -157,7 +164,8 @@ class _Reader:
 
     def layout(self, placement: tuple[int, ...]) -> Layout:
         """The fields of the layout: what runs where."""
-        pipelines = self.pipelines(len(placement))
+        models = self.models()
+        pipelines = self.pipelines(len(placement), models)
         updates = self.from_one("updates")
         # All updates have as many microbatches.
         if any(pipeline.microbatches % updates for pipeline in pipelines):
@@ -166,16 +174,22 @@ class _Reader:
         if len(links) not in (0, self.field("ranks", int)):
             self.wrong("`links` must give every rank one")
         slices = self.from_one("slices")
-        stages = pipelines[0].stop
-        skips = self.edges("skips", stages, wrong_skip, ", no neighbours")
-        edges = self.edges("edges", stages, wrong_edge, "")
-        if set(skips) & set(edges):
-            self.wrong("`skips` and `edges` have a pair of stages in common")
-        frozen = self.frozen(stages)
-        return Layout(placement, pipelines, slices, updates, links, skips, edges, frozen)
+        skips = self.edges("skips", partial(wrong_skip, pipelines=pipelines, models=models))
+        edges = self.edges("edges", partial(wrong_edge, pipelines=pipelines, models=models))
+        for earlier, later in sorted(set(skips) & set(edges)):
+            self.wrong(f"from stage {earlier} to stage {later} there is one of `edges` and `skips`")
+        frozen = self.frozen(pieces_of(pipelines, models))
+        return Layout(placement, pipelines, slices, updates, links, skips, edges, frozen, models)
+
+    def models(self) -> bool:
+        """The field `models`. Plans of older versions do not have it."""
+        models = self.document.get("models", False)
+        if not isinstance(models, bool):
+            self.wrong("`models` must be true or false")
+        return models
 
     def edges(
-        self, name: str, stages: int, wrong_of: Callable[[int, int, int], str | None], other: str
+        self, name: str, wrong_of: Callable[[int, int], str | None]
     ) -> tuple[tuple[int, int], ...]:
         """The field `skips` or `edges`: pairs of stages of the first pipeline.
 
@@ -183,14 +197,20 @@ class _Reader:
         """
         if name not in self.document:
             return ()
-        pairs = [self.numbers(pair, name) for pair in self.field(name, list)]
-        are_edges = all(len(pair) == 2 and not wrong_of(pair[0], pair[1], stages) for pair in pairs)
-        if not are_edges or len(set(map(tuple, pairs))) < len(pairs):
-            self.wrong(
-                f"`{name}` must be pairs of an earlier and a later stage of {stages}{other}, each "
-                "once"
-            )
-        return tuple((earlier, later) for earlier, later in pairs)
+        pairs: dict[tuple[int, int], None] = {}
+        for pair in self.field(name, list):
+            ends = self.numbers(pair, name)
+            if len(ends) != 2:
+                self.wrong(
+                    f"`{name}` must be pairs of an earlier and a later stage: {ends} is none"
+                )
+            earlier, later = ends
+            is_there = (earlier, later) in pairs
+            wrong = "is there twice" if is_there else wrong_of(earlier, later)
+            if wrong:
+                self.wrong(f"`{name}`: the one from stage {earlier} to stage {later} {wrong}")
+            pairs[earlier, later] = None
+        return tuple(pairs)
 
     def frozen(self, stages: int) -> tuple[int, ...]:
         """The field `frozen`: stages of the first pipeline, but not all.
@@ -215,7 +235,7 @@ class _Reader:
         self.check(lambda: costs.check(layout), "costs")
         return costs
 
-    def pipelines(self, stages: int) -> tuple[Pipeline, ...]:
+    def pipelines(self, stages: int, models: bool) -> tuple[Pipeline, ...]:
         """The field `pipelines`: together they have every stage, in order."""
         pipelines: list[Pipeline] = []
         for entry in self.field("pipelines", list):
@@ -237,7 +257,7 @@ class _Reader:
                 f"`pipelines` must divide the {stages} stages of `placement` among them, in order"
             )
         # Stages of the second pipeline are replicas of those of the first.
-        if len({pipeline.stop - pipeline.start for pipeline in pipelines}) > 1:
+        if not models and len({pipeline.stop - pipeline.start for pipeline in pipelines}) > 1:
             self.wrong("`pipelines` must have the same number of stages")
         names = [pipeline.name for pipeline in pipelines]
         if len(set(names)) < len(names):

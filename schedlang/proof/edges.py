@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from schedlang.proof.channels import Channels, channels_of
 from schedlang.proof.graph import NEVER, NOTHING, Graph, Items
 from schedlang.ranks.shards import gathers
-from schedlang.schedule.columns import Columns, Floats, Ints, members
+from schedlang.schedule.columns import Columns, Floats, Ints, counts_of, members
 from schedlang.schedule.costs import Costs, Durations, Transfers
 from schedlang.schedule.kinds import RECEIVES, WAITS, Kind
 from schedlang.schedule.layout import Layout
@@ -400,7 +400,7 @@ class _Build:
         takes = takes[takes > 0]
         last = gradients.last
         group = gradients.piece * layout.updates + gradients.update
-        sizes = np.bincount(group)
+        sizes = counts_of(group)
         # Sums over replicas outside of the plan go one after the other on each rank. Those within
         # have a stream for each piece, so that all ranks can have them in one order.
         is_alone = sizes[group] == 1
@@ -420,7 +420,7 @@ class _Build:
         # Steps wait for them; one that stands before its gradients is found to be wrong elsewhere.
         steps = columns.where(Kind.U)
         stage = columns.stage[steps]
-        piece = stage - np.array([pipeline.start for pipeline in layout.pipeline_of])[stage]
+        piece = np.array(layout.piece_of)[stage]
         update = np.maximum(columns.microbatch[steps], 0)
         of_step = gradients.of(columns.rank[steps], piece, update)
         is_there = of_step >= 0

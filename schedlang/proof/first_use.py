@@ -7,7 +7,6 @@ import numpy as np
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.proof.graph import NEVER, Items
 from schedlang.proof.waits import Edge, describe
-from schedlang.schedule.actions import is_transfer
 from schedlang.schedule.findings import Finding, diagnose, ranks_text
 from schedlang.schedule.schedule import Schedule
 
@@ -24,7 +23,7 @@ def check_first_use(schedule: Schedule) -> None:
 
     Hosts run ahead of the ops, so nothing but the order of first uses counts here.
     """
-    uses = [_first_uses(schedule, rank) for rank in range(len(schedule.ranks))]
+    uses = _first_uses(schedule)
     position = _positions(uses)
     stuck = [rank for rank in range(len(uses)) if position[rank] < len(uses[rank])]
     if stuck:
@@ -60,22 +59,29 @@ def _positions(uses: Uses) -> list[int]:
     return counts
 
 
-def _first_uses(schedule: Schedule, rank: int) -> list[tuple[Communicator, int]]:
-    """The communicators of a rank in the order of their first use, each with the action there."""
-    actions = schedule.ranks[rank]
-    everyone = tuple(range(len(schedule.ranks)))
-    first: dict[Communicator, int] = {}
-    for batch in actions.batches():
-        if not is_transfer(actions.kind[batch.start]):
-            continue
-        if len(batch) > 1:
-            communicator = (everyone, True)
-        else:
-            peer = schedule.peer_of(rank, batch.start)
-            assert peer is not None
-            communicator = ((min(rank, peer), max(rank, peer)), False)
-        first.setdefault(communicator, batch.start)
-    return list(first.items())
+def _first_uses(schedule: Schedule) -> Uses:
+    """The communicators of each rank in the order of first use, each with the action there."""
+    columns = schedule.columns
+    ranks = len(schedule.ranks)
+    rows = np.flatnonzero(columns.is_transfer & (columns.batch == np.arange(len(columns))))
+    numbers = columns.kind[rows].astype(np.int64) * len(schedule.layout.all_numbers)
+    transfers, of_row = np.unique(numbers + columns.stage[rows], return_inverse=True)
+    peers = [
+        schedule.peer(*divmod(transfer, len(schedule.layout.all_numbers)))
+        for transfer in transfers.tolist()
+    ]
+    # A batch uses the communicator of all, which here has the number behind those of the ranks.
+    with_whom = np.where(columns.sizes[rows] > 1, ranks, np.array(peers, np.int64)[of_row])
+    _, first = np.unique(columns.rank[rows] * np.int64(ranks + 1) + with_whom, return_index=True)
+    uses: Uses = [[] for _ in range(ranks)]
+    everyone = tuple(range(ranks))
+    for index in np.sort(first).tolist():
+        rank, place = columns.place(int(rows[index]))
+        peer = int(with_whom[index])
+        is_batch = peer == ranks
+        members = everyone if is_batch else (min(rank, peer), max(rank, peer))
+        uses[rank].append(((members, is_batch), place))
+    return uses
 
 
 def _stands_at(uses: Uses, position: list[int], rank: int) -> Communicator | None:

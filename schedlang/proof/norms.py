@@ -23,6 +23,8 @@ def why_not(plan: Schedule) -> str | None:
     """
     if plan.transport != PORTABLE:
         return f"the plan is proved for `{plan.transport}` alone, and must be for all transports"
+    if plan.layout.models:
+        return "it trains several models, of which each has a norm of its own"
     if len(plan.layout.pipelines) > 1:
         return "its stages have replicas in other pipelines, whose gradients they also wait for"
     for stage, rank in enumerate(plan.placement):

@@ -14,7 +14,7 @@ def mixed_versions(schedule: Schedule, versions: Versions) -> list[Finding]:
     update, the first of each update.
     """
     layout = schedule.layout
-    if len(layout.pipelines) == 1:
+    if len(layout.pipelines) == 1 or layout.models:
         return []
     order = np.lexsort(versions.forwards[1::-1])
     stage, microbatch, version = (column[order] for column in versions.forwards)

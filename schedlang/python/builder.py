@@ -30,6 +30,7 @@ from schedlang.schedule.layout import (
     Layout,
     Pipeline,
     of_graph,
+    pieces_of,
     without_stage,
     wrong_edge,
     wrong_skip,
@@ -61,13 +62,15 @@ class Builder:
     "v", down the ranks and up again; or a list, in which item s is the rank of stage s. Schedules
     with several `pipelines` over the same ranks have in place of it such a list for each, by name:
     `{"down": [0, 1], "up": [1, 0]}`; their microbatches are shared out evenly, and their stages
-    numbered on, as in plans. `slices` is into how many parts of its sequence a microbatch is cut;
-    `edges` are pairs of an earlier and a later stage, by which what a stage makes goes on, by
-    default to the next one; `skips` are pairs by which something else does; `frozen` are stages
-    whose weights do not change, of which ops that they have no use for are left out; `links[r]` is
-    the link to the host of rank r, by default each has its own. `weights` is "latest", "stash" or
-    "delay 1", or a list of these with one for each stage. `costs` are those of the program: times
-    and memory; others, as bytes, are for `compile`.
+    numbered on, as in plans. With `models`, they are no replicas of one model: it has the number of
+    microbatches of each, `{"actor": 8, "critic": 4}`, of which the first is `microbatches`, and
+    they may have different numbers of stages. `slices` is into how many parts of its sequence a
+    microbatch is cut; `edges` are pairs of an earlier and a later stage, by which what a stage
+    makes goes on, by default to the next one; `skips` are pairs by which something else does;
+    `frozen` are stages whose weights do not change, of which ops that they have no use for are left
+    out; `links[r]` is the link to the host of rank r, by default each has its own. `weights` is
+    "latest", "stash" or "delay 1", or a list of these with one for each stage. `costs` are those of
+    the program: times and memory; others, as bytes, are for `compile`.
 
     Ops take a rank and a microbatch, both counted from 0; a `stage` where the rank holds several;
     and a `slice` where there are slices. TypeError or ValueError names a wrong argument, at once.
@@ -82,6 +85,7 @@ class Builder:
         chunks: int = 1,
         placement: Style | Sequence[int] = "loop",
         pipelines: Mapping[str, Sequence[int]] | None = None,
+        models: Mapping[str, int] | None = None,
         slices: int = 1,
         skips: Sequence[tuple[int, int]] = (),
         edges: Sequence[tuple[int, int]] = (),
@@ -105,9 +109,10 @@ class Builder:
                 raise ValueError(
                     f"`{given}` is given, and `pipelines`: each says where its stages are"
                 )
-            lines = _pipelines(ranks, microbatches, pipelines)
-        microbatches_each = microbatches // len(lines)
-        layout = _layout(lines, microbatches_each, slices, skips, edges, frozen, links, ranks)
+            lines = _pipelines(ranks, pipelines)
+        counts = _counts(lines, microbatches, models)
+        are_models = models is not None
+        layout = _layout(lines, counts, are_models, slices, skips, edges, frozen, links, ranks)
         check_costs(costs)
         _check_program_costs(costs)
         costs.check(layout)
@@ -449,9 +454,7 @@ def _ranks_of(name: str, placement: object, ranks: int, what: str) -> tuple[int,
     return tuple(placement)
 
 
-def _pipelines(
-    ranks: int, microbatches: int, pipelines: Mapping[str, Sequence[int]]
-) -> dict[str, tuple[int, ...]]:
+def _pipelines(ranks: int, pipelines: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
     """The ranks of the stages of each pipeline."""
     what = "the ranks of each pipeline's stages, such as {'down': [0, 1], 'up': [1, 0]}"
     check_type("pipelines", pipelines, Mapping, what)
@@ -467,17 +470,41 @@ def _pipelines(
         lines[name] = _ranks_of(f"pipelines[{name!r}]", placement, ranks, "the rank of each stage")
     if not lines:
         raise ValueError(f"`pipelines` is {shown(pipelines)}: it must be {what}")
-    if len(set(map(len, lines.values()))) > 1:
-        raise ValueError("`pipelines` have different numbers of stages: each has the whole model")
-    if microbatches % len(lines):
-        parts = counted(len(lines), "pipeline")
-        raise ValueError(f"`microbatches` is {microbatches}: {parts} cannot share them evenly")
     return lines
+
+
+def _counts(
+    lines: Mapping[str, tuple[int, ...]], microbatches: int, models: Mapping[str, int] | None
+) -> list[int]:
+    """The microbatches of each pipeline."""
+    if models is None:
+        if len(set(map(len, lines.values()))) > 1:
+            raise ValueError(
+                "`pipelines` have different numbers of stages: each has the whole model"
+            )
+        if microbatches % len(lines):
+            parts = counted(len(lines), "pipeline")
+            raise ValueError(f"`microbatches` is {microbatches}: {parts} cannot share them evenly")
+        return [microbatches // len(lines)] * len(lines)
+    what = "the microbatches of each of the `pipelines`, such as {'actor': 8, 'critic': 4}"
+    check_type("models", models, Mapping, what)
+    if [*models] != [*lines] or "" in lines:
+        raise ValueError(f"`models` is {shown(models)}: it must be {what}")
+    for name, count in models.items():
+        check_whole(f"models[{name!r}]", count, 1)
+    first = next(iter(models))
+    if models[first] != microbatches:
+        raise ValueError(
+            f"`models[{first!r}]` is {models[first]}: those of the first one are `microbatches`, "
+            f"{microbatches}"
+        )
+    return [*models.values()]
 
 
 def _layout(
     lines: Mapping[str, tuple[int, ...]],
-    microbatches: int,
+    counts: Sequence[int],
+    models: bool,
     slices: int,
     skips: Sequence[tuple[int, int]],
     edges: Sequence[tuple[int, int]],
@@ -485,34 +512,41 @@ def _layout(
     links: Sequence[int],
     ranks: int,
 ) -> Layout:
-    """What runs where; `microbatches` are those of one pipeline."""
+    """What runs where; `counts` are the microbatches of each pipeline."""
     placement: tuple[int, ...] = ()
     pipelines: list[Pipeline] = []
-    for name, ranks_of_stages in lines.items():
+    for (name, ranks_of_stages), microbatches in zip(lines.items(), counts, strict=True):
         start = len(placement)
         placement += ranks_of_stages
         pipelines.append(Pipeline(name, start, len(placement), microbatches))
     idle = without_stage(placement, ranks)
     if idle:
         raise ValueError(f"`{'pipelines' if '' not in lines else 'placement'}`: {idle}")
-    edges = _pairs("edges", edges, partial(wrong_edge, stages=pipelines[0].stop))
-    skips = _pairs("skips", skips, partial(wrong_skip, stages=pipelines[0].stop))
+    edges = _pairs("edges", edges, partial(wrong_edge, pipelines=pipelines, models=models))
+    skips = _pairs("skips", skips, partial(wrong_skip, pipelines=pipelines, models=models))
     twice = set(edges) & set(skips)
     if twice:
         raise ValueError(f"`skips` and `edges` both have {min(twice)}")
     check_type("frozen", frozen, Sequence, "stages, such as [0, 1]")
     for index, stage in enumerate(frozen):
-        check_whole(f"frozen[{index}]", stage, 0, pipelines[0].stop - 1)
-    if len(set(frozen)) == pipelines[0].stop:
+        check_whole(f"frozen[{index}]", stage, 0, pieces_of(pipelines, models) - 1)
+    if len(set(frozen)) == pieces_of(pipelines, models):
         raise ValueError(f"`frozen` is {shown(frozen)}: that are all stages, so none is trained")
     check_type("links", links, Sequence, "the number of each rank's link")
     if links and len(links) != ranks:
         raise ValueError(f"`links` has {len(links)}: there are {counted(ranks, 'rank')}")
     for rank, link in enumerate(links):
         check_whole(f"links[{rank}]", link, 0)
-    graph = of_graph(edges, pipelines[0].stop)
-    unchanged = tuple(sorted(set(frozen)))
-    return Layout(placement, tuple(pipelines), slices, 1, tuple(links), skips, graph, unchanged)
+    return Layout(
+        placement,
+        tuple(pipelines),
+        slices,
+        links=tuple(links),
+        skips=skips,
+        edges=of_graph(edges, pipelines, models),
+        frozen=tuple(sorted(set(frozen))),
+        models=models,
+    )
 
 
 def _pairs(

@@ -27,7 +27,7 @@ def figures(plan: Plan, execution: Execution, costs: Costs = UNIT) -> dict[str, 
         "schedule": plan.name,
         "params": plan.params,
         "ranks": len(plan.ranks),
-        "stages": plan.layout.pipelines[0].stop,
+        "stages": plan.layout.pieces,
         "microbatches": plan.microbatches,
         "actions": sum(map(len, plan.ranks)),
         "transport": execution.transport,
@@ -68,9 +68,20 @@ def figures_text(plan: Plan, execution: Execution, ideal: float, costs: Costs = 
     """The picture of the timeline, and the figures with their definitions; `ideal` is the makespan
     of the ideal execution.
     """
+    rows = figure_rows(plan, execution, ideal, costs)
+    width = max(len(value) for _, value, _ in rows)
+    lines = [f"{name:<22}{value:<{width}}  {meaning}" for name, value, meaning in rows]
+    return "\n".join([draw(execution.timeline, plan.names), "", *lines])
+
+
+def figure_rows(
+    plan: Plan, execution: Execution, ideal: float, costs: Costs = UNIT
+) -> list[tuple[str, str, str]]:
+    """The figures for people: of each the name, the value, and what it means. A row without a name
+    goes on with the one before.
+    """
     timeline = execution.timeline
     document = figures(plan, execution, costs)
-    # Of each row the name, the value, and what it means.
     rows = [("makespan", _number(timeline.makespan), _MAKESPAN)]
     if _number(timeline.makespan) != _number(ideal):
         # What communication costs: the time in which no rank makes up for it.
@@ -103,9 +114,7 @@ def figures_text(plan: Plan, execution: Execution, ideal: float, costs: Costs = 
     rows.append(("critical path", "", path))
     if document["exposed"]:
         rows.append(("exposed transfers", _number(document["exposed"]), _EXPOSED))
-    width = max(len(value) for _, value, _ in rows)
-    lines = [f"{name:<22}{value:<{width}}  {meaning}" for name, value, meaning in rows]
-    return "\n".join([draw(timeline, plan.names), "", *lines])
+    return rows
 
 
 def _memory_rows(execution: Execution, peak_messages: list[int]) -> list[tuple[str, str, str]]:

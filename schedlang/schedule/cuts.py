@@ -60,7 +60,7 @@ def loads_of_ranks(layout: Layout) -> list[Load]:
     loads: list[dict[int, float]] = [{} for _ in range(max(layout.placement) + 1)]
     for stage, rank in enumerate(layout.placement):
         pipeline = layout.pipeline_of[stage]
-        piece = stage - pipeline.start
+        piece = layout.piece(stage)
         share = pipeline.microbatches / layout.microbatches
         loads[rank][piece] = loads[rank].get(piece, 0.0) + share
     return [load for load in loads if load]

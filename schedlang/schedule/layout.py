@@ -17,11 +17,11 @@ _GRADIENTS = frozenset({SENDS[Kind.B], RECEIVES[Kind.B]})
 
 @frozen
 class Pipeline:
-    """One way of microbatches through the model: the stages `start` up to `stop`, in order.
+    """One way of microbatches through a model: the stages `start` up to `stop`, in order.
 
     Most schedules have one pipeline. Where there are more, the second one's stages are numbered on
-    from the first one's, and so on, and stage `start + i` of each is a replica of the same piece of
-    the model.
+    from the first one's, and so on. Either stage `start + i` of each is a replica of the same piece
+    of the one model, or each is a model of its own (`Layout.models`).
     """
 
     name: str
@@ -30,30 +30,54 @@ class Pipeline:
     microbatches: int
 
 
-def wrong_edge(earlier: int, later: int, stages: int) -> str | None:
-    """What is wrong with an edge among so many stages."""
+def pieces_of(pipelines: Sequence[Pipeline], models: bool) -> int:
+    """How many stages there are that are no replicas of others."""
+    return pipelines[-1 if models else 0].stop
+
+
+def wrong_edge(earlier: int, later: int, pipelines: Sequence[Pipeline], models: bool) -> str | None:
+    """What is wrong with an edge between stages that are no replicas of others."""
+    stages = pieces_of(pipelines, models)
     if not 0 <= earlier < stages or not 0 <= later < stages:
         return f"leads to no stage: there are stages 0 to {stages - 1}"
     if later <= earlier:
         return "does not lead forward"
+    ends = [_of(pipelines, stage) for stage in (earlier, later)]
+    counts = [pipeline.microbatches for pipeline in ends]
+    if counts[0] != counts[1]:
+        return (
+            f"leads from the model `{ends[0].name}`, which runs "
+            f"{counted(counts[0], 'microbatch')}, to `{ends[1].name}`, which runs {counts[1]}"
+        )
     return None
 
 
-def of_graph(edges: Iterable[tuple[int, int]], stages: int) -> tuple[tuple[int, int], ...]:
-    """The edges among so many stages; none where they are those of a chain, which needs none."""
-    given = tuple(edges)
-    is_chain = set(given) == {(stage, stage + 1) for stage in range(stages - 1)}
-    return () if is_chain else given
-
-
-def wrong_skip(earlier: int, later: int, stages: int) -> str | None:
-    """What is wrong with a skip among so many stages."""
-    wrong = wrong_edge(earlier, later, stages)
+def wrong_skip(earlier: int, later: int, pipelines: Sequence[Pipeline], models: bool) -> str | None:
+    """What is wrong with a skip between such stages."""
+    wrong = wrong_edge(earlier, later, pipelines, models)
     if wrong:
         return wrong
-    if later == earlier + 1:
+    if later == earlier + 1 and _of(pipelines, earlier) == _of(pipelines, later):
         return "leads to the next stage, which gets what that one makes anyway"
     return None
+
+
+def _of(pipelines: Sequence[Pipeline], stage: int) -> Pipeline:
+    """The pipeline of a stage."""
+    return next(pipeline for pipeline in pipelines if stage < pipeline.stop)
+
+
+def of_graph(
+    edges: Iterable[tuple[int, int]], pipelines: Sequence[Pipeline], models: bool
+) -> tuple[tuple[int, int], ...]:
+    """The edges of a graph; none where they are those of chains, which need none."""
+    given = tuple(edges)
+    chains = {
+        (stage, stage + 1)
+        for pipeline in (pipelines if models else pipelines[:1])
+        for stage in range(pipeline.start, pipeline.stop - 1)
+    }
+    return () if set(given) == chains else given
 
 
 def without_stage(placement: Sequence[int], ranks: int) -> str | None:
@@ -79,12 +103,15 @@ class Layout:
     rank r's copies take, one after the other with those of ranks on the same link; without any,
     each rank has its own.
 
+    The pipelines are replicas of one model, and share its microbatches; or if there are several
+    `models`, each is one of them, with microbatches of its own.
+
     What a stage makes goes along the `edges` of the stage graph, which are pairs of an earlier and
-    a later stage of the first pipeline, and their replicas in the others; without any, to the next
-    stage, so that all of a pipeline are a chain. By the `skips`, pairs as well, something else that
-    it makes goes to a stage further down. A transfer between neighbours has the number of its own
-    stage. A far edge, and every skip is one, has a number of its own, at both ends, behind those of
-    all stages.
+    a later stage of the first pipeline, and their replicas in the others, or of any models that run
+    as many microbatches; a model without edges of its own is a chain, each stage before the next
+    one. By the `skips`, pairs as well, something else that a stage makes goes to one further down.
+    A transfer between neighbours has the number of its own stage. A far edge has a number of its
+    own, at both ends, behind those of all stages; every skip is one, and every edge between models.
 
     The stages of the first pipeline that are `frozen`, and their replicas, have weights that do not
     change. A frozen stage has a backward only where one before it is trained, and then for the
@@ -109,6 +136,7 @@ class Layout:
     skips: tuple[tuple[int, int], ...] = ()
     edges: tuple[tuple[int, int], ...] = ()
     frozen: tuple[int, ...] = ()
+    models: bool = False
 
     def __repr__(self) -> str:
         """All that is not as in most layouts."""
@@ -121,7 +149,15 @@ class Layout:
 
     @property
     def microbatches(self) -> int:
-        """The microbatches of all pipelines."""
+        """The microbatches of the model, those of all pipelines; of several models, of the first
+        one.
+        """
+        return self.microbatches_of(0)
+
+    def microbatches_of(self, stage: int) -> int:
+        """The microbatches of the model that a stage is a piece of."""
+        if self.models:
+            return self.pipeline_of[stage].microbatches
         return sum(pipeline.microbatches for pipeline in self.pipelines)
 
     @property
@@ -131,10 +167,10 @@ class Layout:
 
     @property
     def pieces(self) -> int:
-        """Into how many stages the model is cut: those of one pipeline; the others' are replicas of
-        them.
+        """Into how many stages the models are cut: of pipelines that are replicas, those of the
+        first one.
         """
-        return self.pipelines[0].stop
+        return pieces_of(self.pipelines, self.models)
 
     @cached_property
     def pipeline_of(self) -> tuple[Pipeline, ...]:
@@ -142,6 +178,10 @@ class Layout:
         return tuple(
             pipeline for pipeline in self.pipelines for _ in range(pipeline.start, pipeline.stop)
         )
+
+    def model_of(self, stage: int) -> str:
+        """The name of the model that a stage is a piece of; the only one of a plan has none."""
+        return self.pipeline_of[stage].name if self.models else ""
 
     def units(self, stage: int) -> int:
         """How many microbatches, or slices of microbatches, pass through a stage."""
@@ -156,12 +196,15 @@ class Layout:
         return microbatch // self.units_of_update(stage)
 
     def is_first(self, stage: int) -> bool:
-        """Whether a stage takes inputs of the model, and nothing that another stage makes."""
-        return not self.before[stage]
+        """Whether a stage takes inputs of its model, and nothing that another stage of it makes."""
+        pipeline = self.pipeline_of[stage]
+        return all(self.pipeline_of[other] != pipeline for other in self.before[stage])
 
     def is_last(self, stage: int) -> bool:
-        """Whether a stage is the last one of its pipeline, which makes the loss."""
-        return self.pipeline_of[stage].stop == stage + 1
+        """Whether a stage is the last one of its pipeline, which makes the loss; the last one of a
+        model that hands on to another makes none.
+        """
+        return self.pipeline_of[stage].stop == stage + 1 and self.is_end(stage)
 
     def is_end(self, stage: int) -> bool:
         """Whether nothing of what a stage makes goes to another stage, as in a last one."""
@@ -180,14 +223,22 @@ class Layout:
         """Whether a stage takes what the one before it makes."""
         return stage - 1 in self._chained
 
+    @cached_property
+    def piece_of(self) -> tuple[int, ...]:
+        """Which piece a stage is: its number in its pipeline, or of several models its own."""
+        starts = [0 if self.models else pipeline.start for pipeline in self.pipeline_of]
+        return tuple(stage - start for stage, start in enumerate(starts))
+
     def piece(self, stage: int) -> int:
-        """Which piece of the model a stage is: its number in its pipeline."""
-        return stage - self.pipeline_of[stage].start
+        """The same of one stage."""
+        return self.piece_of[stage]
 
     def replicas(self, stage: int) -> list[int]:
         """The stages of all pipelines that are the same piece of the model as a stage, and this
         one.
         """
+        if self.models:
+            return [stage]
         piece = self.piece(stage)
         return [pipeline.start + piece for pipeline in self.pipelines]
 
@@ -196,19 +247,23 @@ class Layout:
         """The earlier and the later stage of every edge that is not between neighbours, by its
         number: those of the first pipeline, then the next; of each the skips come last.
         """
-        far = [(earlier, later) for earlier, later in self.edges if later > earlier + 1]
+        far = [(earlier, later) for earlier, later in self.edges if self._is_far(earlier, later)]
+        starts = [0] if self.models else [pipeline.start for pipeline in self.pipelines]
         pairs = (
-            (pipeline.start + earlier, pipeline.start + later)
-            for pipeline in self.pipelines
+            (start + earlier, start + later)
+            for start in starts
             for earlier, later in [*far, *self.skips]
         )
         return dict(enumerate(pairs, len(self.placement)))
 
+    def _is_far(self, earlier: int, later: int) -> bool:
+        """Whether an edge is not between neighbours of one pipeline."""
+        return later > earlier + 1 or self.pipeline_of[earlier].stop == later
+
     def is_skip(self, number: int) -> bool:
         """Whether a far edge, by its number, is a skip."""
         earlier, later = self.far_edges[number]
-        start = self.pipeline_of[earlier].start
-        return (earlier - start, later - start) in self.skips
+        return (self.piece(earlier), self.piece(later)) in self.skips
 
     @cached_property
     def before(self) -> tuple[tuple[int, ...], ...]:
@@ -251,12 +306,20 @@ class Layout:
     @cached_property
     def _chained(self) -> frozenset[int]:
         """The stages with an edge to the next one."""
-        near = {earlier for earlier, later in self.edges if later == earlier + 1}
+        near = {earlier for earlier, later in self.edges if not self._is_far(earlier, later)}
+        # Edges take the place of the chain of their own model.
+        of_graphs = {
+            self.pipeline_of[earlier]
+            for earlier, later in self.edges
+            if self.pipeline_of[earlier] == self.pipeline_of[later]
+        }
+        if self.edges and not self.models:
+            of_graphs = {*self.pipelines}
         return frozenset(
             stage
             for pipeline in self.pipelines
             for stage in range(pipeline.start, pipeline.stop - 1)
-            if not self.edges or stage - pipeline.start in near
+            if pipeline not in of_graphs or self.piece(stage) in near
         )
 
     @cached_property
@@ -296,9 +359,9 @@ class Layout:
 
     def earlier(self, kind: int, number: int) -> int:
         """The earlier stage of the two of a transfer; past the first one, that one."""
-        return max(
-            min(self.ends(kind, number)), self.pipeline_of[self.stage_of(kind, number)].start
-        )
+        if number in self.far_edges:
+            return self.far_edges[number][0]
+        return max(min(self.ends(kind, number)), self.pipeline_of[number].start)
 
     def counterpart(self, kind: int, number: int) -> tuple[Kind, int]:
         """The other end of a transfer: its kind and number."""

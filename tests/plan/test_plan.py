@@ -20,7 +20,7 @@ from schedlang import (
     read_source,
     write_plan,
 )
-from tests.support.paths import GALLERY
+from tests.support.paths import GALLERY, PROGRAMS
 from tests.support.sizes import examples
 
 
@@ -226,7 +226,7 @@ Damage = Callable[[Any], Any]
         (lambda d: d | {"lines": 3}, "`lines` must be a list"),
         (
             lambda d: d | {"skips": [[0, 1]]},
-            "`skips` must be pairs of an earlier and a later stage of 2",
+            "`skips`: the one from stage 0 to stage 1 leads to the next stage, which gets what",
         ),
         (lambda d: d | {"skips": [[1]]}, "`skips` must be pairs"),
         (
@@ -307,6 +307,50 @@ def test_a_damaged_plan_is_refused_with_its_reason(
 
 
 @pytest.mark.parametrize(
+    ("edges", "reason"),
+    [
+        (
+            [[2, 0], [1, 2], [2, 3]],
+            "`edges`: the one from stage 2 to stage 0 does not lead forward",
+        ),
+        (
+            [[2, 2], [1, 2], [2, 3]],
+            "`edges`: the one from stage 2 to stage 2 does not lead forward",
+        ),
+        ([[0, 9], [1, 2], [2, 3]], "`edges`: the one from stage 0 to stage 9 leads to no stage"),
+        ([[0, 2], [0, 2], [2, 3]], "`edges`: the one from stage 0 to stage 2 is there twice"),
+        ([[0, 2, 3]], "`edges` must be pairs of an earlier and a later stage: [0, 2, 3] is none"),
+        ([[0, -2]], "`edges` must hold whole numbers from 0"),
+        ([[True, False]], "`edges` must hold whole numbers from 0"),
+        ({}, "`edges` must be a list"),
+        # What is wrong by what the plan does with them has the line of the program.
+        ([], "two_encoders.sched:14"),
+        ([[1, 2], [2, 3]], "two_encoders.sched:14"),
+        ([[0, 2], [1, 2]], "`2SEND_F0` has no other rank to reach"),
+        ([[0, 1], [1, 2], [2, 3]], "`4SEND_F0` on rank 0: there are stages 0 to 3"),
+        ([[0, 3], [1, 2], [2, 3]], "4 is the edge from stage 0 to stage 3"),
+        ([[0, 2], [0, 3], [1, 2], [2, 3]], "`3F0` on rank 3 runs before `5RECV_F0`"),
+        ([[0, 1], [0, 2], [1, 2], [2, 3]], "`1F0` on rank 1 runs before `1RECV_F0`"),
+    ],
+)
+def test_damaged_edges_are_refused_with_their_reason(
+    tmp_path: Path, edges: Any, reason: str
+) -> None:
+    plan = compile(read_source(PROGRAMS / "two_encoders.sched"), {"microbatches": 2})
+    (tmp_path / "plan.json").write_text(json.dumps(document(plan) | {"edges": edges}))
+    with pytest.raises(CompileError) as caught:
+        read_plan(tmp_path / "plan.json")
+    assert reason in str(caught.value)
+
+
+def test_an_edge_is_no_skip_as_well(tmp_path: Path) -> None:
+    plan = compile(read_source(PROGRAMS / "two_encoders.sched"), {"microbatches": 2})
+    (tmp_path / "plan.json").write_text(json.dumps(document(plan) | {"skips": [[0, 2]]}))
+    with pytest.raises(CompileError, match="from stage 0 to stage 2 there is one of `edges` and"):
+        read_plan(tmp_path / "plan.json")
+
+
+@pytest.mark.parametrize(
     "content", [b"", b"{", b'{"format": ', b"\xff\xfe", b"[" * 100_000, b"null", b"3"]
 )
 def test_what_is_not_json(tmp_path: Path, content: bytes) -> None:
@@ -350,6 +394,8 @@ JSON = st.recursive(
             "pipelines",
             "slices",
             "skips",
+            "edges",
+            "frozen",
             "placement",
             "costs",
             "spans",

@@ -37,6 +37,8 @@ REFUSED = {
     "frozen_1f1b": "frozen stages",
     "recycle": "second pipeline",
     "two_encoders": "stages that are no chain",
+    "distillation": "several models",
+    "rlhf": "several models",
     "vocabulary_parallel": "stages that are no chain",
 }
 EXPORTABLE = sorted({path.stem for path in PROGRAMS.glob("*.sched")} - set(REFUSED))

@@ -18,7 +18,12 @@ from tests.support.pages import Block, Shell, blocks, commands, matches
 from tests.support.paths import DOCS, ROOT
 from tests.support.ranks import Run
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted(DOCS.glob("*.md")),
+    *sorted((DOCS / "howto").glob("*.md")),
+]
 #: The reference of Python shows signatures, which test_reference.py sees to, and nothing to run.
 REFERENCE = DOCS / "python.md"
 BLOCKS = {page.stem: [] if page == REFERENCE else list(blocks(page)) for page in PAGES}
@@ -38,6 +43,8 @@ ELSEWHERE = {
     "docs/parallel.md": ["machines that come and go"],
     "docs/pictures.md": ["it needs pandas and matplotlib"],
     "docs/torchtitan.md": ["torchtitan"] * 3,
+    "docs/howto/clusters.md": ["a cluster with Slurm"],
+    "docs/howto/from_torchtitan.md": ["torchtitan"],
 }
 
 

@@ -49,6 +49,11 @@ def built(schedule: Schedule) -> Builder:
         microbatches=schedule.params["microbatches"],
         placement="loop" if len(several) > 1 else layout.placement,
         pipelines=several if len(several) > 1 else None,
+        models={
+            name: each.microbatches for name, each in zip(several, layout.pipelines, strict=True)
+        }
+        if layout.models
+        else None,
         slices=layout.slices,
         skips=layout.skips,
         frozen=layout.frozen,
@@ -118,7 +123,7 @@ def same(one: Plan, other: Plan) -> None:
     assert one.kernels == other.kernels
     assert one.weights == other.weights
     assert one.costs == other.costs
-    for field in ("placement", "slices", "updates", "links", "skips", "frozen", "edges"):
+    for field in ("placement", "slices", "updates", "links", "skips", "frozen", "edges", "models"):
         assert getattr(one.layout, field) == getattr(other.layout, field)
 
 
@@ -157,7 +162,14 @@ def by_hand(schedule: Schedule) -> str:
     held = "0"
     for stage, rank in enumerate(schedule.placement):
         held = f"if s == {stage} then {rank} else {held}"
-    lines.append(f"stage s in 0 .. {len(schedule.placement)} on {held}")
+    if not schedule.layout.models:
+        lines.append(f"stage s in 0 .. {len(schedule.placement)} on {held}")
+    else:
+        lines.append(f"fn place(s) = {held}")
+        for each in schedule.layout.pipelines:
+            count = each.stop - each.start
+            where = f"stage s in 0 .. {count} on place({each.start} + s)"
+            lines.append(f"model {each.name} runs {each.microbatches} {where}")
     for earlier, later in schedule.layout.skips:
         lines.append(f"skip s in {earlier} .. {earlier + 1} from s to {later}")
     for earlier, later in schedule.layout.edges:

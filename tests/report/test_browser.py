@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 import pytest
 
 from schedlang.cli.main import main
+from tests.support.chromium import chromium, violations
 from tests.support.paths import GALLERY, PROGRAMS, ROOT
 
 if TYPE_CHECKING:
@@ -27,17 +28,6 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-#: All that would make the browser look for hosts is off; the sandbox does not work for root, as in
-#: containers.
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 #: Time in pixels: where a page 1280 wide has it (timeline.js).
 LEFT = 62
 RIGHT = 74
@@ -48,20 +38,8 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    # Here, because the default run only looks at this file's names: it needs no playwright.
-    from playwright.sync_api import sync_playwright
-
-    names = ("chromium", "chromium-browser", "google-chrome", "chrome")
-    found = next((path for name in names if (path := shutil.which(name))), None)
-    assert found, (
-        f"no {', '.join(names[:-1])} or {names[-1]} on this machine: install one (Debian: apt install chromium)"
-    )
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(
-            executable_path=found, args=ARGUMENTS, timeout=60 * SECOND
-        )
+    with chromium() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture
@@ -526,16 +504,11 @@ def test_more_than_two_stand_in_a_column(page: Page, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_accessible(page: Page, tmp_path: Path, scheme: Literal["light", "dark"]) -> None:
-    """By axe-core, which `make test-browser` has npm fetch."""
-    axe = ROOT / "build" / "node_modules" / "axe-core" / "axe.min.js"
-    assert axe.exists(), "run `make test-browser`, which fetches axe-core"
     page.emulate_media(color_scheme=scheme)
     view(page, tmp_path, program("1f1b"), program("zb_h1"))
     hover(page, 5, 0)
     page.locator("summary").first.click()
-    page.evaluate(axe.read_text())
-    violations = page.evaluate("axe.run().then((found) => found.violations)")
-    assert [(each["id"], [node["html"] for node in each["nodes"]]) for each in violations] == []
+    assert violations(page) == []
 
 
 #: What is looked at by eye, since no assertion sees what is ugly.

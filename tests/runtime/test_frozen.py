@@ -223,9 +223,22 @@ def tied() -> None:
     Pipeline(plan, stages, nn.functional.mse_loss, tied=names)
 
 
+def gradients_of_inputs() -> None:
+    """The inputs of a frozen stage want gradients, and no backward comes to them."""
+    plan = program_with("gpipe", "frozen 0 .. 1", ranks=2)
+    pipeline = Pipeline(plan, own_of(plan, model_of(plan)), nn.functional.mse_loss)
+    inputs, targets = batch(plan, 0)
+    pipeline.step(inputs.requires_grad_(), targets)
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
+        (
+            gradients_of_inputs,
+            r"`inputs` of stage 0 want a gradient, and the stage is frozen in the plan, so no "
+            r"backward comes to them: detach them, or take the stage out of `frozen`",
+        ),
         (
             thawed,
             r"rank 0.*stage 0 is frozen in the plan, and its weight `0.weight` and 1 other would "
@@ -239,7 +252,7 @@ def tied() -> None:
         ),
     ],
 )
-def test_what_disagrees_is_said_before_training(
+def test_what_disagrees_is_refused(
     run_ranks: Run, function: Callable[[], None], message: str
 ) -> None:
     outcome = run_ranks(function, 2)

@@ -164,9 +164,11 @@ def compare_all(plans: dict[str, Plan]) -> dict[str, list[float]]:
     return {name: compare(plan, expected[name]) for name, plan in plans.items()}
 
 
-#: What has optimizer steps, frozen stages, a graph of stages, or other numbers of ranks: it has a
-#: test of its own.
+#: What has optimizer steps, frozen stages, a graph of stages, several models, or other numbers of
+#: ranks: it has a test of its own.
 APART = {
+    "distillation",
+    "rlhf",
     "recycle",
     "1f1b_uneven",
     "frozen_1f1b",

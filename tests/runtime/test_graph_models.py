@@ -6,6 +6,7 @@ import copy
 import random
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -75,12 +76,45 @@ def batch(layout: Layout, seed: int) -> tuple[dict[int, Tensor], Tensor]:
     return dict(zip(firsts, values[1:], strict=True)), values[0]
 
 
-def run(model: Sequence[nn.Module], edges: Edges, inputs: dict[int, Tensor]) -> Tensor:
+class Sliced(nn.Module):
+    """A stage that takes slices, in which every position sees those before, and what skips bring;
+    it gives its output to `later` stages by skips.
+    """
+
+    def __init__(self, inputs: int, later: Sequence[int]) -> None:
+        super().__init__()
+        self.weights = nn.Parameter(torch.rand(inputs, dtype=torch.float64))
+        self.later = later
+
+    def forward(
+        self,
+        *inputs: Tensor,
+        past: Tensor | None = None,
+        skips: dict[int, Tensor] | None = None,
+    ) -> Any:
+        through = [weight * value for weight, value in zip(self.weights, inputs, strict=True)]
+        seen = sum([*through[1:], *(skips or {}).values()], start=through[0]).cumsum(dim=1)
+        if past is not None:
+            seen = seen + past
+        output = seen.tanh()
+        returned = (output, dict.fromkeys(self.later, output)) if self.later else output
+        return returned, seen[:, -1:]
+
+
+def run(
+    model: Sequence[nn.Module], edges: Edges, inputs: dict[int, Tensor], skips: Edges = ()
+) -> Tensor:
     """The whole model in one process."""
     outputs: list[Tensor] = []
     for stage, module in enumerate(model):
         before = [outputs[earlier] for earlier, later in sorted(edges) if later == stage]
-        outputs.append(module(*before) if before else module(inputs[stage]))
+        values = before or [inputs[stage]]
+        if isinstance(module, Sliced):
+            by_skips = {earlier: outputs[earlier] for earlier, later in skips if later == stage}
+            returned, _ = module(*values, skips=by_skips)
+            outputs.append(returned[0] if module.later else returned)
+        else:
+            outputs.append(module(*values))
     return outputs[-1]
 
 
@@ -108,7 +142,8 @@ def compare(
         heads = []
         for number, wanted in enumerate(targets.chunk(MICROBATCHES)):
             with added_losses() as added:
-                output = run(alone, edges, {stage: value[number] for stage, value in parts.items()})
+                values = {stage: value[number] for stage, value in parts.items()}
+                output = run(alone, edges, values, layout.skips)
             loss = nn.functional.mse_loss(output, wanted)
             ((loss + added.total) / MICROBATCHES).backward()
             right.append(loss.detach())
@@ -150,6 +185,36 @@ def of_gallery() -> dict[str, float]:
 
 def test_graphs_under_schedules_of_many_kinds(run_ranks: Run) -> None:
     for found in run_ranks(of_gallery, 4).results():
+        assert len(found) == 12
+        assert max(found.values()) < 1e-12, found
+
+
+def of_slices(layout: Layout) -> list[nn.Module]:
+    torch.manual_seed(0)
+    return [
+        Sliced(
+            max(sum(later == stage for _, later in layout.edges), 1),
+            [later for earlier, later in layout.skips if earlier == stage],
+        )
+        for stage in range(layout.pieces)
+    ]
+
+
+def with_slices() -> dict[str, float]:
+    """Graphs with slices, and with skips from stages that also hand on along far edges."""
+    found = {}
+    for name in ("terapipe", "seq1f1b"):
+        for graph, edges in GRAPHS.items():
+            others = [pair for pair in [(0, 3), (1, 3), (0, 2)] if pair not in edges]
+            skips = "".join(f"skip s in 0 .. 1 from {a} to {b}\n" for a, b in others)
+            for lines in ("", skips):
+                plan = plan_of(name, edges, lines, ranks=4, slices=2)
+                found[f"{name} {graph} {lines}"] = compare(plan, edges, of_slices)
+    return found
+
+
+def test_slices_and_skips_in_graphs(run_ranks: Run) -> None:
+    for found in run_ranks(with_slices, 4).results():
         assert len(found) == 12
         assert max(found.values()) < 1e-12, found
 

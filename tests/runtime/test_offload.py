@@ -64,7 +64,7 @@ def gradients(ours: Stage, split: bool, offloads: bool) -> list[Tensor]:
     for microbatch in range(2):
         if not microbatch and offloads:
             ours.ops[Kind.RELOAD, 1](microbatch)
-        for call in (ours.backward_input, ours.backward_weight) if split else (ours.backward,):
+        for call in (ours.backward, ours.backward_weight) if split else (ours.backward,):
             call(microbatch)
     return [
         *(each for box in ours.input_gradients.values() for each in box),
@@ -124,7 +124,7 @@ def test_the_memory_is_free_while_the_copy_is_away(split: bool) -> None:
         ours.ops[Kind.RELOAD, 1](0)
         assert held(storages.made) == activation + 2 * output
         ours.outputs.clear()
-        for call in (ours.backward_input, ours.backward_weight) if split else (ours.backward,):
+        for call in (ours.backward, ours.backward_weight) if split else (ours.backward,):
             call(0)
         gradients = [*ours.input_gradients[0], *(each.grad for each in ours.module.parameters())]
         assert held(storages.made) == sum(each.nbytes for each in gradients)

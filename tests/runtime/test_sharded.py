@@ -50,7 +50,7 @@ def data_parallel() -> float:
             stage.forward(microbatch)
         stage.gradients[microbatch] = [gradients[rank, microbatch]]
         before = [None if each.grad is None else each.grad.clone() for each in module.parameters()]
-        stage.backward_input(microbatch)
+        stage.backward(microbatch)
         torch.testing.assert_close(
             [each.grad for each in module.parameters()], before, rtol=0, atol=0
         )
@@ -77,7 +77,7 @@ def fully_sharded() -> float:
     stage.gradients.update((microbatch, [each]) for microbatch, each in enumerate(gradients[rank]))
     sharded = ShardedModule(module)
     sharded.unshard()
-    for op in (stage.forward, stage.backward_input):
+    for op in (stage.forward, stage.backward):
         for microbatch in range(2):
             op(microbatch)
     for microbatch in range(2):

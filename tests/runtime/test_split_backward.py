@@ -226,7 +226,7 @@ def compare(
         outputs = forward(ours, microbatch, input), forward(whole, microbatch, input)
         assert_same(*outputs, tolerance)
     for microbatch in range(2):
-        ours.backward_input(microbatch)
+        ours.backward(microbatch)
     assert not any(gradient is not None for gradient in gradients(module).values())
     for microbatch in range(2):
         whole.backward(microbatch)
@@ -307,7 +307,7 @@ def test_other_weights_in_a_reentrant_checkpoint_get_their_gradients_in_b() -> N
     whole = stage(copy.deepcopy(module), split=False)
     input = activations()
     forward(ours, 0, input), forward(whole, 0, input)
-    ours.backward_input(0)
+    ours.backward(0)
     assert inside.scale.grad is not None
     assert inside.part.weight.grad is None
     ours.backward_weight(0)
@@ -322,7 +322,7 @@ def test_beside_a_reentrant_checkpoint_hooks_see_gradients_only() -> None:
     seen: list[bool] = []
     first.weight.register_hook(lambda gradient: seen.append(gradient is None))
     forward(ours, 0, activations())
-    ours.backward_input(0)
+    ours.backward(0)
     assert seen == []
     ours.backward_weight(0)
     assert seen == [False]
@@ -344,7 +344,7 @@ def test_each_half_fires_the_hooks_of_its_weights_once() -> None:
     ours = stage(module, split=True)
     for microbatch in range(2):
         forward(ours, microbatch, activations())
-        ours.backward_input(microbatch)
+        ours.backward(microbatch)
     assert fired == []
     for microbatch in range(2):
         ours.backward_weight(microbatch)
@@ -368,7 +368,7 @@ def test_the_weights_are_those_that_the_forward_used() -> None:
     input = activations()
     forward(ours, 0, input), forward(whole, 0, input)
     whole.backward(0)
-    ours.backward_input(0)
+    ours.backward(0)
     ours.backward_weight(0)
     assert all(gradient is None for gradient in gradients(module).values())
     assert_same({name: weight.grad for name, weight in own.items()}, gradients(compare_to))
@@ -414,7 +414,7 @@ def test_a_layer_may_have_a_loss_of_its_own() -> None:
     of_its_own = {name: each for name, each in gradients(module).items() if "after" not in name}
     assert all(gradient is not None for gradient in of_its_own.values())
     assert_same(gradients(module), gradients(alone))
-    ours.backward_input(0)
+    ours.backward(0)
     ours.backward_weight(0)
     whole.backward(0)
     assert_same(gradients(module), gradients(alone))
@@ -428,7 +428,7 @@ def test_microbatches_may_take_turns_in_any_order() -> None:
         input = activations()
         forward(ours, microbatch, input), forward(whole, microbatch, input)
     for microbatch in (2, 0, 1):
-        ours.backward_input(microbatch)
+        ours.backward(microbatch)
     for microbatch in (1, 2, 0):
         whole.backward(microbatch)
         ours.backward_weight(microbatch)
@@ -444,7 +444,7 @@ def test_a_recomputed_forward_is_split_too() -> None:
     forward(ours, 0, input), forward(whole, 0, input)
     torch.manual_seed(5)
     ours.recompute(0)
-    ours.backward_input(0)
+    ours.backward(0)
     ours.backward_weight(0)
     whole.backward(0)
     assert_same(gradients(module), gradients(whole.module))
@@ -476,7 +476,7 @@ def test_between_the_halves_only_inputs_of_layers_and_gradients_of_their_outputs
     before = storages.held()
     input = activations()
     forward(ours, 0, input)
-    ours.backward_input(0)
+    ours.backward(0)
     del ours.input_gradients[0]
     # Its clone is the input of the first layer, and Tanh makes the gradient of the last one's
     # output.
@@ -491,12 +491,12 @@ def test_of_narrow_layers_their_gradients_are_held(storages: Storages) -> None:
     """From the second forward on: the first one shows that there is no reentrant checkpoint."""
     ours = stage(nn.Sequential(nn.Linear(WIDTH, 2), nn.Tanh(), nn.Linear(2, WIDTH)), split=True)
     forward(ours, 0, activations())
-    ours.backward_input(0)
+    ours.backward(0)
     ours.backward_weight(0)
     ours.gradients.clear(), ours.input_gradients.clear()
     before = storages.held()
     forward(ours, 1, activations())
-    ours.backward_input(1)
+    ours.backward(1)
     ours.input_gradients.clear()
     assert storages.held() - before == sum(each.nbytes for each in ours.module.parameters())
     ours.backward_weight(1)
@@ -514,6 +514,6 @@ def test_a_checkpoint_holds_its_input_and_is_recomputed_once(storages: Storages)
     # The input, the gradient of the output and the output, which its graph refers to; and random
     # states.
     assert storages.held() - before < 3.5 * SIZE
-    ours.backward_input(0)
+    ours.backward(0)
     ours.backward_weight(0)
     assert len(calls) == 2

@@ -156,14 +156,21 @@ def random_plan(rng: random.Random) -> Schedule:
     """A plan of a few random ops and transfers, the transfers near their places, some of them in
     batches.
 
-    Of three or four stages, some have a skip, or several, or are a graph. Some stages are frozen.
+    Of three or four stages, some have a skip, or several, or are a graph, or two models. Some
+    stages are frozen.
     """
     stages, microbatches = rng.choice([(2, 1), (2, 2), (2, 3), (3, 1), (3, 2), (4, 1)])
     ranks = rng.randint(2, min(stages, 3))
     placement = tuple(
         rng.sample([*range(ranks), *rng.choices(range(ranks), k=stages - ranks)], stages)
     )
-    pairs = [(earlier, later) for later in range(stages) for earlier in range(later - 1)]
+    cut = rng.randrange(1, stages) if rng.random() < 0.3 else 0
+    pairs = [
+        (earlier, later)
+        for later in range(stages)
+        for earlier in range(later)
+        if earlier < later - 1 or later == cut
+    ]
     skips = tuple(rng.sample(pairs, rng.randint(0, len(pairs))))
     edges: tuple[tuple[int, int], ...] = ()
     if stages > 2 and rng.random() < 0.5:
@@ -175,6 +182,12 @@ def random_plan(rng: random.Random) -> Schedule:
         frozen = tuple(sorted(rng.sample(range(stages), rng.randint(1, stages - 1))))
     ops = _ops(placement, microbatches, ranks, rng)
     whole = make_schedule(placement, microbatches, ops, skips, edges=edges)
+    if cut:
+        pipelines = (
+            Pipeline("first", 0, cut, microbatches),
+            Pipeline("second", cut, stages, microbatches),
+        )
+        whole = evolve(whole, layout=evolve(whole.layout, pipelines=pipelines, models=True))
     schedule = lower(with_frozen(whole, frozen))
     return evolve(schedule, ranks=tuple(_scattered(schedule, each, rng) for each in schedule.ranks))
 

@@ -19,7 +19,7 @@ from operator import or_
 from attrs import define, evolve, field, frozen
 
 from schedlang import Kind, Schedule
-from tests.support.graph import far_edges, is_near
+from tests.support.graph import far_edges, is_near, pieces
 from tests.support.own_order import is_in_order
 
 SENDS = (Kind.SEND_F, Kind.SEND_B)
@@ -172,12 +172,8 @@ class _Explorer:
             if kind in (Kind.B, Kind.W):
                 self.made[stage, unit] = rank, passed
             if kind == Kind.U and len(layout.pipelines) > 1:
-                piece = stage - next(
-                    each.start for each in layout.pipelines if each.start <= stage < each.stop
-                )
                 sizes = {
-                    each.start + piece: each.microbatches * layout.slices // layout.updates
-                    for each in layout.pipelines
+                    each: layout.units(each) // layout.updates for each in pieces(layout, stage)
                 }
                 first = max(unit, 0)
                 wanted = {

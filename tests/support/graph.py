@@ -10,18 +10,39 @@ def far_edges(layout: Layout) -> list[tuple[int, int]]:
     their numbers; skips come behind the edges of their pipeline.
     """
     found = []
+    if layout.models:
+        far = [edge for edge in layout.edges if edge[1] - edge[0] != 1 or is_between(layout, edge)]
+        return [*far, *layout.skips]
     for pipeline in layout.pipelines:
         pairs = [edge for edge in layout.edges if edge[1] - edge[0] != 1] + [*layout.skips]
         found += [(pipeline.start + earlier, pipeline.start + later) for earlier, later in pairs]
     return found
 
 
+def is_between(layout: Layout, edge: tuple[int, int]) -> bool:
+    """Whether an edge leads from one model to another."""
+    return any(edge[0] < pipeline.stop <= edge[1] for pipeline in layout.pipelines)
+
+
+def pieces(layout: Layout, stage: int) -> list[int]:
+    """The stages that are the same piece of a model as a stage."""
+    if layout.models:
+        return [stage]
+    size = layout.pipelines[0].stop
+    return [*range(stage % size, len(layout.placement), size)]
+
+
 def is_near(layout: Layout, earlier: int) -> bool:
     """Whether there is an edge from a stage to the next number."""
     for pipeline in layout.pipelines:
         if pipeline.start <= earlier < pipeline.stop - 1:
-            piece = earlier - pipeline.start
-            return not layout.edges or (piece, piece + 1) in layout.edges
+            piece = earlier - (0 if layout.models else pipeline.start)
+            inside = [
+                edge
+                for edge in layout.edges
+                if not layout.models or pipeline.start <= edge[0] < edge[1] < pipeline.stop
+            ]
+            return not inside or (piece, piece + 1) in inside
     return False
 
 

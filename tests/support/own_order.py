@@ -8,7 +8,7 @@ receive is issued; and weights are read and updated by their rules.
 from collections import defaultdict
 
 from schedlang import Kind, Schedule
-from tests.support.graph import far_edges, is_near
+from tests.support.graph import far_edges, is_near, pieces
 
 Row = tuple[int, int, int]
 #: What is there: its kind, stage and unit; received, also the stage that it is for.
@@ -111,7 +111,7 @@ def _is_complete(schedule: Schedule, found: set[Row]) -> bool:
 
 
 def _is_trained(schedule: Schedule, stage: int) -> bool:
-    return stage - _ends(schedule, stage)[0] not in schedule.layout.frozen
+    return pieces(schedule.layout, stage)[0] not in schedule.layout.frozen
 
 
 def _has_backward(schedule: Schedule, stage: int) -> bool:
@@ -177,9 +177,8 @@ def _needs(schedule: Schedule, kind: int, stage: int, unit: int, kept: str) -> T
         )
     if kind == Kind.U:
         number = max(unit, 0)
-        piece = stage - _ends(schedule, stage)[0]
         found = set()
-        for same in (each.start + piece for each in schedule.layout.pipelines):
+        for same in pieces(schedule.layout, stage):
             if schedule.placement[same] == schedule.placement[stage]:
                 size = _units(schedule, same) // schedule.layout.updates
                 found |= {("G", same, each) for each in range(number * size, (number + 1) * size)}

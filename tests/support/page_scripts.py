@@ -229,6 +229,25 @@ def experts() -> Iterator[Names]:
     assert 3 <= found["balance"] < 6
 
 
+def components() -> Iterator[Names]:
+    """Stages whose forwards and backwards take turns."""
+    from schedlang.runtime import end_component
+
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention, self.router, self.experts = (nn.Linear(8, 8) for _ in range(3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = end_component(x + self.attention(x))
+            return x + self.router(x).softmax(-1) * self.experts(x)
+
+    names = common(program("interleaved_overlap", ranks=2, microbatches=4))
+    names |= {"Layer": Layer, "end_component": end_component}
+    yield names
+    assert (names["losses"] is None) == (dist.get_rank() != 1)
+
+
 class TowerAndHead(nn.Module):
     """A tower, some layers and a head."""
 
@@ -268,6 +287,95 @@ def decoder() -> Iterator[Names]:
     pipeline.step(given, given)
 
 
+def of_tokens(scores: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
+    """The mean cross entropy of the tokens that follow."""
+    return F.cross_entropy(scores.flatten(0, 1), following.flatten())
+
+
+def unequal() -> Iterator[Names]:
+    """Texts of which a batch takes some rows and lengths."""
+    plan = program("1f1b", ranks=2, microbatches=4)
+    names = common(plan)
+    model = [nn.Embedding(32, WIDTH), nn.Linear(WIDTH, 32)]
+    stages = {stage: model[stage] for stage in plan.stages_of(dist.get_rank())}
+    generator = torch.Generator().manual_seed(0)
+    names["texts"] = torch.randint(32, (20, 2048), generator=generator)
+    names["following"] = torch.randint(32, (20, 2048), generator=generator)
+    names["inputs"] = [*names["texts"].chunk(4)]
+    names["targets"] = [*names["following"].chunk(4)]
+    names["pipeline"] = Pipeline(plan, stages, of_tokens)
+    yield names
+    losses = names["losses"]
+    assert losses is None or losses.isfinite().all()
+
+
+def packed() -> Iterator[Names]:
+    """A small Llama, and rows of several texts: what it makes of them is what it makes of each."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    plan = program("1f1b", ranks=2, microbatches=2)
+    config = LlamaConfig(
+        vocab_size=32,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=16,
+    )
+    generator = torch.Generator().manual_seed(0)
+    documents, following = (
+        [[torch.randint(32, [size], generator=generator) for size in row] for row in sizes]
+        for sizes in [[[3, 5, 2], [4, 1]]] * 2
+    )
+    torch.manual_seed(0)
+    names = common(plan) | {
+        "LlamaForCausalLM": LlamaForCausalLM,
+        "config": config,
+        "documents": documents,
+        "following": following,
+        "loss_fn": of_tokens,
+    }
+    yield names
+    torch.manual_seed(0)
+    alone = LlamaForCausalLM(config)
+    total = torch.zeros(())
+    for texts, wanted in zip(documents, following, strict=True):
+        for text, to in zip(texts, wanted, strict=True):
+            scores = alone(text[None], use_cache=False).logits
+            total = total + F.cross_entropy(scores[0], to, reduction="sum") / 15
+    total.backward()
+    expected = dict(alone.named_parameters())
+    for stage in names["stages"].values():
+        for name, weight in stage.named_parameters():
+            torch.testing.assert_close(weight.grad, expected[name].grad)
+
+
+class Sums(nn.Module):
+    """Every token sees the sum of those before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(
+        self, x: torch.Tensor, past: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Also gives the sum so far."""
+        seen = self.layer(x).cumsum(1) + (0 if past is None else past)
+        return seen, seen[:, -1:]
+
+
+def slices() -> Iterator[Names]:
+    """A program with slices."""
+    plan = program("terapipe", ranks=2, microbatches=2, slices=3)
+    names = common(plan)
+    names["stages"] = {stage: Sums() for stage in plan.stages_of(dist.get_rank())}
+    names["inputs"] = names["targets"] = torch.rand(4, 16, WIDTH)
+    yield names
+    names["pipeline"].step(names["inputs"], names["targets"])
+
+
 def graph() -> Iterator[Names]:
     """Two encoders before a decoder."""
     plan = program("two_encoders", ranks=4, microbatches=4)
@@ -284,6 +392,73 @@ def graph() -> Iterator[Names]:
     }
     yield names
     assert (names["losses"] is None) == (dist.get_rank() != 3)
+
+
+class Joining(nn.Module):
+    """A decoder that takes what two encoders make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.join = Concatenation()
+        self.layers = nn.ModuleList([nn.Linear(16, 16), nn.Linear(16, 2)])
+
+    def forward(self, image: torch.Tensor, text: torch.Tensor | None = None) -> torch.Tensor:
+        """Join, then run all layers."""
+        x = self.join(image, text)
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+class Concatenation(nn.Module):
+    """A layer over two values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 16)
+
+    def forward(self, one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        """Both in one."""
+        return self.layer(torch.cat([one, other], dim=1))
+
+
+def parts() -> Iterator[Names]:
+    """Two encoders and a decoder, each cut by itself."""
+    plan = program("two_encoders", ranks=4, microbatches=4)
+    names = common(plan) | {
+        "image_encoder": nn.Sequential(nn.Linear(6, 16)),
+        "text_encoder": nn.Sequential(nn.Linear(3, 16)),
+        "decoder": Joining(),
+    }
+    yield names
+    inputs = {0: torch.rand(8, 6), 1: torch.rand(8, 3)}
+    stages = names["stages"]
+    losses = Pipeline(plan, stages, nn.functional.mse_loss).step(inputs, torch.rand(8, 2))
+    assert (losses is None) == (dist.get_rank() != 3)
+    assert all(weight.grad is not None for weight in stages[dist.get_rank()].parameters())
+
+
+def teacher() -> Iterator[Names]:
+    """Two small Llamas."""
+    for names in llama():
+        blocks = ["model.embed_tokens", "model.layers", "model.norm", "lm_head"]
+        names["config"].num_hidden_layers = 4
+
+        class Teacher(names["LlamaForCausalLM"]):  # type: ignore[misc]
+            def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+                return super().forward(tokens, use_cache=False).logits  # type: ignore[no-any-return]
+
+        torch.manual_seed(1)
+        names |= {
+            "read_source": lambda path: read_source(PROGRAMS / Path(path).name),
+            "teacher": Teacher(names["config"]),
+            "blocks": blocks,
+            "tokens": names["inputs"],
+            "following": names["targets"],
+        }
+        yield names
+        found = names["pipeline"].named_losses()
+        assert found.keys() == {"student.loss", "student.distance"}
 
 
 def llama() -> Iterator[Names]:
@@ -329,9 +504,15 @@ SCRIPTS: dict[str, Callable[[], Iterator[Names]]] = {
         elastic,
         skips,
         decoder,
+        components,
         experts,
         frozen,
         graph,
+        parts,
+        teacher,
+        unequal,
+        slices,
+        packed,
         llama,
     )
 }

@@ -40,7 +40,7 @@ _STARTS = re.compile(r"schedc run|torchrun")
 _TRAINS = re.compile(r"schedc run|schedlang\.runtime")
 #: The scripts that import for many seconds, or need four processes; what they show has tests of its
 #: own.
-_SLOW = ("sharded", "llama", "meshes")
+_SLOW = ("sharded", "llama", "packed", "meshes", "teacher")
 _TOOLS = {
     "python": "",
     "schedc": "-m schedlang",

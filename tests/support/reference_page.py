@@ -67,6 +67,7 @@ SECTIONS = {
         "Training": ["Pipeline", "PipelineError"],
         "Models": ["split", "EvenLayers", "measure", "load_model", "load_optimizers"],
         "Losses": ["add_loss", "added_losses"],
+        "Overlap": ["end_component", "OverlappedForward", "OverlappedBackward"],
     },
     "schedlang.torch": {
         "Torch's own pipelining": ["schedule", "pipeline", "TorchPipeline"],

@@ -2,7 +2,9 @@
 
 from collections.abc import Container, Iterable
 from functools import cache
+from itertools import pairwise
 
+from attrs import evolve
 from hypothesis import strategies as st
 
 from schedlang.diagnostics.source import Source, Span
@@ -10,44 +12,70 @@ from schedlang.schedule.actions import Actions
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.layout import Layout, Pipeline
 from schedlang.schedule.schedule import Schedule
-from tests.support.graph import far_edges, has_after, has_before, is_near
+from tests.support.graph import far_edges, has_after, has_before, is_near, pieces
 
 
 @st.composite
 def schedules(draw: st.DrawFn, may_skip: bool = True, may_freeze: bool = True) -> Schedule:
-    """A compute-only schedule, whose stages may be a graph, have skips, or be frozen: ready ops
-    chosen at random
-    until all are done.
+    """A compute-only schedule, whose stages may be a graph, have skips, be frozen, or be those of
+    several models: ready ops chosen at random until all are done.
     """
     ranks = draw(st.integers(1, 4))
     stages = draw(st.integers(1, 5))
     placement = tuple(draw(st.integers(0, ranks - 1)) for _ in range(stages))
     microbatches = draw(st.integers(1, 3))
-    split = {(s, m): draw(st.booleans()) for s in range(stages) for m in range(microbatches)}
-    pairs = [(earlier, later) for later in range(stages) for earlier in range(later - 1)]
+    pipelines = (Pipeline("", 0, stages, microbatches),)
+    if stages > 1 and may_skip and draw(st.integers(0, 2)) == 0:
+        pipelines = draw(models(stages, microbatches))
+    counts = [each.microbatches for each in pipelines for _ in range(each.start, each.stop)]
+    split = {(s, m): draw(st.booleans()) for s in range(stages) for m in range(counts[s])}
+    starts = {each.start for each in pipelines}
+    pairs = [
+        (earlier, later)
+        for later in range(stages)
+        for earlier in range(later)
+        if counts[earlier] == counts[later] and (earlier < later - 1 or later in starts)
+    ]
     edges: tuple[tuple[int, int], ...] = ()
     if stages > 1 and may_skip and draw(st.integers(0, 2)) == 0:
-        any_pair = st.tuples(st.integers(0, stages - 2), st.integers(1, stages - 1))
-        is_forward = any_pair.filter(lambda pair: pair[0] < pair[1])
-        edges = tuple(draw(st.lists(is_forward, unique=True, min_size=1, max_size=6)))
+        near = [(stage - 1, stage) for stage in range(1, stages) if stage not in starts]
+        if pairs or near:
+            edges = tuple(
+                draw(st.lists(st.sampled_from(pairs + near), unique=True, min_size=1, max_size=6))
+            )
         pairs = [pair for pair in pairs if pair not in edges]
     skips = (
         tuple(draw(st.lists(st.sampled_from(pairs), unique=True, max_size=3)))
         if pairs and may_skip
         else ()
     )
-    all_edges = [*(edges or ((stage, stage + 1) for stage in range(stages - 1))), *skips]
+    layout = Layout(placement, pipelines, skips=skips, edges=edges, models=len(pipelines) > 1)
+    all_edges = far_edges(layout)
+    all_edges += [(stage, stage + 1) for stage in range(stages) if is_near(layout, stage)]
     trained = [stage for stage in range(stages) if not may_freeze or draw(st.integers(0, 3))]
     trained = trained or [draw(st.integers(0, stages - 1))]
     behind = trained_before(stages, all_edges, trained)
     done: set[tuple[str, int, int]] = set()
     programs = tuple(Actions() for _ in range(ranks))
-    while ready := _ready(all_edges, microbatches, split, trained, behind, done):
+    while ready := _ready(all_edges, counts, split, trained, behind, done):
         word, stage, microbatch = ready[draw(st.integers(0, len(ready) - 1))]
         done.add((word, stage, microbatch))
         programs[placement[stage]].add(Kind[word], stage, microbatch, 0)
     frozen = tuple(stage for stage in range(stages) if stage not in trained)
-    return make_schedule(placement, microbatches, programs, skips, frozen, edges)
+    schedule = make_schedule(placement, microbatches, programs, skips, frozen, edges)
+    return evolve(schedule, layout=evolve(layout, frozen=frozen))
+
+
+@st.composite
+def models(draw: st.DrawFn, stages: int, microbatches: int) -> tuple[Pipeline, ...]:
+    """Several models of so many stages together, the first with so many microbatches."""
+    cuts = sorted(draw(st.sets(st.integers(1, stages - 1), min_size=1, max_size=2)))
+    bounds = list(pairwise([0, *cuts, stages]))
+    counts = [microbatches, *(draw(st.integers(1, 3)) for _ in cuts)]
+    return tuple(
+        Pipeline(f"model{number}", start, stop, count)
+        for number, ((start, stop), count) in enumerate(zip(bounds, counts, strict=True))
+    )
 
 
 def trained_before(
@@ -79,7 +107,7 @@ def make_schedule(
 
 def _ready(
     edges: list[tuple[int, int]],
-    microbatches: int,
+    counts: list[int],
     split: dict[tuple[int, int], bool],
     trained: Container[int],
     behind: list[bool],
@@ -90,7 +118,7 @@ def _ready(
 
     ready = []
     for s in range(len(behind)):
-        for m in range(microbatches):
+        for m in range(counts[s]):
             if ("F", s, m) not in done and all(("F", a, m) in done for a, b in edges if b == s):
                 ready.append(("F", s, m))
             upstream = ("F", s, m) in done and all(backward_done(b, m) for a, b in edges if a == s)
@@ -142,10 +170,7 @@ class _Oracle:
         edges = [*self.skips.values()]
         edges += [(a, a + 1) for a in range(stages) if is_near(layout, a)]
         self.trained = {
-            each.start + piece
-            for each in layout.pipelines
-            for piece in range(each.stop - each.start)
-            if piece not in layout.frozen
+            stage for stage in range(stages) if self.replicas(stage)[0] not in layout.frozen
         }
         self.behind = trained_before(stages, edges, self.trained)
         self.right_output = cache(self._right_output)
@@ -389,10 +414,7 @@ class _Oracle:
         return complete and number == self.done[s] - 1
 
     def replicas(self, s: int) -> list[int]:
-        piece = next(
-            s - each.start for each in self.layout.pipelines if each.start <= s < each.stop
-        )
-        return [each.start + piece for each in self.layout.pipelines]
+        return pieces(self.layout, s)
 
     def has_gradients(self, s: int, number: int, exactly: bool = False) -> bool:
         """Whether the gradients up to an update are there, and if asked so no others."""

@@ -64,7 +64,8 @@ def prove_for_all_ranks(
             reason = f"`{' '.join(whole.text[start:end].split())[:60]}`: {reason}"
         unknown = " and ".join(f"{name} >= 1" for name in free)
         verdict = Verdict(unknown=unknown, reason=reason)
-        return Proof(tree.name.text, dict(params), free, dict.fromkeys(names, verdict))
+        verdicts = dict.fromkeys(names, verdict)
+        return Proof(tree.name.text, dict(params), free, verdicts)
     sizes = outcome.reading.sizes
     for each in _compared(outcome):
         if differs(outcome.relations, whole, tree, params, each):
@@ -86,7 +87,7 @@ def prove_for_all_ranks(
         laws=tuple(laws),
         claims=claims,
         argument=_ARGUMENT if outcome.cases else "",
-        certificate=certificate_of(outcome) if outcome.cases else None,
+        certify=lambda: certificate_of(outcome) if outcome.cases else None,
     )
 
 

@@ -273,10 +273,12 @@ class _Reader:
                 self.scope.functions[name.text] = (item, self.scope)
             case syntax.Stage():
                 self.line("", item, self.scope.values["microbatches"])
-            case syntax.Pipeline(name, None, None, microbatches, stage):
+            case syntax.Pipeline("model"):
+                raise Unreadable("several models", item.span)
+            case syntax.Pipeline(_, name, None, None, microbatches, stage):
                 share = self.evaluator.value(microbatches, self.scope, self.where)
                 self.line(name.text, stage, share)
-            case syntax.Pipeline(name):
+            case syntax.Pipeline():
                 raise Unreadable("pipelines with numbers", item.span)
             case syntax.Skip():
                 self.skip(item)

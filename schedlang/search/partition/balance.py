@@ -188,7 +188,7 @@ def _memory(
     for rank, most in enumerate(capacities(capacity, len(schedule.ranks))):
         amounts: dict[int, list[float]] = {}
         for stage in layout.stages_of(rank):
-            piece = stage - layout.pipeline_of[stage].start
+            piece = layout.piece(stage)
             before = amounts.get(piece, [0.0] * len(layers))
             amounts[piece] = [
                 amount

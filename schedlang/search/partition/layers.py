@@ -106,7 +106,7 @@ def costs_of_stages(
     else is not of layers, such as `update_times`.
     """
     stages = [_together([fixed, *own]) for own in layers_by_stage(layers, sizes)]
-    replicas = [stages[stage - layout.pipeline_of[stage].start] for stage in _stages(layout)]
+    replicas = [stages[layout.piece(stage)] for stage in _stages(layout)]
     bandwidth = links.bandwidth_in_node or links.bandwidth_between_nodes
     has_bytes = any(layer.activation_bytes or layer.weights_bytes for layer in layers)
     costs = evolve(

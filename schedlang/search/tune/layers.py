@@ -84,7 +84,7 @@ class Layers:
             cuts = list(accumulate(sizes, initial=0))
             of_pieces = [sum(self.summed[start:stop]) for start, stop in pairwise(cuts)]
             for stage, rank in enumerate(layout.placement):
-                of_ranks[rank] += of_pieces[stage - layout.pipeline_of[stage].start]
+                of_ranks[rank] += of_pieces[layout.piece(stage)]
         return of_ranks
 
 

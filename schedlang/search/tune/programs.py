@@ -115,6 +115,8 @@ def unlike(program: Program, fixed: Mapping[str, int]) -> str | None:
         return "no backward: it is for inference"
     if any(isinstance(node, syntax.Part) for node in nodes):
         return "gradients of older weights: it has no flush"
+    if any(isinstance(node, syntax.Pipeline) and node.word == "model" for node in nodes):
+        return "several models"
     if any(isinstance(node, syntax.Edge) for node in nodes):
         return "edges between stages, which the model must have"
     if any(isinstance(node, syntax.Frozen) for node in nodes):

@@ -1,0 +1,137 @@
+"""What the playground shows of a program: the compiler's answers as JSON, piece by piece, for a
+page that has this package in the browser.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from attrs import evolve
+
+from schedlang.compiler import check_program
+from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, render
+from schedlang.diagnostics.source import Source
+from schedlang.editor.analysis import Analysis, analyse_names, compiled, imports_of
+from schedlang.editor.answers import message, own_place
+from schedlang.editor.colours import coloured
+from schedlang.files.package import GALLERY
+from schedlang.files.programs import names, text_of, title
+from schedlang.plan.plan import Plan
+from schedlang.proof.prove import simulate
+from schedlang.report.bubbles.report import explain_bubble, explanation_text
+from schedlang.report.figures import figure_rows
+from schedlang.report.views import lay_out
+from schedlang.report.views.html import page_data
+from schedlang.schedule.transports import NAMES, PORTABLE
+
+#: What messages call the program.
+_FILE = "program.sched"
+
+
+def begin() -> str:
+    """The programs that can be opened: the name, what it is, and the text of each. From then on, a
+    program may import what those of the gallery do.
+    """
+    os.chdir(GALLERY)
+    texts = {name: text_of(name) for name in names()}
+    programs = [{"name": name, "title": title(text), "text": text} for name, text in texts.items()]
+    return json.dumps(programs)
+
+
+def answers(text: str, params: Mapping[str, int]) -> Iterator[str]:
+    """What is known of a text, the first thing that a reader looks at first: its colours; what is
+    wrong; the picture, the figures, the idle time; and a verdict for each transport.
+
+    Each answer is an object; its first key says what it is. Places are counted in UTF-16 units, as
+    pages do. Of the parameters, those count that the program has.
+    """
+    units = _Units(text)
+    for answer in _answers(Source(_FILE, text), params, units):
+        yield json.dumps(answer, separators=(",", ":"))
+
+
+class _Units:
+    """Counts the UTF-16 units before the characters of a text."""
+
+    def __init__(self, text: str) -> None:
+        self._before = [0]
+        for character in text:
+            self._before.append(self._before[-1] + (2 if ord(character) > 0xFFFF else 1))
+
+    def __call__(self, offset: int) -> int:
+        """Of the text of an imported file, which stands behind, the end of the text."""
+        return self._before[min(offset, len(self._before) - 1)]
+
+
+def _answers(source: Source, params: Mapping[str, int], units: _Units) -> Iterator[dict[str, Any]]:
+    pieces = coloured(source.text)
+    yield {"colours": [[units(start), units(end), colour.value] for start, end, colour in pieces]}
+    analysis = Analysis(source, imports=imports_of(source))
+    try:
+        whole, tree, _ = analyse_names(source)
+        if not tree.span.end:
+            raise CompileError([_no_schedule(source)])
+    except CompileError as error:
+        yield _diagnosed(analysis, error.diagnostics, units)
+        return
+    analysis = evolve(analysis, source=whole)
+    for diagnostics, plan in compiled(source, whole, tree, params):
+        yield _diagnosed(analysis, diagnostics, units)
+        if plan is not None:
+            yield {"parameters": plan.params}
+            yield from _of_plan(source, plan)
+
+
+def _no_schedule(source: Source) -> Diagnostic:
+    """What is wrong with a text that could only be imported."""
+    help = "a program is `schedule name { … }`"
+    return Diagnostic("syntax", "there is no schedule", source=source, help=help)
+
+
+def _of_plan(source: Source, plan: Plan) -> Iterator[dict[str, Any]]:
+    """What there is to see of a program that is proved."""
+    execution = simulate(plan)
+    yield {"schedules": page_data([lay_out(plan, execution)])}
+    ideal = simulate(plan, ideal=True).timeline.makespan
+    yield {"figures": figure_rows(plan, execution, ideal, plan.costs)}
+    yield {"bubbles": explanation_text(explain_bubble(plan, plan.costs))}
+    # For the first of the names it is proved by now.
+    others = check_program(source, plan.params, [name for name in NAMES if name != PORTABLE])
+    verdicts = {PORTABLE: None} | {name: _verdict(found) for name, found in others.items()}
+    yield {"verdicts": list(verdicts.items())}
+
+
+def _verdict(diagnostics: list[Diagnostic]) -> str | None:
+    """The first thing that is wrong on a transport; None where the program is proved."""
+    wrong = (each for each in diagnostics if each.severity == "error")
+    return next((f"error[{each.code}]: {each.message}" for each in wrong), None)
+
+
+def _diagnosed(
+    analysis: Analysis, diagnostics: Sequence[Diagnostic], units: _Units
+) -> dict[str, Any]:
+    """What is wrong: each mistake at its place, and all of them as the command line prints them."""
+    return {
+        "diagnostics": [_diagnostic(analysis, each, units) for each in diagnostics],
+        "text": render(list(diagnostics), "text") if diagnostics else "",
+    }
+
+
+def _diagnostic(analysis: Analysis, diagnostic: Diagnostic, units: _Units) -> dict[str, Any]:
+    place = own_place(analysis, diagnostic)
+    repair = diagnostic.repair
+    edits = [
+        {"from": units(edit.span.start), "to": units(edit.span.end), "insert": edit.text}
+        for edit in (repair.edits if repair else ())
+    ]
+    return {
+        "from": units(place.start),
+        "to": units(place.end),
+        "severity": diagnostic.severity,
+        "code": diagnostic.code,
+        "message": message(diagnostic),
+        "repair": {"text": repair.text, "edits": edits} if repair and edits else None,
+    }

@@ -1,0 +1,313 @@
+"""Several models in one plan, on real processes: each is what it is when it is trained alone."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.paths import PROGRAMS
+from tests.support.ranks import Run
+
+pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from schedlang import Source, compile
+from schedlang.plan.plan import Plan
+from schedlang.runtime import (
+    Pipeline,
+    add_loss,
+    added_losses,
+    load_model,
+    load_optimizers,
+    split,
+)
+from schedlang.schedule.layout import Layout
+from tests.support.models import difference
+
+pytestmark = pytest.mark.processes
+
+ROWS = 2
+WIDTH = 6
+STEPS = 20
+#: The models of a plan, each as its stages.
+Models = dict[str, list[nn.Module]]
+#: Runs all models on a microbatch of each, and gives their losses and other results.
+Alone = Callable[[Models, Mapping[str, Tensor], Mapping[str, Tensor]], dict[str, Tensor]]
+
+
+class Judged(nn.Module):
+    """The last stage of a model that is kept near what another one makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH, dtype=torch.float64)
+
+    def forward(self, x: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+        return self.layer(x).tanh(), other
+
+
+def near(output: Sequence[Tensor], target: Tensor) -> Tensor:
+    own, other = output
+    return nn.functional.mse_loss(own, target) + nn.functional.mse_loss(own, other)
+
+
+def stages_of(plan: Plan, judged: str) -> Models:
+    """The models of a plan, the same on all ranks, frozen where the plan has them so."""
+    torch.manual_seed(0)
+    layout = plan.layout
+    models: Models = {}
+    for pipeline in layout.pipelines:
+        models[pipeline.name] = [
+            nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=torch.float64), nn.Tanh())
+            for _ in range(pipeline.start, pipeline.stop)
+        ]
+    models[judged][-1] = Judged()
+    for stage in layout.frozen:
+        pipeline = layout.pipeline_of[stage]
+        models[pipeline.name][stage - pipeline.start].requires_grad_(False)
+    return models
+
+
+def batch(layout: Layout, seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Inputs and targets of each model; those with as many microbatches have the same inputs."""
+    inputs, targets = {}, {}
+    for number, pipeline in enumerate(layout.pipelines):
+        generator = torch.Generator().manual_seed(seed)
+        shape = pipeline.microbatches * ROWS, WIDTH
+        inputs[pipeline.name] = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        generator.manual_seed(seed + 100 * number)
+        targets[pipeline.name] = torch.randn(*shape, generator=generator, dtype=torch.float64)
+    return inputs, targets
+
+
+def through(stages: Sequence[nn.Module], x: Tensor) -> Tensor:
+    for stage in stages:
+        x = stage(x)
+    return x
+
+
+def judged_by(other: str, own: str) -> Alone:
+    """One model beside another that it is kept near; more are trained for themselves."""
+
+    def alone(
+        models: Models, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        losses = {}
+        for name in inputs:
+            if name == own:
+                *stages, last = models[own]
+                with torch.no_grad():
+                    given = through(models[other], inputs[other])
+                losses[own] = near(last(through(stages, inputs[own]), given), targets[own])
+            elif name != other:
+                output = through(models[name], inputs[name])
+                losses[name] = nn.functional.mse_loss(output, targets[name])
+        return losses
+
+    return alone
+
+
+def train(plan: Plan, other: str, own: str, with_outputs: bool = False) -> dict[str, Any]:
+    """What 20 steps give with the plan, and in one process: losses and weights, and how far they
+    are from each other.
+    """
+    layout = plan.layout
+    models, whole = stages_of(plan, own), stages_of(plan, own)
+    alone = judged_by(other, own)
+    mine = plan.stages_of(dist.get_rank())
+    stages = {}
+    for stage in mine:
+        pipeline = layout.pipeline_of[stage]
+        stages[stage] = models[pipeline.name][stage - pipeline.start]
+    losses = {each.name: nn.functional.mse_loss for each in layout.pipelines if each.name != other}
+    losses[own] = near
+    makers = {own: torch.optim.AdamW, "critic": torch.optim.SGD}
+    optimizers, others = {}, []
+    for stage in filter(layout.trains, mine):
+        make = makers[layout.model_of(stage)]
+        optimizers[stage] = make(stages[stage].parameters(), lr=0.01)
+    for name, parts in whole.items():
+        if name in makers:
+            weights = [weight for part in parts for weight in part.parameters()]
+            others.append(makers[name](weights, lr=0.01))
+    updates = plan.has_updates
+    pipeline = Pipeline(plan, stages, losses, optimizers=optimizers if updates else None)
+    found: list[float] = []
+    names: set[str] = set()
+    for step in range(STEPS):
+        inputs, targets = batch(layout, step)
+        assert pipeline.step(inputs, targets, return_outputs=with_outputs) == (
+            (None, None) if with_outputs else None
+        )
+        named = pipeline.named_losses()
+        right: dict[str, list[Tensor]] = {}
+        parts = {
+            each.name: (
+                inputs[each.name].chunk(each.microbatches),
+                targets[each.name].chunk(each.microbatches),
+                each.microbatches,
+            )
+            for each in layout.pipelines
+        }
+        for number in range(max(count for _, _, count in parts.values())):
+            here = {name: each for name, each in parts.items() if number < each[2]}
+            for name, loss in alone(
+                whole,
+                {name: values[number] for name, (values, _, _) in here.items()},
+                {name: values[number] for name, (_, values, _) in here.items()},
+            ).items():
+                (loss / parts[name][2]).backward()
+                right.setdefault(name, []).append(loss.detach())
+        assert named.keys() == {f"{name}.loss" for name in right}
+        for name, each in right.items():
+            found.append(abs(named[f"{name}.loss"] - float(torch.stack(each).mean())))
+            if name in pipeline.losses:
+                names.add(name)
+                found.append(difference(pipeline.losses[name], torch.stack(each)))
+        for optimizer in [*([] if updates else optimizers.values()), *others]:
+            optimizer.step()
+            optimizer.zero_grad()
+    for stage, module in stages.items():
+        pipeline_of = layout.pipeline_of[stage]
+        other_module = whole[pipeline_of.name][stage - pipeline_of.start]
+        for weight, expected in zip(module.parameters(), other_module.parameters(), strict=True):
+            found.append(difference(weight.detach(), expected.detach()))
+    return {"worst": max(found), "losses": sorted(names)}
+
+
+def teacher_and_student() -> list[dict[str, Any]]:
+    """The gallery's program, at two depths of the teacher."""
+    return [
+        train(
+            compile(PROGRAMS / "distillation.sched", {"microbatches": 4, "teachers": teachers}),
+            "teacher",
+            "student",
+        )
+        for teachers in (2, 4)
+    ]
+
+
+def test_a_frozen_teacher_beside_its_student(run_ranks: Run) -> None:
+    results = run_ranks(teacher_and_student, 4).results()
+    for found in results:
+        assert [each["worst"] for each in found] == [0.0, 0.0]
+    assert [each["losses"] for each in results[3]] == [["student"], ["student"]]
+
+
+def actor_and_critic() -> dict[str, Any]:
+    """Three models, two of which train, with other optimizers and numbers of microbatches."""
+    plan = compile(PROGRAMS / "rlhf.sched", {"critic_microbatches": 3})
+    return train(plan, "reference", "actor", with_outputs=True)
+
+
+def test_actor_critic_and_reference(run_ranks: Run) -> None:
+    results = run_ranks(actor_and_critic, 4).results()
+    assert max(each["worst"] for each in results) == 0.0
+    assert [each["losses"] for each in results] == [[], [], ["critic"], ["actor"]]
+
+
+#: GPipe, with the teacher on all ranks.
+GPIPE = """schedule gpipe_of_two {
+    param ranks = 4
+    param microbatches = 4
+    model teacher runs microbatches stage s in 0 .. ranks on s
+    model student runs microbatches stage s in 0 .. ranks on s
+    edge s in 0 .. 1 from teacher(ranks - 1) to student(ranks - 1)
+    frozen teacher
+    rank r {
+        repeat microbatches { F(teacher(r), next) }
+        repeat microbatches { F(student(r), next) }
+        repeat microbatches { B(student(r), next) }
+    }
+}"""
+
+
+def llamas(folder: Path) -> list[float]:
+    """How far the losses of a small Llama are from those of one process: 20 steps, of which the
+    second half goes on from a folder under another schedule.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    class Llama(LlamaForCausalLM):
+        """With the teacher's scores, if it is given them."""
+
+        def forward(self, tokens: Tensor, teacher: Tensor | None = None) -> Tensor:
+            scores: Tensor = super().forward(tokens, use_cache=False).logits
+            if teacher is not None:
+                wanted = teacher.log_softmax(-1)
+                distance = nn.functional.kl_div(scores.log_softmax(-1), wanted, log_target=True)
+                add_loss("distance", distance, weight=0.5)
+            return scores
+
+    def llama(seed: int, layers: int) -> Llama:
+        torch.manual_seed(seed)
+        return Llama(
+            LlamaConfig(
+                vocab_size=32,
+                hidden_size=16,
+                intermediate_size=16,
+                num_hidden_layers=layers,
+                num_attention_heads=2,
+                num_key_value_heads=2,
+                max_position_embeddings=8,
+            )
+        )
+
+    def loss_of(scores: Tensor, following: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
+
+    blocks = ["model.embed_tokens", "model.layers", "model.norm", "lm_head"]
+    teacher, student = llama(0, 4).requires_grad_(False), llama(1, 3)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=0.01)
+    found = []
+    plans = [
+        compile(PROGRAMS / "distillation.sched", {"microbatches": 4}),
+        compile(Source("gpipe_of_two.sched", GPIPE)),
+    ]
+    for half, plan in enumerate(plans):
+        # The weights come from the folder, but for the first time.
+        seeds = (0, 1) if half == 0 else (2, 3)
+        of_teacher = split(llama(seeds[0], 4).requires_grad_(False), plan, blocks, stages="teacher")
+        of_student = split(llama(seeds[1], 3), plan, blocks, stages="student")
+        optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in of_student.values()]
+        pipeline = Pipeline(plan, of_teacher | of_student, {"student": loss_of})
+        if half:
+            assert load_model(folder / "teacher", of_teacher) == STEPS // 2
+            assert load_model(folder / "student", of_student) == STEPS // 2
+            load_optimizers(folder / "student", of_student, optimizers)
+        for step in range(STEPS // 2):
+            generator = torch.Generator().manual_seed(half * STEPS + step)
+            tokens = torch.randint(32, (8, 9), generator=generator)
+            inputs, following = tokens[:, :-1], tokens[:, 1:]
+            pipeline.step({"teacher": inputs, "student": inputs}, {"student": following})
+            named = pipeline.named_losses()
+            right, distances = [], []
+            for given, wanted in zip(inputs.chunk(4), following.chunk(4), strict=True):
+                with torch.no_grad():
+                    scores = teacher(given)
+                with added_losses() as added:
+                    loss = loss_of(student(given, scores), wanted)
+                ((loss + added.total) / 4).backward()
+                right.append(float(loss))
+                distances.append(float(added["distance"]))
+            found.append(abs(named["student.loss"] / (sum(right) / 4) - 1))
+            found.append(abs(named["student.distance"] / (sum(distances) / 4) - 1))
+            for each in (*optimizers, optimizer):
+                each.step()
+                each.zero_grad()
+        if not half:
+            pipeline.save_model(folder, STEPS // 2, optimizers)
+    return found
+
+
+def test_a_llama_learns_from_another_and_goes_on_under_another_schedule(
+    run_ranks: Run, tmp_path: Path
+) -> None:
+    for found in run_ranks(llamas, 4, tmp_path / "models").results():
+        assert len(found) == 2 * STEPS
+        assert max(found) < 1e-5
+    index = tmp_path / "models" / "student" / "model.safetensors.index.json"
+    assert "model.layers.2.mlp.up_proj.weight" in index.read_text()
