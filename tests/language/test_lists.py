@@ -112,7 +112,8 @@ def test_the_proofs_for_all_sizes_agree_with_the_compiler() -> None:
 def test_a_value_by_a_number_of_microbatches_is_not_proved() -> None:
     text = DEPTHS.replace("rank r {", "let last = depth[microbatches - 5]  rank r {")
     verdict = prove_for_all(text).verdicts["portable"]
-    assert verdict.word == "not proved"
+    assert verdict.wrong == "1 <= microbatches <= 4"
+    assert verdict.unknown == "microbatches >= 9"
     assert "depends on `microbatches`" in verdict.reason
 
 

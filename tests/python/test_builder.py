@@ -134,8 +134,8 @@ def test_programs_of_the_gallery_built_from_their_ops(path: Path) -> None:
         schedule = ops(path, ranks, microbatches)
         if schedule is None:
             continue
-        if len({pipeline.microbatches for pipeline in schedule.layout.pipelines}) > 1:
-            # The builder gives all pipelines as many microbatches, as ReCycle's have not.
+        if path.stem == "recycle":
+            # The builder gives all pipelines of a model as many microbatches: here they have not.
             with pytest.raises(ValueError, match="cannot share them evenly"):
                 built(schedule)
             compared += 1
