@@ -196,7 +196,8 @@ def versions_of(
     first: dict[int, tuple[int, int, int]] = {}
     for number, module in modules.items():
         delay = behind[number]
-        per_update = plan.layout.units(number) // plan.layout.updates
+        # How many microbatches an update has says nothing where all read the latest weights.
+        per_update = plan.layout.units(number) // plan.layout.updates if delay else 0
         known = first.setdefault(id(module), (number, delay, per_update))
         if known[1:] != (delay, per_update):
             raise PipelineError(

@@ -19,7 +19,15 @@ from torch.distributed.pipelining import PipelineStage, schedules
 
 from schedlang import CompileError, Source, compile, read_source
 from schedlang.plan.torch_tables import DIALECTS, dialect_of, export_table, plan_of, read_table
-from tests.plan.test_torch_tables import DEFERRED, EXPORTABLE, SIZES, computes, program, texts
+from tests.plan.test_torch_tables import (
+    DEFERRED,
+    EXPORTABLE,
+    SIZES,
+    SIZES_OF,
+    computes,
+    program,
+    texts,
+)
 from tests.plan.test_torch_waits import EACH_OTHER, RING, RING_RUNS
 from tests.support.paths import PROGRAMS
 from tests.support.ranks import Run
@@ -55,7 +63,7 @@ def test_torch_reads_what_we_write(name: str, form: str, tmp_path: Path) -> None
     """It writes the very same file again, knows where the stages are, and finds that the table runs
     to its end.
     """
-    for ranks, microbatches in SIZES:
+    for ranks, microbatches in SIZES_OF.get(name, SIZES):
         plan = program(name, ranks, microbatches)
         (tmp_path / "table.csv").write_text(export_table(plan, form, DIALECT), newline="")
         runtime = schedules._PipelineScheduleRuntime(

@@ -20,6 +20,7 @@ from tests.plan.test_torch_tables import (
     EXPORTABLE,
     GOOD,
     SIZES,
+    SIZES_OF,
     imported,
     program,
     table,
@@ -399,7 +400,7 @@ def without_waits(text: str) -> str:
 
 @pytest.mark.parametrize("name", EXPORTABLE)
 def test_dialects_differ_by_waits(name: str) -> None:
-    for size in SIZES:
+    for size in SIZES_OF.get(name, SIZES):
         old, new = (export_table(program(name, *size), "torch-csv", each) for each in DIALECTS)
         assert without_waits(new) == old
         assert [read_table(table(text)).has_waits for text in (old, new)] == [False, True]
@@ -424,7 +425,7 @@ def waits_of(plan: Plan, costs: Costs) -> tuple[np.ndarray, np.ndarray, np.ndarr
 def test_no_wait_of_an_export_takes_time(name: str) -> None:
     """However long ops and transfers take; but at the end, where there is nothing left to do."""
     rng = random.Random(name)
-    for size in SIZES:
+    for size in SIZES_OF.get(name, SIZES):
         plan = program(name, *size)
         stages = len(plan.placement)
         costs = Costs(

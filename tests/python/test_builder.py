@@ -32,7 +32,7 @@ from tests.support.strategies import schedules
 
 GALLERY = sorted(PROGRAMS.glob("*.sched"))
 #: Ranks and microbatches, of which every program takes some.
-SIZES = [(2, 2), (4, 8), (3, 1), (4, 1), (3, 6), (5, 10)]
+SIZES = [(2, 2), (4, 8), (3, 1), (4, 1), (3, 6), (5, 6), (5, 10)]
 
 
 def built(schedule: Schedule) -> Builder:
@@ -133,6 +133,12 @@ def test_programs_of_the_gallery_built_from_their_ops(path: Path) -> None:
     for ranks, microbatches in SIZES:
         schedule = ops(path, ranks, microbatches)
         if schedule is None:
+            continue
+        if path.stem == "recycle":
+            # The builder gives all pipelines of a model as many microbatches: here they have not.
+            with pytest.raises(ValueError, match="cannot share them evenly"):
+                built(schedule)
+            compared += 1
             continue
         compared += 1
         plan = compile(path, {"ranks": ranks, "microbatches": microbatches})
