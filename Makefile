@@ -5,7 +5,7 @@ BIN := .venv/bin
 .PHONY: demo example test large test-torch test-browser test-editor site titan explore models trainings faults pages nodes fuzz
 .PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table gains reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
-.PHONY: bench-partition bench-search-runs
+.PHONY: bench-partition bench-search-runs bench-overlap
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -177,6 +177,10 @@ bench-walk: .venv/installed
 bench-runs: .venv/installed
 	$(BIN)/python benchmarks/runs.py
 
+# What overlapping forwards and backwards gains, predicted and published.
+bench-overlap: .venv/installed
+	$(BIN)/python benchmarks/overlap.py
+
 # Predicted against measured step time, for a machine without other work.
 bench-prediction: .venv/installed
 	$(BIN)/python benchmarks/prediction.py
@@ -202,10 +206,11 @@ transport-table: .venv/installed
 gains: .venv/installed
 	$(BIN)/python benchmarks/gains.py > docs/published-gains.md
 
-# The gallery, proved for any number of microbatches.
+# The gallery, proved for any number of microbatches at some numbers of ranks: the first and the last.
+RANKS ?= 2 16
 prove: .venv/installed
 	mkdir -p build
-	$(BIN)/python -m tests.support.proof_page > build/proved.md
+	$(BIN)/python -m tests.support.proof_page $(RANKS) > build/proved.md
 	mv build/proved.md docs/proved.md
 
 # Proofs for any number of ranks against the compiler at each size: 5,000 damaged programs at all sizes up to 10 x 30, and closed
@@ -213,9 +218,11 @@ prove: .venv/installed
 prove-ranks: .venv/installed
 	$(BIN)/pytest -n 2 --dist worksteal -m sizes tests/parametric --blocks $(BLOCKS)
 
-# What is proved for all sizes of damaged programs, against the compiler at every size up to 10 ranks and 30 microbatches.
+# What is proved for all sizes of 5,000 damaged programs, against the compiler: each at some number of ranks up to 10, and at
+# every number of microbatches up to 30. FIRST=1200 leaves out those before.
+FIRST ?= 0
 prove-damage: .venv/installed
-	$(BIN)/python -m tests.support.damaged_programs 0 5000
+	$(BIN)/python -m tests.support.damaged_programs $(FIRST) $$((5000 - $(FIRST)))
 
 # The reference of Python, from the docstrings; a test holds it current.
 reference: .venv/installed

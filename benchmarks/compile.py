@@ -50,6 +50,7 @@ LARGE = {
 #: The sizes of the gallery's programs: ranks, microbatches, and slices, if there are any.
 SIZE = (32, 640)
 SIZES = {
+    "1f1b_uneven": (4, 5120),
     "forward_only": (32, 1280),
     "pipedream": (96, 1),
     "pipedream_2bw": (32, 256),

@@ -140,7 +140,7 @@ def vocabulary(setting: Setting, thousands: int) -> tuple[float, float]:
 
     baseline = with_output([stage] * ranks)
     anew = with_output([layers * setting.layer for layers in spread(setting, output)])
-    share = round(8 * output / ranks / stage)
+    share = max(1, round(100 * output / ranks / stage))
     params = {"ranks": ranks, "microbatches": MICROBATCHES, "share": share}
     shards = [stage / 3] * ranks + [output / ranks / 3] * ranks + [0.0]
     return baseline / anew, baseline / makespan(compile("vocabulary_parallel", params), shards)

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from schedlang import compile, read_source
 from schedlang.runtime.calls import prepare
-from schedlang.runtime.processes import processes_of
 from schedlang.runtime.stage.stage import Stage, StagePlan
 from schedlang.runtime.transport.announcement import Rows
 from schedlang.runtime.transport.exchange import Exchange, Given
@@ -45,9 +44,6 @@ class Nowhere:
     """A wire without an end."""
 
     is_by_edge = False
-
-    def __init__(self) -> None:
-        self.processes = processes_of(None)
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> None:
         """Gone."""

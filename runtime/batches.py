@@ -23,6 +23,7 @@ from torch import Tensor
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.microbatches import (
+    Counts,
     Microbatches,
     SliceLengths,
     as_microbatches,
@@ -77,10 +78,10 @@ class Batch:
 
     inputs: Value
     targets: Value
-    options: Options | None
+    options: Options | Mapping[str, Options] | None
     evaluates: bool
     rows: int | None = None
-    counts: Sequence[float] | None = None
+    counts: Counts | None = None
 
 
 @frozen
@@ -163,9 +164,11 @@ class Batches:
                 parts = _microbatches("inputs", inputs, this, self._dims.inputs)
                 units, lengths = self._slices("inputs", parts, mine, self._dims.inputs)
                 self._stages[first].inputs.update(enumerate(units))
+                if number == 0 and isinstance(inputs, Microbatches):
+                    must_count = counts is None and not batch.evaluates
+                    self._check_list(inputs, must_count and self._is_scaled(pipeline))
                 if units or parts:
-                    specs = self._specs(batch, counts, inputs, units or parts, number)
-                    self._given_specs[first] = specs
+                    self._given_specs[first] = self._specs(inputs, units or parts)
                 given[first] = Given(
                     batch.evaluates,
                     rows,
@@ -176,38 +179,37 @@ class Batches:
                 )
         return given
 
-    def _specs(
-        self,
-        batch: Batch,
-        counts: Sequence[float] | None,
-        inputs: Value,
-        units: Sequence[Value],
-        number: int,
-    ) -> list[ValueSpec]:
-        """Shapes and types of what passes through a first stage in a round, by its number: one for
-        all, or one for each.
+    def _specs(self, inputs: Value, units: Sequence[Value]) -> list[ValueSpec]:
+        """Shapes and types of what passes through a first stage in a round: one for all, or one for
+        each.
         """
-        is_list = isinstance(inputs, Microbatches)
-        if not is_list and self._slice_lengths is None:
-            return [ValueSpec.of(*flatten(units[0], "`inputs`"))]
-        if is_list and number == 0:
-            of_microbatches = specs_of(inputs.values)
-            if len({*of_microbatches}) > 1 and not batch.evaluates and counts is None:
-                self._check_scaled(of_microbatches)
+        if not isinstance(inputs, Microbatches) and self._slice_lengths is None:
+            units = units[:1]
         specs = [ValueSpec.of(*flatten(unit, "`inputs`")) for unit in units]
-        return specs[:1] if len({*specs}) == 1 else specs
+        return specs[:1] if len(specs) == 1 or len({*specs}) == 1 else specs
 
-    def _check_scaled(self, specs: Sequence[ValueSpec]) -> None:
-        """PipelineError where microbatches differ, and nothing says how much the loss of each
-        counts: that of one with few rows would count as much as that of one with many.
+    def _is_scaled(self, pipeline: Pipeline) -> bool:
+        """Whether the losses of a pipeline's microbatches are scaled by their number: something of
+        it is trained, and the script has no scale of its own.
         """
-        if self._has_scale:
-            return
-        number, other = next(pair for pair in enumerate(specs) if pair[1] != specs[0])
-        raise PipelineError(
-            f"`inputs[{number}]` is {other}, and `inputs[0]` {specs[0]}, so it must be said how "
-            "much the loss of each counts: `counts=[…]`, the rows or tokens that each is a mean of"
+        return not self._has_scale and any(
+            self._layout.has_backward[pipeline.start : pipeline.stop]
         )
+
+    def _check_list(self, inputs: Microbatches, must_be_alike: bool) -> None:
+        """PipelineError where a list is not one of microbatches of one model; or where they differ,
+        and nothing says how much the loss of each counts: that of one with few rows would count as
+        much as that of one with many.
+        """
+        specs = specs_of(inputs.values)
+        others = ((number, spec) for number, spec in enumerate(specs) if spec != specs[0])
+        number, other = next(others, (0, None))
+        if must_be_alike and other is not None:
+            raise PipelineError(
+                f"`inputs[{number}]` is {other}, and `inputs[0]` {specs[0]}, so it must be said "
+                "how much the loss of each counts: `counts=[…]`, the rows or tokens that each is a "
+                "mean of"
+            )
 
     def _counts(
         self, counts: Sequence[float] | None, mine: Sequence[int], microbatches: int

@@ -55,7 +55,7 @@ from schedlang.runtime.gradients.shared_weights import (
     warn_of_equal_weights,
 )
 from schedlang.runtime.losses import LOSS
-from schedlang.runtime.microbatches import SliceLengths, weighted
+from schedlang.runtime.microbatches import Counts, SliceLengths, weighted
 from schedlang.runtime.part import Part
 from schedlang.runtime.processes import processes_of
 from schedlang.runtime.saving.checkpoint import (
@@ -68,6 +68,7 @@ from schedlang.runtime.saving.model_files import ModelPart, write_model
 from schedlang.runtime.setup import Setup
 from schedlang.runtime.stage.audit import Audit
 from schedlang.runtime.stage.repeats import Verify
+from schedlang.runtime.stage.shards import counting_together
 from schedlang.runtime.stage.stage import LossFn, Stage
 from schedlang.runtime.stage.versions import WeightVersions
 from schedlang.runtime.transport.edges import EdgeWire
@@ -113,6 +114,11 @@ class Pipeline:
     `stop_on_nan` the pipeline ends there, before the weights are updated (but for updates that the
     plan makes itself). Stages may add losses of their own, see
     `schedlang.runtime.losses.add_loss`, which are scaled alike.
+
+    Where the plan has several models (docs/models.md#several-models), `loss_fn` is one for all of
+    them or one for each, by its name, and the microbatches are those of a stage's own model. After
+    a step or an evaluation, `losses` and `outputs` have what the last stages of this rank have
+    made, by model.
 
     `tied` has for each weight that several stages have, as input and output embeddings, its names
     by stage: `[{0: "byte.weight", 3: "scores.weight"}]`, by default those of `split`; its gradients
@@ -234,7 +240,10 @@ class Pipeline:
         else:
             self._wire = Wire(processes, timeout, self._watchdog)
         rounding = rounding_to(setup.transfer_dtype)
-        self._exchange = Exchange(plan, self._rank, number, self._device, self._wire, rounding)
+        counting = counting_together(processes.replicas, setup.modules.values())
+        self._exchange = Exchange(
+            plan, self._rank, number, self._device, self._wire, rounding, counting
+        )
         self._parts = build_parts(plan, setup, self._stages, self._shared, self._wire)
         self._training = prepare(plan, self._rank, self._stages, self._exchange, self._parts)
         warm_up(plan, processes, self._device)
@@ -244,9 +253,9 @@ class Pipeline:
         self,
         inputs: Value = None,
         targets: Value = None,
-        options: Options | None = None,
+        options: Options | Mapping[str, Options] | None = None,
         *,
-        counts: Sequence[float] | None = None,
+        counts: Counts | None = None,
         return_outputs: Literal[False] = False,
     ) -> Tensor | None: ...
 
@@ -255,9 +264,9 @@ class Pipeline:
         self,
         inputs: Value = None,
         targets: Value = None,
-        options: Options | None = None,
+        options: Options | Mapping[str, Options] | None = None,
         *,
-        counts: Sequence[float] | None = None,
+        counts: Counts | None = None,
         return_outputs: Literal[True],
     ) -> tuple[Tensor | None, list[Value] | None]: ...
 
@@ -265,9 +274,9 @@ class Pipeline:
         self,
         inputs: Value = None,
         targets: Value = None,
-        options: Options | None = None,
+        options: Options | Mapping[str, Options] | None = None,
         *,
-        counts: Sequence[float] | None = None,
+        counts: Counts | None = None,
         return_outputs: bool = False,
     ) -> Tensor | tuple[Tensor | None, list[Value] | None] | None:
         """Run the plan once on a batch; gradients add up in `.grad`.
@@ -288,9 +297,13 @@ class Pipeline:
         of first stages, are how many rows or tokens the loss of each is the mean of: then the
         gradient is that of the mean over all of these, of an update in all replicas. Without it,
         the loss of each microbatch counts the same, and those of a list must have the same shape.
+        Of several models, each has its own, by name.
 
         What `loss_fn` has given beside the losses is in `extras` on the rank of the last stage: a
         dictionary for each microbatch, or slice of one.
+
+        Of several models all of these are dictionaries by the models' names, and it gives None: see
+        `losses` and `outputs`.
         """
         if self._plan.is_forward_only:
             raise PipelineError("the plan has no backward, it evaluates")
@@ -337,7 +350,7 @@ class Pipeline:
         self,
         inputs: Value = None,
         targets: Value = None,
-        options: Options | None = None,
+        options: Options | Mapping[str, Options] | None = None,
         *,
         rows: int | None = None,
     ) -> list[Value] | None:

@@ -126,7 +126,10 @@ def _start(options: argparse.Namespace) -> tuple[Workload, CheckpointFolder | No
     at_once = min(options.steps, options.every) if checkpoints else options.steps
     plan = together(lambda: _for_updates(plan, at_once), group)
     recipe = Recipe(options.optimizer, options.lr)
-    return Workload(plan, corpus, blocks, options.seed, options.replicas, recipe), checkpoints
+    workload = Workload(
+        plan, corpus, blocks, options.seed, options.replicas, recipe, options.unequal
+    )
+    return workload, checkpoints
 
 
 def _for_updates(plan: Plan, updates: int) -> Plan:

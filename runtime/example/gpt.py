@@ -252,3 +252,8 @@ def run_gpt(
 def next_byte_loss(scores: Tensor, following: Tensor) -> Tensor:
     """Mean cross entropy of the bytes that follow, in nats."""
     return F.cross_entropy(scores.flatten(0, 1), following.flatten())
+
+
+def loss_and_bytes(scores: Tensor, following: Tensor) -> dict[str, Any]:
+    """The same, with the bytes that it is the mean of."""
+    return {"loss": next_byte_loss(scores, following), "bytes": following.numel()}

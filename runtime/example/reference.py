@@ -4,7 +4,7 @@ compare with.
 
 import copy
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
@@ -59,16 +59,13 @@ def _run(
     """
     losses: dict[str, list[Tensor]] = {}
     counts = workload.of_models
-    batches = {
-        model: [data.chunk(count) for data in workload.batch(update, model)]
-        for model, count in counts.items()
-    }
+    batches = {model: workload.cut(update, model) for model in counts}
     for number in range(max(counts.values())):
         here = [model for model, count in counts.items() if number < count]
         with torch.set_grad_enabled(trains):
-            outputs = run({model: batches[model][0][number] for model in here})
+            outputs = run({model: batches[model][number][0] for model in here})
             of_models = {
-                model: next_byte_loss(output, batches[model][1][number])
+                model: _share_of_loss(output, batches[model], number)
                 for model, output in outputs.items()
             }
         for model, loss in of_models.items():
@@ -77,3 +74,11 @@ def _run(
             losses.setdefault(model, []).append(loss.detach())
     means = [float(torch.stack(of_model).mean()) for of_model in losses.values()]
     return sum(means) / len(means)
+
+
+def _share_of_loss(output: Tensor, batch: Sequence[tuple[Tensor, Tensor]], number: int) -> Tensor:
+    """The loss of a microbatch, as its bytes count in the batch."""
+    _, targets = batch[number]
+    bytes = sum(y.numel() for _, y in batch)
+    # 1.0 where all are alike.
+    return next_byte_loss(output, targets) * (targets.numel() * len(batch) / bytes)

@@ -5,7 +5,7 @@ import os
 from schedlang.report.measured import Run, comparison_text
 from schedlang.report.measured import compare as compare_run
 from schedlang.runtime.example.train import Training
-from schedlang.runtime.example.workload import Workload
+from schedlang.runtime.example.workload import ROWS, Workload
 
 #: The largest relative difference that another order of the same float32 additions explains.
 TOLERANCE = 1e-5
@@ -24,10 +24,12 @@ def print_header(workload: Workload) -> None:
     how = ""
     if not plan.is_forward_only:
         how = f", {workload.recipe.text(plan)}"
+    most = sum(workload.of_models.values()) * ROWS * workload.context
+    bytes = f"{most:,} bytes per step"
+    if workload.unequal:
+        bytes = f"up to {bytes}, in microbatches of unequal lengths"
     print(
-        f"{plan.name} ({sizes}) {does} a GPT of {weights:,} parameters on "
-        f"{workload.tokens:,} bytes per step{how}",
-        flush=True,
+        f"{plan.name} ({sizes}) {does} a GPT of {weights:,} parameters on {bytes}{how}", flush=True
     )
 
 
@@ -48,10 +50,12 @@ def report(workload: Workload, run: Run, trainings: list[Training]) -> dict[str,
     writer = trainings[plan.placement[-1]]
     # The first step also pays for what torch sets up once.
     seconds = writer.seconds[1:] or writer.seconds
+    steps = writer.first + len(writer.losses)
+    tokens = sum(map(workload.tokens, range(steps - len(seconds), steps)))
     return {
-        "steps": writer.first + len(writer.losses),
+        "steps": steps,
         "loss": total_losses(trainings)[-1],
-        "tokens_per_second": workload.tokens * len(seconds) / sum(seconds),
+        "tokens_per_second": tokens / sum(seconds),
         "predicted_idle": found.predicted.idle,
         "measured_idle": found.measured.idle,
     }

@@ -5,15 +5,15 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from attrs import define, field
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.optim import Optimizer
 
-from schedlang.plan.plan import Plan
 from schedlang.runtime.example.checkpoint_folder import CheckpointFolder
-from schedlang.runtime.example.gpt import next_byte_loss
+from schedlang.runtime.example.gpt import loss_and_bytes, next_byte_loss
 from schedlang.runtime.example.progress import Progress
 from schedlang.runtime.example.trace import clock_offset
 from schedlang.runtime.example.workload import Workload
@@ -75,7 +75,7 @@ def train(
     pipeline = Pipeline(
         plan,
         stages,
-        next_byte_loss,
+        loss_and_bytes if workload.unequal else next_byte_loss,
         mesh=_mesh(workload),
         optimizers=own,
         audit=audit,
@@ -91,7 +91,7 @@ def train(
     for step in begins:
         start = perf_counter()
         pipeline.record = progress.is_bar or step in recorded
-        _run(pipeline, plan, *workload.share(step, replica))
+        _run(pipeline, workload, step, replica)
         for optimizer in others:
             optimizer.step()
             optimizer.zero_grad()
@@ -99,11 +99,13 @@ def train(
             training.recorded.append(pipeline.bars)
             training.messages.append(pipeline.messages)
         losses = {
-            model: pipeline.mean_over_replicas(each) for model, each in pipeline.losses.items()
+            model: pipeline.mean_over_replicas(each)
+            for model, each in _losses(pipeline, workload, step).items()
         }
         if losses:
             busy = sum(bar.end - bar.start for bar in pipeline.bars)
-            _keep_losses(training, workload, losses, perf_counter() - start, busy, progress)
+            seconds = perf_counter() - start
+            _keep_losses(training, workload, step, losses, seconds, busy, progress)
         if checkpoints and checkpoints.is_due(step, step + plan.layout.updates, steps):
             checkpoints.save(pipeline, step + plan.layout.updates, others)
     training.audits = pipeline.audits
@@ -111,11 +113,13 @@ def train(
     return training
 
 
-def _run(pipeline: Pipeline, plan: Plan, inputs: Value, targets: Value) -> None:
+def _run(pipeline: Pipeline, workload: Workload, step: int, replica: int) -> None:
     """Make a step, or an evaluation. In a graph of stages, all of a model that take inputs get the
     same.
     """
-    layout = plan.layout
+    layout = workload.plan.layout
+    inputs, targets = workload.share(step, replica)
+    counts = _counts(inputs) if workload.unequal else None
     for part in layout.pipelines:
         firsts = [
             stage - part.start for stage in layout.firsts if layout.pipeline_of[stage] == part
@@ -125,12 +129,41 @@ def _run(pipeline: Pipeline, plan: Plan, inputs: Value, targets: Value) -> None:
             inputs = {**inputs, part.name: _to_all(firsts, given)}
         elif part is layout.pipelines[0]:
             inputs = _to_all(firsts, inputs)
-    (pipeline.evaluate if plan.is_forward_only else pipeline.step)(inputs, targets)
+    if workload.plan.is_forward_only:
+        pipeline.evaluate(inputs, targets)
+    else:
+        pipeline.step(inputs, targets, counts=counts)
+
+
+def _counts(inputs: Value) -> Any:
+    """The bytes of each microbatch of a list; of several models by their names."""
+    if isinstance(inputs, Mapping):
+        return {model: _counts(of_model) for model, of_model in inputs.items()}
+    return [x.numel() for x in inputs]
 
 
 def _to_all(firsts: Sequence[int], inputs: Value) -> Value:
     """The inputs of a model, for each of the stages that take some."""
     return dict.fromkeys(firsts, inputs) if len(firsts) > 1 else inputs
+
+
+def _losses(pipeline: Pipeline, workload: Workload, step: int) -> dict[str, Tensor]:
+    """The losses of a step by model, where the rank has any: the mean over all microbatches is that
+    over all bytes.
+    """
+    if not workload.unequal:
+        return pipeline.losses
+    layout = workload.plan.layout
+    extras = iter(pipeline.extras)
+    found: dict[str, Tensor] = {}
+    for model, losses in pipeline.losses.items():
+        bytes = [next(extras)["bytes"] for _ in range(len(losses) * layout.slices)]
+        of_microbatches = torch.tensor(bytes).view(layout.updates, -1, layout.slices).sum(dim=2)
+        on_average = [
+            workload.mean_bytes(update, model) for update in range(step, step + layout.updates)
+        ]
+        found[model] = losses * (of_microbatches / torch.tensor(on_average).view(-1, 1)).flatten()
+    return found
 
 
 def _mesh(workload: Workload) -> DeviceMesh | None:
@@ -146,6 +179,7 @@ def _mesh(workload: Workload) -> DeviceMesh | None:
 def _keep_losses(
     training: Training,
     workload: Workload,
+    first: int,
     losses: Mapping[str, Tensor],
     seconds: float,
     busy: float,
@@ -155,6 +189,7 @@ def _keep_losses(
     models the mean.
     """
     updates = workload.plan.layout.updates
+    tokens = sum(workload.tokens(update) for update in range(first, first + updates))
     microbatches = workload.of_models
     models = len(workload.losing)
     of_updates = {model: each.view(updates, -1) for model, each in losses.items()}
@@ -164,9 +199,8 @@ def _keep_losses(
         training.losses.append(sum(parts) / models)
         training.seconds.append(seconds / updates)
         step = training.first + len(training.losses)
-        speed = updates * workload.tokens / seconds
         means = [float(each.mean()) for each in of_update.values()]
-        progress.show(step, sum(means) / len(means), speed, idle=1 - busy / seconds)
+        progress.show(step, sum(means) / len(means), tokens / seconds, idle=1 - busy / seconds)
 
 
 def _optimizer_that_keeps(training: Training, workload: Workload, module: nn.Module) -> Optimizer:

@@ -26,7 +26,7 @@ class Workload:
 
     So a training can go on with a plan for another number of ranks as it would have with its own.
     The microbatches are those of all `replicas` of the plan; the first replica has the first
-    processes.
+    processes. Where they are `unequal`, each has rows of a length of its own.
     """
 
     plan: Plan
@@ -35,6 +35,7 @@ class Workload:
     seed: int
     replicas: int
     recipe: Recipe
+    unequal: bool = False
 
     def layers(self) -> list[nn.Module]:
         """The layers of the whole model."""
@@ -80,10 +81,28 @@ class Workload:
         lasts = filter(layout.is_last, range(len(layout.placement)))
         return list(dict.fromkeys(map(layout.model_of, lasts)))
 
-    @property
-    def tokens(self) -> int:
+    def lengths(self, update: int, model: str = "") -> list[int]:
+        """How many bytes a row of each microbatch of an update has: from a quarter of those that
+        the model sees at once, where they are unequal. Models with as many microbatches have the
+        same.
+        """
+        count = self.of_models[model]
+        if not self.unequal:
+            return [self.context] * count
+        slices = self.plan.layout.slices
+        most = self.context // slices
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + update)
+        drawn = torch.randint(max(most // 4, 1), most + 1, (count,), generator=generator)
+        return [slices * length for length in drawn.tolist()]
+
+    def mean_bytes(self, update: int, model: str) -> float:
+        """The bytes of a microbatch of an update, on average."""
+        lengths = self.lengths(update, model)
+        return ROWS * sum(lengths) / len(lengths)
+
+    def tokens(self, update: int) -> int:
         """The bytes in the batches of an update."""
-        return sum(self.of_models.values()) * ROWS * self.context
+        return ROWS * sum(sum(self.lengths(update, model)) for model in self.of_models)
 
     def batch(self, update: int, model: str = "") -> tuple[Tensor, Tensor]:
         """The batch of an update for a model: inputs and targets. Models with as many microbatches
@@ -92,9 +111,15 @@ class Workload:
         rows = self.of_models[model] * ROWS
         return draw_batch(self.corpus, rows, self.context, self.seed * 1_000_003 + update)
 
+    def cut(self, update: int, model: str = "") -> list[tuple[Tensor, Tensor]]:
+        """The batch of an update for a model by microbatch."""
+        inputs, targets = (data.chunk(self.of_models[model]) for data in self.batch(update, model))
+        triples = zip(inputs, targets, self.lengths(update, model), strict=True)
+        return [(x[:, :length], y[:, :length]) for x, y, length in triples]
+
     def share(self, update: int, replica: int) -> tuple[Value, Value]:
         """A replica's share of the batches of a step, which makes as many updates as the plan has;
-        of several models by their names.
+        of several models by their names. Microbatches that are unequal are lists.
         """
         shares = {model: self._share(update, replica, model) for model in self.of_models}
         if not self.plan.layout.models:
@@ -102,8 +127,13 @@ class Workload:
         inputs, targets = zip(*shares.values(), strict=True)
         return dict(zip(shares, inputs, strict=True)), dict(zip(shares, targets, strict=True))
 
-    def _share(self, update: int, replica: int, model: str) -> tuple[Tensor, Tensor]:
+    def _share(self, update: int, replica: int, model: str) -> tuple[Value, Value]:
         updates = range(update, update + self.plan.layout.updates)
+        if self.unequal:
+            size = self.of_models[model] // self.replicas
+            own = slice(replica * size, (replica + 1) * size)
+            pairs = [pair for number in updates for pair in self.cut(number, model)[own]]
+            return [x for x, _ in pairs], [y for _, y in pairs]
         batches = [self.batch(number, model) for number in updates]
         parts = [[data.chunk(self.replicas)[replica] for data in batch] for batch in batches]
         inputs, targets = zip(*parts, strict=True)

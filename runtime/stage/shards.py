@@ -11,16 +11,19 @@ gradients:
 """
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from itertools import chain
 from typing import Any
 
+import torch.distributed as dist
 from torch import nn
 
 from schedlang.plan.plan import Plan
 from schedlang.ranks.shards import Does, shards
 from schedlang.runtime.part import ExtraCall, Part, When
+from schedlang.runtime.processes import Replicas
 from schedlang.runtime.torch_private import check_fsdp, fsdp_roots
 from schedlang.schedule.kinds import Kind
 
@@ -117,6 +120,19 @@ class ShardedModule:
 def is_sharded(module: nn.Module) -> bool:
     """Whether FSDP2 has sharded a part of a module."""
     return bool(_sharded_parts(module))
+
+
+def counting_together(replicas: Replicas, modules: Iterable[nn.Module]) -> list[Replicas]:
+    """The replicas whose losses count together, along each dimension in which there are some: those
+    of the pipeline, and those among which FSDP takes the mean of gradients.
+    """
+    found = [replicas] if replicas.are_several else []
+    weights = chain.from_iterable(module.parameters() for module in modules if is_sharded(module))
+    mesh = next((weight.device_mesh for weight in weights if hasattr(weight, "device_mesh")), None)
+    if mesh is not None:
+        for group in mesh.get_all_groups():
+            found.append(Replicas(tuple(dist.get_process_group_ranks(group)), group))
+    return found
 
 
 def _sharded_parts(module: nn.Module) -> list[Any]:

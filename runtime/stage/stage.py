@@ -384,9 +384,8 @@ class Stage:
             yield
         else:
             starts = zip(*run.starts(), strict=True)
-            for gradients in components.walk_back(
-                starts, run.leaves, walk_inside, self._added_scale
-            ):
+            scale = self._scale_of_added(microbatch)
+            for gradients in components.walk_back(starts, run.leaves, walk_inside, scale):
                 computed = gradients
                 yield
         self._end_backward(run, computed)
@@ -592,9 +591,13 @@ class Stage:
             call(run)
         if microbatch in self._have_added:
             self._have_added.remove(microbatch)
-            scale = self._added_scale * self.shares.of(microbatch)
+            scale = self._scale_of_added(microbatch)
             run.gradients.append(torch.full_like(roots[-1], scale))
         return run
+
+    def _scale_of_added(self, microbatch: int) -> float:
+        """What the losses are multiplied by that a microbatch has added."""
+        return self._added_scale * self.shares.of(microbatch)
 
     def _surroundings(self, run: Backward) -> AbstractContextManager[Any]:
         """What autograd runs in, as alone: not in the `torch.autocast` of the forward; and with the

@@ -15,6 +15,7 @@ still with sequences of unequal lengths.)
 """
 
 from collections.abc import Hashable, Sequence
+from math import prod
 
 import torch
 from attrs import frozen
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
+from schedlang.runtime.processes import Replicas
 from schedlang.runtime.transport.announcement import NAME, Announcement, Rows, Shares
 from schedlang.runtime.transport.messages import (
     ActivationReceive,
@@ -61,7 +63,7 @@ class Given:
 
 class Exchange:
     """All messages of one rank. `number` tells apart the pipelines that all processes have built
-    one after another.
+    one after another; `counting` are replicas whose losses count together, along each dimension.
     """
 
     def __init__(
@@ -72,12 +74,14 @@ class Exchange:
         device: torch.device,
         wire: Wire,
         rounding: Rounding | None,
+        counting: Sequence[Replicas] = (),
     ) -> None:
         self._plan = plan
         self._device = device
         self._wire = wire
         self._rank = rank
         self._rounding = rounding
+        self._counting = counting
         self._name = torch.tensor([number, int(plan.digest[:15], 16)])
         stages = len(plan.placement)
         #: Channels are numbered as the stages that they begin at, and as skips.
@@ -167,14 +171,14 @@ class Exchange:
         The ranks of first stages ask each other in every step, since a replica cannot know whether
         another one was given counts.
         """
-        replicas = self._wire.processes.replicas
         totals = given.totals
-        if replicas.are_several and not given.evaluates:
+        if self._counting and not given.evaluates:
             own = [bool(totals), *(totals or [0.0] * self._plan.layout.updates)]
             sums = torch.tensor(own, dtype=torch.float64, device=self._device)
-            self._wire.end_sum(self._wire.begin_sum(sums, replicas), replicas)
+            for replicas in self._counting:
+                self._wire.end_sum(self._wire.begin_sum(sums, replicas), replicas)
             have_counts, *sums_of_updates = sums.tolist()
-            if have_counts not in (0.0, len(replicas.processes)):
+            if have_counts not in (0.0, self._replicas):
                 raise PipelineError(
                     "`counts` were given to some replicas of the pipeline, and not to others: "
                     "give them to all or to none"
@@ -184,13 +188,17 @@ class Exchange:
             raise PipelineError("`counts` are 0 for all microbatches of an update")
         return totals
 
+    @property
+    def _replicas(self) -> int:
+        """How many replicas count together."""
+        return prod(len(replicas.processes) for replicas in self._counting)
+
     def _shares(self, first: int, given: Given, totals: Sequence[float]) -> tuple[float, ...]:
         """How much what passes through a first stage counts, beside the rest of its update."""
         if not totals:
             return ()
         layout = self._plan.layout
-        replicas = len(self._wire.processes.replicas.processes)
-        on_average = replicas * layout.microbatches_of(first) // layout.updates
+        on_average = self._replicas * layout.microbatches_of(first) // layout.updates
         return tuple(
             count * on_average / totals[layout.update_of(first, unit)]
             for unit, count in enumerate(given.counts)

@@ -672,6 +672,11 @@ def add_training(parser: Parser) -> None:
         help="train so many replicas of the plan, each with batches of its own (default: 1)",
     )
     parser.add_argument(
+        "--unequal",
+        action="store_true",
+        help="train on microbatches whose rows have other lengths than those of the others",
+    )
+    parser.add_argument(
         "--trace",
         metavar="FILE",
         help="write what the last steps did and when: for `schedc view`, `schedc compare` and "

@@ -43,8 +43,9 @@ def run(options: argparse.Namespace) -> int:
             value = getattr(options, name)
             if value is not None:
                 command += [f"--{name}", str(value)]
-        flags = {"check": "check", "audit": "audit", "stop_on_nan": "stop-on-nan"}
-        command += [f"--{flag}" for name, flag in flags.items() if getattr(options, name)]
+        for name in ("check", "audit", "stop_on_nan", "unequal"):
+            if getattr(options, name):
+                command.append(f"--{name.replace('_', '-')}")
         if options.format == "json":
             command.append("--json")
         started = Path(directory) / "started"

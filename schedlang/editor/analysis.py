@@ -101,7 +101,7 @@ def compiled(
     """What is wrong with a program that was loaded, and then the same with repairs; or its warnings
     and its plan. Of the parameters, those count that it has.
     """
-    chosen = {name: params[name] for name in _params(tree) if name in params}
+    chosen = chosen_of(tree, params)
     try:
         plan = compile_tree(whole, tree, chosen)
     except CompileError as error:
@@ -153,9 +153,10 @@ def _with_figures(analysis: Analysis, tree: syntax.Schedule, plan: Plan) -> Anal
     )
 
 
-def _params(tree: syntax.Schedule) -> list[str]:
-    """The names of a program's parameters."""
-    return [item.name.text for item in tree.items if isinstance(item, syntax.Param)]
+def chosen_of(tree: syntax.Schedule, params: Mapping[str, int]) -> dict[str, int]:
+    """Of some parameters those that a program has."""
+    names = [item.name.text for item in tree.items if isinstance(item, syntax.Param)]
+    return {name: params[name] for name in names if name in params}
 
 
 def _statements(nodes: Sequence[syntax.Node]) -> Iterator[Span]:

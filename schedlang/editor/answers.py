@@ -40,7 +40,7 @@ def hover(analysis: Analysis, offset: int, word: str) -> str | None:
 def _symbol_text(analysis: Analysis, symbol: Symbol) -> str:
     """What a declared name is: its declaration, and its values."""
     text = analysis.source.text[symbol.statement.start : symbol.statement.end]
-    head = text if symbol.kind in ("let", "fn", "param") else text.partition("{")[0]
+    head = text if symbol.kind in ("let", "list", "fn", "param") else text.partition("{")[0]
     head = " ".join(head[:_MOST_TEXT].split())
     lines = [f"```sched\n{head}\n```"]
     path = analysis.source.file(symbol.place.start)[0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from attrs import evolve
@@ -14,11 +15,18 @@ from attrs import evolve
 from schedlang.compiler import check_program
 from schedlang.diagnostics.diagnostic import CompileError, Diagnostic, render
 from schedlang.diagnostics.source import Source
-from schedlang.editor.analysis import Analysis, analyse_names, compiled, imports_of
+from schedlang.editor.analysis import (
+    Analysis,
+    analyse_names,
+    chosen_of,
+    compiled,
+    imports_of,
+)
 from schedlang.editor.answers import message, own_place
 from schedlang.editor.colours import coloured
 from schedlang.files.package import GALLERY
 from schedlang.files.programs import names, text_of, title
+from schedlang.language.expand import parameters
 from schedlang.plan.plan import Plan
 from schedlang.proof.prove import simulate
 from schedlang.report.bubbles.report import explain_bubble, explanation_text
@@ -78,10 +86,12 @@ def _answers(source: Source, params: Mapping[str, int], units: _Units) -> Iterat
         yield _diagnosed(analysis, error.diagnostics, units)
         return
     analysis = evolve(analysis, source=whole)
+    # What is wrong with them is said when it is compiled.
+    with suppress(CompileError):
+        yield {"parameters": parameters(tree, chosen_of(tree, params))}
     for diagnostics, plan in compiled(source, whole, tree, params):
         yield _diagnosed(analysis, diagnostics, units)
         if plan is not None:
-            yield {"parameters": plan.params}
             yield from _of_plan(source, plan)
 
 

@@ -4,11 +4,12 @@ the program.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from math import lcm
 from typing import TYPE_CHECKING, Any
 
+from schedlang.diagnostics.diagnostic import counted
 from schedlang.language.faults import Fault
 from schedlang.language.scopes import LARGEST
 
@@ -84,6 +85,20 @@ def steps_of(start: Any, stop: Any, step: int, location: int) -> tuple[Any, Any]
         raise Fault("step", "a range by steps of 0 comes to no end", location, help)
     rounds = (stop - start + abs(step) - 1) // abs(step)
     return (start if step > 0 else stop - 1), rounds
+
+
+def listed(name: str, values: tuple[Any, ...]) -> Callable[[int, int], Any]:
+    """A list, as the function of a number and a place in the program that gives its value."""
+
+    def value_of(number: int, location: int) -> Any:
+        if not 0 <= number < len(values):
+            last = len(values) - 1
+            help = f"its values are `{name}[0]` to `{name}[{last}]`" if last else "it has one value"
+            message = f"`{name}[{number}]`: the list has {counted(len(values), 'value')}"
+            raise Fault("no-such-value", message, location, help)
+        return values[number]
+
+    return value_of
 
 
 def as_fraction(value: float | Fraction) -> Fraction:

@@ -16,7 +16,7 @@ from schedlang.language.record import wrong_microbatch, wrong_slice, wrong_stage
 from schedlang.language.scopes import LARGEST
 from schedlang.language.sites import Sites
 from schedlang.schedule.actions import Actions
-from schedlang.schedule.columns import SLOTS, Columns, Ints, actions_of, members
+from schedlang.schedule.columns import SLOTS, Columns, Ints, actions_of, members, repeated
 from schedlang.schedule.frozen import NOTHING, runs_as
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.naming import Names
@@ -92,7 +92,7 @@ class Drawing:
         """
         # Each slot that an op takes, with its repeat and its rank.
         takes = SLOTS[self.columns.kind]
-        op = np.repeat(np.arange(len(takes)), takes)
+        op = repeated(np.arange(len(takes)), takes)
         slot = self.slot[op] + np.arange(len(op)) - (np.cumsum(takes) - takes)[op]
         are_apart = partial(_are_apart, self.columns.rank[op], slot, self.repeat[op])
         longest = 1 + int(slot.max(initial=0))
@@ -151,7 +151,7 @@ def draw(layout: Layout, sites: Sites, calls: list[int], repeats: list[int]) -> 
         first=np.zeros(1, np.int64),
     )
     repeat, call = members(np.array(repeats, np.int64), np.arange(len(repeats)))
-    call -= np.repeat(np.cumsum(repeats) - repeats, repeats)
+    call -= repeated(np.cumsum(repeats) - repeats, repeats)
     there = np.flatnonzero(is_there)
     return Drawing(layout, columns.taken(there), slot[there], repeat[there], call[there])
 

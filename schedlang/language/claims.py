@@ -19,6 +19,7 @@ from schedlang.language.arithmetic import (
     decimal,
     divide,
     exact,
+    listed,
     multiply,
     quotient,
     rest,
@@ -45,6 +46,12 @@ AMOUNTS = frozenset(["peak"])
 #: The figures in the order in which they are told: of the whole schedule, and of each rank.
 _OF_ALL = ("makespan", "work", "bubble", "span", "span_bubble", "staleness")
 _OF_RANKS = ("peak", "versions")
+_TERMS = (
+    expressions.Reference,
+    expressions.Call,
+    expressions.Element,
+    expressions.OwnStage,
+)
 _COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 
 
@@ -83,6 +90,7 @@ def _names(schedule: Schedule, figures: _Figures, claim: Claim) -> dict[str, Any
         "divide_quotient": quotient,
         "divide_rest": rest,
         "multiply": multiply,
+        "listed": listed,
         "own_stage": partial(_own_stage, held),
         **stage_functions(schedule.layout.pipelines),
         **{variable(name): value for name, value in claim.values.items()},
@@ -158,7 +166,7 @@ class _Judge:
         """The values of the names and calls within an expression."""
         for child in expressions.children(node):
             yield from self.terms(child)
-        if isinstance(node, expressions.Reference | expressions.Call | expressions.OwnStage):
+        if isinstance(node, _TERMS):
             # Where it stands in a branch that was not taken, it need not have a value.
             with suppress(Fault):
                 yield f"{self.text(node)} = {number_text(self.value(node))}"

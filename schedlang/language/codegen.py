@@ -105,7 +105,8 @@ class _Scope:
     #: Values, and of those the variables of loops.
     values: list[str] = field(factory=list)
     loops: list[str] = field(factory=list)
-    functions: dict[str, syntax.Fn] = field(factory=dict)
+    #: Functions, and lists, which are functions of a number.
+    functions: dict[str, syntax.Fn | syntax.List] = field(factory=dict)
 
     def copy(self) -> _Scope:
         """The same names, for a block that may have more of its own."""
@@ -129,6 +130,7 @@ class Codegen:
     claims: dict[int, ClaimSite] = field(factory=dict)
     parts: list[str] = field(factory=list)
     pipelines: set[str] = field(factory=set)
+    sequences: dict[str, syntax.Seq] = field(factory=dict)
     has_slices: bool = False
     order: int = 0
     interval: int = 0
@@ -160,6 +162,8 @@ class Codegen:
                 if self.notes_variables:
                     return f"own_stage({self.expression(number)}, {location})"
                 return f"chunks[{self.expression(number)}]"
+            case expressions.Element(name, number):
+                return f"{variable(name.text)}({self.expression(number)}, {self.location(node)})"
             case expressions.Call(name, args):
                 called = name.text if name.text in BUILTINS else variable(name.text)
                 if name.text in BUILTINS and len(args) == 1 and name.text != "abs":
@@ -231,12 +235,16 @@ class Codegen:
             case syntax.Fn():
                 # What it calls and refers to stays the same; ranks mostly ask for the same values.
                 return ["@remembered", *self.statement(item)]
-            case syntax.Let() | syntax.Require() | syntax.Assert():
+            case syntax.Let() | syntax.List() | syntax.Require() | syntax.Assert():
                 return self.statement(item)
             case syntax.Stage():
                 return [f"stages({self.stage_line(item)})"]
             case syntax.Pipeline():
                 return [self.pipeline(item)]
+            case syntax.Seq(name):
+                # Its statements stand where they run: what an op is depends on where that is.
+                self.sequences[name.text] = item
+                return []
             case syntax.Rank() | syntax.Repeated() | syntax.Objective():
                 return []
         return [self.setting(item)]
@@ -348,6 +356,10 @@ class Codegen:
                 line = f"{variable(name.text)} = {self.expression(value)}"
                 self._scope.values.append(name.text)
                 return [line]
+            case syntax.List(name, values):
+                texts = "".join(f"{self.expression(value)}, " for value in values)
+                self._scope.functions[name.text] = node
+                return [f"{variable(name.text)} = listed({name.text!r}, ({texts}))"]
             case syntax.Fn(name, params, body):
                 names = ", ".join(variable(param.text) for param in params)
                 line = f"def {variable(name.text)}({names}): return {self.expression(body)}"
@@ -357,7 +369,7 @@ class Codegen:
                 holds = self.expression(condition)
                 return [f"require({holds}, {reason!r}, {self.location(condition)})"]
             case syntax.For(name, range, step, body):
-                arguments = f"{self.bounds(range)}, {_weight(body)}, {self.location(range)}"
+                arguments = f"{self.bounds(range)}, {self.weight(body)}, {self.location(range)}"
                 numbers = f"count({arguments})"
                 if step is not None:
                     size = f"{self.expression(step)}, {self.location(step)}"
@@ -365,10 +377,12 @@ class Codegen:
                 loop = f"for {variable(name.text)} in {numbers}:"
                 return [loop, *self.block(body.statements, name.text)]
             case syntax.Repeat(count, body):
-                arguments = f"{self.expression(count)}, {_weight(body)}, {self.location(count)}"
+                arguments = f"{self.expression(count)}, {self.weight(body)}, {self.location(count)}"
                 return [f"for _ in repeat({arguments}):", *self.block(body.statements)]
             case syntax.If():
                 return self.branches(node)
+            case syntax.Run(name, args):
+                return self.run(self.sequences[name.text], args)
             case syntax.Assert():
                 return [self.claim(node)]
             case syntax.Part():
@@ -385,6 +399,19 @@ class Codegen:
             case syntax.Transfer(direction, passed, args):
                 return [self.op(f"{direction} {passed}", args, node)]
         raise TypeError(f"not a statement: {node}")
+
+    def run(self, sequence: syntax.Seq, args: tuple[syntax.Node, ...]) -> list[str]:
+        """The lines of a sequence, as a function, so that its names are its own, and its call."""
+        function = f"run_{variable(sequence.name.text)}"
+        names = [param.text for param in sequence.params]
+        values = ", ".join(map(self.expression, args))
+        head = f"def {function}({', '.join(map(variable, names))}):"
+        outside = self._scope
+        self._scope = outside.copy()
+        self._scope.values += [name for name in names if name not in outside.values]
+        body = self.block(sequence.body.statements)
+        self._scope = outside
+        return [head, *body, f"{function}({values})"]
 
     def part(self, node: syntax.Part) -> list[str]:
         """The lines of `warmup` or `steady`, of which a rank has one each."""
@@ -432,12 +459,25 @@ class Codegen:
         call = f"op(({location}, {', '.join(values)}))"
         return f"for s in held: {call}" if word == "U" and is_bare else call
 
+    def weight(self, body: syntax.Node) -> int:
+        """How many steps one round of a loop counts at most, loops within it apart."""
+        match body:
+            case syntax.Op() | syntax.Transfer():
+                return 1
+            case syntax.Exchange(parts) | syntax.Overlap(parts) | syntax.Block(parts):
+                return 1 + sum(map(self.weight, parts))
+            case syntax.If(_, then, otherwise):
+                return max(self.weight(then), self.weight(otherwise) if otherwise else 0)
+            case syntax.Run(name):
+                return self.weight(self.sequences[name.text].body)
+        return 0
+
     def claim(self, node: syntax.Assert) -> str:
         """The line that keeps a claim with the values of the names that it speaks of."""
         location = self.location(node.condition)
         # What the condition refers to, and what the functions refer to that it calls.
         values: list[str] = []
-        functions: dict[str, syntax.Fn] = {}
+        functions: dict[str, syntax.Fn | syntax.List] = {}
         figures: set[str] = set()
         waiting: list[tuple[syntax.Node, set[str]]] = [(node.condition, set())]
         while waiting:
@@ -445,7 +485,10 @@ class Codegen:
             for name in sorted(references(expression) - parameters - functions.keys()):
                 if name in self._scope.functions:
                     function = functions[name] = self._scope.functions[name]
-                    waiting.append((function.body, {param.text for param in function.params}))
+                    if isinstance(function, syntax.List):
+                        waiting += [(value, set()) for value in function.values]
+                    else:
+                        waiting.append((function.body, {param.text for param in function.params}))
                 elif name in self._scope.values:
                     values.append(name)
                 elif name not in self.pipelines and name not in BUILTINS:
@@ -492,15 +535,3 @@ class Codegen:
             lines.append(f"  {call[:-2]}, {self.expression(placed.slot)}))")
         self._scope = outside
         return lines
-
-
-def _weight(body: syntax.Node) -> int:
-    """How many steps one round of a loop counts at most, loops within it apart."""
-    match body:
-        case syntax.Op() | syntax.Transfer():
-            return 1
-        case syntax.Exchange(parts) | syntax.Overlap(parts) | syntax.Block(parts):
-            return 1 + sum(map(_weight, parts))
-        case syntax.If(_, then, otherwise):
-            return max(_weight(then), _weight(otherwise) if otherwise else 0)
-    return 0

@@ -16,6 +16,7 @@ from schedlang.language import syntax
 from schedlang.language.arithmetic import (
     decimal,
     divide,
+    listed,
     multiply,
     quotient,
     require,
@@ -167,6 +168,7 @@ class Declarations:
             "divide_quotient": quotient,
             "divide_rest": rest,
             "multiply": multiply,
+            "listed": listed,
             "require": require,
             "remembered": lru_cache(_REMEMBERED),
             "count": self.count,

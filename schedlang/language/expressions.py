@@ -101,6 +101,14 @@ class Call(Node):
 
 
 @frozen(eq=False, repr=False)
+class Element(Node):
+    """`name[number]`: a value of a list."""
+
+    name: Name
+    number: Node
+
+
+@frozen(eq=False, repr=False)
 class Next(Node):
     """`next`, as an argument of an op: the next microbatch that this rank has not done yet."""
 
@@ -121,7 +129,7 @@ def children(node: Node) -> tuple[Node, ...]:
             return left, right
         case Unary(_, operand):
             return (operand,)
-        case OwnStage(number):
+        case OwnStage(number) | Element(_, number):
             return (number,)
         case Call(_, args):
             return args
@@ -140,7 +148,7 @@ def references(node: Node) -> set[str]:
         {node.name}
         if isinstance(node, Reference)
         else {node.name.text}
-        if isinstance(node, Call)
+        if isinstance(node, Call | Element)
         else set()
     )
     return own.union(*map(references, children(node)))

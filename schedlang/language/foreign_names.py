@@ -30,8 +30,8 @@ FUNCTIONS = {
     "mod": "write `a % b`",
     "pow": "there is no power: write a product, `2 * 2 * 2`",
     "range": "a range is `0 .. n`, and stands in `for m in 0 .. n { … }`",
-    "len": "there are no lists: name their length with `let`",
-    "sum": "there are no lists: write the sum as a formula",
+    "len": "name the length of a list with `let`",
+    "sum": "write the sum as a formula, or name it with `let`",
     "f": "a forward is `F`",
     "b": "a backward is `B`",
 }

@@ -35,9 +35,9 @@ _ONE_ORDER = (
     "write `{}`: one `rank` says what every rank does, `if r == 0 { … }` what only one does"
 )
 _DIGITS = "write `{}`: there are digits on both sides of a point"
-_NO_LIST = (
-    "there are no lists: a value for each stage is an expression of the stage, "
-    "`cost F(s) = if s == 0 then 3 else 2`"
+_A_LIST = (
+    "a list has a name, before `rank`: `let time = [3, 2, 2]`; a value for each stage is an "
+    "expression of the stage, `cost F(s) = time[s]`"
 )
 _NOTHING_TO_DO = (
     "a program says which ops there are, in order, and nothing else happens in it: leave it out"
@@ -249,8 +249,8 @@ HABITS = (
         "say what is sent: `send F(m)` an activation, `send B(m)` its gradient",
     ),
     Habit(r"(?<=\))\s*(?P<at>@)\s*(?=[\w(])", " at "),
-    Habit(r"(?P<at>\[)[^\]\n]*\]", "0", _NO_LIST),
-    Habit(r"(?P<at>,)\s*(?=\))", "", "leave the comma out: nothing follows it"),
+    Habit(r"(?P<at>\[)[^\]\n]*\]", "0", _A_LIST),
+    Habit(r"(?P<at>,)\s*(?=[)\]])", "", "leave the comma out: nothing follows it"),
     Habit(
         r"(?P<at>(?:\"[^\"\n]*\"|'[^'\n]*'))",
         "0",

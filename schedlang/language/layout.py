@@ -30,6 +30,8 @@ _BINDING = {
 }
 #: Where nothing else is left, a line ends within a list of names.
 _LAST = 1000
+#: The bracket behind the name of a list.
+_ELEMENT = ("LSQB", "element")
 
 
 @define
@@ -185,9 +187,9 @@ class _Reader:
         begin = token.start_pos or 0
         self.gaps.append(gap(self.text, self.end, begin))
         before = self.tokens[-1].type if self.tokens else ""
-        is_call = token.type == "LPAR" and rule != "atom"
-        is_behind = before == "LPAR" or self.sign is not None
-        is_tight = is_behind or is_call or token.type in ("COMMA", "RPAR")
+        is_call = (token.type == "LPAR" and rule != "atom") or (token.type, rule) == _ELEMENT
+        is_behind = before in ("LPAR", "LSQB") or self.sign is not None
+        is_tight = is_behind or is_call or token.type in ("COMMA", "RPAR", "RSQB")
         self.spaces.append(0 if is_tight else 1)
         self.sign = token if (token.type, rule) == ("MINUS", "neg") else None
         if token.type != "STRING":

@@ -8,7 +8,11 @@ from schedlang.diagnostics.diagnostic import Diagnostic, counted
 from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.language import expressions, syntax
 from schedlang.language.scopes import Declared, Scopes, is_decimal, nearest
+from schedlang.language.syntax import walk
 
+#: How many statements sequences may come to where they run each other, and what counts as one.
+_MOST_WRITTEN = 10_000
+_STATEMENTS = (syntax.Run, syntax.Op, syntax.Transfer, syntax.Let)
 #: How many arguments an op takes: a microbatch, and before it a stage.
 _ARGUMENTS = (1, 2)
 #: Ops that need none: a bare `W` is the oldest one owed, a bare `U` all stages of the rank.
@@ -51,6 +55,8 @@ class Checker(Scopes):
     has_slices: bool = False
     #: The names of the models so far.
     models: set[str] = field(factory=set)
+    #: How many statements each sequence has, with those of the sequences that it runs.
+    written: dict[str, int] = field(factory=dict)
 
     def required_parts(self, tree: syntax.Schedule) -> None:
         """A schedule has the parameters `ranks` and `microbatches`, one `rank` or `block`, at most
@@ -112,6 +118,11 @@ class Checker(Scopes):
             case syntax.Let(name, value):
                 self.expression(value, scope)
                 self.declare(name, scope, is_decimal=is_decimal(value, scope))
+            case syntax.List(name, values):
+                for value in values:
+                    self.expression(value, scope)
+                has_decimals = any(is_decimal(value, scope) for value in values)
+                self.declare(name, scope, is_decimal=has_decimals, is_list=True)
             case syntax.Fn(name, params, body):
                 gives_decimals = False
                 if not self.recursion(node, functions, scope):
@@ -119,6 +130,10 @@ class Checker(Scopes):
                     self.expression(body, inner)
                     gives_decimals = is_decimal(body, inner)
                 self.declare(name, scope, (len(params), len(params)), gives_decimals)
+            case syntax.Run(_, args):
+                self.run(node, scope)
+                for arg in args:
+                    self.whole(arg, "an argument of a sequence", scope)
             case syntax.For(name, range, step, body):
                 self.bounds(range, scope)
                 if step is not None:
@@ -144,6 +159,12 @@ class Checker(Scopes):
                 self.block(body.statements, dict(scope))
             case _:
                 self.item(node, scope, functions)
+
+    def size(self, body: syntax.Block) -> int:
+        """How many statements a block has, with those of the sequences that it runs."""
+        nodes = [node for node in walk(body) if isinstance(node, _STATEMENTS)]
+        runs = [node for node in nodes if isinstance(node, syntax.Run)]
+        return len(nodes) + sum(self.written.get(run.name.text, 0) for run in runs)
 
     def item(
         self, node: syntax.Node, scope: dict[str, Declared], functions: dict[str, syntax.Fn]
@@ -172,6 +193,16 @@ class Checker(Scopes):
                 self.declare(name, scope, arity=(arguments, arguments))
                 if node.word == "model":
                     self.models.add(name.text)
+            case syntax.Seq(name, params, body):
+                self.in_rank = True
+                self.block(body.statements, self.inner(scope, *params))
+                self.in_rank = False
+                self.written[name.text] = written = self.size(body)
+                if written > _MOST_WRITTEN:
+                    message = f"sequences of sequences come to more than {_MOST_WRITTEN:,} ops"
+                    self.report("nesting", message, Label(name.span))
+                    self.written[name.text] = 0
+                self.declare(name, scope, (len(params), len(params)), is_sequence=True)
             case syntax.Rank(name, body):
                 self.in_rank = True
                 self.block(body.statements, self.inner(scope, name))

@@ -103,6 +103,7 @@ class _Builder(Transformer[Token, Any]):
             "names",
             "indices",
             "args",
+            "elements",
             "ops",
             "transfers",
             "rows",
@@ -120,6 +121,9 @@ class _Builder(Transformer[Token, Any]):
             return expressions.Unary(_UNARY[rule], *children, span=span)
         if rule == "own_stage":
             return expressions.OwnStage(*children, span=span)
+        if rule == "run":
+            name, args = children
+            return syntax.Run(name, args or (), span=span)
         if rule == "op":
             kind, args = children
             return syntax.Op(kind, args or (), span=span)

@@ -23,12 +23,14 @@ _MOST_DIGITS = 18
 @frozen
 class Declared:
     """A name in scope; `arity` is the least and the most arguments of a function, None for a value.
-    A value that `is_decimal` need not be whole, nor what such a function gives.
+    A value that `is_decimal` need not be whole, nor what such a function gives, or such a list has.
     """
 
     span: Span
     arity: tuple[int, int] | None = None
     is_decimal: bool = False
+    is_list: bool = False
+    is_sequence: bool = False
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
@@ -62,6 +64,8 @@ class Scopes:
         scope: dict[str, Declared],
         arity: tuple[int, int] | None = None,
         is_decimal: bool = False,
+        is_list: bool = False,
+        is_sequence: bool = False,
     ) -> None:
         """Bring a name into scope; a name never has two meanings in one place."""
         if name.text in BUILTINS:
@@ -72,7 +76,7 @@ class Scopes:
             message = f"`{name.text}` is already declared"
             self.report("duplicate-name", message, Label(name.span), first, help=help)
         else:
-            scope[name.text] = Declared(name.span, arity, is_decimal)
+            scope[name.text] = Declared(name.span, arity, is_decimal, is_list, is_sequence)
 
     def inner(self, scope: dict[str, Declared], *names: syntax.Name) -> dict[str, Declared]:
         """A scope inside another, with names of its own."""
@@ -116,6 +120,10 @@ class Scopes:
                 self.reference(node, name, scope)
             case expressions.Call(name, args):
                 self.call(node, name, len(args), scope)
+            case expressions.Element(name, number):
+                self.element(node, name, scope)
+                if is_decimal(number, scope):
+                    self.whole(number, "the number of a value", scope)
             case expressions.Number(value) if value > LARGEST:
                 self.report("too-large", "a number beyond 10^18", Label(node.span))
             case expressions.Decimal(text) if is_too_long(text):
@@ -144,16 +152,36 @@ class Scopes:
                 Label(node.span),
                 help=NAMES.get(name) or nearest(name, values),
             )
+        elif scope[name].is_sequence:
+            self.report("unknown-name", _sequence(name), Label(node.span))
         elif scope[name].arity is not None:
             self.report(
                 "unknown-name", f"`{name}` is a function: write `{name}(…)`", Label(node.span)
             )
+        elif scope[name].is_list:
+            message = f"`{name}` is a list: write `{name}[0]` for its first value"
+            self.report("unknown-name", message, Label(node.span))
+
+    def element(self, node: syntax.Node, name: syntax.Name, scope: dict[str, Declared]) -> None:
+        """Check that a name is known, as a list."""
+        declared = scope.get(name.text)
+        if declared is not None and declared.is_list:
+            return
+        lists = [known for known in scope if scope[known].is_list]
+        help = nearest(name.text, lists) or "a list is declared as `let depth = [3, 2, 1]`"
+        what = (
+            f"no list `{name.text}` in scope" if declared is None else f"`{name.text}` is no list"
+        )
+        self.report("unknown-name", what, Label(name.span), help=help)
 
     def call(
         self, node: syntax.Node, name: syntax.Name, count: int, scope: dict[str, Declared]
     ) -> None:
         """Check that a function is known, and takes so many arguments."""
         declared = scope.get(name.text)
+        if declared is not None and declared.is_sequence:
+            self.report("unknown-name", _sequence(name.text), Label(name.span))
+            return
         if declared is not None and declared.arity is not None:
             least, most = declared.arity
         elif name.text in BUILTINS:
@@ -168,6 +196,26 @@ class Scopes:
                 "unknown-name", f"no function `{name.text}` in scope", Label(name.span), help=help
             )
             return
+        self.arguments(node, name, count, least, most)
+
+    def run(self, node: syntax.Run, scope: dict[str, Declared]) -> None:
+        """Check that a sequence is known, and takes so many arguments."""
+        name = node.name
+        declared = scope.get(name.text)
+        if declared is None or declared.arity is None or not declared.is_sequence:
+            known = [known for known in scope if scope[known].is_sequence]
+            help = nearest(name.text, known) or "a sequence is declared as `seq drain(n) { … }`"
+            message = f"no sequence `{name.text}` in scope"
+            if declared is not None:
+                message = f"`{name.text}` is no sequence"
+            self.report("unknown-name", message, Label(name.span), help=help)
+            return
+        self.arguments(node, name, len(node.args), *declared.arity)
+
+    def arguments(
+        self, node: syntax.Node, name: syntax.Name, count: int, least: int, most: int
+    ) -> None:
+        """Check that something takes so many arguments."""
         if not least <= count <= most:
             if least == most:
                 takes = counted(least, "argument")
@@ -182,6 +230,10 @@ class Scopes:
             )
 
 
+def _sequence(name: str) -> str:
+    return f"`{name}` is a sequence: write `run {name}(…)`, as a statement"
+
+
 def is_decimal(node: syntax.Node, scope: dict[str, Declared]) -> bool:
     """Whether the value of an expression need not be whole, by the decimals in it."""
     match node:
@@ -189,6 +241,8 @@ def is_decimal(node: syntax.Node, scope: dict[str, Declared]) -> bool:
             return True
         case expressions.Reference(name):
             return name in scope and scope[name].is_decimal
+        case expressions.Element(name):
+            return name.text in scope and scope[name.text].is_decimal
         case expressions.Call(name, args):
             is_function = name.text in scope and scope[name.text].is_decimal
             return is_function or any(is_decimal(arg, scope) for arg in args)

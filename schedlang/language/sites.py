@@ -46,7 +46,7 @@ class ClaimSite:
 
     condition: syntax.Node
     reason: str | None
-    functions: tuple[syntax.Fn, ...]
+    functions: tuple[syntax.Fn | syntax.List, ...]
     figures: frozenset[str]
     has_decimals: bool
     for_all: bool

@@ -12,7 +12,7 @@ from schedlang.language.names import FIGURES, Checker
 from schedlang.language.scopes import Declared
 
 #: The statements and items that bring a name into scope behind them, in the block they stand in.
-_BEHIND = (syntax.Param, syntax.Let, syntax.Fn, syntax.Pipeline)
+_BEHIND = (syntax.Param, syntax.Let, syntax.List, syntax.Fn, syntax.Seq, syntax.Pipeline)
 
 
 @frozen
@@ -98,6 +98,16 @@ class _Recorder(Checker):
         super().call(node, name, count, scope)
         self.use(name.span, name.text, scope)
 
+    def run(self, node: syntax.Run, scope: dict[str, Declared]) -> None:
+        """Keep what a sequence is, if it is known."""
+        super().run(node, scope)
+        self.use(node.name.span, node.name.text, scope)
+
+    def element(self, node: syntax.Node, name: syntax.Name, scope: dict[str, Declared]) -> None:
+        """Keep what a list is, if it is known."""
+        super().element(node, name, scope)
+        self.use(name.span, name.text, scope)
+
     def use(self, place: Span, name: str, scope: dict[str, Declared]) -> None:
         """Keep where a name is declared."""
         if name not in scope:
@@ -137,7 +147,7 @@ def _within(node: syntax.Node) -> Iterator[Symbol]:
 def _own_names(node: syntax.Node) -> tuple[syntax.Name, ...]:
     """The names that a node declares for what is in it."""
     match node:
-        case syntax.Fn(_, params, _):
+        case syntax.Fn(_, params, _) | syntax.Seq(_, params, _):
             return params
         case syntax.Pipeline(_, _, number):
             return (number,) if number else ()
@@ -157,7 +167,7 @@ def _own_names(node: syntax.Node) -> tuple[syntax.Name, ...]:
 def _arguments(node: syntax.Node) -> int | None:
     """How many arguments what a statement declares takes; None for a value."""
     match node:
-        case syntax.Fn(_, params, _):
+        case syntax.Fn(_, params, _) | syntax.Seq(_, params, _):
             return len(params)
         case syntax.Pipeline(_, _, number):
             return 2 if number else 1

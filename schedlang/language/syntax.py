@@ -65,12 +65,29 @@ class Let(Node):
 
 
 @frozen(eq=False, repr=False)
+class List(Node):
+    """`let name = [values]`."""
+
+    name: Name
+    values: tuple[Node, ...]
+
+
+@frozen(eq=False, repr=False)
 class Fn(Node):
     """`fn name(params) = body`."""
 
     name: Name
     params: tuple[Name, ...]
     body: Node
+
+
+@frozen(eq=False, repr=False)
+class Seq(Node):
+    """`seq name(params) { … }`: statements with a name."""
+
+    name: Name
+    params: tuple[Name, ...]
+    body: Block
 
 
 @frozen(eq=False, repr=False)
@@ -309,6 +326,14 @@ class If(Node):
     condition: Node
     then: Block
     otherwise: If | Block | None
+
+
+@frozen(eq=False, repr=False)
+class Run(Node):
+    """`run name(args)`: the statements of a sequence."""
+
+    name: Name
+    args: tuple[Node, ...]
 
 
 @frozen(eq=False, repr=False)

@@ -11,7 +11,7 @@ from schedlang.diagnostics.diagnostic import CompileError, Diagnostic
 from schedlang.diagnostics.source import Label
 from schedlang.lowering import lower
 from schedlang.ranks.weights import follow_weights
-from schedlang.schedule.columns import Columns, Ints, actions_of, columns_of
+from schedlang.schedule.columns import Columns, Ints, actions_of, columns_of, counts_of
 from schedlang.schedule.schedule import Kernel, Schedule
 from schedlang.schedule.stream import later, repeat, steps_of, unroll
 
@@ -69,7 +69,7 @@ def _kernels(longest: Schedule) -> tuple[tuple[Kernel, ...], int]:
     columns = longest.columns
     steps = steps_of(longest.layout)
     update = columns.microbatch // steps[columns.kind, columns.stage]
-    length = np.bincount(columns.rank[update == updates // 2], minlength=len(longest.ranks))
+    length = counts_of(columns.rank[update == updates // 2], minlength=len(longest.ranks))
     first, last = _again(columns, length, steps)
     start = first - columns.first[:-1]
     kernels = map(Kernel, start.tolist(), (start + length).tolist())

@@ -16,7 +16,6 @@ from schedlang.parametric.left_out import only_computing
 from schedlang.parametric.orders import Cell, Op, Piece, Triple, at_round
 from schedlang.parametric.stamps import Stamped
 from schedlang.schedule.kinds import Kind
-from schedlang.schedule.layout import Layout
 from schedlang.schedule.schedule import Schedule
 
 FORMAT = "schedlang certificate 1"
@@ -48,11 +47,6 @@ def certified(
     """One class of sizes: its pieces with their times, and in which rounds what is needed is made;
     `schedule` is one of those that they are of.
     """
-    layout = schedule.layout
-    stages = range(len(layout.placement))
-    durations = schedule.costs.durations(layout)
-    amounts = schedule.costs.memory(layout)
-    nothing = [0.0] * len(layout.placement)
     sources = stamped.sources()
     ranks: list[list[Any]] = [[] for _ in schedule.ranks]
     for timed in stamped.timed:
@@ -88,17 +82,9 @@ def certified(
     return {
         "base": base,
         "period": period,
-        "slices": layout.slices,
+        **_setting(schedule),
         "stride": stride,
-        "placement": list(layout.placement),
-        "pipelines": [[pipeline.start, pipeline.stop] for pipeline in layout.pipelines],
-        "edges": _edges(layout),
-        "frozen": [stage for stage in stages if not layout.trains(stage)],
         "units": [_numbers(units) for units in stamped.units],
-        "takes": {kind.name: [_short(time) for time in durations[kind]] for kind in _KINDS},
-        "amounts": {
-            kind.name: [_short(amount) for amount in amounts.get(kind, nothing)] for kind in _KINDS
-        },
         "ways": [[made, stage, of, _short(way)] for made, stage, of, way in sorted(ways)],
         "ranks": ranks,
         "figures": {
@@ -111,8 +97,8 @@ def certified(
 
 
 def is_of_program(document: Mapping[str, Any]) -> bool:
-    """Whether the orders in a certificate and the edges between stages are those of its program, at
-    two sizes of each class; CompileError if the program does not run there.
+    """Whether the orders in a certificate, its stages, and what their ops take are those of its
+    program, at two sizes of each class; CompileError if the program does not run there.
     """
     whole, tree = load(source_of(document["program"]))
     for one in document["classes"]:
@@ -122,14 +108,28 @@ def is_of_program(document: Mapping[str, Any]) -> bool:
             orders = [_order_of(schedule, rank) for rank in range(len(schedule.ranks))]
             if orders != [_order_at(pieces, n) for pieces in one["ranks"]]:
                 return False
-            if one["edges"] != _edges(schedule.layout):
+            if any(one[name] != value for name, value in _setting(schedule).items()):
                 return False
     return True
 
 
-def _edges(layout: Layout) -> list[list[int]]:
-    """The edges of the stage graph and the skips, of all pipelines."""
-    return [[earlier, later] for later, before in enumerate(layout.before) for earlier in before]
+def _setting(schedule: Schedule) -> dict[str, Any]:
+    """What does not depend on the number of microbatches: stages, and what their ops take."""
+    layout = schedule.layout
+    stages = range(len(layout.placement))
+    durations = schedule.costs.durations(layout)
+    amounts = schedule.costs.memory(layout)
+    nothing = [0.0] * len(stages)
+    return {
+        "slices": layout.slices,
+        "placement": list(layout.placement),
+        "pipelines": [[pipeline.start, pipeline.stop] for pipeline in layout.pipelines],
+        "models": layout.models,
+        "edges": [[earlier, later] for later in stages for earlier in layout.before[later]],
+        "frozen": [stage for stage in stages if not layout.trains(stage)],
+        "takes": {kind.name: _numbers(durations[kind]) for kind in _KINDS},
+        "amounts": {kind.name: _numbers(amounts.get(kind, nothing)) for kind in _KINDS},
+    }
 
 
 def _order_at(pieces: list[Any], n: int) -> list[Any]:

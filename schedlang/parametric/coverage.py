@@ -32,7 +32,9 @@ def check_coverage(orders: Orders, layout: Layout) -> None:
             for batch in piece.batches:
                 for op in batch:
                     if is_copy(op.kind):
-                        raise NotLinear("it copies activations to the host")
+                        raise NotLinear(
+                            "it copies activations to the host, beside what its ranks compute"
+                        )
                     for thing in OPS[op.kind].makes:
                         made.setdefault((thing, op.stage), []).append((piece, op))
     stages = range(len(orders.placement))

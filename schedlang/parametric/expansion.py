@@ -17,7 +17,13 @@ from typing import Any
 from attrs import define, field, frozen
 
 from schedlang.language import syntax
-from schedlang.language.arithmetic import decimal, quotient, require, rest, steps_of
+from schedlang.language.arithmetic import (
+    decimal,
+    quotient,
+    require,
+    rest,
+    steps_of,
+)
 from schedlang.language.codegen import generate
 from schedlang.language.declarations import StageLine
 from schedlang.language.faults import Fault
@@ -33,6 +39,7 @@ from schedlang.parametric.linear import (
     NeedsUnrolling,
     NotLinear,
     Searched,
+    listed_for_all,
 )
 
 #: How often the order of one rank runs again at most.
@@ -125,6 +132,7 @@ class _Run:
             "divide_quotient": quotient,
             "divide_rest": rest,
             "multiply": lambda left, right, _: left * right,
+            "listed": listed_for_all,
             "require": require,
             "remembered": lambda function: function,
             "count": self.count,
@@ -141,6 +149,7 @@ class _Run:
             "skip": self.edge,
             "edge": self.edge,
             "frozen": lambda start, stop, _: (_whole(start), _whole(stop)),
+            "frozen_model": lambda *_: None,
             "price": self.price,
             "change": self.change,
         }

@@ -19,7 +19,7 @@ from schedlang.language.faults import Fault
 from schedlang.language.sites import ClaimSite
 from schedlang.language.stages import stage_functions
 from schedlang.parametric.expansion import SymbolicClaim, divide
-from schedlang.parametric.linear import Linear, number
+from schedlang.parametric.linear import Linear, listed_for_all, number
 from schedlang.parametric.orders import ZERO, Pair, at_round, is_negative, minus, plus, times
 from schedlang.parametric.stamps import Timed
 from schedlang.schedule.schedule import Schedule
@@ -135,6 +135,7 @@ def claim_holds(
         "divide_quotient": quotient,
         "divide_rest": rest,
         "multiply": lambda left, right, _: left * right,
+        "listed": listed_for_all,
         "own_stage": partial(_own_stage, held),
         **stage_functions(schedule.layout.pipelines),
         **{variable(name): value for name, value in claim.values.items()},

@@ -15,6 +15,8 @@ from typing import Any
 
 from attrs import frozen
 
+from schedlang.language.arithmetic import listed
+
 Number = int | Fraction
 
 
@@ -220,6 +222,18 @@ def number(
     if not by_n and not by_round:
         return constant
     return Linear(constant, by_n, by_round, loop if by_round else None)
+
+
+def listed_for_all(name: str, values: tuple[Any, ...]) -> Any:
+    """A list, whose values are asked for by numbers that are the same for all n."""
+    of_number = listed(name, values)
+
+    def value_of(number: Any, location: int) -> Any:
+        if isinstance(number, Linear):
+            raise NotLinear(f"`{name}[…]` of a number that depends on `microbatches`", location)
+        return of_number(number, location)
+
+    return value_of
 
 
 def _common(one: Linear, other: Linear) -> Loop | None:

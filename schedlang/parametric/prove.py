@@ -60,11 +60,11 @@ from schedlang.schedule.transports import PORTABLE, transports
 
 #: How many sizes a pattern is looked for at.
 _LOOKED_AT = 3
-#: How many sizes the orders of passes are compared at, from how many different ones on, and after
-#: which periods a longer one is tried: so many times as long.
+#: How many sizes the orders of passes are compared at; after how many microbatches more they may
+#: repeat themselves; and up to how many microbatches for each rank such a pattern is looked for.
 _SEEN = 7
-_BASES_OF_SEARCHES = 5
-_LONGER = {1: 2, 2: 3}
+_PERIODS_OF_SEARCHES = (2, 6)
+_SEARCHED_PER_RANK = 12
 #: How many rounds of all loops are taken as one, in the order in which it is tried.
 _UNROLLED = (1, 2, 3, 4, 6)
 #: From how many microbatches on a pattern must be there, for so many ranks; and how many classes
@@ -154,6 +154,8 @@ class _Prover:
     sizes: dict[int, _Size] = field(factory=dict)
     schedules: dict[int, Schedule] = field(factory=dict)
     budget: Budget = field(factory=Budget)
+    #: From how many periods on the classes of a period are known, or may be.
+    begins: dict[int, int] = field(factory=dict)
 
     @cached_property
     def ranks(self) -> int:
@@ -165,17 +167,15 @@ class _Prover:
         done: list[Class] = []
         waiting = [Class(1, 1)]
         count = 1
-        #: From how many periods on a class of each period is known.
-        begins: dict[int, int] = {}
         while waiting:
             one = waiting.pop()
             # What one needs to begin with, the next one needs as well.
-            base = one.base % one.period + begins.get(one.period, 0) * one.period
+            base = one.base % one.period + self.begins.get(one.period, 0) * one.period
             one = evolve(one, base=max(one.base, base))
             doing(f"{self.tree.name.text}: microbatches = {one.base} + {one.period} n")
             try:
                 done.append(self.looked_at(self.judged(one)))
-                begins[one.period] = done[-1].base // one.period
+                self.begins[one.period] = done[-1].base // one.period
             except NeedsPeriod as needs:
                 count += needs.factor - 1
                 if count > _MOST_CLASSES:
@@ -206,24 +206,27 @@ class _Prover:
         few = -(-self.ranks // one.period)
         more = (2, few, few, 0)
         most = _MOST_BASE + _BASE_PER_RANK * self.ranks
+        #: Why the orders that passes make have no pattern from this base on.
+        no_pattern = ""
         while True:
             if one.base > most:
                 reason = f"no pattern was found up to {one.base} microbatches"
                 return evolve(one, outcome="unknown", reason=reason)
             try:
-                return self.tried(one, _UNROLLED[attempt // len(more)])
+                if no_pattern:
+                    one = self.later(one, no_pattern)
+                return one if one.outcome else self.tried(one, _UNROLLED[attempt // len(more)])
             except NeedsBase as needs:
                 # Of many ranks, each may ask for one more.
                 least = max(needs.least, self.ranks // 4 // one.period)
                 one = evolve(one, base=one.base + least * one.period)
             except NoStamps as error:
+                if one.is_searched:
+                    no_pattern = str(error)
+                    continue
                 # First from larger sizes on, then with more rounds as one.
                 one = evolve(one, base=one.base + more[attempt % len(more)] * one.period)
                 attempt += 1
-                if one.is_searched and attempt > _BASES_OF_SEARCHES:
-                    if one.period in _LONGER:
-                        raise NeedsPeriod(_LONGER[one.period]) from None
-                    return evolve(one, outcome="unknown", reason=str(error))
                 if attempt == len(_UNROLLED) * len(more):
                     return evolve(one, outcome="unknown", reason=str(error))
             except NeedsPeriod:
@@ -244,6 +247,23 @@ class _Prover:
                 outcome = "refused" if fault.code == _REFUSED else "wrong"
                 return evolve(one, outcome=outcome, reason=fault.message)
 
+    def later(self, one: Class, reason: str) -> Class:
+        """A class whose orders passes make, and have no pattern yet: from a larger base on, or not
+        proved. NeedsPeriod where they have one with a longer period.
+        """
+        for period in _PERIODS_OF_SEARCHES if one.period == 1 else ():
+            longer = evolve(one, period=period)
+            try:
+                pattern_of([self.expanded(longer, n) for n in range(_LOOKED_AT)])
+            except NoStamps:
+                continue
+            self.begins[period] = one.base // period
+            raise NeedsPeriod(period)
+        if one.base > _SEARCHED_PER_RANK * self.ranks + _SEEN:
+            return evolve(one, outcome="unknown", reason=reason)
+        periods = -(-max(self.ranks // 4, 2) // one.period)
+        return evolve(one, base=one.base + periods * one.period)
+
     def tried(self, one: Class, unroll: int) -> Class:
         """A class that is proved, or wrong by a claim; raises what is needed for that."""
         if one.is_searched:
@@ -256,9 +276,10 @@ class _Prover:
 
     def followed(self, one: Class) -> Class:
         """A class whose orders follow a pattern at the first sizes, if that is right."""
-        schedules = [self.expanded(one, n) for n in range(_SEEN)]
         # The first sizes show the pattern, the others that it goes on, and its times.
+        schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
         orders = later(pattern_of(schedules), _LOOKED_AT - 1)
+        schedules += [self.expanded(one, n) for n in range(_LOOKED_AT, _SEEN)]
         begin = _LOOKED_AT
         claims = [
             (of[0].statement, _claim(of))
@@ -395,10 +416,10 @@ class _Prover:
             self.fixed(),
             ("microbatches",),
             verdicts,
-            partial(self.certificate, classes),
             laws,
             claims_for_all(self.tree, self.whole),
             argument="it follows from the text of the program" if laws else "",
+            certify=partial(self.certificate, classes),
         )
 
     def fixed(self) -> dict[str, int]:
@@ -427,8 +448,14 @@ class _Prover:
         for size in small:
             outcome = self.sizes[size].on(name) if size in self.sizes else "unknown"
             groups[outcome][0].add(size)
-        if any(size not in self.sizes for size in small):
+        if not reasons and any(size not in self.sizes for size in small):
             reasons.append("some would take too long one by one: see `schedc check --for`")
+        if groups["followed"][1]:
+            # Those proved one by one beyond are told with the pattern that they are of.
+            first = min(base for base, _ in groups["followed"][1])
+            beyond = {size for size in groups["proved"][0] if size >= first}
+            groups["followed"][0].update(beyond)
+            groups["proved"][0].difference_update(beyond)
         sets = {
             word: Sizes(frozenset(single), tuple(progressions))
             for word, (single, progressions) in groups.items()
@@ -521,7 +548,7 @@ def _certify(
         for batch in timed.piece.batches
         for op in batch
     )
-    if has_updates or schedule.costs.overlap_times:
+    if has_updates or schedule.costs.overlap_times or schedule.costs.components:
         return None
     return partial(certified, one.base, one.period, stamped, stride, figures, schedule)
 

@@ -72,6 +72,10 @@ class Law:
         return f"{self.figure} = {pieces}"
 
 
+def _nothing() -> None:
+    """No certificate."""
+
+
 @frozen
 class Proof:
     """A program for all its sizes: the values of the parameters that are given, the names of those
@@ -86,10 +90,10 @@ class Proof:
     params: Mapping[str, int]
     free: tuple[str, ...]
     verdicts: Mapping[str, Verdict]
-    certify: Callable[[], Mapping[str, Any] | None] = field(repr=False, eq=False)
     laws: tuple[Law, ...] = ()
     claims: tuple[str, ...] = ()
     argument: str = ""
+    certify: Callable[[], Mapping[str, Any] | None] = field(default=_nothing, repr=False, eq=False)
 
     @cached_property
     def certificate(self) -> Mapping[str, Any] | None:

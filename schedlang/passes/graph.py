@@ -10,7 +10,7 @@ from attrs import evolve
 
 from schedlang.proof.edges import latencies, op_ends
 from schedlang.proof.graph import Items
-from schedlang.schedule.columns import Ints, actions_of, members, op_names
+from schedlang.schedule.columns import Ints, actions_of, counts_of, members, op_names, repeated
 from schedlang.schedule.kinds import ROWS, Kind
 from schedlang.schedule.schedule import Schedule
 
@@ -81,7 +81,7 @@ class Graph:
         costs = self.schedule.costs
         stages = len(self.schedule.placement)
         actions = self._actions
-        node = np.repeat(np.arange(len(self._sizes)), self._sizes)
+        node = repeated(np.arange(len(self._sizes)), self._sizes)
         overlaps = evolve(actions, group=np.where(self._sizes[node] > 1, node + 1, 0))
         after = op_ends(overlaps, np.arange(len(actions)), costs.durations(self.schedule.layout))
         last = np.cumsum(self._sizes) - 1
@@ -153,7 +153,7 @@ class Graph:
     def wait_for(self, needs: list[list[tuple[int, float]]]) -> None:
         """Let nodes wait for something else than what they need, each with a time."""
         self.needs = needs
-        users = np.repeat(np.arange(len(needs)), list(map(len, needs)))
+        users = repeated(np.arange(len(needs)), list(map(len, needs)))
         edges = np.array([edge for of_node in needs for edge in of_node]).reshape(-1, 2)
         self._edges = users, edges[:, 0].astype(np.int64), edges[:, 1]
 
@@ -190,7 +190,7 @@ class Graph:
         items.add(nodes, nodes, np.array(self.time))
         items.wait(users, makers, latency)
         starts = items.graph().ends - self.time
-        work = np.bincount(self.rank, self.time, len(self.order))
+        work = counts_of(self.rank, self.time, len(self.order))
         if self.schedule.objective == "span":
             return float(work.max(initial=0.0))
         begin = np.full(len(work), np.inf)

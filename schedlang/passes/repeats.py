@@ -7,7 +7,15 @@ from typing import NamedTuple
 import numpy as np
 from attrs import evolve, frozen
 
-from schedlang.schedule.columns import Columns, Floats, Ints, actions_of, op_names
+from schedlang.schedule.columns import (
+    Columns,
+    Floats,
+    Ints,
+    actions_of,
+    counts_of,
+    op_names,
+    repeated,
+)
 from schedlang.schedule.kinds import ROWS
 from schedlang.schedule.schedule import Schedule
 
@@ -67,7 +75,7 @@ class Repeats:
         for first, length, _ in sorted(self.runs):
             middle = first + length
             body = np.tile(np.arange(first, middle), times)
-            later = np.repeat(np.arange(1, times + 1), length) * units
+            later = repeated(np.arange(1, times + 1), length) * units
             rows += [np.arange(start, middle), body]
             microbatches += [moved.microbatch[start:middle], columns.microbatch[body] + later]
             start = middle
@@ -114,12 +122,12 @@ def find_repeats(schedule: Schedule, period: int, starts: Floats | None = None) 
     names = op_names(len(schedule.placement), columns)
     units = period * schedule.layout.slices
     # Ops without a microbatch, which are optimizer steps, are never repeated.
-    counts = np.bincount(names, columns.microbatch >= 0, ROWS * len(schedule.placement))
+    counts = counts_of(names, columns.microbatch >= 0, ROWS * len(schedule.placement))
     is_open = counts > 0
     runs = list[Run]()
     for first, length, times in _runs(columns, names, units, starts).tolist():
         body = names[first : first + length]
-        there = np.bincount(body, minlength=len(is_open))
+        there = counts_of(body, minlength=len(is_open))
         if is_open[body].all() and (there[body] == units).all():
             is_open[body] = False
             runs.append(Run(first, length, times))

@@ -17,7 +17,7 @@ from schedlang.passes.repeats import Repeats, find_repeats
 from schedlang.proof.edges import op_ends
 from schedlang.proof.execution import Execution
 from schedlang.proof.prove import can_run, ideal_execution, prove
-from schedlang.schedule.columns import Floats, Ints, actions_of, op_names
+from schedlang.schedule.columns import Floats, Ints, actions_of, counts_of, op_names
 from schedlang.schedule.schedule import Schedule
 
 #: Finds orders that hold no more than a limit, the best one first. It may take that share of the
@@ -86,7 +86,7 @@ def _work(schedule: Schedule) -> Floats:
     after = op_ends(columns, np.arange(len(columns)), durations)
     # Of ops that overlap, the last one ends when all have.
     is_last = np.diff(columns.batch, append=-1) != 0
-    work = np.bincount(columns.rank[is_last], after[is_last], len(schedule.ranks))
+    work = counts_of(columns.rank[is_last], after[is_last], len(schedule.ranks))
     return work.astype(np.float64)
 
 

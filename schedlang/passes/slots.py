@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from schedlang.schedule.columns import Ints
+from schedlang.schedule.columns import Ints, repeated
 
 
 def fill_slots(slot: Ints, width: Ints, owes: Ints) -> tuple[Ints, Ints]:
@@ -26,7 +26,7 @@ def fill_slots(slot: Ints, width: Ints, owes: Ints) -> tuple[Ints, Ints]:
     work = np.append(0, np.cumsum(width))
     free_before = slot - work[:-1]
     turn = np.arange(owes.sum())
-    come = np.repeat(free_before, owes)
+    come = repeated(free_before, owes)
     served = np.maximum.accumulate(come - turn) + turn if len(turn) else turn
     items_before = np.searchsorted(free_before, served, "right")
     order = np.empty(len(slot) + len(turn), np.int64)

@@ -11,7 +11,7 @@ from functools import cached_property
 import numpy as np
 from attrs import frozen
 
-from schedlang.schedule.columns import Columns, Flags, Floats, Ints, is_any, repeats
+from schedlang.schedule.columns import Columns, Flags, Floats, Ints, is_any, repeated, repeats
 from schedlang.schedule.findings import Finding
 from schedlang.schedule.kinds import RECEIVES, ROWS, SENDS, TRANSFERS, Kind
 from schedlang.schedule.layout import Layout
@@ -226,7 +226,7 @@ def _counted(keys: Ints) -> Ints:
     begins = np.flatnonzero(np.diff(ordered, prepend=ordered[:1] - 1))
     lengths = np.diff(np.append(begins, len(ordered)))
     counts = np.empty(len(keys), np.int64)
-    counts[order] = np.arange(len(keys)) - np.repeat(begins, lengths)
+    counts[order] = np.arange(len(keys)) - repeated(begins, lengths)
     return counts
 
 

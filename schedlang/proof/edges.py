@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from schedlang.proof.channels import Channels, channels_of
 from schedlang.proof.graph import NEVER, NOTHING, Graph, Items
 from schedlang.ranks.shards import gathers
-from schedlang.schedule.columns import Columns, Floats, Ints, members
+from schedlang.schedule.columns import Columns, Floats, Ints, counts_of, members
 from schedlang.schedule.costs import Costs, Durations, Transfers
 from schedlang.schedule.kinds import RECEIVES, WAITS, Kind
 from schedlang.schedule.layout import Layout
@@ -400,7 +400,7 @@ class _Build:
         takes = takes[takes > 0]
         last = gradients.last
         group = gradients.piece * layout.updates + gradients.update
-        sizes = np.bincount(group)
+        sizes = counts_of(group)
         # Sums over replicas outside of the plan go one after the other on each rank. Those within
         # have a stream for each piece, so that all ranks can have them in one order.
         is_alone = sizes[group] == 1

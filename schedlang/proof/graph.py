@@ -27,7 +27,7 @@ from math import inf
 import numpy as np
 from attrs import define, field, frozen
 
-from schedlang.schedule.columns import Flags, Floats, Ints
+from schedlang.schedule.columns import Flags, Floats, Ints, counts_of, repeated
 
 #: An event that never happens, as what something waits for; and none.
 NEVER = -2
@@ -204,7 +204,7 @@ class Items:
 
         # Where the events of each item are: as many as it has edges, or one.
         sequence = np.lexsort((orders, threads))
-        edges = np.bincount(waiters, minlength=self.count)
+        edges = counts_of(waiters, minlength=self.count)
         size = np.maximum(edges, 1)
         ends = np.cumsum(size[sequence])
         over = np.empty(self.count, np.int32)
@@ -219,7 +219,7 @@ class Items:
         delay = np.zeros(events)
         edge = np.full(events, NOTHING, np.int32)
         order = np.argsort(waiters, kind="stable")
-        nth = np.arange(len(order)) - np.repeat(np.cumsum(edges) - edges, edges)
+        nth = np.arange(len(order)) - repeated(np.cumsum(edges) - edges, edges)
         waiter = waiters[order]
         event = over[waiter] - size[waiter] + 1 + nth
         target = targets[order]

@@ -6,7 +6,7 @@ import numpy as np
 
 from schedlang.diagnostics.diagnostic import CompileError, counted
 from schedlang.schedule.actions import is_transfer
-from schedlang.schedule.columns import Columns, Ints, is_any, repeats
+from schedlang.schedule.columns import Columns, Ints, counts_of, is_any, repeats
 from schedlang.schedule.findings import Finding, diagnose
 from schedlang.schedule.frozen import is_idle, runs_as
 from schedlang.schedule.kinds import MAKERS, OPS, Kind
@@ -187,7 +187,7 @@ def _missing(schedule: Schedule) -> list[Finding]:
     wanted = (Kind.F,) if schedule.is_forward_only else (Kind.F, Kind.B, Kind.W)
     for made in wanted:
         rows = columns.where(*MAKERS[made])
-        counts = np.bincount(columns.stage[rows], minlength=stages).tolist()
+        counts = counts_of(columns.stage[rows], minlength=stages).tolist()
         lacking = [
             schedule.layout.units(stage) - counts[stage]
             if schedule.layout.makes(made, stage)
@@ -250,7 +250,7 @@ def _missing_updates(schedule: Schedule) -> list[Finding]:
         return _without_updates(schedule)
     updates = schedule.layout.updates
     findings: list[tuple[int, Finding]] = []
-    counts = np.bincount(columns.stage[rows], minlength=len(schedule.placement))
+    counts = counts_of(columns.stage[rows], minlength=len(schedule.placement))
     for stage in np.flatnonzero(counts < updates).tolist():
         if not schedule.layout.trains(stage):
             continue

@@ -11,11 +11,11 @@ The actions of rank 0 come first, then those of rank 1, and so on; row i of all 
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 from attrs import define, field, frozen
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from schedlang.schedule.actions import Actions, is_copy
 from schedlang.schedule.kinds import OPS, ROWS, SENDS, TRANSFERS, Kind
@@ -23,6 +23,22 @@ from schedlang.schedule.kinds import OPS, ROWS, SENDS, TRANSFERS, Kind
 Ints = NDArray[np.integer]
 Flags = NDArray[np.bool_]
 Floats = NDArray[np.float64]
+
+
+# numpy counts by its type of indices, and takes no wider numbers for it. In a browser that has 32
+# bits, and so have its numbers where nobody says how many.
+
+
+def repeated(values: NDArray[Any], times: ArrayLike) -> NDArray[Any]:
+    """Each value as often as its number says."""
+    return np.repeat(values, np.asarray(times, np.intp))
+
+
+def counts_of(
+    numbers: ArrayLike, weights: ArrayLike | None = None, minlength: int = 0
+) -> NDArray[Any]:
+    """How often each number from 0 on occurs, or the sums of the weights where it does."""
+    return np.bincount(np.asarray(numbers, np.intp), weights, minlength)
 
 
 #: By kind, how many slots an op takes in a building block.
@@ -65,7 +81,7 @@ class Columns:
     @cached_property
     def sizes(self) -> Ints:
         """Of each action, how many are issued together with it, itself included."""
-        return np.bincount(self.batch, minlength=len(self))[self.batch]
+        return counts_of(self.batch, minlength=len(self))[self.batch]
 
     @cached_property
     def is_transfer(self) -> Flags:
@@ -162,7 +178,7 @@ def columns_of(ranks: Sequence[Actions]) -> Columns:
         else np.zeros(0, np.int32)
         for name in _NAMES
     }
-    rank = np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)
+    rank = repeated(np.arange(len(lengths), dtype=np.int32), lengths)
     return Columns(**columns, rank=rank, first=np.cumsum([0, *lengths]))
 
 
@@ -225,7 +241,7 @@ def repeats(keys: Ints) -> tuple[Ints, Ints]:
     # Most schedules repeat nothing. To see that by counting is faster than by sorting, as long as
     # the counts do not take much more room than the keys.
     are_near = keys.max() < 8 * len(keys) + 1000
-    if are_near and np.bincount(keys).max() == 1:
+    if are_near and counts_of(keys).max() == 1:
         return nothing, nothing
     _, first, item = np.unique(keys, return_index=True, return_inverse=True)
     later = np.flatnonzero(first[item] != np.arange(len(keys)))
@@ -242,7 +258,7 @@ def members(lengths: Ints, lists: Ints) -> tuple[Ints, Ints]:
     #     item     0    1  1    2  2
     #     place    2    0  1    0  1
     counts = lengths[lists]
-    item = np.repeat(np.arange(len(lists)), counts)
-    nth = np.arange(len(item)) - np.repeat(np.cumsum(counts) - counts, counts)
+    item = repeated(np.arange(len(lists)), counts)
+    nth = np.arange(len(item)) - repeated(np.cumsum(counts) - counts, counts)
     begins = np.cumsum(lengths) - lengths
     return item, begins[lists[item]] + nth

@@ -73,8 +73,8 @@ def test_a_reader_has_the_first_things_first() -> None:
     keys = [next(iter(answer)) for answer in answers(text_of("1f1b"))]
     assert keys == [
         "colours",
-        "diagnostics",
         "parameters",
+        "diagnostics",
         "schedules",
         "figures",
         "bubbles",
@@ -87,9 +87,7 @@ def test_every_program_of_the_gallery_can_be_opened(begun: list[dict[str, str]])
     for program in begun:
         assert program["title"]
         told = answers(program["text"])
-        assert told[1]["diagnostics"] == [
-            each for each in told[1]["diagnostics"] if each["severity"] == "warning"
-        ]
+        assert not [each for each in told[2]["diagnostics"] if each["severity"] == "error"]
 
 
 def test_a_mistake_is_told_at_its_place_in_utf_16() -> None:
@@ -103,6 +101,7 @@ def test_a_mistake_is_told_at_its_place_in_utf_16() -> None:
 
 
 def test_a_deadlock_comes_with_a_repair_that_works() -> None:
+    assert all_of(HANGS, ranks=3, chunks=2)["parameters"] == {"ranks": 3, "microbatches": 4}
     first, repaired = [each for each in answers(HANGS) if "diagnostics" in each]
     assert first["diagnostics"][0]["repair"] is None
     (mistake,) = repaired["diagnostics"]

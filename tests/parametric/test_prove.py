@@ -133,6 +133,20 @@ def test_without_a_flush_what_is_for_one_microbatch_an_update_is_proved() -> Non
     assert (verdict.proved, verdict.refused) == ("microbatches == 1", "microbatches >= 2")
 
 
+def test_what_would_take_too_long_is_not_begun() -> None:
+    verdict = prove_for_all(PROGRAMS / "1f1b.sched", {"ranks": 5000}).verdicts["portable"]
+    assert verdict.unknown == "microbatches >= 1"
+    assert "it takes more than 5,000,000 ops" in verdict.reason
+    assert "--any-ranks" in verdict.reason
+
+
+def test_where_nothing_is_known_of_all_sizes_the_first_ones_are_compiled() -> None:
+    verdict = prove_for_all(PROGRAMS / "wpipe.sched", {"ranks": 2}).verdicts["portable"]
+    assert verdict.proved == "microbatches == 2 or microbatches == 4"
+    assert verdict.refused == "microbatches >= 1 and microbatches % 2 == 1"
+    assert verdict.unknown == "microbatches >= 6 and microbatches % 2 == 0"
+
+
 def test_what_cannot_be_proved_says_where() -> None:
     text = CLAIMS.replace("F(m)", "for k in 0 .. m / 1000 { }  F(m)")
     verdict = prove_for_all(text).verdicts["portable"]

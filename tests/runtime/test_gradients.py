@@ -164,10 +164,13 @@ def compare_all(plans: dict[str, Plan]) -> dict[str, list[float]]:
     return {name: compare(plan, expected[name]) for name, plan in plans.items()}
 
 
-#: What has optimizer steps, frozen stages, a graph of stages, or other numbers of ranks: it has a
-#: test of its own.
+#: What has optimizer steps, frozen stages, a graph of stages, several models, or other numbers of
+#: ranks: it has a test of its own.
 APART = {
+    "distillation",
+    "rlhf",
     "recycle",
+    "1f1b_uneven",
     "frozen_1f1b",
     "two_encoders",
     "vocabulary_parallel",
@@ -216,6 +219,17 @@ def test_a_lost_rank_changes_nothing_of_what_is_trained(run_ranks: Run) -> None:
         for loss, gradient in found:
             assert loss < 1e-12
             assert gradient < 1e-12
+
+
+def uneven() -> list[float]:
+    plan = program("1f1b_uneven", microbatches=6)
+    return compare(plan, in_one_process(plan))
+
+
+def test_stages_of_listed_sizes(run_ranks: Run) -> None:
+    for loss, gradient in run_ranks(uneven, 4).results():
+        assert loss < 1e-12
+        assert gradient < 1e-12
 
 
 def scaled() -> list[float]:

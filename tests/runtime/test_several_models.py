@@ -1,6 +1,7 @@
 """Several models in one plan, on real processes: each is what it is when it is trained alone."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +14,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from schedlang import compile
+from schedlang import Source, compile
 from schedlang.plan.plan import Plan
-from schedlang.runtime import Pipeline
+from schedlang.runtime import (
+    Pipeline,
+    add_loss,
+    added_losses,
+    load_model,
+    load_optimizers,
+    split,
+)
 from schedlang.schedule.layout import Layout
 from tests.support.models import difference
 
@@ -46,8 +54,10 @@ def near(output: Sequence[Tensor], target: Tensor) -> Tensor:
     return nn.functional.mse_loss(own, target) + nn.functional.mse_loss(own, other)
 
 
-def stages_of(plan: Plan, judged: str) -> Models:
-    """The models of a plan, the same on all ranks, frozen where the plan has them so."""
+def stages_of(plan: Plan, judged: str | None = None) -> Models:
+    """The models of a plan, the same on all ranks, frozen where the plan has them so; one may be
+    `judged` by another.
+    """
     torch.manual_seed(0)
     layout = plan.layout
     models: Models = {}
@@ -56,7 +66,8 @@ def stages_of(plan: Plan, judged: str) -> Models:
             nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=torch.float64), nn.Tanh())
             for _ in range(pipeline.start, pipeline.stop)
         ]
-    models[judged][-1] = Judged()
+    if judged is not None:
+        models[judged][-1] = Judged()
     for stage in layout.frozen:
         pipeline = layout.pipeline_of[stage]
         models[pipeline.name][stage - pipeline.start].requires_grad_(False)
@@ -199,3 +210,212 @@ def test_actor_critic_and_reference(run_ranks: Run) -> None:
     results = run_ranks(actor_and_critic, 4).results()
     assert max(each["worst"] for each in results) == 0.0
     assert [each["losses"] for each in results] == [[], [], ["critic"], ["actor"]]
+
+
+#: GPipe, with the teacher on all ranks.
+GPIPE = """schedule gpipe_of_two {
+    param ranks = 4
+    param microbatches = 4
+    model teacher runs microbatches stage s in 0 .. ranks on s
+    model student runs microbatches stage s in 0 .. ranks on s
+    edge s in 0 .. 1 from teacher(ranks - 1) to student(ranks - 1)
+    frozen teacher
+    rank r {
+        repeat microbatches { F(teacher(r), next) }
+        repeat microbatches { F(student(r), next) }
+        repeat microbatches { B(student(r), next) }
+    }
+}"""
+
+
+def llamas(folder: Path) -> list[float]:
+    """How far the losses of a small Llama are from those of one process: 20 steps, of which the
+    second half goes on from a folder under another schedule.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    class Llama(LlamaForCausalLM):
+        """With the teacher's scores, if it is given them."""
+
+        def forward(self, tokens: Tensor, teacher: Tensor | None = None) -> Tensor:
+            scores: Tensor = super().forward(tokens, use_cache=False).logits
+            if teacher is not None:
+                wanted = teacher.log_softmax(-1)
+                distance = nn.functional.kl_div(scores.log_softmax(-1), wanted, log_target=True)
+                add_loss("distance", distance, weight=0.5)
+            return scores
+
+    def llama(seed: int, layers: int) -> Llama:
+        torch.manual_seed(seed)
+        return Llama(
+            LlamaConfig(
+                vocab_size=32,
+                hidden_size=16,
+                intermediate_size=16,
+                num_hidden_layers=layers,
+                num_attention_heads=2,
+                num_key_value_heads=2,
+                max_position_embeddings=8,
+            )
+        )
+
+    def loss_of(scores: Tensor, following: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
+
+    blocks = ["model.embed_tokens", "model.layers", "model.norm", "lm_head"]
+    teacher, student = llama(0, 4).requires_grad_(False), llama(1, 3)
+    optimizer = torch.optim.AdamW(student.parameters(), lr=0.01)
+    found = []
+    plans = [
+        compile(PROGRAMS / "distillation.sched", {"microbatches": 4}),
+        compile(Source("gpipe_of_two.sched", GPIPE)),
+    ]
+    for half, plan in enumerate(plans):
+        # The weights come from the folder, but for the first time.
+        seeds = (0, 1) if half == 0 else (2, 3)
+        of_teacher = split(llama(seeds[0], 4).requires_grad_(False), plan, blocks, stages="teacher")
+        of_student = split(llama(seeds[1], 3), plan, blocks, stages="student")
+        optimizers = [torch.optim.AdamW(each.parameters(), lr=0.01) for each in of_student.values()]
+        pipeline = Pipeline(plan, of_teacher | of_student, {"student": loss_of})
+        if half:
+            assert load_model(folder / "teacher", of_teacher) == STEPS // 2
+            assert load_model(folder / "student", of_student) == STEPS // 2
+            load_optimizers(folder / "student", of_student, optimizers)
+        for step in range(STEPS // 2):
+            generator = torch.Generator().manual_seed(half * STEPS + step)
+            tokens = torch.randint(32, (8, 9), generator=generator)
+            inputs, following = tokens[:, :-1], tokens[:, 1:]
+            pipeline.step({"teacher": inputs, "student": inputs}, {"student": following})
+            named = pipeline.named_losses()
+            right, distances = [], []
+            for given, wanted in zip(inputs.chunk(4), following.chunk(4), strict=True):
+                with torch.no_grad():
+                    scores = teacher(given)
+                with added_losses() as added:
+                    loss = loss_of(student(given, scores), wanted)
+                ((loss + added.total) / 4).backward()
+                right.append(float(loss))
+                distances.append(float(added["distance"]))
+            found.append(abs(named["student.loss"] / (sum(right) / 4) - 1))
+            found.append(abs(named["student.distance"] / (sum(distances) / 4) - 1))
+            for each in (*optimizers, optimizer):
+                each.step()
+                each.zero_grad()
+        if not half:
+            pipeline.save_model(folder, STEPS // 2, optimizers)
+    return found
+
+
+def test_a_llama_learns_from_another_and_goes_on_under_another_schedule(
+    run_ranks: Run, tmp_path: Path
+) -> None:
+    for found in run_ranks(llamas, 4, tmp_path / "models").results():
+        assert len(found) == 2 * STEPS
+        assert max(found) < 1e-5
+    index = tmp_path / "models" / "student" / "model.safetensors.index.json"
+    assert "model.layers.2.mlp.up_proj.weight" in index.read_text()
+
+
+#: A frozen reference that hands on to none, beside two models of other sizes and numbers of
+#: microbatches.
+THREE = """schedule three {
+    param ranks = 2
+    param microbatches = 3
+    model actor     runs microbatches stage s in 0 .. ranks on s
+    model reference runs 2            stage s in 0 .. ranks on s
+    model critic    runs 4            stage s in 0 .. 1 on 0
+    frozen reference
+    rank r {
+        repeat microbatches { F(actor(r), next) }
+        repeat 2 { F(reference(r), next) }
+        if r == 0 { repeat 4 { F(critic(0), next)  B(critic(0), next) } }
+        repeat microbatches { B(actor(r), next) }
+    }
+}"""
+
+
+def apart() -> dict[str, Any]:
+    """What a script does with models one by one: the outputs of the frozen one, norms, evaluations
+    of unequal numbers of rows.
+    """
+    plan = compile(Source("three.sched", THREE))
+    layout = plan.layout
+    models, whole = stages_of(plan), stages_of(plan)
+    stages = {}
+    for stage in plan.stages_of(dist.get_rank()):
+        pipeline_of = layout.pipeline_of[stage]
+        stages[stage] = models[pipeline_of.name][stage - pipeline_of.start]
+    mse = nn.functional.mse_loss
+    pipeline = Pipeline(plan, stages, {"actor": mse, "critic": mse})
+    inputs, targets = batch(layout, 0)
+    pipeline.step(inputs, {name: targets[name] for name in ("actor", "critic")})
+    worst = [0.0]
+    for outputs in pipeline.outputs.values():
+        expected = through(whole["reference"], inputs["reference"])
+        worst.append(difference(torch.cat(outputs), expected))
+    found: dict[str, Any] = {
+        "names": sorted(pipeline.named_losses()),
+        "losses": sorted(pipeline.losses),
+        "outputs": {name: len(outputs) for name, outputs in pipeline.outputs.items()},
+    }
+    # In one process, each model has a norm of its own.
+    for name in ("actor", "critic"):
+        mse(through(whole[name], inputs[name]), targets[name]).backward()
+        weights = [weight for part in whole[name] for weight in part.parameters()]
+        norm = torch.nn.utils.clip_grad_norm_(weights, 0.01)
+        worst.append(abs(float(pipeline.clip_grad_norm_(0.01, model=name) - norm)))
+    for stage, module in stages.items():
+        pipeline_of = layout.pipeline_of[stage]
+        part = whole[pipeline_of.name][stage - pipeline_of.start]
+        for weight, other in zip(module.parameters(), part.parameters(), strict=True):
+            if weight.grad is not None and other.grad is not None:
+                worst.append(difference(weight.grad, other.grad))
+    # Of the critic there are more rounds than of the others.
+    rows = {"reference": 3, "actor": 5, "critic": 11}
+    given = {name: torch.rand(count, WIDTH, dtype=torch.float64) for name, count in rows.items()}
+    pipeline.evaluate(given, {"actor": given["actor"]}, rows=2)
+    for name, outputs in pipeline.outputs.items():
+        expected = through(whole[name], given[name]).detach()
+        if name != "actor":
+            worst.append(difference(torch.cat(outputs), expected))
+    found["evaluated"] = {name: len(outputs) for name, outputs in pipeline.outputs.items()}
+    return found | {"worst": max(worst)}
+
+
+def test_models_by_themselves(run_ranks: Run) -> None:
+    first, last = run_ranks(apart, 2).results()
+    assert first["names"] == last["names"] == ["actor.loss", "critic.loss"]
+    assert (first["losses"], first["outputs"]) == (["critic"], {})
+    assert (last["losses"], last["outputs"]) == (["actor"], {"reference": 2})
+    assert (first["evaluated"], last["evaluated"]) == ({"critic": 6}, {"reference": 2, "actor": 3})
+    assert max(first["worst"], last["worst"]) < 1e-15
+
+
+def without_names(what: str) -> None:
+    plan = compile(Source("three.sched", THREE))
+    layout = plan.layout
+    models = stages_of(plan)
+    stages = {}
+    for stage in plan.stages_of(dist.get_rank()):
+        pipeline_of = layout.pipeline_of[stage]
+        stages[stage] = models[pipeline_of.name][stage - pipeline_of.start]
+    mse = nn.functional.mse_loss
+    if what == "loss":
+        Pipeline(plan, stages, {"teacher": mse})
+    pipeline = Pipeline(plan, stages, mse)
+    inputs, targets = batch(layout, 0)
+    if what == "inputs":
+        pipeline.step(inputs["actor"], targets)
+    pipeline.clip_grad_norm_(1.0)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("loss", "`loss_fn` is for ['teacher'], and the plan has the models actor, reference"),
+        ("inputs", "so `inputs` must be a dictionary with those of each, by name; it is a Tensor"),
+        ("norm", "and each has a norm of its own: clip one after the other"),
+    ],
+)
+def test_what_is_for_one_model_is_refused(run_ranks: Run, what: str, said: str) -> None:
+    assert said in "\n".join(run_ranks(without_names, 2, what).logs)

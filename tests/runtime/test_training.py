@@ -103,6 +103,28 @@ def test_training_with_late_gradients_and_with_replicas(
     assert figures["gradient_error"] <= (0 if exact else 1e-5)
 
 
+@pytest.mark.parametrize("name", ["pipedream_2bw", "dualpipe", "seq1f1b"])
+def test_training_with_microbatches_of_unequal_lengths(
+    train: Train, tmp_path: Path, name: str
+) -> None:
+    plan = plan_file(tmp_path, name, ranks=2, microbatches=4)
+    done = train(2, plan, "--steps", 3, "--check", "--unequal")
+    assert done.codes == [0, 0], done.stderr
+    assert "bytes per step, in microbatches of unequal lengths" in done.stdout.splitlines()[0]
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["loss_error"] <= 1e-5
+    assert figures["gradient_error"] <= 1e-5
+
+
+def test_replicas_with_microbatches_of_unequal_lengths(train: Train, tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, "1f1b", ranks=2, microbatches=2)
+    done = train(4, plan, "--steps", 2, "--check", "--unequal", "--replicas", 2)
+    assert done.codes == [0] * 4, done.stderr
+    figures = json.loads(done.stdout.splitlines()[-1])
+    assert figures["loss_error"] <= 1e-5
+    assert figures["gradient_error"] <= 1e-5
+
+
 def check_trace(plan: Plan, events: list[dict]) -> None:
     """Every op and message of a rank is there, and no receive is over before its send began: clocks
     are aligned.

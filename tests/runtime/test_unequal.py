@@ -16,9 +16,13 @@ pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportEr
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.fsdp import fully_shard
 
 from schedlang.plan.plan import Plan
-from schedlang.runtime import Pipeline, add_loss, added_losses
+from schedlang.runtime import Pipeline, add_loss, added_losses, end_component
+from schedlang.runtime.transport.messages import ActivationSend, Channel
+from schedlang.runtime.values import ValueSpec
 from tests.support.mesh import mesh, on, place
 from tests.support.models import (
     OPTIMIZERS,
@@ -337,6 +341,32 @@ def test_replicas_count_together(run_ranks: Run) -> None:
         assert max(found) < 1e-12
 
 
+def in_shards(shard: Callable[..., object]) -> float:
+    """The same where FSDP has the replicas, and takes the mean of their gradients."""
+    of = mesh("dp", "pp")
+    replica, rank = place(of)
+    plan = program("zb_h1", ranks=2, microbatches=4)
+    model = one_model(plan.layout)
+    reference = one_model(plan.layout)
+    shard(model[rank], mesh=of["dp"])
+    ours = on(of["pp"], plan, model)
+    batches = [batch_of(STEPS[number], number, reference) for number in range(2)]
+    counts = [[rows * length for rows, length in STEPS[number]] for number in range(2)]
+    inputs, targets = batches[replica]
+    ours.step(inputs, targets, counts=counts[replica])
+    whole = sum(map(sum, counts))
+    for (xs, ys), of_replica in zip(batches, counts, strict=True):
+        for x, y, count in zip(xs, ys, of_replica, strict=True):
+            (nn.functional.mse_loss(alone(reference, x), y) * count / whole).backward()
+    pairs = zip(model[rank].parameters(), reference[rank].parameters(), strict=True)
+    return max(difference(mine.grad.full_tensor(), other.grad) for mine, other in pairs)
+
+
+@pytest.mark.parametrize("shard", [fully_shard, replicate])
+def test_replicas_of_fsdp_count_together(run_ranks: Run, shard: Callable[..., object]) -> None:
+    assert max(run_ranks(partial(in_shards, shard), 4).results()) < 1e-12
+
+
 class Adds(nn.Module):
     """A stage with a loss of its own."""
 
@@ -345,17 +375,19 @@ class Adds(nn.Module):
         self.inner = inner
 
     def forward(self, x: Tensor) -> Tensor:
-        output = self.inner(x)
+        output = self.inner(end_component(2 * x))
         add_loss("size", output.square().mean(), weight=0.5)
         return output
 
 
-def with_added_losses() -> float:
-    plan = program("zb_h1", ranks=2, microbatches=4)
-    ours = pipeline(plan, [Adds(stage) for stage in one_model(plan.layout)])
+def with_added_losses(name: str) -> float:
+    """Under DualPipe, backwards go component by component."""
+    plan = program(name, ranks=2, microbatches=8)
+    shapes = STEPS[0] + STEPS[1]
+    ours = pipeline(plan, [Adds(stage) for stage in replicated(plan)])
     reference = [Adds(stage) for stage in one_model(plan.layout)]
-    inputs, targets = batch_of(STEPS[0], 0, reference)
-    counts = [rows * length for rows, length in STEPS[0]]
+    inputs, targets = batch_of(shapes, 0, reference)
+    counts = [rows * length for rows, length in shapes]
     ours.step(inputs, targets, counts=counts)
     named = ours.named_losses()
     size = 0.0
@@ -364,17 +396,17 @@ def with_added_losses() -> float:
             loss = nn.functional.mse_loss(alone(reference, x), y)
         ((loss + added.total) * count / sum(counts)).backward()
         size += float(added["size"]) * count / sum(counts)
-    rank = dist.get_rank()
     worst = [abs(named["size"] - size)]
-    for weight, other in zip(
-        ours._stages[rank].module.parameters(), reference[rank].parameters(), strict=True
-    ):
-        worst.append(difference(weight.grad, other.grad))
+    for number, stage in ours._stages.items():
+        right = reference[plan.layout.piece(number)]
+        for weight, other in zip(stage.module.parameters(), right.parameters(), strict=True):
+            worst.append(difference(weight.grad, other.grad))
     return max(worst)
 
 
-def test_added_losses_count_as_their_microbatch(run_ranks: Run) -> None:
-    assert max(run_ranks(with_added_losses, 2).results()) < 1e-12
+@pytest.mark.parametrize("name", ["zb_h1", "dualpipe"])
+def test_added_losses_count_as_their_microbatch(name: str, run_ranks: Run) -> None:
+    assert max(run_ranks(partial(with_added_losses, name), 2).results()) < 1e-12
 
 
 class Joins(nn.Module):
@@ -590,6 +622,42 @@ def test_what_cannot_be_is_refused(what: str, run_ranks: Run) -> None:
     run = run_ranks(partial(goes_wrong, what), 2)
     assert any(MESSAGES[what] in log for log in run.logs), run.logs
     assert run.codes == [1, 1]
+
+
+class Silent:
+    """A wire by which nothing goes."""
+
+    def send_object(self, *_: object) -> list[Any]:
+        return []
+
+    def wait(self, *_: object) -> None:
+        pass
+
+
+def which_are_new(channel: Channel, inputs: tuple[int, ...]) -> list[bool]:
+    """For each message of a step whether it is of a form that is new."""
+    channel.begin(inputs)
+    found = [message.form.new for message in channel.messages]
+    for message in channel.messages:
+        if message.form.spec is None:
+            channel.announce(message.form, ValueSpec.of([torch.zeros(2)], None))
+    channel.end()
+    return found
+
+
+@pytest.mark.parametrize("are_batched", [False, True])
+def test_a_batch_of_nccl_has_no_form_of_an_earlier_step_beside_a_new_one(are_batched: bool) -> None:
+    device = torch.device("cpu")
+    channel = Channel(Silent(), 0, 0, "", 1, range(4), None, device, are_batched)
+    for microbatch in range(4):
+        ActivationSend(channel, microbatch, range(4, 8), {})
+    assert which_are_new(channel, (0,)) == [True] * 4
+    assert which_are_new(channel, (0,)) == [False] * 4
+    gradients = channel.messages[0].form.gradients
+    assert which_are_new(channel, (1, 0, 0, 2)) == [True, are_batched, are_batched, True]
+    assert channel.messages[1].form.gradients is gradients
+    assert [message.form.tag for message in channel.messages[::3]] == [0, 2 if are_batched else 1]
+    assert which_are_new(channel, (2, 1, 0, 0)) == [False] * 4
 
 
 def other_counts_in_replicas() -> None:

@@ -229,6 +229,7 @@ def refusal(name: str, **params: int) -> list[str]:
 
 # Where a program runs; everywhere else it refuses with its own reason.
 LEGAL = {
+    "1f1b_uneven": lambda ranks, microbatches: ranks == 4,
     "interleaved_1f1b": lambda ranks, microbatches: (
         microbatches >= ranks and microbatches % ranks == 0
     ),

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from random import Random
 from typing import Any
 
+from schedlang.parametric.certificate import is_of_program
 from schedlang.parametric.check_certificate import check
 
 #: Where a number or a word stands in a certificate: keys and indices, one within the other.
@@ -61,9 +62,11 @@ def damaged_certificate(
 
 
 def is_refused(certificate: Mapping[str, Any]) -> bool:
-    """Whether the checker refuses a certificate: says what is wrong, or stops at what is none."""
+    """Whether the checker refuses a certificate: says what is wrong, or stops at what is none; or
+    it is one of another program.
+    """
     try:
         check(certificate)
+        return not is_of_program(certificate)
     except Exception:
         return True
-    return False

@@ -15,8 +15,8 @@ HEAD = """# The gallery, proved for every size
 
 What `schedc prove` says of each program at {first} to {last} ranks, with its other parameters at their defaults, for any
 number of microbatches: that it is proved on `portable` and on each other transport; *followed* where that is so of the
-pattern that its passes follow; or why it is not proved. [proof.md](proof.md) has the argument. `make prove` writes this
-page.
+pattern that its passes follow; or why it is not proved. [proof.md](proof.md) has the argument.
+`make prove RANKS="{first} {last}"` writes this page.
 
 | program | ranks | verdict | for | bubble |
 |---|---|---|---|---|"""

@@ -33,7 +33,7 @@ const extensions = [
   lineNumbers(), history(), drawSelection(), highlightActiveLine(), bracketMatching(), lintGutter(), colours,
   indentUnit.of("    "),
   keymap.of([...defaultKeymap, ...historyKeymap, ...lintKeymap]),
-  EditorView.contentAttributes.of({ "aria-label": "the program", spellcheck: "false" }),
+  EditorView.contentAttributes.of({ "aria-label": "the program", spellcheck: "false", tabindex: "0" }),
   EditorView.updateListener.of((update) => { if (update.docChanged) typed(); }),
 ];
 const editor = new EditorView({ parent: byId("editor"), state: EditorState.create({ extensions }) });
@@ -157,8 +157,9 @@ function fill(id, rows) {
   byId(id).tBodies[0].replaceChildren(...rows.map((cells) => {
     const row = document.createElement("tr");
     cells.forEach(([content, look], index) => {
-      const cell = row.appendChild(document.createElement(index ? "td" : "th"));
-      if (!index) cell.scope = "row";
+      const isName = index === 0 && content;
+      const cell = row.appendChild(document.createElement(isName ? "th" : "td"));
+      if (isName) cell.scope = "row";
       cell.textContent = content;
       if (look) cell.className = look;
     });

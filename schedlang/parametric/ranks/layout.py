@@ -67,6 +67,10 @@ class Layout:
                 self.where = self.evaluator.truth(condition, self.scope, self.where)
             case syntax.Let():
                 self.evaluator.bind(item, self.scope, self.where)
+            case syntax.Seq(name):
+                self.scope.sequences[name.text] = (item, self.scope)
+            case syntax.List(name, values):
+                self.scope.lists[name.text] = values
             case syntax.Fn(name):
                 self.scope.functions[name.text] = (item, self.scope)
             case syntax.Stage():

@@ -130,6 +130,13 @@ class Orders:
                     self.statement(otherwise, scope, where - holds, place)
                 elif otherwise is not None:
                     self.block(otherwise, scope, where - holds, place)
+            case syntax.Run(name, args):
+                sequence, around = scope.sequences[name.text]
+                inside = around.inner()
+                for param, arg in zip(sequence.params, args, strict=True):
+                    inside.values[param.text] = self.evaluator.value(arg, scope, where)
+                inner = _Place(place.next(), place.indices)
+                self.block(sequence.body, inside, where, inner)
             case syntax.Part(name, body):
                 self.part(name, body, scope, where, place)
             case syntax.Exchange(parts) | syntax.Overlap(parts):

@@ -69,7 +69,7 @@ def prove_for_all_ranks(
         unknown = " and ".join(f"{name} >= 1" for name in free)
         verdict = Verdict(unknown=unknown, reason=reason)
         verdicts = dict.fromkeys(names, verdict)
-        return Proof(tree.name.text, dict(params), free, verdicts, certify=lambda: None)
+        return Proof(tree.name.text, dict(params), free, verdicts)
     sizes = outcome.reading.sizes
     for each in _compared(outcome):
         if differs(outcome.relations, whole, tree, params, each):

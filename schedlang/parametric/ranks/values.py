@@ -68,12 +68,16 @@ class Scope:
     values: dict[str, Number | Unread] = field(factory=dict)
     functions: dict[str, tuple[syntax.Fn, Scope]] = field(factory=dict)
     pipelines: dict[str, StageFunction] = field(factory=dict)
+    lists: dict[str, tuple[syntax.Node, ...]] = field(factory=dict)
+    sequences: dict[str, tuple[syntax.Seq, Scope]] = field(factory=dict)
     #: The peak of each rank (RANK), in a claim.
     peak: isl.PwAff | None = None
 
     def inner(self) -> Scope:
         """The same names, for a block that may have more of its own."""
-        return Scope(dict(self.values), dict(self.functions), self.pipelines)
+        return Scope(
+            dict(self.values), dict(self.functions), self.pipelines, self.lists, self.sequences
+        )
 
 
 @define
@@ -120,6 +124,8 @@ class Evaluator:
                 return known
             case expressions.OwnStage(chunk):
                 return Number(self.own_stage(node, chunk, scope, where))
+            case expressions.Element():
+                return self.element(node, scope, where)
             case expressions.Call(name, args):
                 return self.call(name.text, args, scope, where)
             case expressions.Conditional(condition, value, other):
@@ -195,6 +201,20 @@ class Evaluator:
         self.mistaken("no-such-stage", "`stage(…)` of a chunk that the rank lacks", node, rest)
         return joined(pieces) if pieces else number(-1)
 
+    def element(self, node: expressions.Element, scope: Scope, where: isl.Set) -> Number:
+        """A value of a list, by the cases of its number."""
+        name = node.name.text
+        index = self.plain(node.number, scope, where)
+        pieces = []
+        rest = where
+        for position, value in enumerate(scope.lists[name]):
+            case = where & index.eq_set(number(position))
+            if not case.is_empty():
+                pieces.append(self.value(value, scope, case).within(case))
+                rest = rest - case
+        self.mistaken("no-such-value", f"`{name}[…]` of a value that there is not", node, rest)
+        return union(pieces) if pieces else of_number(0)
+
     def call(self, name: str, args: Sequence[syntax.Node], scope: Scope, where: isl.Set) -> Number:
         """The value of a call: of a function that every program has, a pipeline's or its own."""
         values = [self.value(arg, scope, where) for arg in args]
@@ -241,12 +261,13 @@ def _peak(of_ranks: isl.PwAff, rank: Sequence[isl.PwAff]) -> isl.PwAff:
 
 
 def _can_fail(node: syntax.Node) -> bool:
-    """Whether an expression may come to a division by zero, or to a stage that there is not."""
+    """Whether an expression may come to a division by zero, or to a stage or a value of a
+    list that there is not."""
     for part in walk(node):
         match part:
             case expressions.Binary("/" | "%", _, expressions.Number(value)) if value > 0:
                 continue
-            case expressions.Binary("/" | "%") | expressions.OwnStage():
+            case expressions.Binary("/" | "%") | expressions.OwnStage() | expressions.Element():
                 return True
             case expressions.Call(name) if name.text not in BUILTINS:
                 return True

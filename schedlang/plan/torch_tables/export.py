@@ -85,7 +85,9 @@ def _not_in_tables(plan: Plan, form: str) -> Iterator[tuple[str, int, str | None
     """What of a plan torch's tables have no words for; with the index of its span, and what may
     help.
     """
-    if len(plan.layout.pipelines) > 1:
+    if plan.layout.models:
+        yield "several models", 0, None
+    elif len(plan.layout.pipelines) > 1:
         yield "second pipeline", 0, None
     if plan.layout.slices > 1:
         yield "slices of microbatches", 0, None

@@ -16,7 +16,7 @@ from schedlang.proof.edges import op_ends
 from schedlang.report.bubbles.alternatives import Alternatives
 from schedlang.report.bubbles.reasons import Gaps, Reasons, Why, reasons
 from schedlang.report.bubbles.waits import ROUNDING, Step, Waits
-from schedlang.schedule.columns import Floats, Ints
+from schedlang.schedule.columns import Floats, Ints, counts_of
 from schedlang.schedule.costs import Costs, Durations
 from schedlang.schedule.kinds import Kind
 
@@ -121,7 +121,7 @@ class IdleTime:
         times: dict[str, list[float]] = {}
         for cause, number in _NUMBERS.items():
             parts = self.cause == number
-            times[cause] = np.bincount(self.rank[parts], self.length[parts], ranks).tolist()
+            times[cause] = counts_of(self.rank[parts], self.length[parts], ranks).tolist()
         return times
 
     def by_subject(self, cause: str) -> list[tuple[tuple[int, ...], float, list[float]]]:
@@ -131,7 +131,7 @@ class IdleTime:
         most = int(max(self.about.max(initial=0), self.other.max(initial=0))) + 2
         key = (self.about[parts] + 1) * np.int64(most) + self.other[parts] + 1
         keys, first, subject = np.unique(key, return_index=True, return_inverse=True)
-        times = np.bincount(
+        times = counts_of(
             subject * ranks + self.rank[parts], self.length[parts], len(keys) * ranks
         ).reshape(-1, ranks)
         found = []
@@ -208,7 +208,9 @@ def _even(waits: Waits, costs: Costs) -> Floats:
     durations = costs.durations(waits.schedule.layout)
     overlap = durations.overlap and [fmean(durations.overlap)] * len(durations.overlap)
     even = Durations(
-        {kind: [fmean(each)] * len(each) for kind, each in durations.by_kind.items()}, overlap
+        {kind: [fmean(each)] * len(each) for kind, each in durations.by_kind.items()},
+        overlap,
+        components=durations.components,
     )
     ops = np.flatnonzero(~columns.is_transfer)
     ends: Floats = np.zeros(len(columns))

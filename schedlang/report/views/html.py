@@ -20,9 +20,11 @@ import numpy as np
 from schedlang.report.alignment import Change, align
 from schedlang.report.bubbles.attribution import CAUSES
 from schedlang.report.views import palette
+from schedlang.report.views.boxes import Box
 from schedlang.report.views.causes import PARTS, Causes, causes_of
 from schedlang.report.views.packing import Packer, Ticks
-from schedlang.report.views.picture import Box, Picture
+from schedlang.report.views.picture import Picture
+from schedlang.schedule.columns import counts_of
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.naming import Names
 
@@ -213,9 +215,9 @@ def _packed(picture: Picture, marks: Sequence[Mark], causes: Causes) -> dict[str
         # Boxes before the one that waits, or needs: that repeats along a rank.
         "makerBefore": np.where(causes.maker < 0, 0, np.arange(len(boxes)) - causes.maker),
         "delay": ticks.count(causes.delay),
-        "needed": np.bincount(targets, minlength=len(boxes)),
+        "needed": counts_of(targets, minlength=len(boxes)),
         "needBefore": targets - sources,
-        "idleOf": np.bincount(idle.rank, minlength=len(ranks)),
+        "idleOf": counts_of(idle.rank, minlength=len(ranks)),
         "idleStart": ticks.count(idle.start),
         "idleEnd": ticks.count(idle.end),
         "cause": idle.cause,

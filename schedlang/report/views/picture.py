@@ -13,6 +13,8 @@ from attrs import frozen
 from schedlang.plan.plan import Plan
 from schedlang.proof.execution import Execution
 from schedlang.ranks.weights import follow_weights
+from schedlang.report.views.boxes import Box
+from schedlang.report.views.lanes import Lane, lanes_of
 from schedlang.report.views.units import bytes_text, time_text
 from schedlang.schedule.actions import Actions, is_transfer
 from schedlang.schedule.kinds import Kind
@@ -26,25 +28,6 @@ Steps = tuple[tuple[float, float], ...]
 _LONGEST = 120
 #: What a unit of time is in the trace of a run.
 _MICROSECOND = 1e-6
-
-
-@frozen
-class Box:
-    """An action as a box in the row of its rank, or below that for a copy to or from the host.
-
-    `label` is the microbatch, `3`, or the slice of one, `3.1`; an optimizer step has `U`. `chunk`
-    counts the stages of the rank, and `version` is that of the weights that the op reads. Boxes
-    with the same `overlap` above 0 are ops that run as one. `line` is the index of the program's
-    line in `Picture.lines`.
-    """
-
-    rank: int
-    bar: Bar
-    label: str
-    chunk: int
-    version: int
-    overlap: int
-    line: int
 
 
 @frozen
@@ -98,6 +81,7 @@ class Picture:
 
     `ops` and `copies` have the boxes of each rank, in order of time; `boxes` has all of them. An
     arrow (a, b) says that box b needs what box a makes, where a and b are indices of `boxes`.
+    `lanes` are the resources of the ranks, where ops have components.
     `memory[r]` is what rank r holds, in bytes where the costs give these. A unit of time has so
     many `seconds`, where that is known: in a recorded run, which is `measured`, it is a
     microsecond.
@@ -109,6 +93,7 @@ class Picture:
     timeline: Timeline
     ops: tuple[tuple[Box, ...], ...]
     copies: tuple[tuple[Box, ...], ...]
+    lanes: tuple[Lane, ...]
     arrows: tuple[tuple[int, int], ...]
     lines: tuple[Line, ...]
     memory: tuple[Steps, ...]
@@ -201,6 +186,7 @@ def lay_out(plan: Plan, execution: Execution, seconds: float | None = None) -> P
         timeline=timeline,
         ops=ops,
         copies=copies,
+        lanes=lanes_of(execution, ops),
         arrows=_arrows(plan, bars),
         lines=tuple(maker.lines),
         memory=execution.memory_bytes or execution.memory,

@@ -12,7 +12,8 @@ from math import ceil, floor, log10
 from attrs import frozen
 
 from schedlang.report.views import palette
-from schedlang.report.views.picture import WHOLE, Box, Part, Picture
+from schedlang.report.views.boxes import Box
+from schedlang.report.views.picture import WHOLE, Part, Picture
 from schedlang.report.views.units import PRINTED, SECONDS, unit_of
 from schedlang.schedule.actions import is_copy
 from schedlang.schedule.kinds import OPS, Kind
@@ -92,6 +93,8 @@ class _Frame:
     ranks: tuple[int, ...]
     memory: int | None
     width: int
+    #: How far below the top of a row the lane of the first resource is.
+    lanes: int
 
     @property
     def bottom(self) -> int:
@@ -126,6 +129,8 @@ def _frame(picture: Picture, part: Part) -> _Frame:
     pitch = _ROW + _GAP
     if picture.has_copies:
         pitch += _LANE + 2
+    lanes = pitch - _GAP + 2
+    pitch += (_LANE + 2) * len(picture.lanes)
     memory = None
     if part.memory:
         memory = pitch - 2
@@ -133,7 +138,7 @@ def _frame(picture: Picture, part: Part) -> _Frame:
     span = (end - origin) or 1.0
     if part.width is not None:
         scale = max(part.width - _LEFT - right, 1) / span
-        return _Frame(origin, end, scale, pitch, ranks, memory, part.width)
+        return _Frame(origin, end, scale, pitch, ranks, memory, part.width, lanes)
     # The pixels for a unit of time that each label needs.
     needed = [
         (len(box.label) * _CHARACTER + 6) / (box.bar.end - box.bar.start)
@@ -143,7 +148,7 @@ def _frame(picture: Picture, part: Part) -> _Frame:
     ]
     scale = min(max(needed, default=1.0), _WIDEST / span)
     width = ceil(max(_LEFT + (end - origin) * scale + right, _NARROWEST))
-    return _Frame(origin, end, scale, pitch, ranks, memory, width)
+    return _Frame(origin, end, scale, pitch, ranks, memory, width, lanes)
 
 
 def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
@@ -170,8 +175,27 @@ def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
                 strips.append((palette.version(box.version), _strip(frame, box)))
         yield from _grouped(strips, f'stroke="{GRID}" stroke-width="0.5"')
     yield from _overlaps(frame, ops)
+    yield from _lanes(picture, frame)
     labels = [label for box in ops for label in _label(picture, frame, box)]
     yield from _grouped(labels, 'text-anchor="middle"')
+
+
+def _lanes(picture: Picture, frame: _Frame) -> Iterator[str]:
+    """The components of ops, in a lane for each resource of a rank."""
+    for place, lane in enumerate(picture.lanes):
+        below = frame.lanes + place * (_LANE + 2)
+        for rank in frame.ranks:
+            y = frame.y(rank) + below
+            yield (
+                f'<text x="{_LEFT - 8}" y="{y + _LANE - 1}" text-anchor="end" '
+                f'font-size="{_LANE}">{escape(lane.resource)}</text>'
+            )
+        shapes = []
+        for box in frame.shown(lane.rows):
+            left, right = _sides(frame, box)
+            shape = _rect(left, frame.y(box.rank) + below, right, _LANE)
+            shapes.append((_fill(picture, box), shape))
+        yield from _grouped(shapes, f'stroke="{palette.PAPER}" stroke-width="0.5"')
 
 
 def _memory(picture: Picture, frame: _Frame) -> Iterator[str]:

@@ -12,7 +12,8 @@ from typing import Any
 
 from attrs import frozen
 
-from schedlang.report.views.picture import Box, Picture
+from schedlang.report.views.boxes import Box
+from schedlang.report.views.picture import Picture
 from schedlang.schedule.actions import is_copy
 from schedlang.schedule.kinds import OPS
 from schedlang.schedule.naming import Names

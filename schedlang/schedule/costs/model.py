@@ -13,6 +13,17 @@ from attrs import evolve, field, fields, frozen
 
 from schedlang.diagnostics.arguments import check_number, check_type, check_whole, shown
 from schedlang.schedule.columns import Floats, Ints
+from schedlang.schedule.costs.components import (
+    COMPUTE,
+    Component,
+    Components,
+    Piece,
+    alone,
+    as_json,
+    by_kind,
+    components_of,
+    together,
+)
 from schedlang.schedule.costs.transfers import Transfers
 from schedlang.schedule.kinds import OPS, ROWS, Kind
 from schedlang.schedule.layout import Layout
@@ -51,7 +62,7 @@ _TOGETHER = (
     ("backward_times", "input_times", "weight_times"),
     ("recompute_times",),
     ("update_times",),
-    ("overlap_times",),
+    ("overlap_times", "components"),
     ("offload_times",),
     ("reload_times",),
     ("sum_times",),
@@ -101,6 +112,13 @@ class Durations:
     overlap: list[float] | None = None
     by_unit: dict[int, Floats] = field(factory=dict)
     units: Ints = field(factory=lambda: np.ones(0, np.int64))
+    #: The components of kinds of ops that have some; others are one on `COMPUTE`.
+    components: dict[int, tuple[Component, ...]] = field(factory=dict)
+
+    @property
+    def add_up(self) -> bool:
+        """Whether ops that overlap take as long as one after the other."""
+        return self.overlap is None and not self.components
 
     def __getitem__(self, kind: int) -> list[float]:
         return self.by_kind[kind]
@@ -134,16 +152,35 @@ class Durations:
         """When each of some ops (kind, stage, microbatch) that are issued as one ends, counted from
         their start.
 
-        They count as one after the other. Where overlaps have a time of their own, each has the
-        share of it that it has of their sum.
+        They count as one after the other. Where overlaps have a time of their own, or two ops have
+        components that fit together, each has the share of it that it has of their sum.
         """
         if len(ops) == 1:
             return [self.time(*ops[0])]
         ends = list(accumulate(self.time(*op) for op in ops))
-        if self.overlap is None:
+        if self.add_up:
             return ends
-        together = self.overlap[ops[0][1]]
+        if self.overlap is not None:
+            together = self.overlap[ops[0][1]]
+        else:
+            together = max(pieces[-1].end for pieces in self.pieces(ops))
         return [together * end / ends[-1] if ends[-1] else together for end in ends]
+
+    def pieces(self, ops: Sequence[tuple[int, int, int]]) -> list[list[Piece]]:
+        """When the components of each of some ops that are issued as one run, counted from their
+        start: of two, as they fit together best; of more, one op after the other.
+        """
+        chains = []
+        for op in ops:
+            components = self.components.get(op[0], (Component(Kind(op[0]).name, 1.0, COMPUTE),))
+            chains.append(alone(components, self.time(*op)))
+        if len(chains) == 2:
+            return list(together(*chains))
+        starts = accumulate((chain[-1].end for chain in chains), initial=0.0)
+        return [
+            [Piece(piece.component, start + piece.start, start + piece.end) for piece in chain]
+            for start, chain in zip(starts, chains, strict=False)
+        ]
 
 
 def _with_old_names(cls: type[T]) -> type[T]:
@@ -204,6 +241,9 @@ class Costs:
     reload_times: _UnitValues = field(default=None, converter=_tuple)
     #: Ops that `overlap`, together; without, as long as one after the other.
     overlap_times: _Values = field(default=None, converter=_tuple)
+    #: Instead: for kinds of ops, their components in order, as `{"F": ["attention 2 compute", …]}`;
+    #: two ops that overlap take what these take where they fit together best (docs/costs.md).
+    components: Components | None = field(default=None, converter=components_of)
 
     # How long the sum of a stage's gradients over its replicas takes, and the gather of its weights
     # where they are sharded over them; without, no time.
@@ -267,6 +307,11 @@ class Costs:
             raise ValueError(
                 "`ranks_per_node` says which ranks are on one node: there is more than one"
             )
+        if self.overlap_times is not None and self.components is not None:
+            raise ValueError(
+                "`overlap_times` says how long ops that overlap take, and `components` lets it be "
+                "worked out: give one of them"
+            )
         if self.kept_bytes is not None and self.activation_bytes is None:
             raise ValueError(
                 "`kept_bytes` is the part of `activation_bytes` that the weight half needs"
@@ -286,7 +331,7 @@ class Costs:
     @property
     def gives_times(self) -> bool:
         """Whether any duration is given."""
-        return bool(self._given((*_TIMES, *_BESIDE, *_WAYS, *_LINKS)))
+        return bool(self._given((*_TIMES, "components", *_BESIDE, *_WAYS, *_LINKS)))
 
     @property
     def gives_memory(self) -> bool:
@@ -372,6 +417,7 @@ class Costs:
             None if self.overlap_times is None else overlap,
             {kind: table for kind, table in tables.items() if table.shape[1] > 1},
             units,
+            by_kind(self.components),
         )
 
     def every_duration(self, layout: Layout | int) -> dict[str, list[float]]:
@@ -477,18 +523,24 @@ class Costs:
     def to_json(self) -> dict[str, Any]:
         """What is given, as a file has it."""
         given = {name: getattr(self, name) for name in self._given(NAMES)}
-        return {
+        numbers = {
             name: _as_json(value) if isinstance(value, tuple) else value
             for name, value in given.items()
         }
+        return numbers | (
+            {} if self.components is None else {"components": as_json(self.components)}
+        )
 
     def __repr__(self) -> str:
-        given = (f"{name}={shown(getattr(self, name))}" for name in self._given(NAMES))
+        given = [f"{name}={shown(getattr(self, name))}" for name in self._given(NAMES)]
+        if self.components is not None:
+            given.append(f"components={as_json(self.components)}")
         return f"Costs({', '.join(given)})"
 
 
-#: The names of what can be given, here and in a file; times can also be given at a command.
-NAMES = tuple(attribute.name for attribute in fields(Costs))
+#: The names of what can be given as numbers, here and in a file; times can also be given at a
+#: command. Beside them there are `components`.
+NAMES = tuple(attribute.name for attribute in fields(Costs) if attribute.name != "components")
 #: The costs that leave everything open: unit costs.
 UNIT = Costs()
 

@@ -13,9 +13,11 @@ from schedlang.schedule.costs.model import NAMES, SINGLE, Costs
 from schedlang.schedule.costs.traces import traced_actions
 
 
-def make_costs(lists: Mapping[str, Sequence[float]]) -> Costs:
-    """Costs from the user's lists, by their `NAMES`; ValueError for what cannot be one."""
-    given: dict[str, Any] = {}
+def make_costs(lists: Mapping[str, Sequence[float]], components: Any = None) -> Costs:
+    """Costs from the user's lists, by their `NAMES`, and the components of ops; ValueError for what
+    cannot be one.
+    """
+    given: dict[str, Any] = {"components": components}
     for name, values in lists.items():
         if name not in NAMES:
             from difflib import get_close_matches
@@ -61,10 +63,12 @@ def costs_of(document: Any) -> Costs:
         return _traced_costs(document["traceEvents"])
     lists = {}
     for name, values in document.items():
+        if name == "components":
+            continue
         lists[name] = values if isinstance(values, list) else [values]
         if not all(map(_are_numbers, lists[name])):
             raise ValueError(f"`{name}` must be numbers")
-    return make_costs(lists)
+    return make_costs(lists, document.get("components"))
 
 
 def _are_numbers(value: Any) -> bool:

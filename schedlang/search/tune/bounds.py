@@ -43,7 +43,7 @@ def bounds_of(layout: Layout, costs: Costs) -> Bounds:
         own = layout.stages_of(rank)
         first = min(reached[stage] for stage in own)
         last = min(left[stage] for stage in own)
-        if durations.overlap is None:
+        if durations.add_up:
             work = sum(layout.units(stage) * (forward[stage] + whole[stage]) for stage in own)
             chain = sum(layout.units(stage) * (forward[stage] + gradient[stage]) for stage in own)
             time = max(time, first + work, first + chain + last)

@@ -13,7 +13,7 @@ from schedlang.files.programs import may_name, names, path_of
 from schedlang.files.reading import source_of
 from schedlang.language import syntax
 from schedlang.language.declarations import Unfinished, declare
-from schedlang.language.expressions import Call, Reference
+from schedlang.language.expressions import Call, Element, Reference
 from schedlang.language.faults import Fault
 from schedlang.language.imports import load
 from schedlang.language.names import check_names
@@ -53,7 +53,7 @@ class Program:
         """
         items = self.tree.items
         places = [item for item in items if isinstance(item, syntax.Stage | syntax.Pipeline)]
-        values = [item for item in items if isinstance(item, syntax.Let | syntax.Fn)]
+        values = [item for item in items if isinstance(item, syntax.Let | syntax.List | syntax.Fn)]
         known: dict[str, syntax.Node] = {item.name.text: item for item in values}
         left: list[syntax.Node] = [*places]
         used: set[str] = set()
@@ -76,7 +76,7 @@ def _words(item: syntax.Node) -> set[str]:
     for node in syntax.walk(item):
         if isinstance(node, Reference):
             words.add(node.name)
-        elif isinstance(node, Call):
+        elif isinstance(node, Call | Element):
             words.add(node.name.text)
     return words
 

@@ -1,0 +1,127 @@
+"""Lists: `let depth = [3, 2, 2, 1]`, of which `depth[r]` is a value."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schedlang import CompileError, Source, compile
+from schedlang.compiler import compile_tree
+from schedlang.language.expand import expand
+from schedlang.language.imports import load
+from schedlang.language.symbols import symbols_of
+from schedlang.parametric.prove import prove_for_all
+from schedlang.parametric.ranks.prove import contains, prove
+
+#: 1F1B where each rank looks its warm-up up.
+DEPTHS = """
+schedule depths {
+    param ranks = 4
+    param microbatches = 8
+    let depth = [3, 2, 1, 0]
+    rank r {
+        let warmup = min(depth[r], microbatches)
+        repeat warmup                { F(next) }
+        repeat microbatches - warmup { F(next)  B(next) }
+        repeat warmup                { B(next) }
+        assert peak(r) <= depth[r] + 1
+    }
+}
+"""
+
+
+def microbatches_of(items: str, body: str) -> list[int]:
+    """The microbatches of the forwards that a rank does."""
+    text = f"""schedule s {{
+        param ranks = 1  param microbatches = 40  {items}
+        rank r {{ {body} }}
+    }}"""
+    return list(expand(*load(Source("s.sched", text)), {}).ranks[0].microbatch)
+
+
+@given(st.lists(st.integers(0, 39), min_size=1, max_size=9))
+def test_a_list_has_its_values_in_order(values: list[int]) -> None:
+    items = f"let list = {values}"
+    count = len(values)
+    assert microbatches_of(items, f"for k in 0 .. {count} {{ F(list[k]) }}") == values
+    back = f"for k in 0 .. {count} by -1 {{ F(list[k]) }}"
+    assert microbatches_of(items, back) == values[::-1]
+
+
+@given(st.lists(st.integers(0, 39), min_size=1, max_size=9), st.integers(-3, 12))
+def test_a_value_that_there_is_not_is_refused(values: list[int], number: int) -> None:
+    items = f"let list = {values}"
+    if 0 <= number < len(values):
+        assert microbatches_of(items, f"F(list[{number}])") == [values[number]]
+        return
+    with pytest.raises(CompileError) as caught:
+        microbatches_of(items, f"F(list[{number}])")
+    assert [each.code for each in caught.value.diagnostics] == ["no-such-value"]
+
+
+def test_values_are_expressions_and_lists_stand_in_functions_and_claims() -> None:
+    items = "let two = 2  let list = [two, two + 1, microbatches - 1]  fn last(k) = list[2 - k]"
+    assert microbatches_of(items, "F(last(0))  F(last(1))  F(list[0])") == [39, 3, 2]
+    text = DEPTHS.replace(
+        "let depth = [3, 2, 1, 0]", "let one = 1  let depth = [ranks - 1, 2, one, 0]"
+    )
+    compile(Source("s.sched", text))
+    with pytest.raises(CompileError, match="is 4 <= 3, on rank 0"):
+        compile(Source("s.sched", text.replace("depth[r] + 1", "depth[r]")))
+
+
+def test_decimals_are_for_costs() -> None:
+    text = DEPTHS.replace(
+        "let depth", "let time = [1, 1.5, 1.5, 2]  cost F(s) = time[s]  let depth"
+    )
+    compile(Source("s.sched", text))
+    with pytest.raises(CompileError, match="whole number, this is a decimal"):
+        compile(Source("s.sched", text.replace("repeat warmup ", "repeat time[r] ")))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("depht[r]", "no list `depht` in scope"),
+        ("ranks[r]", "`ranks` is no list"),
+        ("depth", r"`depth` is a list: write `depth\[0\]` for its first value"),
+        ("depth[0.5]", "the number of a value is a whole number"),
+        ("depth[next]", "`next` stands only for the microbatch of an op"),
+    ],
+)
+def test_what_is_no_value_of_a_list(wrong: str, message: str) -> None:
+    with pytest.raises(CompileError, match=message):
+        compile(Source("s.sched", DEPTHS.replace("min(depth[r]", f"min({wrong}")))
+
+
+def test_the_proofs_for_all_sizes_agree_with_the_compiler() -> None:
+    assert prove_for_all(DEPTHS).verdicts["portable"].proved == "microbatches >= 1"
+    source, tree = load(Source("depths.sched", DEPTHS))
+    outcome = prove(tree, {})
+    for ranks in range(1, 7):
+        for microbatches in range(1, 7):
+            sizes = {"ranks": ranks, "microbatches": microbatches}
+            try:
+                compile_tree(source, tree, sizes)
+            except CompileError as error:
+                codes = {each.code for each in error.diagnostics}
+                assert contains(outcome.wrong, sizes) or codes == {"assert"}
+            else:
+                assert contains(outcome.proved, sizes)
+
+
+def test_a_value_by_a_number_of_microbatches_is_not_proved() -> None:
+    text = DEPTHS.replace("rank r {", "let last = depth[microbatches - 5]  rank r {")
+    verdict = prove_for_all(text).verdicts["portable"]
+    # The first sizes were compiled one by one.
+    assert verdict.wrong == "1 <= microbatches <= 4"
+    assert verdict.unknown == "microbatches >= 9"
+    assert "depends on `microbatches`" in verdict.reason
+
+
+def test_a_list_is_a_symbol() -> None:
+    source, tree = load(Source("depths.sched", DEPTHS))
+    symbols = symbols_of(source, tree, len(DEPTHS))
+    symbol = symbols.at(DEPTHS.index("depth[r] + 1"))
+    assert symbol is not None
+    assert symbol.kind == "list"
+    assert [DEPTHS[place.start : place.end] for place in symbols.places_of(symbol)] == ["depth"] * 3
