@@ -76,4 +76,8 @@ def _holds(claim: Claim, where: isl.Set, figures: Mapping[str, Number]) -> isl.S
         scope.values.setdefault(figure, value)
     if PEAK in figures:
         scope.peak = plain(figures[PEAK], figures[PEAK].domain())
-    return Evaluator().truth(claim.condition, scope, where)
+    try:
+        return Evaluator().truth(claim.condition, scope, where)
+    except KeyError as name:
+        # A function of the program's own does not see the figures.
+        raise Unreadable(f"{name} within a function") from None
