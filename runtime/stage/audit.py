@@ -23,6 +23,7 @@ from schedlang.plan.plan import Plan
 from schedlang.runtime.errors import PipelineError
 from schedlang.runtime.losses import Taking, root_of
 from schedlang.runtime.part import Backward, ExtraCall, Forward, Part, When
+from schedlang.runtime.stage.entry import changeable, works_in_place
 from schedlang.runtime.stage.random_state import random_state, set_random_state
 from schedlang.runtime.torch_private import (
     Substitution,
@@ -46,13 +47,22 @@ class _Alone:
     #: The weights that it reads, by name.
     weights: dict[str, Tensor]
 
-    def know(self, tensors: list[Tensor]) -> None:
+    def know(self, run: Forward) -> None:
         """A second run of the forward is given tensors of its own, of which there are these
         copies.
         """
+        tensors = _tensors_of(run)
         copies = [self.copies[id(tensor)] for tensor in self.originals]
         self.copies |= {id(tensor): copy for tensor, copy in zip(tensors, copies, strict=True)}
         self.originals += tensors
+        self.know_leaves(run)
+
+    def know_leaves(self, run: Forward) -> None:
+        """A stage that works in place is not given the leaves of its input: theirs are the copies
+        of what it is given in their place.
+        """
+        for leaf, given in zip(run.leaves, leaves_of(run.input), strict=False):
+            self.copies[id(leaf)] = self.copies[id(given)]
 
 
 class Audit(Part):
@@ -80,6 +90,7 @@ class Audit(Part):
         self._others = others
         self._shared = shared
         self._substitution = Substitution(module)
+        self._works_in_place = works_in_place(module)
         self._is_first_step = False
         self._steps = 0
         self._alone: dict[int, _Alone] = {}
@@ -117,7 +128,7 @@ class Audit(Part):
         if not self._is_first_step or run.is_evaluation:
             return
         if run.is_repeated:
-            self._alone[run.microbatch].know(_tensors_of(run))
+            self._alone[run.microbatch].know(run)
             return
         # A forward may change what it is given, draws random numbers, and counts in its buffers. Of
         # all that it gets copies here, and the random state is put back: the run in the pipeline,
@@ -126,6 +137,8 @@ class Audit(Part):
         originals = _tensors_of(run)
         copies = {id(tensor): _copy(tensor) for tensor in originals}
         input, options = tree_unflatten([copies.get(id(value), value) for value in given], tree)
+        if self._works_in_place:
+            input = changeable(input)
         alone = Forward(run.microbatch, input, options, has_graph=True, is_repeated=True)
         tensors = dict(self._module.named_buffers())
         substitutes = {name: buffer.clone() for name, buffer in tensors.items()} | run.substitutes
@@ -145,7 +158,9 @@ class Audit(Part):
         roots = [*leaves_of(output), *alone.roots, *([] if added is None else [added])]
         weights: dict[str, Tensor] = dict(self._module.named_parameters())
         weights |= {name: tensor for name, tensor in run.substitutes.items() if name in weights}
-        self._alone[run.microbatch] = _Alone(copies, originals, returned, roots, weights)
+        known = _Alone(copies, originals, returned, roots, weights)
+        known.know_leaves(run)
+        self._alone[run.microbatch] = known
 
     def after_forward(self, run: Forward) -> None:
         """Compare what the module has returned."""

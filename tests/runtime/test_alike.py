@@ -822,6 +822,30 @@ def test_an_audit_finds_nothing_where_all_is_well(run_ranks: Run) -> None:
                 )
 
 
+def audit_in_place() -> dict[str, list[str]]:
+    return {schedule: in_place(schedule) for schedule in (WHOLE, SPLIT)}
+
+
+def in_place(schedule: str) -> list[str]:
+    """Every stage changes what it is given in place."""
+    plan = program(schedule, ranks=2)
+    torch.manual_seed(dist.get_rank())
+    own = {
+        number: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(WIDTH, WIDTH))
+        for number in plan.stages_of(dist.get_rank())
+    }
+    pipeline = Pipeline(plan, own, mean_square, audit=True)
+    pipeline.step(*torch.randn(2, ROWS * plan.microbatches, WIDTH))
+    return pipeline.audits
+
+
+def test_an_audit_of_stages_that_change_their_inputs_in_place(run_ranks: Run) -> None:
+    for verdicts in run_ranks(audit_in_place, 2).results():
+        for schedule, of_stages in verdicts.items():
+            assert of_stages, schedule
+            assert all("computes what it computes alone" in verdict for verdict in of_stages)
+
+
 def audit_of_a_secret() -> None:
     """The second stage counts its calls, of which an audit makes some."""
     plan = small(WHOLE)
