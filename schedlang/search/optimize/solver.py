@@ -21,7 +21,9 @@ def solve(solver: cp_model.CpSolver, model: cp_model.CpModel) -> int:
         while thread.is_alive():
             thread.join(_GLANCE)
     except BaseException:
-        solver.stop_search()
-        thread.join()
+        # Again and again: a solver that has yet to begin does not hear the first time.
+        while thread.is_alive():
+            solver.stop_search()
+            thread.join(_GLANCE)
         raise
     return statuses[0]
