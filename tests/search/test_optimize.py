@@ -383,6 +383,15 @@ def test_no_block_in_too_little_memory(capsys: pytest.CaptureFixture[str]) -> No
     assert "no block was found that holds at most 0" in capsys.readouterr().err
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """Ctrl-C as at a terminal: what runs in the background of a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_ends_it_with_the_best_so_far(
     tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -409,6 +418,7 @@ def test_an_interrupt_ends_it_with_the_best_so_far(
     assert execution.timeline.makespan == document["value"]
 
 
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_before_any_order_writes_nothing(
     tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
