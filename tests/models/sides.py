@@ -25,7 +25,7 @@ from torch.optim import Optimizer
 from schedlang.plan.plan import Plan
 from schedlang.runtime import Pipeline, added_losses
 from schedlang.runtime.batches import shares
-from schedlang.runtime.values import Value, cut
+from schedlang.runtime.values import Value, cut, size_along
 from tests.models.model import Feature, Model, seed_all
 from tests.models.schedules import Column, forwards, natural
 
@@ -353,7 +353,7 @@ class Alone(Training):
         self.set_training(True)
 
     def _cut(self, step: int) -> list[list[Value]]:
-        return [cut(value, self.plan.microbatches) for value in self.batch(step)]
+        return [_parts(value, self.plan.microbatches, 0) for value in self.batch(step)]
 
     def _train(self, order: list[Any], inputs: Any, targets: Any) -> dict[int, Tensor]:
         scale = self.model.loss_scale * self.plan.layout.updates / self.plan.microbatches
@@ -470,7 +470,13 @@ class Alone(Training):
 
 
 def _slice(value: Value, index: int, slices: int) -> Value:
-    return value if slices == 1 else cut(value, slices, dim=1)[index]
+    return value if slices == 1 else _parts(value, slices, 1)[index]
+
+
+def _parts(value: Value, count: int, dim: int) -> list[Value]:
+    """Parts of one size, along a dimension."""
+    size, rest = divmod(size_along(dim, value, "the batch"), count)
+    return cut(value, [size] * count + [rest] * (rest > 0), dim)
 
 
 def random_state() -> tuple[Any, ...]:
