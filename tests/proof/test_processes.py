@@ -70,31 +70,39 @@ def inputs(plan: Any) -> dict[int, list[torch.Tensor]]:
         for stage in range(each["start"], each["stop"]):
             shape = each["microbatches"], 2, WIDTH
             values = torch.randn(*shape, generator=generator, dtype=torch.double)
-            if not before(plan, stage):
+            if all(pipeline(plan, earlier) != each for earlier in before(plan, stage)):
                 found[stage] = list(values)
     return found
+
+
+def pipeline(plan: Any, stage: int) -> Any:
+    """The pipeline of a stage."""
+    return next(each for each in plan["pipelines"] if stage < each["stop"])
+
+
+def starts(plan: Any) -> list[int]:
+    """The first stages of all replicas of what edges, skips and frozen stages are said of."""
+    return [0] if plan["models"] else [each["start"] for each in plan["pipelines"]]
 
 
 def skips(plan: Any) -> dict[int, tuple[int, int]]:
     """The earlier and the later stage of each skip, and of each edge that is not between
     neighbours, by its number.
     """
-    far = [(a, b) for a, b in plan["edges"] if b > a + 1]
-    pairs = [
-        (each["start"] + a, each["start"] + b)
-        for each in plan["pipelines"]
-        for a, b in [*far, *plan["skips"]]
-    ]
+    far = [(a, b) for a, b in plan["edges"] if b > a + 1 or pipeline(plan, a)["stop"] == b]
+    pairs = [(start + a, start + b) for start in starts(plan) for a, b in [*far, *plan["skips"]]]
     return dict(enumerate(pairs, len(plan["placement"])))
 
 
 def is_near(plan: Any, stage: int) -> bool:
     """Whether a stage hands on to the next one."""
-    for each in plan["pipelines"]:
-        if each["start"] <= stage < each["stop"] - 1:
-            piece = stage - each["start"]
-            return not plan["edges"] or [piece, piece + 1] in plan["edges"]
-    return False
+    if stage < 0 or stage + 1 == pipeline(plan, stage)["stop"]:
+        return False
+    edges = [[start + a, start + b] for start in starts(plan) for a, b in plan["edges"]]
+    # A model without edges of its own is a chain.
+    own = pipeline(plan, stage)
+    edges = [[a, b] for a, b in edges if pipeline(plan, a) == pipeline(plan, b) == own]
+    return not edges or [stage, stage + 1] in edges
 
 
 def before(plan: Any, stage: int) -> list[int]:
@@ -121,22 +129,22 @@ def alone(plan: Any) -> list[torch.Tensor]:
         each.requires_grad_(trained) for each, trained in zip(values, is_trained, strict=True)
     ]
     given = inputs(plan)
-    for pipeline in plan["pipelines"]:
-        for microbatch in range(pipeline["microbatches"]):
-            outputs: dict[int, torch.Tensor] = {}
-            for stage in range(pipeline["start"], pipeline["stop"]):
+    for microbatch in range(max(each["microbatches"] for each in plan["pipelines"])):
+        outputs: dict[int, torch.Tensor] = {}
+        for stage, parameter in enumerate(parameters):
+            if microbatch < pipeline(plan, stage)["microbatches"]:
                 values = [outputs[earlier] for earlier in before(plan, stage)]
-                first, *others = values or [given[stage][microbatch]]
-                outputs[stage] = sum(others, start=first) @ parameters[stage]
-            total = sum(loss(outputs[stage]) for stage in ends(plan) & outputs.keys())
-            if total.requires_grad:
-                total.backward()
+                values += [given[stage][microbatch]] if stage in given else []
+                outputs[stage] = sum(values[1:], start=values[0]) @ parameter
+        total = sum(loss(outputs[stage]) for stage in ends(plan) & outputs.keys())
+        if total.requires_grad:
+            total.backward()
     return [torch.zeros_like(each) if each.grad is None else each.grad for each in parameters]
 
 
 def frozen_stages(plan: Any) -> set[int]:
     """The frozen stages of all pipelines."""
-    return {each["start"] + piece for each in plan["pipelines"] for piece in plan["frozen"]}
+    return {start + piece for start in starts(plan) for piece in plan["frozen"]}
 
 
 class Interpreter:
