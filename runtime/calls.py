@@ -69,6 +69,7 @@ class _Walk:
             for forward, backward in overlapped_pairs(self.actions).items()
             if self._take_turns(forward, backward)
         }
+        self.begun: dict[int, list[Callable[[], None]]] = {}
         self.before: dict[int, list[tuple[Callable[[], None], Op | None]]] = {}
         self.once_arrived: dict[int, list[Callable[[], None]]] = {}
         self.after: dict[int, list[Callable[[], None]]] = {}
@@ -110,7 +111,7 @@ class _Walk:
         if not self.exchange.has_batches:
             early = self.exchange.has_tags
             for receive, place in begins(self.plan, self.rank, early).items():
-                self.before.setdefault(place, []).append((self.receives[receive].post, None))
+                self.begun.setdefault(place, []).append(self.receives[receive].post)
         # A send is waited for when it is known to have been received, or when its window closes.
         received = receipts(self.plan, self.rank)
         for send, place in waits(self.plan, self.rank).items():
@@ -144,8 +145,17 @@ class _Walk:
                     yield from self._transfer(index)
         # What is left for the end of the step is done while the rank is at its last action.
         end = len(self.actions)
-        for calls in (self._before(end), self._once_arrived(end), self._after(end)):
+        for calls in (
+            self._begun(end),
+            self._before(end),
+            self._once_arrived(end),
+            self._after(end),
+        ):
             yield from ((end - 1, call, op) for _, call, op in calls)
+
+    def _begun(self, index: int) -> Iterator[Call]:
+        """Receives that begin here."""
+        return ((index, call, None) for call in self.begun.get(index, ()))
 
     def _before(self, index: int) -> Iterator[Call]:
         return ((index, call, op) for call, op in self.before.get(index, ()))
@@ -166,6 +176,7 @@ class _Walk:
 
     def _transfer(self, index: int) -> Iterator[Call]:
         """A message by itself: a receive has begun by now, the op that needs it waits for it."""
+        yield from self._begun(index)
         yield from self._before(index)
         if index in self.sends:
             yield index, self.sends[index].post, self.op(index)
@@ -178,10 +189,13 @@ class _Walk:
         forwards = [index for index in batch if index in self.pairs]
         for forward in forwards:
             backward = self.pairs[forward]
+            yield from self._begun(forward)
             yield from self._arrived(forward)
             yield from self._arrived(backward)
             pair = Pair(self.stages, self.op(forward), self.op(backward))
             yield forward, pair.begin, self.op(forward)
+            # They are for later ops, and need no room while the forward runs.
+            yield from self._begun(backward)
             yield backward, pair.end, self.op(backward)
             yield from self._after(forward)
             yield from self._after(backward)
@@ -193,6 +207,7 @@ class _Walk:
     def _compute(self, index: int) -> Iterator[Call]:
         """A compute op, after the waits for what it needs from other ranks."""
         kind, stage, microbatch = op = self.op(index)
+        yield from self._begun(index)
         yield from self._arrived(index)
         # An update has a number, or is the only one of a step.
         argument = max(microbatch, 0)

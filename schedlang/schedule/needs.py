@@ -163,6 +163,8 @@ def gradients_of(layout: Layout, columns: Columns) -> Gradients:
         last = rules.gradients(pipeline).max(axis=2)
         piece, update = np.indices(last.shape)
         rank = placement[pipeline.start + piece]
+        # Models are no replicas of one another: their pieces are numbered on.
+        piece += layout.piece(pipeline.start)
         parts.append([column.ravel() for column in (rank, piece, update, last)])
     rank, piece, update, last = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.lexsort((last, update, piece, rank))

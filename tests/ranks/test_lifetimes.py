@@ -33,6 +33,7 @@ def messages_in(
     """The names of the messages that an op needs; of one inside a rank, the last op that uses it
     may be another one.
     """
+    name_of = schedule.names.stage
     forward = kind in (Kind.F, Kind.R)
     layout = schedule.layout
     others = layout.before[stage] if forward else layout.after[stage]
@@ -40,11 +41,11 @@ def messages_in(
     names = []
     for other, number in edges.items():
         if schedule.placement[other] != schedule.placement[stage]:
-            names.append(f"{number}{'RECV_F' if forward else 'RECV_B'}{microbatch}")
+            kind_of = "RECV_F" if forward else "RECV_B"
+            names.append(f"{re.escape(name_of(number))}{kind_of}{microbatch}")
         else:
-            names.append(
-                f"{other}{'F' if forward else '[BI]'}{microbatch}>{stage}[A-Z]+{microbatch}"
-            )
+            maker = f"{re.escape(name_of(other))}{'F' if forward else '[BI]'}{microbatch}"
+            names.append(f"{maker}>{re.escape(name_of(stage))}[A-Z]+{microbatch}")
     return list(map(re.compile, names))
 
 
@@ -59,10 +60,12 @@ def test_nothing_is_used_after_it_is_let_go(schedule: Schedule) -> None:
         assert len(last) == len(found)
         for index in range(len(actions)):
             kind, stage, microbatch, *_ = actions.row(index)
-            names = [re.compile(actions.word(index))] if kind in (Kind.SEND_F, Kind.SEND_B) else []
+            names = []
+            if kind in (Kind.SEND_F, Kind.SEND_B):
+                names = [re.compile(re.escape(lowered.name_of(rank, index)))]
             if kind in (Kind.F, Kind.B, Kind.I, Kind.W):
-                names += [
-                    re.compile(f"{stage}F{microbatch}"),
+                names = [
+                    re.compile(re.escape(lowered.names.action(Kind.F, stage, microbatch))),
                     *messages_in(lowered, kind, stage, microbatch),
                 ]
             for name in names:

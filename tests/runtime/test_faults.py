@@ -190,12 +190,22 @@ def test_all_ranks_end_at_once_and_say_why(run_ranks: Run, tmp_path: Path, case:
     assert time.monotonic() - float(happened.read_text()) < TIMEOUT, outcome.logs
     died = {int(rank)} if what == "kill" else set()
     assert outcome.codes == [-9 if each in died else 1 for each in range(RANKS)], outcome.logs
-    place = rf"\S+ \({schedule}\.sched:\d+\)"
+    place = rf"\S+ \((?:{places_of(plan_of(schedule, RANKS))})\)"
     cause = re.compile(rf"(?:stopped|Error): {CAUSES[what].format(rank=rank, place=place)}", re.M)
     living = [log for each, log in enumerate(outcome.logs) if each not in died]
     assert all(cause.search(log) for log in living), outcome.logs
     assert ("ValueError: boom\nand more\n" in outcome.logs[int(rank)]) == (what == "throw")
     check_standings(living, died, place)
+
+
+def places_of(plan: Plan) -> str:
+    """Where the actions of a plan stand, as a pattern: in the program, or in what it imports."""
+    found = {
+        plan.where(rank, index)
+        for rank, actions in enumerate(plan.ranks)
+        for index in range(len(actions))
+    }
+    return "|".join(map(re.escape, sorted(found)))
 
 
 def check_standings(living: list[str], died: set[int], place: str) -> None:

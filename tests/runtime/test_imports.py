@@ -36,6 +36,8 @@ def test_private_parts_of_torch_stand_in_one_module() -> None:
         "_replace",
         "__cause__",
         "__dict__",
+        "__enter__",
+        "__exit__",
         "__getitem__",
         "__name__",
         "__stdout__",

@@ -54,7 +54,7 @@ def sums_by_hand(plan: Plan, timeline: Timeline) -> dict[tuple[int, int, int], f
     for rank, bars in enumerate(timeline.ranks):
         for bar in bars:
             if bar.kind in (Kind.B, Kind.W):
-                piece = bar.stage - layout.pipeline_of[bar.stage].start
+                piece = layout.piece(bar.stage)
                 update = layout.update_of(bar.stage, bar.microbatch)
                 key = rank, piece, update
                 # Of ops that overlap, all are done when the last one is.
@@ -103,7 +103,7 @@ def test_sums_begin_with_the_last_gradient_and_all_waits_for_them(path: Path) ->
             before = 0.0
             for bar in bars:
                 if bar.kind == Kind.U:
-                    piece = bar.stage - plan.layout.pipeline_of[bar.stage].start
+                    piece = plan.layout.piece(bar.stage)
                     begin = max(over[rank, piece, max(bar.microbatch, 0)], before)
                     # On others, a rank may have to wait for its transfers first.
                     assert bar.start > begin - 1e-9

@@ -134,7 +134,9 @@ def test_what_is_left_out_is_no_better(
 def test_no_result_is_better_than_its_bounds() -> None:
     tuning = tune(programs(ALL), of_measured(ranks=2, batch=4, layers_of_stage=1), prune=False)
     words = {result.candidate.program.word for result in tuning.results}
-    assert words == {program.word for program in programs(ALL) if not unlike(program, {})}
+    alike = {program.word for program in programs(ALL) if not unlike(program, {})}
+    # That has a number of layers for each of four ranks.
+    assert words == alike - {"1f1b_uneven"}
     for result in tuning.results:
         bounds = result.candidate.bounds
         assert bounds.time <= result.time * (1 + 1e-9), result.candidate
