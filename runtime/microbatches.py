@@ -8,6 +8,7 @@ each microbatch counts, and sequences cut at given places.
 
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite
+from numbers import Real
 
 from attrs import frozen
 from torch import Tensor
@@ -72,14 +73,20 @@ def check_count(name: str, batch: Microbatches, microbatches: int) -> None:
 
 def check_counts(counts: Sequence[float], microbatches: int) -> None:
     """PipelineError for what cannot say how much each microbatch counts."""
+    if isinstance(counts, str) or not hasattr(counts, "__len__"):
+        raise PipelineError(
+            f"`counts` is {counts!r}: it must be a list of numbers of rows or tokens, one for each "
+            "microbatch"
+        )
     if len(counts) != microbatches:
         raise PipelineError(
             f"`counts` are {len(counts)}, one for each microbatch, and the plan has {microbatches}"
         )
     for number, count in enumerate(counts):
-        if not isfinite(count) or count < 0:
+        is_number = isinstance(count, Real | Tensor)
+        if not is_number or not isfinite(count) or count < 0:
             raise PipelineError(
-                f"`counts[{number}]` is {count}: it must be a number of rows or tokens, 0 or more"
+                f"`counts[{number}]` is {count!r}: it must be a number of rows or tokens, 0 or more"
             )
 
 
