@@ -309,20 +309,27 @@ def unequal() -> Iterator[Names]:
     assert losses is None or losses.isfinite().all()
 
 
-def packed() -> Iterator[Names]:
-    """A small Llama, and rows of several texts: what it makes of them is what it makes of each."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+def small_llama(positions: int) -> Any:
+    """The configuration of a Llama of two layers."""
+    from transformers import LlamaConfig
 
-    plan = program("1f1b", ranks=2, microbatches=2)
-    config = LlamaConfig(
+    return LlamaConfig(
         vocab_size=32,
         hidden_size=16,
         intermediate_size=16,
         num_hidden_layers=2,
         num_attention_heads=2,
         num_key_value_heads=2,
-        max_position_embeddings=16,
+        max_position_embeddings=positions,
     )
+
+
+def packed() -> Iterator[Names]:
+    """A small Llama, and rows of several texts: what it makes of them is what it makes of each."""
+    from transformers import LlamaForCausalLM
+
+    plan = program("1f1b", ranks=2, microbatches=2)
+    config = small_llama(16)
     generator = torch.Generator().manual_seed(0)
     documents, following = (
         [[torch.randint(32, [size], generator=generator) for size in row] for row in sizes]
@@ -463,19 +470,11 @@ def teacher() -> Iterator[Names]:
 
 def llama() -> Iterator[Names]:
     """A small Llama in a folder of `save_pretrained`."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaForCausalLM
     from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
     plan = program("1f1b", ranks=2, microbatches=2)
-    config = LlamaConfig(
-        vocab_size=32,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        max_position_embeddings=8,
-    )
+    config = small_llama(8)
     if dist.get_rank() == 0:
         LlamaForCausalLM(config).save_pretrained("llama")
     dist.barrier()
