@@ -69,6 +69,9 @@ class _Walk:
             for forward, backward in overlapped_pairs(self.actions).items()
             if self._take_turns(forward, backward)
         }
+        # What the calls of an op are made of, by the index of the action that they stand beside;
+        # behind the last action is the end of the step. `begun` are receives that begin there,
+        # `once_arrived` waits for sends that an arrived message shows to be received.
         self.begun: dict[int, list[Callable[[], None]]] = {}
         self.before: dict[int, list[tuple[Callable[[], None], Op | None]]] = {}
         self.once_arrived: dict[int, list[Callable[[], None]]] = {}
@@ -117,6 +120,9 @@ class _Walk:
         for send, place in waits(self.plan, self.rank).items():
             message = self.sends[send]
             self.once_arrived.setdefault(received[send], []).append(message.complete)
+            # Its window closes earlier than anything shows that it was received, so the rank may
+            # have to wait there. In a first step, the other rank begins its receive only where it
+            # needs the message, so a wait here could stand still: then the later place does.
             if place < received[send]:
                 self.once_arrived.setdefault(place, []).append(message.complete_if_posted)
 
@@ -199,6 +205,7 @@ class _Walk:
             yield backward, pair.end, self.op(backward)
             yield from self._after(forward)
             yield from self._after(backward)
+        # What is left of the batch takes no turns.
         together = {*forwards, *(self.pairs[forward] for forward in forwards)}
         for index in batch:
             if index not in together:
@@ -223,9 +230,11 @@ class _Walk:
         yield from self._before(index)
         numbers = self.plan.layout.numbers(AWAITS[kind], stage) if kind in AWAITS else []
         messages = [(AWAITS[kind], number, microbatch) for number in numbers]
+        # What comes from a stage of the same rank is no message.
         messages = [message for message in messages if message in self.received]
         for message in messages:
             yield index, self.received[message].arrive, message
+        # Without a message, nothing has shown that the sends before it were received.
         if messages:
             yield from self._once_arrived(index)
 
