@@ -150,6 +150,7 @@ def split(
     tied = [{chain.pieces[piece]: name for piece, name in each.items()} for each in of_pieces]
     numbers = chain.stages(plan.layout)
     pieces = {stage: numbers[stage] for stage in plan.stages_of(rank) if stage in numbers}
+    # The first piece that has a tied weight keeps the model's own block.
     copied = {name for names in tied for name in [*names.values()][1:]}
     # Two replicas of a piece on one rank are one module.
     modules = {

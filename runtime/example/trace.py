@@ -28,6 +28,7 @@ def clock_offset(of: int) -> float:
     rank = dist.get_rank()
     offset = 0.0
     for other in range(dist.get_world_size()):
+        # One pair at a time: an answer that waits for another pair's would seem slow.
         if other == of or rank not in (of, other):
             continue
         quickest = float("inf")

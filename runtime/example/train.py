@@ -158,6 +158,7 @@ def _losses(pipeline: Pipeline, workload: Workload, step: int) -> dict[str, Tens
     found: dict[str, Tensor] = {}
     for model, losses in pipeline.losses.items():
         bytes = [next(extras)["bytes"] for _ in range(len(losses) * layout.slices)]
+        # By update, microbatch and slice; (updates, microbatches of each) in the end.
         of_microbatches = torch.tensor(bytes).view(layout.updates, -1, layout.slices).sum(dim=2)
         on_average = [
             workload.mean_bytes(update, model) for update in range(step, step + layout.updates)

@@ -143,6 +143,7 @@ class SharedSums(Part):
 
     def begin_step(self) -> None:
         """Set the gradients of earlier steps aside, which are sums already."""
+        # Summed once more, they would count for as often as there are copies.
         self._earlier = [weight.grad for weight in self._parameters]
         for weight in self._parameters:
             weight.grad = None

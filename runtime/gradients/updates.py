@@ -63,6 +63,7 @@ class ReplicaUpdates(Part):
     def _update(self, stage: Stage, _: int) -> None:
         if not self._updated:
             self._sum.end()
+        # Two replicas that are one module have one set of weights, which one step updates.
         if all(stage.module is not other.module for other in self._updated):
             stage.end_update()
         self._updated.append(stage)

@@ -105,6 +105,8 @@ def write_model(folder: Path, step: int, part: ModelPart | None, watchdog: Watch
             for file, tensors in files.items()
         }
         weights = part.weights() if part else []
+        # Every rank has its files on the disk when it tells their names; rank 0 then makes the
+        # index, and the last gather lets nobody go on before the folder has its name.
         found = [
             json.loads(answer)
             for answer in watchdog.gather(json.dumps([weights, sizes]), _MISSES).values()
@@ -209,6 +211,7 @@ class _Source:
         index = folder / _index(kind)
         single = folder / f"{kind}.safetensors"
         try:
+            # A small model of transformers is one file, without an index.
             if not index.exists() and single.exists():
                 with safe_open(single, "pt") as file:
                     return cls(folder, dict.fromkeys(file.keys(), single.name), 0)

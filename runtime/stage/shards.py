@@ -50,6 +50,8 @@ class Shards(Part):
                 call = partial(self._stages[number].do, does)
                 yield ExtraCall(index, When.BEFORE, call)
         for index, (kind, number) in enumerate(zip(actions.kind, actions.stage, strict=True)):
+            # FSDP waits for gathered weights in its hooks of a forward and a backward, and W is
+            # none of these.
             if kind == Kind.W and number in self._stages:
                 module = self._stages[number]
                 yield ExtraCall(index, When.BEFORE, module.wait)

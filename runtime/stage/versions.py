@@ -72,6 +72,8 @@ class WeightVersions(Part):
             for name, leaf in weights.items():
                 parameter = self._parameters[name]
                 if has_hooks(parameter) and not has_hooks(leaf):
+                    # A hook of the weight would never see the gradient of a leaf that takes its
+                    # place.
                     hand_on = partial(_add_to, parameter)
                     leaf.register_post_accumulate_grad_hook(hand_on)  # type: ignore[no-untyped-call]
             run.substitutes |= weights
@@ -156,6 +158,7 @@ class WeightVersions(Part):
 
     def _read(self, run: Forward | Backward) -> dict[str, Tensor]:
         """The version that a microbatch reads."""
+        # Microbatches are counted anew in each step, updates from the first one on.
         update = self._before + run.microbatch // self._per_update
         return self._versions[self._version_read(update)]
 
