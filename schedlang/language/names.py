@@ -125,6 +125,8 @@ class Checker(Scopes):
                 self.declare(name, scope, is_decimal=has_decimals, is_list=True)
             case syntax.Fn(name, params, body):
                 gives_decimals = False
+                # The body of one that calls itself would tell the same mistake again, as an unknown
+                # name.
                 if not self.recursion(node, functions, scope):
                     inner = self.inner(scope, *params)
                     self.expression(body, inner)
@@ -178,6 +180,7 @@ class Checker(Scopes):
             case syntax.Require(condition):
                 self.expression(condition, scope)
             case syntax.Assert(condition):
+                # A name of the program hides a figure of that name.
                 figures = {name: Declared(node.span, arity) for name, arity in FIGURES.items()}
                 self.expression(condition, figures | scope)
             case syntax.Stage(name, range, rank):
@@ -201,6 +204,7 @@ class Checker(Scopes):
                 if written > _MOST_WRITTEN:
                     message = f"sequences of sequences come to more than {_MOST_WRITTEN:,} ops"
                     self.report("nesting", message, Label(name.span))
+                    # Told once: what runs this one is not told of for the same reason.
                     self.written[name.text] = 0
                 self.declare(name, scope, (len(params), len(params)), is_sequence=True)
             case syntax.Rank(name, body):

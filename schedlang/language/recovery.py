@@ -203,6 +203,8 @@ class _Recovery:
 
     def advance(self) -> bool:
         """Go on up to the first token that the parser does not take; whether there is none."""
+        # The parser's states of the last tokens are kept: a change may begin before the place where
+        # it stopped.
         for number in range(self.at, len(self.tokens)):
             self.at = number
             self._states[number] = _fork(self.state)
@@ -333,6 +335,7 @@ class _Recovery:
         token = self.tokens[self.at]
         accepted = accepted_by(self.state)
         nothing = _Advice(None, _Change(self.at, self.at, (), 0))
+        # The first of the best ones: they come in the order of how likely they are.
         best = max([nothing, *self.single_changes(accepted, any_word)], key=self.worth)
         change = best.change if self.is_right(best.change) else None
         if best.help and change:
@@ -448,6 +451,12 @@ class _Recovery:
         self._has_skipped = True
         last = min(self.at + _MOST_SKIPPED, len(self.tokens))
         state = _settled(self.state)
+        # Where the text may go on: the innermost block that is open, or one around it.
+        #
+        #     schedule s { rank r { for m in 0 .. 4 { F(m  ??
+        #                                             └── a statement of the loop
+        #                           └── a statement of the rank
+        #                  └── an item of the schedule
         depths = range(len(state.state_stack), 0, -1)
         blocks = [block for depth in depths if _is_in_block(block := _outer(state, depth))]
         # Where braces match, what follows is in the innermost block until a brace closes it.
@@ -485,6 +494,7 @@ class _Recovery:
         if is_brace and self._has_skipped and not _excess(self.tokens):
             return
         line = self.source.position(self.start + _start(token))[0]
+        # One mistake in a line, where it is not sure that the first was mended as it was meant.
         if line == self._doubtful_line and not advice.kind:
             return
         self._doubtful_line = 0 if advice.help else line
@@ -631,6 +641,8 @@ def _article(noun: str) -> str:
 def _settled(state: Parser) -> Parser:
     """The parser with what is complete before the next token, whatever that is."""
     settled = state
+    # What is complete is reduced when the next token comes, and which one that is hardly matters:
+    # the smallest stack has all of it reduced.
     for name in accepted_by(state) - {END}:
         after = _fork(state)
         _takes(after, Token(name, ""))

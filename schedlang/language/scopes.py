@@ -91,6 +91,7 @@ class Scopes:
         """Report a function that calls itself, directly or through functions declared below it."""
         for call in calls(fn.body):
             callee = call.name.text
+            # A function that was declared above was looked at there.
             if callee in scope or callee not in functions:
                 continue
             if callee == fn.name.text or _reaches(functions[callee], fn.name.text, functions):
