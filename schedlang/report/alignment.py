@@ -56,6 +56,10 @@ def align(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[Run]:
 def _pieces(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterator[Run]:
     """The runs, not yet joined: each of one thing."""
     place_after = {thing: place for place, thing in enumerate(after)}
+    # Places before and after of what is in both orders, in the first one's order. Where the second
+    # numbers grow, nothing moved:
+    #
+    #     a b c d e  →  a c d b e        (0,0) (1,3) (2,1) (3,2) (4,4)        b has moved
     shared = [
         (place, place_after[thing]) for place, thing in enumerate(before) if thing in place_after
     ]
@@ -75,7 +79,8 @@ def _pieces(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterator[R
                 yield Run(Change.ADDED, range(origin, origin), here)
         if origin < len(before) and place < len(after):
             yield Run(Change.EQUAL, range(origin, origin + 1), range(place, place + 1))
-        done_before, done_after = origin + 1, place + 1
+        done_before = origin + 1
+        done_after = place + 1
 
 
 def _joined(first: Run, second: Run) -> Run | None:
@@ -107,6 +112,7 @@ def _longest_increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int
     for index, (_, number) in enumerate(pairs):
         length = len(ends) if not ends or number > ends[-1] else bisect(ends, number)
         previous.append(of_length[length - 1] if length else -1)
+        # A slice, since it also puts one at the end.
         ends[length : length + 1] = [number]
         of_length[length : length + 1] = [index]
     found = []

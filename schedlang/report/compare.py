@@ -18,6 +18,7 @@ from schedlang.plan.plan import Plan
 from schedlang.plan.reader import read_plan
 from schedlang.proof.prove import simulate
 from schedlang.report.figures import figures
+from schedlang.report.text_table import aligned
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.transports import PORTABLE
 
@@ -146,18 +147,6 @@ def comparison_text(entries: list[Entry]) -> str:
     if refused:
         parts.append("\n".join(refused))
     return "\n\n".join(parts)
-
-
-def aligned(rows: list[list[str]]) -> list[str]:
-    """The rows of a table as lines: the first column to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = []
-    for first, *others in rows:
-        cells = [f"{first:<{widths[0]}}"]
-        for cell, width in zip(others, widths[1:], strict=True):
-            cells.append(f"{cell:>{width}}")
-        lines.append("  ".join(cells).rstrip())
-    return lines
 
 
 def _cells(figures: dict[str, Any], columns: list[str]) -> list[str]:

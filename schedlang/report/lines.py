@@ -113,6 +113,7 @@ def _add_memory(plan: Plan, execution: Execution, by_source: dict[int, Cost]) ->
         for kind, stage, microbatch, source in zip(*columns, strict=True)
         if kind == Kind.F
     }
+    # Changes of what is held, up to the moment at which it is most.
     until = int(np.argmax(level.amounts)) + 1
     changes = np.diff(level.amounts[:until], prepend=level.first).tolist()
     ops = zip(level.stages[:until].tolist(), level.microbatches[:until].tolist(), strict=True)

@@ -108,6 +108,7 @@ def _steps(plan: Plan, rank: int, ops: list[Bar]) -> list[list[Bar]]:
     length = len(words) or 1
     steps = [ops[start : start + length] for start in range(0, len(ops), length)]
     for number, step in enumerate(steps):
+        # Transfers are not compared: a run records waits for them, whose order is that of arrival.
         if list(map(str, step)) != words:
             raise ValueError(
                 f"step {number} of rank {rank} in the trace does not have the ops of the plan in "
