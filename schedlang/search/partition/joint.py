@@ -100,7 +100,6 @@ def fit(
     CompileError for a program that does not compile; ValueError where there are too few layers, or
     none of the partitions fits.
     """
-
     return _Attempt.of(Fitting(layers, links, capacity, fixed), program, params, starts).fit()
 
 
