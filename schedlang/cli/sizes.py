@@ -115,6 +115,7 @@ def judge(instances: Iterable[Instance], ranges: Mapping[str, range]) -> Verdict
         index = None
         if instance.diagnostics:
             first, *others = instance.diagnostics
+            # The place and not the message, which has the numbers of one size.
             key = (first.code, first.labels[:1] and first.labels[0].span)
             if key not in known:
                 first = first.with_note(f"the smallest size where this is so: {_size(size)}")

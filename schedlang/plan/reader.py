@@ -401,7 +401,8 @@ class _Reader:
         """
         if "lines" not in self.document:
             return
-        texts, sources = self.field("actions", list), self.field("sources", list)
+        texts = self.field("actions", list)
+        sources = self.field("sources", list)
         lines = [list(line_of(*both)) for both in zip(texts, sources, strict=True)]
         for rank, (given, actual) in enumerate(zip_longest(self.field("lines", list), lines)):
             if given != actual:

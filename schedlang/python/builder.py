@@ -102,6 +102,10 @@ class Builder:
         check_whole("chunks", chunks, 1)
         check_whole("slices", slices, 1)
         if pipelines is None:
+            # `lines` has the ranks of each pipeline's stages, by its name; the only one has none:
+            #
+            #     {"": (0, 1, 1, 0)}                       a V on two ranks
+            #     {"down": (0, 1), "up": (1, 0)}           two pipelines in opposite directions
             lines = {"": _placement(ranks, chunks, placement)}
         else:
             if chunks > 1 or placement != "loop":
@@ -119,6 +123,7 @@ class Builder:
         rules = _weights(weights, len(layout.placement))
         self._head = Head(name, ranks, microbatches, layout, rules, costs)
         self._calls: list[list[Call]] = [[] for _ in range(ranks)]
+        # What is wrong with the schedule as a whole is said of the line that makes the Builder.
         self._begin = caller()
         self._part = ""
         self._group = 0
@@ -227,6 +232,8 @@ class Builder:
         check_choice("kind", name, [Kind(each).name for each in (*OPS, *TRANSFERS)])
         kind = Kind[name]
         own = self._own_stage(rank, stage)
+        # The checks of stage, microbatch and slice come first: so an op is wrong at its own line,
+        # and not when all is compiled.
         call = Call(
             kind,
             own,
@@ -298,6 +305,8 @@ class Builder:
             plan = compile(source, {}, costs, forward_only, transport)
         except CompileError as error:
             raise type(error)(self._in_python(error.diagnostics, program)) from None
+        # Spans of the text that are ops, with the lines of the script: an error of the runtime
+        # names these.
         lines = {
             index: str(program.places[span.start])
             for index, span in enumerate(plan.spans)
@@ -395,6 +404,7 @@ class Builder:
         def span_of(span: Span) -> Span:
             return script.span(places.get(span.start, self._begin))
 
+        # In a loop, one line of Python makes many ops, which may all be wrong in one way.
         told: dict[tuple[str, Span | None], list[Diagnostic]] = {}
         for diagnostic in diagnostics:
             changed = _moved(diagnostic, script.source, span_of)

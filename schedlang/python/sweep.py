@@ -74,6 +74,7 @@ def sweep(
     for name, of_param in values.items():
         for value in of_param:
             check_params("params", {name: value})
+    # Which parameters a program takes does not depend on their values: any will do to find it out.
     firsts = {name: of_param[0] for name, of_param in values.items()}
     runs = [
         (source, dict(zip(own, combination, strict=True)), name)

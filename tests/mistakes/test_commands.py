@@ -138,7 +138,7 @@ MISTAKES: list[tuple[str, int, str]] = [
     ("compare my.sched --write-costs new.json", USAGE, "writes what a recorded run shows"),
     ("run my.sched --every 5", USAGE, "--every says how often --checkpoint writes"),
     ("run my.sched --checkpoint costs.json", USAGE, "`costs.json` is a file, --checkpoint names a"),
-    ("compare - -", USAGE, "`-` stands twice, standard input is there once"),
+    ("compare - -", USAGE, "`-` stands twice, and standard input can be read once"),
     # What would be lost.
     ("compile my.sched -o my.sched", USAGE, "`my.sched` is read, and would be replaced"),
     ("compile my.sched -o ./folder/../my.sched", USAGE, "is read, and would be replaced"),

@@ -168,6 +168,7 @@ def _cells(plan: Plan, rank: int, has_waits: bool) -> list[str]:
             continue
         cells += pending
         pending = [wait for index in batch for wait in waits.get(index, [])]
+        # Each stage once, also where ops of one stage overlap.
         for stage in dict.fromkeys(actions.stage[index] for index in batch):
             if first[stage] == number:
                 cells.append(f"{stage}UNSHARD")
