@@ -16,7 +16,8 @@ from typing import Any
 
 MAKES = {"F": "F", "B": "BW", "I": "B", "W": "W", "R": "R"}
 _LAID_OUT = ("placement", "pipelines", "models", "edges")
-ZERO, ONE = (Fraction(0),) * 2, (Fraction(1), Fraction(0))
+ZERO = (Fraction(0), Fraction(0))
+ONE = (Fraction(1), Fraction(0))
 
 
 class Wrong(Exception):
@@ -71,10 +72,13 @@ class _Class:
         self.size = _number([one["base"], one["period"]], 2, True)
         self.slices, self.stride = map(int, _number([one["slices"], one["stride"]], 2, True))
         self.placement, self.pipelines, self.models, self.edges = map(one.get, _LAID_OUT)
-        self.stages, self.frozen = list(range(len(self.placement))), one["frozen"]
+        self.stages = list(range(len(self.placement)))
+        self.frozen = one["frozen"]
         self.units = [_number(units, 2, True) for units in one["units"]]
         self.ways = {tuple(key): Fraction(way) for *key, way in one["ways"]}
-        self.takes, self.amounts, self.figures = one["takes"], one["amounts"], one["figures"]
+        self.takes = one["takes"]
+        self.amounts = one["amounts"]
+        self.figures = one["figures"]
         _hold(_is_least(self.size, (1, 1)), "there are no such sizes")
         _hold(all(a < b for a, b in self.edges), "an edge does not lead forward")
         _hold(len(set(map(tuple, self.edges))) == len(self.edges), "an edge is there twice")
@@ -87,7 +91,8 @@ class _Class:
                 self._add(rank, piece)
 
     def _add(self, rank: Any, piece: Any) -> None:
-        rounds, batches = _number(piece["rounds"], 2, True), []
+        rounds = _number(piece["rounds"], 2, True)
+        batches = []
         last = _plus(rounds, ONE, -1)
         _hold(_is_least(last, ZERO), "a piece has no rounds")
         for batch in piece["batches"]:
@@ -98,6 +103,8 @@ class _Class:
             batches.append((ops, start, _plus(start, (takes, 0, 0)), takes, batch["waits"]))
             for kind, stage, of in ops:
                 _hold(stage >= 0 and self.placement[stage] == rank, "on another rank")
+                # All pieces that grow go on by one stride, up or down: so their microbatches are
+                # told by rest and quotient.
                 steps = (of[2], start[2]) if last == ZERO else (abs(of[2]) - self.stride,)
                 _hold(not any(steps), "another stride")
                 for thing in MAKES[kind]:
@@ -133,6 +140,7 @@ class _Class:
         """Whether a thing is made once of each microbatch of a stage."""
         ranges: dict[Any, list[Any]] = {rest: [] for rest in range(self.stride)}
         for rounds, last, of in self.made.get((thing, stage), []):
+            # Where microbatches count down, the last round has the first.
             c, b = of[:2] if of[2] >= 0 else _at(of, last)
             begin = (c // self.stride, b / self.stride)
             _hold(begin[1].denominator == 1, "a microbatch is no number")
@@ -141,6 +149,9 @@ class _Class:
             of.sort(key=lambda each: each[0][::-1])
             c, b = self.units[stage]
             end = ((c - rest + self.stride - 1) // self.stride, b / self.stride)
+            # Ranges of quotients, laid end to end, must be all of them:
+            #
+            #     0 ├── first piece ──┼── rounds ──┼── last piece ──┤ end
             borders = [ZERO, *(end for _, end in of)]
             _hold([*(begin for begin, _ in of), end] == borders, f"{thing} of stage {stage}")
 
@@ -162,6 +173,9 @@ class _Class:
         """
         rank, rounds, last, batches = self.pieces[number]
         for place, (ops, start, _, _, cells) in enumerate(batches):
+            # What a batch waits for, each with its rounds and when it is there: the batch before it
+            # on its rank, and what its ops need. The first batch of a piece follows the piece
+            # before in round 0, and its own last batch in all others.
             waits = [[(ZERO, rounds, batches[place - 1][2])]]
             if not place:
                 before = [x for x in self.pieces[:number][-1:] if x[0] == rank]
@@ -176,10 +190,14 @@ class _Class:
                     way = self.ways.get((thing, stage, of), 0) * (self.placement[of] != rank)
                     rows = [self._cell(thing, of, (c + on, b, a), x) for x in given[thing, of, on]]
                     waits.append([(x, y, _plus(end, (way, 0, 0))) for x, y, end in rows])
+            # Between two borders nothing changes but by the round, so the first and the last round
+            # there say it of all: a number that is 0 or more at both is so between them. Reversed,
+            # since for large n what grows more is larger.
             borders = sorted({x[::-1] for of in waits for cell in of for x in cell[:2]})
             _hold(borders[0] == ZERO and borders[-1] == rounds[::-1], "rounds are left out")
             for begin, end in pairwise(borders):
-                first, final = begin[::-1], _plus(end[::-1], ONE, -1)
+                first = begin[::-1]
+                final = _plus(end[::-1], ONE, -1)
                 _hold(_is_least(final, first), "rounds have no order")
                 inside = [[z for x, y, z in of if x[::-1] <= begin < y[::-1]] for of in waits]
                 _hold(all(len(of) == 1 for of in inside), "what is needed is not made")
@@ -203,9 +221,13 @@ class _Class:
         return begin, end, _at(over, k)
 
     def _check_figures(self, keeps: Any) -> None:
-        ends, starts, works = [], [], []
+        ends = []
+        starts = []
+        works = []
         for rank, peak in zip(sorted(set(self.placement)), self.figures["peak"], strict=True):
-            held, work, levels = ZERO, ZERO, [ZERO]
+            held = ZERO
+            work = ZERO
+            levels = [ZERO]
             own = [of for of in self.pieces if of[0] == rank]
             for _, rounds, last, batches in own:
                 level: Any = Fraction(0)

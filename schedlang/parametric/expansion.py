@@ -254,6 +254,11 @@ class _Run:
         self.splits = {}
         self.unrolled = {}
         claims = len(self.claims)
+        # The program runs until nothing in it depends on the round of a loop any more:
+        #
+        #     for m in 0 .. microbatches {           1st run    `if` has no one value for all rounds
+        #         if m < 2 { F(m) } else { B(m) }    split      at round 2
+        #     }                                      2nd run    two rounds one by one, then a part
         for _ in range(_MOST_RUNS):
             self.budget.spend(1)
             self.rank = rank
@@ -279,6 +284,8 @@ class _Run:
     def _split(self, loop: Loop, at: Any) -> None:
         key, begin, factor = loop.key
         borders = self.splits.setdefault(key, [])
+        # In rounds of the loop as it is written: the part counts its own, of which one may stand
+        # for several.
         border = begin + factor * at
         place = 0
         while place < len(borders) and borders[place] < border:
@@ -311,6 +318,7 @@ class _Run:
             return
         if self.is_within:
             raise NotLinear("a loop over microbatches stands within another one", location)
+        # The same loop within other rounds of an outer one is split by itself.
         key = (location, tuple(self.path))
         for begin, end in pairwise([0, *self.splits.get(key, ()), total]):
             length = end - begin
@@ -340,6 +348,7 @@ class _Run:
         factor = self.unrolled.get(key, 1)
         if length.by_n % factor:
             raise NeedsPeriod(factor // gcd(int(length.by_n), factor))
+        # Rounds that are left over come one by one, behind all the others.
         left = int(length.constant) % factor
         rounds = (length - left) // factor
         if rounds.constant < 1:
@@ -347,12 +356,14 @@ class _Run:
         loop = Loop(rounds, (key, begin, factor))
         self.parts.append(Part(rounds, [], loop))
         self.is_within = True
+        # A number that stands for the round, in the program's own arithmetic.
         round_number = Linear(0, 0, 1, loop)
         for number in range(factor):
             self.path.append((key, number))
             yield start + begin + round_number * factor + number
             self.path.pop()
         self.is_within = False
+        # Calls behind the loop are no part of it.
         self.parts.append(Part(1, []))
         yield from self._one_by_one(start + begin + (length - left), left, key[0])
 

@@ -63,6 +63,12 @@ def _pieces(
     def plain(row: _Row) -> Any:
         return row[:3]
 
+    # Three sizes that follow each other, of one rank; `more` is what one microbatch adds:
+    #
+    #                before        rounds                    rest
+    #     first      F0 F1 B0      F2 B1                     B2
+    #     second     F0 F1 B0      F2 B1   F3 B2             B3
+    #     third      F0 F1 B0      F2 B1   F3 B2   F4 B3     B4
     more = len(second) - len(first)
     if more <= 0 or len(third) - len(second) != more:
         raise NoStamps("the orders have no pattern yet")

@@ -48,8 +48,8 @@ def _text(actions: Actions, words: Table, stages: int, alone: Table, in_group: T
     which: Ints = (kind - np.int32(1)) * stages + np.asarray(actions.stage)
     if not group.any():
         return _joined(np.concatenate([words[which], alone[microbatch]], axis=1))
-    # `goes_on[i]`: action i is in the group of the one before it. With an entry more, so that begins
-    # and ends are both changes of it:
+    # `goes_on[i]`: action i is in the group of the one before it. With an entry more, so that where
+    # a group begins and where it ends are both changes of it:
     #
     #     group      0   1   1   0   2   2   2
     #     goes_on    0   0   1   0   0   1   1   0
