@@ -40,7 +40,10 @@ def mended(source: Source, diagnostic: Diagnostic) -> Source:
         (HEAD.replace("param ranks", "pram ranks") + BODY, HEAD + BODY),
         (HEAD + "let a = world_size " + BODY, HEAD + "let a = ranks " + BODY),
         (HEAD + "let a = abss(3) " + BODY, HEAD + "let a = abs(3) " + BODY),
-        (HEAD + "let a = [1, 2] let b = aa[0] " + BODY, HEAD + "let a = [1, 2] let b = a[0] " + BODY),
+        (
+            HEAD + "let a = [1, 2] let b = aa[0] " + BODY,
+            HEAD + "let a = [1, 2] let b = a[0] " + BODY,
+        ),
         (HEAD + "objective makspan " + BODY, HEAD + "objective makespan " + BODY),
         (
             HEAD + "seq drain(n) { W } " + BODY.replace("F(m)", "run dran(1)"),
