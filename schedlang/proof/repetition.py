@@ -274,7 +274,8 @@ def reached(cut: Schedule, rules: Transport) -> tuple[Ints, Ints]:
     is_over[sums.step[sums.is_far & ~sums.is_whole]] = False
     is_on_rank = ~columns.is_copy & (rules.blocks | ~columns.is_transfer)
     stopped = np.append(np.flatnonzero(is_on_rank & ~is_over), len(columns))
-    begin, end = columns.first[:-1], columns.first[1:]
+    begin = columns.first[:-1]
+    end = columns.first[1:]
     reached = np.minimum(stopped[np.searchsorted(stopped, begin)], end) - begin
     is_alone = events.channels.partner == NO_PARTNER
     return reached, np.flatnonzero(columns.is_transfer & (is_alone | ~is_over))

@@ -24,7 +24,8 @@ def mixed_versions(schedule: Schedule, versions: Versions) -> list[Finding]:
     update = (stage - starts[stage]) * layout.updates + microbatch // units[stage]
     later, first = repeats(update)
     is_mixed = version[later] != version[first]
-    mixed, others = later[is_mixed], first[is_mixed]
+    mixed = later[is_mixed]
+    others = first[is_mixed]
     _, firsts = np.unique(update[mixed], return_index=True)
     columns = (stage[mixed], microbatch[mixed], version[mixed], stage[others], version[others])
     rows = zip(*(column[firsts].tolist() for column in columns), strict=True)
