@@ -109,7 +109,8 @@ class _Frame:
 
     def shows(self, box: Box) -> bool:
         """Whether some of a box is in the window."""
-        start, end = box.bar.start, box.bar.end
+        start = box.bar.start
+        end = box.bar.end
         if start == end:
             return self.origin <= start <= self.end
         return start < self.end and end > self.origin

@@ -204,7 +204,8 @@ def _notes(rows: Sequence[_Row], frame: _Frame, names: Names) -> list[str]:
     # Does a label begin with the number of a stage, where a program has a name?
     if len(pipelines) > 1 and frame.label(labelled).startswith(str(labelled.stage)):
         for pipeline in pipelines:
-            first, last = pipeline.start, pipeline.stop - 1
+            first = pipeline.start
+            last = pipeline.stop - 1
             if first == last:
                 notes.append(f"{first} is {names.stage(first)}")
             else:
