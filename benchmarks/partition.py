@@ -105,6 +105,7 @@ def experts_beside_dense() -> list[Layer]:
     vocabulary = 32000
     ffn = 8192
     dense = gated(width, ffn, width)
+    # Of 16 experts one is in the dense layer's own feed-forward part; two are used for each token.
     sparse = dense + 15 * 3 * width * ffn
     active = dense + 3 * width * ffn
     layers = []
@@ -221,6 +222,8 @@ class Table:
         if best is None:
             return None
         while True:
+            # The three kinds of move: layers, then the order on the same placement, then another
+            # placement, for which layers are split anew.
             trials = [self.way(best.program, sizes) for sizes in _moved(self.layers, best)]
             trials += [
                 self.way(program, best.sizes)
