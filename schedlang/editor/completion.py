@@ -75,8 +75,7 @@ def _words(terminals: frozenset[str]) -> tuple[str, ...]:
 
 def _statement(tokens: list[Token]) -> str:
     """The word that the last statement of some tokens begins with."""
-    # `stage` begins an item, and an expression as well: in `assert peak(0) <= stage(1)` it stands
-    # within a claim.
+    # `stage` begins an item, but `stage(c)` is an expression, which can stand within a claim.
     begins = (accepted_by(begin("items")) | {"LBRACE", "RBRACE"}) - {"STAGE"}
     return next((token.type for token in reversed(tokens) if token.type in begins), "")
 
