@@ -60,10 +60,11 @@ test-browser: site
 	$(BIN)/pytest -m browser -rP
 
 # The language server on 200 damaged programs, and what editors colour programs by, in node, which must be on this
-# machine with npm.
+# machine with npm; and where it is on this machine, tree-sitter's own command.
 test-editor: .venv/installed
 	cd editors/vscode && npm install --no-audit --no-fund --no-package-lock
 	$(BIN)/pytest -m 'editors or not editors' tests/editor --blocks 0..10
+	if command -v tree-sitter; then cd editors/tree-sitter-sched && tree-sitter generate && tree-sitter test; fi
 
 # torchtitan on 4 processes of this machine: by itself, with tables of ours, and in our runtime, its losses side by side
 # (docs/torchtitan.md). It has an environment of its own, with the torch that it is made for (CONTRIBUTING.md says how to

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from schedlang.diagnostics.diagnostic import Diagnostic
+from schedlang.diagnostics.repair import Edit, Repair
 from schedlang.diagnostics.source import Span
 from schedlang.editor.analysis import Analysis
 from schedlang.editor.words import examples, meanings
@@ -140,6 +141,28 @@ def message(diagnostic: Diagnostic) -> str:
     elif diagnostic.help:
         lines.append(f"help: {diagnostic.help}")
     return "\n".join(lines)
+
+
+def fix(analysis: Analysis, diagnostic: Diagnostic) -> Repair | None:
+    """What can be done about a diagnostic by edits of the program's own text: its repair, or else
+    what its help says.
+    """
+    repair = diagnostic.repair
+    if repair is None and diagnostic.edits:
+        repair = Repair(_edits_text(analysis, diagnostic.edits), diagnostic.edits)
+    if repair is None or not repair.edits:
+        return None
+    end = len(analysis.text)
+    return repair if all(edit.span.end <= end for edit in repair.edits) else None
+
+
+def _edits_text(analysis: Analysis, edits: Sequence[Edit]) -> str:
+    """What edits do that do the same at each of their places."""
+    first = edits[0]
+    new = " ".join(first.text.split())
+    old = analysis.source.text[first.span.start : first.span.end]
+    text = f"write `{new}`" if new else f"leave out `{old}`"
+    return text if len(edits) == 1 else f"{text}, and so on in {len(edits)} places"
 
 
 def own_place(analysis: Analysis, diagnostic: Diagnostic) -> Span:

@@ -22,7 +22,7 @@ from schedlang.editor.analysis import (
     compiled,
     imports_of,
 )
-from schedlang.editor.answers import message, own_place
+from schedlang.editor.answers import fix, message, own_place
 from schedlang.editor.colours import coloured
 from schedlang.files.package import GALLERY
 from schedlang.files.programs import names, text_of, title
@@ -135,7 +135,7 @@ def _diagnosed(
 
 def _diagnostic(analysis: Analysis, diagnostic: Diagnostic, units: _Units) -> dict[str, Any]:
     place = own_place(analysis, diagnostic)
-    repair = diagnostic.repair
+    repair = fix(analysis, diagnostic)
     edits = [
         {"from": units(edit.span.start), "to": units(edit.span.end), "insert": edit.text}
         for edit in (repair.edits if repair else ())
@@ -146,5 +146,5 @@ def _diagnostic(analysis: Analysis, diagnostic: Diagnostic, units: _Units) -> di
         "severity": diagnostic.severity,
         "code": diagnostic.code,
         "message": message(diagnostic),
-        "repair": {"text": repair.text, "edits": edits} if repair and edits else None,
+        "repair": {"text": repair.text, "edits": edits} if repair else None,
     }

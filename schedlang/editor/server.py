@@ -476,9 +476,9 @@ def _too_slow(analysis: Analysis, limit: float) -> Diagnostic:
 def _action(
     document: Document, analysis: Analysis, diagnostic: Diagnostic
 ) -> types.CodeAction | None:
-    """The repair of a diagnostic as a quick fix, if it has one that changes the text."""
-    repair = diagnostic.repair
-    if repair is None or not repair.edits:
+    """What can be done about a diagnostic as a quick fix, if that changes the text."""
+    repair = answers.fix(analysis, diagnostic)
+    if repair is None:
         return None
     lines = lines_of(document.text)
     edits = [types.TextEdit(lines.range(edit.span), edit.text) for edit in repair.edits]

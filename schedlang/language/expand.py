@@ -108,7 +108,8 @@ def _check_params(
     for name in params.keys() - declared.keys():
         message = f"the schedule `{tree.name.text}` has no parameter `{name}`"
         known = ", ".join(f"`{parameter}`" for parameter in declared)
-        help = nearest(name, declared) or f"it has {known}"
+        close = nearest(name, declared)
+        help = close.text if close else f"it has {known}"
         label = Label(tree.name.span)
         wrong.append(Diagnostic("unknown-parameter", message, (label,), source, help=help))
     for name, param in declared.items():

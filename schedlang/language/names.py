@@ -248,7 +248,7 @@ class Checker(Scopes):
                 self.whole(later, "the number of a stage", inner)
             case syntax.Objective(name) if name.text not in (*OBJECTIVES, *OLD_OBJECTIVES):
                 known = " or ".join(f"`{objective}`" for objective in OBJECTIVES)
-                help = nearest(name.text, OBJECTIVES) or f"it is {known}"
+                help = nearest(name.text, OBJECTIVES, name.span) or f"it is {known}"
                 self.report(
                     "unknown-name", f"no objective `{name.text}`", Label(name.span), help=help
                 )
@@ -256,10 +256,10 @@ class Checker(Scopes):
     def frozen_model(self, model: expressions.Reference) -> None:
         """Check the name of a model that is frozen."""
         if model.name not in self.models:
-            help = nearest(model.name, self.models)
-            if help is None:
-                help = "write `frozen 0 .. 2` for stages, or the name of a `model` above this line"
-            self.report("unknown-name", f"no model `{model.name}`", Label(model.span), help=help)
+            help = nearest(model.name, self.models, model.span)
+            way_out = "write `frozen 0 .. 2` for stages, or the name of a `model` above this line"
+            message = f"no model `{model.name}`"
+            self.report("unknown-name", message, Label(model.span), help=help or way_out)
 
     def cost(self, cost: syntax.Cost) -> None:
         """Check what the value of a cost may differ by."""

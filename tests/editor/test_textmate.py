@@ -68,6 +68,15 @@ def run(folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.editors
+def test_the_annotated_programs() -> None:
+    looked = subprocess.run(
+        ["npm", "test", "--silent"], capture_output=True, text=True, timeout=300, cwd=VSCODE
+    )
+    assert looked.returncode == 0, looked.stdout[-5000:] + looked.stderr[-2000:]
+    assert looked.stdout.count("✓") == len(list((VSCODE / "tests").glob("*.sched")))
+
+
+@pytest.mark.editors
 def test_every_piece_of_a_program_has_its_scope(tmp_path: Path) -> None:
     texts = {path.stem: path.read_text() for path in FILES}
     short = random.Random(0).sample(list(short_programs()), 100)
