@@ -120,6 +120,7 @@ def spread(setting: Setting, output: float) -> list[int]:
     """Layers of each stage: the last one has as many as make the longest stage shortest."""
 
     def longest(last: int) -> float:
+        # The other stages share the rest; the fullest of them has the quotient rounded up.
         most = -(-(setting.layers - last) // (setting.ranks - 1))
         return max(most * setting.layer, last * setting.layer + output)
 
@@ -131,17 +132,22 @@ def spread(setting: Setting, output: float) -> list[int]:
 def vocabulary(setting: Setting, thousands: int) -> tuple[float, float]:
     """Throughput with layers spread anew, and with shards, over that of the baseline."""
     ranks = setting.ranks
+    # Forward and backward of the output layer for a token and a unit of width, as `Setting.layer`.
     output = 6 * 1024.0 * thousands
     stage = setting.layers / ranks * setting.layer
     whole = compile("1f1b", {"ranks": ranks, "microbatches": MICROBATCHES})
 
     def with_output(times: list[float]) -> float:
+        # Costs are of forward and backward together; a forward is a third of them.
         return makespan(whole, [time / 3 for time in [*times[:-1], times[-1] + output]])
 
     baseline = with_output([stage] * ranks)
     anew = with_output([layers * setting.layer for layers in spread(setting, output)])
+    # The program takes the output layer's part on each rank in percent of a stage.
     share = max(1, round(100 * output / ranks / stage))
     params = {"ranks": ranks, "microbatches": MICROBATCHES, "share": share}
+    # Its stages: those of the layers, one part of the output layer for each rank, and the
+    # sum over the vocabulary, which takes no time.
     shards = [stage / 3] * ranks + [output / ranks / 3] * ranks + [0.0]
     return baseline / anew, baseline / makespan(compile("vocabulary_parallel", params), shards)
 
@@ -199,6 +205,7 @@ def slimpipe_row(ranks: int, slices: int) -> str:
     sizes = {"ranks": ranks, "microbatches": 2}
     sliced = simulate(compile("seq1f1b", {**sizes, "slices": slices}))
     whole = simulate(compile("1f1b", sizes))
+    # The peak of 1F1B needs as many microbatches as ranks, or it is not reached.
     many = simulate(compile("1f1b", {"ranks": ranks, "microbatches": 2 * ranks}))
     peaks = (max(many.peak_activations), max(sliced.peak_activations) / slices)
     bubbles = (whole.timeline.bubble_over_makespan, sliced.timeline.bubble_over_makespan)

@@ -37,6 +37,8 @@ def write_playground(packages: Path, cache: Path, folder: Path) -> None:
         shutil.copy(_HERE / "web" / name, folder)
     _bundle(packages, folder / "playground.js")
     (folder / "picture.html").write_text(page([]), "utf-8")
+    # The page has its first program and all answers to it before the compiler has loaded, which
+    # takes some seconds.
     first = {"programs": json.loads(begin()), "answers": list(answers(text_of(FIRST), {}))}
     (folder / "start.json").write_text(json.dumps(first), "utf-8")
     pyodide = packages / "pyodide"

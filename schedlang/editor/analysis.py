@@ -70,6 +70,10 @@ class Analysis:
     @property
     def text(self) -> str:
         """The program's own text, without those of imported files behind it."""
+        # The texts of all files stand one behind the other, with a line break between any two:
+        #
+        #    own text ⏎ text of the first import ⏎ text of the second
+        #             ↑ ends here
         ends = [start - 1 for _, start in self.source.imports[:1]]
         return self.source.text[: ends[0] if ends else None]
 
@@ -88,6 +92,7 @@ def analyse(source: Source, params: Mapping[str, int]) -> Iterator[Analysis]:
     statements = [span for span in _statements(tree.items) if span.end <= end]
     analysis = Analysis(whole, (), symbols, statements, imports)
     yield analysis
+    # A file to import has names and places, and nothing to compile.
     if not tree.span.end:
         return
     for diagnostics, plan in compiled(source, whole, tree, params):
@@ -105,6 +110,8 @@ def compiled(
     try:
         plan = compile_tree(whole, tree, chosen)
     except CompileError as error:
+        # The mistake first, at once; a repair is looked for by compiling changed programs, which
+        # takes longer.
         yield error.diagnostics, None
         if any(diagnostic.code in WAITS for diagnostic in error.diagnostics):
             yield advise(error, source, chosen).diagnostics, None
@@ -121,6 +128,8 @@ def analyse_names(source: Source) -> tuple[Source, syntax.Schedule, Symbols]:
         whole, tree = load(source)
     else:
         whole = source
+        # The names of its items are all that is wanted, so they stand in an empty schedule that is
+        # nowhere in the text.
         nowhere = Span(0, 0)
         items = parse_items(source, 0)
         tree = syntax.Schedule(syntax.Name("items", span=nowhere), items, span=nowhere)

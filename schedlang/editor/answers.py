@@ -41,6 +41,7 @@ def hover(analysis: Analysis, offset: int, word: str) -> str | None:
 def _symbol_text(analysis: Analysis, symbol: Symbol) -> str:
     """What a declared name is: its declaration, and its values."""
     text = analysis.source.text[symbol.statement.start : symbol.statement.end]
+    # Of what has a block, such as a pipeline, the line before it is enough.
     head = text if symbol.kind in ("let", "list", "fn", "param") else text.partition("{")[0]
     head = " ".join(head[:_MOST_TEXT].split())
     lines = [f"```sched\n{head}\n```"]
@@ -70,6 +71,7 @@ def value_of(analysis: Analysis, symbol: Symbol) -> str | None:
     if len(set(values)) == 1:
         return values[0]
     if len(values) > _MOST_RANKS:
+        # The first ones show how it goes on, and the last one where it ends.
         values = [*values[: _MOST_RANKS - 2], "…", values[-1]]
     return ", ".join(values)
 
@@ -100,6 +102,7 @@ def _cost_at(analysis: Analysis, offset: int) -> str | None:
     around = [span for span in analysis.statements if span.start <= offset <= span.end]
     if costs is None or not around:
         return None
+    # Statements stand in each other, so the shortest around a place is the one that it belongs to.
     innermost = min(around, key=lambda span: span.end - span.start)
     has_ops = any(
         innermost.start <= place.start and place.end <= innermost.end for place in costs.places

@@ -57,6 +57,9 @@ def coloured(text: str) -> Iterator[tuple[int, int, Colour]]:
     end = 0
     for number, token in enumerate(tokens):
         yield from _comments(text, end, token.start_pos or 0)
+        # A word is a name or not by what the parser can take there: `stage` in `F(stage)` is one.
+        # Behind a mistake there is no parser any more, and every word of the language is taken for
+        # one.
         state, is_name = _read(state, token)
         end = token.end_pos or 0
         is_called = number + 1 < len(tokens) and tokens[number + 1].type == "LPAR"

@@ -43,6 +43,7 @@ def begin() -> str:
     """The programs that can be opened: the name, what it is, and the text of each. From then on, a
     program may import what those of the gallery do.
     """
+    # Imports are looked for beside the program, which has no file here.
     os.chdir(GALLERY)
     texts = {name: text_of(name) for name in names()}
     programs = [{"name": name, "title": title(text), "text": text} for name, text in texts.items()]
@@ -104,6 +105,8 @@ def _no_schedule(source: Source) -> Diagnostic:
 def _of_plan(source: Source, plan: Plan) -> Iterator[dict[str, Any]]:
     """What there is to see of a program that is proved."""
     execution = simulate(plan)
+    # The picture first: it is there soonest, and what people look at. Verdicts come last, since
+    # each transport is a proof of its own.
     yield {"schedules": page_data([lay_out(plan, execution)])}
     ideal = simulate(plan, ideal=True).timeline.makespan
     yield {"figures": figure_rows(plan, execution, ideal, plan.costs)}

@@ -33,6 +33,8 @@ def renamed(source: Source, offset: int, name: str) -> list[Span] | str:
     if symbol.name in ("ranks", "microbatches", "slices") and symbol.kind == "param":
         return f"`{symbol.name}` is what the parameter is called in every program"
     repair = Repair("", tuple(Edit(place, name) for place in places))
+    # It is tried out: in the renamed program, each use must refer to the same declaration as
+    # before, or a name was already taken in some scope.
     new_source = repair.apply(source)
     new_whole, new_tree, new_symbols = analyse_names(new_source)
     wrong = check_names(new_whole, new_tree)

@@ -193,6 +193,8 @@ class Server(LanguageServer):
         except TimeoutError:
             return None
         analysis = document.analysis
+        # A key may have come while this waited: places in the older text would be wrong in the
+        # newer one.
         if analysis is None or analysis.symbols is None or analysis.text != document.text:
             return None
         return analysis
@@ -365,6 +367,7 @@ def _add_texts(server: Server) -> None:
         if analysis is None or analysis.figures is None:
             return []
         document = server.documents[params.text_document.uri]
+        # The figures stand above the line where the schedule begins.
         first = re.search(r"^\s*schedule\b", document.text, re.M)
         place = first.end() if first else 0
         line = lines_of(document.text).range(Span(place, place))

@@ -17,6 +17,7 @@ def meanings() -> dict[str, str]:
     text = (DOCS / "language.md").read_text(encoding="utf-8")
     found: dict[str, str] = {}
     for forms, meaning in _ROW.findall(text):
+        # A row of a table has all forms of a word at once: | `F(s)`, `F(s, m)` | the forward … |
         for form in re.findall(r"`([^`]+)`", forms):
             word = re.match(r"\w+", form)
             # The first table that has a word is about it; others may name it beside.

@@ -414,7 +414,8 @@ class _Build:
         # All sums of a group wait for each other's begin.
         in_groups = np.argsort(group, kind="stable")
         one, other = members(sizes, group[in_groups])
-        one, other = in_groups[one], in_groups[other]
+        one = in_groups[one]
+        other = in_groups[other]
         is_other = one != other
         self.wait(sums[one[is_other]], sums[other[is_other]], last[one[is_other]], at_begin=True)
         # Steps wait for them; one that stands before its gradients is found to be wrong elsewhere.
@@ -425,7 +426,8 @@ class _Build:
         of_step = gradients.of(columns.rank[steps], piece, update)
         is_there = of_step >= 0
         is_there[is_there] = last[of_step[is_there]] < columns.batch[steps[is_there]]
-        steps, of_step = steps[is_there], of_step[is_there]
+        steps = steps[is_there]
+        of_step = of_step[is_there]
         self.wait(self.item[steps], sums[of_step], steps)
         # Of several steps on one rank, the first one waits.
         before = np.full(len(sums), NOTHING)
@@ -441,7 +443,9 @@ class _Build:
             return
         columns = self.columns
         times = self.costs.gathers(len(self.schedule.placement))
-        begun, users, stages = [], [], []
+        begun = []
+        users = []
+        stages = []
         for rank, actions in enumerate(self.schedule.ranks):
             held = [stage for stage in self.schedule.stages_of(rank) if times[stage]]
             first = int(columns.first[rank])
@@ -474,11 +478,13 @@ class _Build:
             if not len(self.columns.where(wait)):
                 continue
             # In one order, sends and waits are pairs.
-            sends, waits = map(self._sorted, (self.columns.where(send), self.columns.where(wait)))
+            sends = self._sorted(self.columns.where(send))
+            waits = self._sorted(self.columns.where(wait))
             alone = self.item[sends] == NOTHING
             self.wait(self.item[waits[~alone]], self.item[sends[~alone]], waits[~alone])
             # A transfer on its own is over one latency after both ranks have come to it.
-            sends, waits = sends[alone], waits[alone]
+            sends = sends[alone]
+            waits = waits[alone]
             delay = channels.latency(self._latencies)[sends]
             receives = channels.partner[sends]
             come = np.where(receives >= 0, self.rank_before(receives), NEVER)

@@ -162,7 +162,8 @@ def _in_batches(columns: Columns, sends: Ints, receives: Ints, when: Ints) -> bo
     is_batched = columns.sizes[sends] > 1
     if (is_batched != (columns.sizes[receives] > 1)).any():
         return False
-    sends, receives = sends[is_batched], receives[is_batched]
+    sends = sends[is_batched]
+    receives = receives[is_batched]
     label = joined(columns, sends, receives)
     sides = np.concatenate([sends, receives])
     moment = label[columns.batch[sides]]

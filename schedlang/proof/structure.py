@@ -102,7 +102,8 @@ def check_frozen(schedule: Schedule) -> None:
     if not layout.frozen:
         return
     columns = schedule.columns
-    kind, number = columns.kind, columns.stage
+    kind = columns.kind
+    number = columns.stage
     wrong = (runs_as(layout)[kind, number] != kind) | is_idle(layout)[kind, number]
     findings = [_of_no_use(schedule, row) for row in np.flatnonzero(wrong).tolist()]
     if findings:

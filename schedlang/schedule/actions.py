@@ -149,6 +149,11 @@ class Actions:
         issued = Actions()
         before = 0
         for batch in filter(len, batches):
+            # Two batches that are neighbours need numbers that differ, and no more than that: so
+            # numbers go to and fro between 1 and 2, and what repeats has the same ones each time.
+            #
+            #    batches    F0   (s;r)  (s;r)   B0   (s;r)
+            #    numbers    0    1 1    2 2     0    1 1
             before = 0 if len(batch) == 1 else 2 if before == 1 else 1
             for index in batch:
                 issued.add(*self.row(index)[:4], before)

@@ -155,6 +155,7 @@ class Timeline:
     @cached_property
     def spans(self) -> list[float]:
         """For each rank, the time from its own first start to its own last end."""
+        # A rank runs one op at a time, so the first bar starts first, and the last one ends last.
         return [bars.end[-1] - bars.start[0] if bars else 0.0 for bars in self.ranks]
 
     @property

@@ -45,7 +45,8 @@ def expectations(text: str) -> str:
         lines.append(line)
         for begin, end, colour in pieces:
             if start <= begin < start + len(line):
-                column, length = begin - start, end - begin
+                column = begin - start
+                length = end - begin
                 mark = "#" + " " * (column - 1) + "^" * length if column else "# <" + "-" * length
                 lines.append(f"{mark} {SCOPES[colour]}")
         start += len(line) + 1

@@ -16,7 +16,8 @@ from tests.support.commands import schedc
 from tests.support.paths import CASES, PROGRAMS
 
 #: The program or plan is wrong; the command line is.
-WRONG, USAGE = 1, 2
+WRONG = 1
+USAGE = 2
 
 #: What is typed behind `schedc`, the exit code, and what the message says.
 MISTAKES: list[tuple[str, int, str]] = [

@@ -10,7 +10,9 @@ from tests.models.model import COMMON, FEATURES, Feature, Model, mean_square, se
 #: The modules that have filled `FEATURES`.
 FAMILIES = (layers, state, gradients, passing, training, meshes, pretrained)
 
-_BLOCK, _STAGE, _WAY = " + ", " | ", " || "
+_BLOCK = " + "
+_STAGE = " | "
+_WAY = " || "
 
 
 def find(name: str) -> Feature:

@@ -93,7 +93,8 @@ def outcomes(run_ranks: Run, folder: Path, cells: Iterable[Cell]) -> dict[Cell, 
     verdicts: dict[Cell, Verdict] = {}
     by_ranks: dict[int, list[Cell]] = {}
     for cell in cells:
-        feature, under = find(cell[0]), column(cell[1])
+        feature = find(cell[0])
+        under = column(cell[1])
         if is_for(feature, under):
             by_ranks.setdefault(processes_for(feature, under), []).append(cell)
         else:
@@ -179,7 +180,8 @@ def compare_all(cells: Sequence[Cell], columns: Columns, folder: Path) -> dict[C
     alone: dict[Hashable, Results | Exception] = {}
     verdicts = {}
     for cell in cells:
-        feature, column = find(cell[0]), columns[cell[1]]
+        feature = find(cell[0])
+        column = columns[cell[1]]
         paths = [_file(folder, cell, rank) for rank in range(processes_for(feature, column))]
         is_trained = all(path.exists() for path in paths)
         if feature.is_mistake:

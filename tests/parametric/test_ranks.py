@@ -350,7 +350,8 @@ def with_a_stamp_turned_round(certificate: dict[str, Any], random: Random) -> No
 
 
 def with_another_place(certificate: dict[str, Any], random: Random) -> None:
-    first, last = certificate["statements"][0], certificate["statements"][-1]
+    first = certificate["statements"][0]
+    last = certificate["statements"][-1]
     name = last["name"]
     last["place"] = first["place"].replace(f"{first['name']}[", f"{name}[")
 

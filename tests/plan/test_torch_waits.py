@@ -477,7 +477,9 @@ def runs_to_its_end(rows: list[list[str]], placement: tuple[int, ...]) -> bool:
     def may_go_on(rank: int, cell: str) -> bool:
         match = re.fullmatch(r"(\d+)([A-Z_]+?)(\d*)", cell)
         assert match is not None
-        stage, kind, microbatch = int(match[1]), match[2], match[3]
+        stage = int(match[1])
+        kind = match[2]
+        microbatch = match[3]
         other = stage + (1 if kind in ("SEND_F", "RECV_B") else -1)
         if kind.startswith(("SEND", "RECV")):
             ends = rank, placement[other]

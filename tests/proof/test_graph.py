@@ -82,7 +82,8 @@ def test_the_walk_is_the_definition() -> None:
 def test_a_graph_is_walked_once_by_work_that_remembers_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """And by every other work again: it keeps nothing."""
     rng = random.Random(0)
-    one, other = some_graph(rng), some_graph(rng)
+    one = some_graph(rng)
+    other = some_graph(rng)
     walked: list[Graph] = []
 
     def counted(graph: Graph) -> Floats:

@@ -140,7 +140,8 @@ def damaged(plan: Plan, rng: random.Random) -> Plan:
     for _ in range(rng.choice([1, 1, 2, 3])):
         rank = rng.randrange(len(ranks))
         table = table_of(ranks[rank])
-        start, stop = kernels[rank].start, kernels[rank].stop
+        start = kernels[rank].start
+        stop = kernels[rank].stop
         end = table.shape[1]
         by = rng.choice([-3, -2, -1, 1, 2, 3])
         if rng.random() < 0.25 and start + by >= 0 and stop + by <= end:

@@ -143,7 +143,8 @@ def test_runs_are_simulations_at_costs_by_microbatch(name: str, transport: str) 
         for kind, cost in kinds.items():
             table = np.ones((len(plan.placement), plan.microbatches))
             for row in columns.where(kind):
-                stage, microbatch = columns.stage[row], columns.microbatch[row]
+                stage = columns.stage[row]
+                microbatch = columns.microbatch[row]
                 time = usual.time(kind, stage, microbatch)
                 table[stage, microbatch] = time * factors[row, run]
             times[cost] = table.tolist()

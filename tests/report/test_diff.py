@@ -94,7 +94,8 @@ def test_a_schedule_does_not_differ_from_itself(path: Path, diff: Callable[..., 
 def test_a_plan_and_a_table_of_a_program_are_equal_to_it(
     tmp_path: Path, diff: Callable[..., Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan, table = str(tmp_path / "plan.json"), str(tmp_path / "table.csv")
+    plan = str(tmp_path / "plan.json")
+    table = str(tmp_path / "table.csv")
     assert main(["compile", "programs/interleaved_1f1b.sched", "-o", plan]) == 0
     assert main(["export", plan, "--to", "torch-csv", "-o", table]) == 0
     capsys.readouterr()
@@ -255,7 +256,8 @@ def plan_of(schedule: Schedule) -> Plan:
 def test_a_difference_applied_to_one_random_schedule_gives_the_other(
     first: Schedule, second: Schedule
 ) -> None:
-    before, after = plan_of(first), plan_of(second)
+    before = plan_of(first)
+    after = plan_of(second)
     found = check_difference(before, after)
     back = check_difference(after, before)
     assert found.is_equal == back.is_equal

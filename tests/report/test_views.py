@@ -360,7 +360,8 @@ def test_a_page_knows_the_cause_of_all_idle_time(path: Path, costs: Costs) -> No
         assert total == pytest.approx(picture.timeline.makespan)
     for box, maker in enumerate(causes.maker.tolist()):
         if maker >= 0:
-            before, after = picture.boxes[maker].bar, picture.boxes[box].bar
+            before = picture.boxes[maker].bar
+            after = picture.boxes[box].bar
             assert before.end + causes.delay[box] <= after.start + 1e-9
     assert sum(part.length for part, _ in causes.path) == pytest.approx(picture.timeline.makespan)
     for part, box in causes.path:

@@ -184,7 +184,8 @@ def test_a_forward_may_be_differentiated_for_itself(as_graphs: list[str]) -> Non
 
 def test_alone_a_backward_is_whole(as_graphs: list[str]) -> None:
     block = linear()
-    ours, alone = activations().requires_grad_(), activations().requires_grad_()
+    ours = activations().requires_grad_()
+    alone = activations().requires_grad_()
     with torch.no_grad():
         alone.copy_(ours)
     expected = copy.deepcopy(block)

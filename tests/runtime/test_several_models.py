@@ -76,7 +76,8 @@ def stages_of(plan: Plan, judged: str | None = None) -> Models:
 
 def batch(layout: Layout, seed: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Inputs and targets of each model; those with as many microbatches have the same inputs."""
-    inputs, targets = {}, {}
+    inputs = {}
+    targets = {}
     for number, pipeline in enumerate(layout.pipelines):
         generator = torch.Generator().manual_seed(seed)
         shape = pipeline.microbatches * ROWS, WIDTH
@@ -118,7 +119,8 @@ def train(plan: Plan, other: str, own: str, with_outputs: bool = False) -> dict[
     are from each other.
     """
     layout = plan.layout
-    models, whole = stages_of(plan, own), stages_of(plan, own)
+    models = stages_of(plan, own)
+    whole = stages_of(plan, own)
     alone = judged_by(other, own)
     mine = plan.stages_of(dist.get_rank())
     stages = {}
@@ -128,7 +130,8 @@ def train(plan: Plan, other: str, own: str, with_outputs: bool = False) -> dict[
     losses = {each.name: nn.functional.mse_loss for each in layout.pipelines if each.name != other}
     losses[own] = near
     makers = {own: torch.optim.AdamW, "critic": torch.optim.SGD}
-    optimizers, others = {}, []
+    optimizers = {}
+    others = []
     for stage in filter(layout.trains, mine):
         make = makers[layout.model_of(stage)]
         optimizers[stage] = make(stages[stage].parameters(), lr=0.01)
@@ -263,7 +266,8 @@ def llamas(folder: Path) -> list[float]:
         return nn.functional.cross_entropy(scores.flatten(0, 1), following.flatten())
 
     blocks = ["model.embed_tokens", "model.layers", "model.norm", "lm_head"]
-    teacher, student = llama(0, 4).requires_grad_(False), llama(1, 3)
+    teacher = llama(0, 4).requires_grad_(False)
+    student = llama(1, 3)
     optimizer = torch.optim.AdamW(student.parameters(), lr=0.01)
     found = []
     plans = [
@@ -284,10 +288,12 @@ def llamas(folder: Path) -> list[float]:
         for step in range(STEPS // 2):
             generator = torch.Generator().manual_seed(half * STEPS + step)
             tokens = torch.randint(32, (8, 9), generator=generator)
-            inputs, following = tokens[:, :-1], tokens[:, 1:]
+            inputs = tokens[:, :-1]
+            following = tokens[:, 1:]
             pipeline.step({"teacher": inputs, "student": inputs}, {"student": following})
             named = pipeline.named_losses()
-            right, distances = [], []
+            right = []
+            distances = []
             for given, wanted in zip(inputs.chunk(4), following.chunk(4), strict=True):
                 with torch.no_grad():
                     scores = teacher(given)
@@ -340,7 +346,8 @@ def apart() -> dict[str, Any]:
     """
     plan = compile(Source("three.sched", THREE))
     layout = plan.layout
-    models, whole = stages_of(plan), stages_of(plan)
+    models = stages_of(plan)
+    whole = stages_of(plan)
     stages = {}
     for stage in plan.stages_of(dist.get_rank()):
         pipeline_of = layout.pipeline_of[stage]

@@ -409,7 +409,8 @@ def test_a_layer_may_have_a_loss_of_its_own() -> None:
     module = Does(trained, part=linear(), weight=weight(WIDTH, WIDTH), after=linear())
     alone = copy.deepcopy(module)
     input = activations()
-    ours, whole = stage(module, True), stage(alone, False)
+    ours = stage(module, True)
+    whole = stage(alone, False)
     forward(ours, 0, input), forward(whole, 0, input)
     of_its_own = {name: each for name, each in gradients(module).items() if "after" not in name}
     assert all(gradient is not None for gradient in of_its_own.values())

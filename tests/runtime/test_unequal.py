@@ -566,7 +566,8 @@ def goes_wrong(what: str) -> None:
     name, sizes = ("terapipe", {"slices": 2}) if sliced else ("1f1b", {})
     plan = program(name, ranks=2, microbatches=2, **sizes)
     model = one_model(plan.layout)
-    x, y = torch.randn(2, 4, WIDTH).double(), torch.randn(1, 6, WIDTH).double()
+    x = torch.randn(2, 4, WIDTH).double()
+    y = torch.randn(1, 6, WIDTH).double()
     makes: dict[str, Callable[[], object]] = {
         "few": lambda: pipeline(plan, model).step([x], [x], counts=[1]),
         "empty": lambda: pipeline(plan, model).step([x, y[:0]], [x, y[:0]], counts=[2, 1]),

@@ -50,7 +50,8 @@ def chain(random: Random) -> list[Piece]:
 def test_two_ops_take_the_least_time_that_any_order_allows() -> None:
     random = Random(0)
     for _ in range(200):
-        first, second = chain(random), chain(random)
+        first = chain(random)
+        second = chain(random)
         placed = together(first, second)
         for own, before in zip(placed, (first, second), strict=True):
             assert [piece.component for piece in own] == [piece.component for piece in before]

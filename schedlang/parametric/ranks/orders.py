@@ -182,7 +182,8 @@ class Orders:
         step: int = 1,
     ) -> None:
         """Read a loop: few rounds one by one, many as one statement with a symbol."""
-        first, last = known(start, where), known(stop, where)
+        first = known(start, where)
+        last = known(stop, where)
         if name and first is not None and last is not None and last - first <= _FEW_ROUNDS:
             begin, rounds = steps_of(first, last, step, 0)
             for round in range(begin, begin + step * max(rounds, 0), step):
@@ -193,7 +194,8 @@ class Orders:
             return
         index = self.new_loop()
         inside = scope.inner()
-        start, stop = folded(start, where), folded(stop, where)
+        start = folded(start, where)
+        stop = folded(stop, where)
         entries = place.next()
         if start.high is None and stop.high is None:
             at = of_symbol(index)
@@ -209,6 +211,11 @@ class Orders:
             return
         if step != 1:
             raise Unreadable("a range by a step, up to a product of sizes", body.span)
+        # A loop up to a product of sizes, with its rounds in rows of `ranks`, by two symbols:
+        #
+        #     for i in 0 .. microbatches        i = high * ranks + low
+        #     ranks = 4      0  1  2  3         high 0
+        #                    4  5  6            high 1        microbatches = 7
         high = row_of(index)
         where = where & between(number(0), symbol(index), symbol(BASE))
 

@@ -104,6 +104,8 @@ def marks_of(before: Picture, after: Picture) -> list[list[Mark]]:
     for rows, rows_after in ((before.ops, after.ops), (before.copies, after.copies)):
         for row, row_after in zip_longest(rows, rows_after, fillvalue=()):
             of_row = [[Mark.SAME] * len(row), [Mark.SAME] * len(row_after)]
+            # The orders of a rank as texts are: equal runs, and between them what moved, went or
+            # came.
             for run in align(_names(before, row), _names(after, row_after)):
                 for places, of_side in zip((run.before, run.after), of_row, strict=True):
                     of_side[places.start : places.stop] = [_MARKS[run.change]] * len(places)

@@ -41,6 +41,7 @@ def _components(row: Sequence[Box], durations: Durations) -> Iterator[tuple[str,
     for number, group in groupby(row, key=lambda box: box.overlap):
         boxes = list(group)
         for together in [boxes] if number else [[box] for box in boxes]:
+            # Pieces count from where the ops begin together.
             start = together[0].bar.start
             chains = durations.pieces([box.bar[:3] for box in together])
             for box, chain in zip(together, chains, strict=True):

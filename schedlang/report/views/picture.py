@@ -203,6 +203,8 @@ def _arrows(plan: Plan, bars: list[Bar]) -> tuple[tuple[int, int], ...]:
         columns.kind.tolist(), columns.stage.tolist(), columns.microbatch.tolist(), strict=True
     )
     box_of = np.array([boxes.get(op, -1) for op in ops])
+    # Receives need something as well, but have no box: the op that needs the message gets the
+    # arrow.
     items = np.flatnonzero(~columns.is_transfer[plan.all_needs.user])
     makers = box_of[plan.all_needs.maker[items]]
     users = box_of[plan.all_needs.user[items]]

@@ -109,7 +109,8 @@ class _Frame:
 
     def shows(self, box: Box) -> bool:
         """Whether some of a box is in the window."""
-        start, end = box.bar.start, box.bar.end
+        start = box.bar.start
+        end = box.bar.end
         if start == end:
             return self.origin <= start <= self.end
         return start < self.end and end > self.origin
@@ -129,6 +130,13 @@ def _frame(picture: Picture, part: Part) -> _Frame:
     pitch = _ROW + _GAP
     if picture.has_copies:
         pitch += _LANE + 2
+    # What stands below each other in the place of one rank, each part only where it is asked for:
+    #
+    #    y            ┌────────────┐  the ops            _ROW
+    #                 ├──┤  ├──┤      copies             _LANE
+    #    + lanes      ├─┤├───┤        a resource, …      _LANE each
+    #    + memory     ▁▂▅▇▅▂▁         what it holds      _MEMORY
+    #    + pitch      the next rank
     lanes = pitch - _GAP + 2
     pitch += (_LANE + 2) * len(picture.lanes)
     memory = None
@@ -165,6 +173,8 @@ def _rows(picture: Picture, frame: _Frame) -> Iterator[str]:
     boxes = sorted(boxes, key=lambda box: box.bar.end == box.bar.start)
     shapes = [(_fill(picture, box), _shape(frame, box)) for box in boxes]
     lines = f'stroke="{palette.PAPER}" stroke-width="0.75"'
+    # All rows behind each other, in pixels: with two or more for each box, lines between them are
+    # seen.
     room = (frame.end - frame.origin) * frame.scale * len(frame.ranks)
     yield from _grouped(shapes, lines if room >= _LINED * len(boxes) else "")
     if picture.has_versions:
@@ -286,6 +296,7 @@ def _axis(picture: Picture, frame: _Frame) -> Iterator[str]:
     unit, name = _axis_unit(picture, frame)
     span = (frame.end - frame.origin) / unit
     yield f'<path d="M{_LEFT} {y}H{number(frame.x(frame.end))}" stroke="{palette.INK}"/>'
+    # A tick every 60 pixels or more, so that the numbers below have room.
     step = round_step(span, max(int(span * unit * frame.scale / 60), 2))
     first = ceil((frame.origin - start) / unit / step - ROUNDING)
     last = floor((frame.end - start) / unit / step + ROUNDING)
@@ -321,6 +332,7 @@ def _legend(picture: Picture, frame: _Frame) -> tuple[list[str], int]:
     y = frame.bottom + _AXIS + 6
     lines = []
     for swatches, name in _entries(picture, frame):
+        # Squares, a gap, the name at about 6 pixels a letter, and the gap before the next entry.
         width = 16 * len(swatches) + 6 + len(name) * 6 + 18
         if x > _LEFT and x + width > frame.width:
             x = float(_LEFT)

@@ -144,6 +144,15 @@ def together(first: Sequence[Piece], second: Sequence[Piece]) -> tuple[list[Piec
         (a, b) for a in first for b in second if a.component.resource == b.component.resource
     ]
 
+    # The plane of the two ops, with one rectangle in which both would use the same resource. A way
+    # goes along the diagonal while both run, and along an axis while one waits:
+    #
+    #    time of   │             /───▶ end       the way goes around a rectangle by its upper
+    #    the       │   ┌─────┐  /                left corner, where the second op goes first,
+    #    second    │   │     │ /                 or its lower right one, where the first does
+    #    op        │   └─────┘/
+    #              │ /────────
+    #              └────────────────────── time of the first op
     @cache
     def shortest(x: float, y: float) -> tuple[float, _Corners]:
         """The least time from a point to the ends of both, and the corners on the way."""

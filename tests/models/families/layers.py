@@ -453,7 +453,8 @@ def tied_inside_a_stage(stages: int) -> Model:
     """Two layers of a stage that have one weight, under two names"""
 
     def stage(_: int) -> nn.Module:
-        first, second = linear(), linear()
+        first = linear()
+        second = linear()
         second[0].weight = first[0].weight
         return nn.Sequential(first, second)
 
