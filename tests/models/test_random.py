@@ -68,6 +68,7 @@ SELDOM = 50
 def often(names: list[str]) -> list[str]:
     """The names of features, as often as they are to be drawn."""
     free = [name for name in names if name not in NOT_MIXED | REFUSED_BY_SOME]
+    # As lists have it: each of the free ones stands there 50 times, each of the others once.
     return free * SELDOM + [name for name in names if name in REFUSED_BY_SOME]
 
 
@@ -125,6 +126,7 @@ def test_random_models(
         check()
     smallest = {}
     for cell, verdict in wrong.items():
+        # As long as anything smaller is wrong as well, that is the case to look at.
         while still := wrong_of(judge(smaller(cell))):
             cell, verdict = next(iter(still.items()))
         smallest[cell] = verdict

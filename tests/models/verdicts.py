@@ -111,6 +111,7 @@ def outcomes(run_ranks: Run, folder: Path, cells: Iterable[Cell]) -> dict[Cell, 
             trained += ahead[:done]
             if done < len(ahead):
                 verdicts[ahead[done]] = _failure(folder, ahead[done], ranks, run.logs)
+            # What failed has ended the processes: those behind it are tried on new ones.
             ahead = ahead[done + 1 :]
     # What fails alone as well is the model's own mistake.
     doubtful = [cell for cell, verdict in verdicts.items() if verdict.kind in (TRACEBACK, HANGS)]
@@ -188,6 +189,7 @@ def compare_all(cells: Sequence[Cell], columns: Columns, folder: Path) -> dict[C
             if is_trained:
                 verdicts[cell] = Verdict(DIFFERS, "it trains, which it cannot")
             continue
+        # Most schedules mean the same training: 17 columns need a few trainings alone.
         meaning = feature.name, _meaning(column, feature.draws)
         if meaning not in alone:
             alone[meaning] = _train_alone(feature, column)

@@ -53,6 +53,8 @@ def meeting_late(repeats: int) -> Plan:
     last = microbatches - 1
 
     def forwards(rank: int, first: str, m: int) -> str:
+        # Of one microbatch: what each rank does of the pipeline down (stages 0, 1), and of up (2,
+        # 3).
         words = {
             "down": [f"0F{m} 0SEND_F{m}", f"1RECV_F{m} 1F{m}"],
             "up": [f"3RECV_F{m} 3F{m}", f"2F{m} 2SEND_F{m}"],
@@ -96,6 +98,7 @@ def meeting_late(repeats: int) -> Plan:
 @pytest.mark.parametrize("repeats", [0, 1, 2, 4])
 def test_kernels_that_meet_only_later(repeats: int, transport: str, tmp_path: Path) -> None:
     plan = evolve(meeting_late(repeats), transport=transport)
+    # Right so many times; the plan of one more is the first that is wrong.
     for times in range(repeats + 1):
         prove(repeat(plan, plan.kernels, times))
     (tmp_path / "plan.json").write_text(json.dumps(plan.to_json()))
@@ -147,6 +150,7 @@ def damaged(plan: Plan, rng: random.Random) -> Plan:
         if rng.random() < 0.25 and start + by >= 0 and stop + by <= end:
             kernels[rank] = Kernel(start + by, stop + by)
             continue
+        # An action stays before, in or behind the kernel.
         first, last = rng.choice([(0, start), (start, stop), (stop, end)])
         if last - first > 1:
             index = rng.randrange(first, last)
@@ -182,5 +186,6 @@ def test_what_is_proved_by_induction_is_what_is_proved_one_by_one(transport: str
             verdicts.append(True)
         except CompileError:
             verdicts.append(False)
+        # Eight more of the kernel show all that such small plans can do wrong.
         assert verdicts[-1] == all(is_right(plan, times) for times in range(1, 9))
     assert {*verdicts} == {True, False}
