@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from attrs import define, evolve, field, frozen
 
 from schedlang.compiler import NO_PARAMS, check_program, wrong_ops
@@ -42,6 +44,7 @@ from schedlang.parametric.linear import (
     Searched,
     Undecided,
     number,
+    settled,
 )
 from schedlang.parametric.orders import Orders, Pair, later, orders_of
 from schedlang.parametric.pattern import pattern_of
@@ -217,9 +220,7 @@ class _Prover:
                     one = self.later(one, no_pattern)
                 return one if one.outcome else self.tried(one, _UNROLLED[attempt // len(more)])
             except NeedsBase as needs:
-                # Of many ranks, each may ask for one more.
-                least = max(needs.least, self.ranks // 4 // one.period)
-                one = evolve(one, base=one.base + least * one.period)
+                one = evolve(one, base=one.base + needs.least * one.period)
             except NoStamps as error:
                 if one.is_searched:
                     no_pattern = str(error)
@@ -268,9 +269,11 @@ class _Prover:
         """A class that is proved, or wrong by a claim; raises what is needed for that."""
         if one.is_searched:
             return self.followed(one)
-        expansion = expand_for_all(self.tree, self.params, one.base, one.period, self.budget)
+        with settled():
+            expansion = expand_for_all(self.tree, self.params, one.base, one.period, self.budget)
+            orders = orders_of(expansion, unroll)
         schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
-        orders = in_use(orders_of(expansion, unroll), schedules[0].layout)
+        orders = in_use(orders, schedules[0].layout)
         claims = [(expansion.sites.claims[claim.location], claim) for claim in expansion.claims]
         return self.timed(one, orders, schedules, claims)
 
@@ -310,20 +313,21 @@ class _Prover:
         first = schedules[0]
         layout = first.layout
         with_idle = computing(all_orders, evolve(layout, frozen=()))
-        check_coverage(with_idle, layout)
-        if layout.frozen:
-            # Transfers are placed where backwards that do nothing stand as well. That these do not
-            # hang is shown of an execution in which they take time.
-            _stamped(with_idle, list(map(all_trained, schedules)))
         orders = computing(all_orders, layout)
-        stamped = _stamped(orders, schedules)
-        figures = figures_of(stamped.timed, first)
         if any(set(follow_weights(schedule).held) != {1} for schedule in schedules):
             raise NotLinear("it has several versions of weights")
-        outcome = "proved"
-        for site, claim in claims:
-            if not claim_holds(claim, site, figures, first):
-                outcome = "wrong"
+        with settled():
+            check_coverage(with_idle, layout)
+            if layout.frozen:
+                # Transfers are placed where backwards that do nothing stand as well. That these do
+                # not hang is shown of an execution in which they take time.
+                _stamped(with_idle, list(map(all_trained, schedules)))
+            stamped = _stamped(orders, schedules)
+            figures = figures_of(stamped.timed, first)
+            outcome = "proved"
+            for site, claim in claims:
+                if not claim_holds(claim, site, figures, first):
+                    outcome = "wrong"
         return evolve(
             one,
             outcome=outcome,
@@ -585,14 +589,13 @@ def _figure(one: Class, figure: str) -> Pair:
 def _check_same(orders: Orders, schedules: list[Schedule]) -> None:
     """That the orders are those of the compiler, at some sizes."""
     for n, schedule in enumerate(schedules):
-        for rank, actions in enumerate(schedule.ranks):
-            real = [
-                tuple(
-                    (actions.kind[i], actions.stage[i], max(actions.microbatch[i], 0)) for i in of
-                )
-                for of in actions.batches()
-            ]
-            if real != list(orders.at(rank, n)):
+        columns = schedule.columns
+        is_first = columns.batch == np.arange(len(columns))
+        # An optimizer step has no microbatch.
+        microbatch = np.maximum(columns.microbatch, 0)
+        real = np.stack([columns.kind, columns.stage, microbatch, is_first])
+        for rank, (begin, end) in enumerate(pairwise(columns.first.tolist())):
+            if not np.array_equal(orders.table(rank, n), real[:, begin:end]):
                 raise NoStamps(f"the order of rank {rank} is not that of the compiler")
 
 

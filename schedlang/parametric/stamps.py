@@ -39,6 +39,7 @@ from schedlang.parametric.orders import (
     value,
 )
 from schedlang.proof.edges import ideal_events, latencies
+from schedlang.schedule.columns import Ints
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.schedule import Schedule
 
@@ -82,18 +83,12 @@ def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]
             needs.number[is_of_op],
         ]
     )
-    found, counts = np.unique(table, axis=1, return_counts=True)
+    found, counts = _distinct(table)
     ops = np.flatnonzero(~columns.is_transfer & (columns.kind != Kind.U))
-    keys = np.stack(
-        [columns.kind[ops], columns.stage[ops], columns.microbatch[ops] % layout.slices]
+    keys, times = _distinct(
+        np.stack([columns.kind[ops], columns.stage[ops], columns.microbatch[ops] % layout.slices])
     )
-    users = dict(
-        zip(
-            map(tuple, np.unique(keys, axis=1).T.tolist()),
-            np.unique(keys, axis=1, return_counts=True)[1].tolist(),
-            strict=True,
-        )
-    )
+    users = dict(zip(map(tuple, keys.T.tolist()), times.tolist(), strict=True))
     ways = latencies(layout, schedule.costs.transfers(len(layout.placement)))
     rules: dict[tuple[int, int, int], list[Need]] = {key: [] for key in users}
     for row, count in zip(found.T.tolist(), counts.tolist(), strict=True):
@@ -103,6 +98,16 @@ def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]
         way = Fraction(repr(float(ways[made, number]))) if is_far else 0
         rules[key].append((made, stage, further, bool(is_far), way))
     return {key: tuple(sorted(of)) for key, of in rules.items()}
+
+
+def _distinct(table: Ints) -> tuple[Ints, Ints]:
+    """The columns of a table, each once, and how often it is there."""
+    order = np.lexsort(table[::-1])
+    ordered = table[:, order]
+    is_new = np.ones(len(order), bool)
+    is_new[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
+    first = np.flatnonzero(is_new)
+    return ordered[:, first], np.diff(first, append=len(order))
 
 
 @frozen
