@@ -28,6 +28,8 @@ Pair = tuple[Any, Any]
 Triple = tuple[Any, Any, Any]
 
 ZERO: Pair = (0, 0)
+#: The rounds of a piece that is there once.
+ONCE: Pair = (1, 0)
 
 
 @frozen
@@ -86,8 +88,8 @@ class Orders:
     ranks: tuple[tuple[Piece, ...], ...]
     units: tuple[Pair, ...]
     placement: tuple[int, ...]
-    #: By how many microbatches the pieces that grow go on in a round.
-    stride: int
+    #: By how many microbatches of a stage the pieces that grow go on in a round.
+    strides: tuple[int, ...]
 
     def table(self, rank: int, n: int) -> Ints:
         """What a rank does for some n, as `Piece.table` has it."""
@@ -185,7 +187,8 @@ def orders_of(expansion: Expansion, unroll: int = 1) -> Orders:
         tuple(part for piece in pieces for part in _alike(piece, factor, unroll))
         for pieces in ranks
     )
-    return Orders(unrolled, units, expansion.placement, factor * unroll)
+    strides = (factor * unroll,) * len(units)
+    return Orders(unrolled, units, expansion.placement, strides)
 
 
 class _Calls:

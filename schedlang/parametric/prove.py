@@ -281,7 +281,7 @@ class _Prover:
         """A class whose orders follow a pattern at the first sizes, if that is right."""
         # The first sizes show the pattern, the others that it goes on, and its times.
         schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
-        orders = later(pattern_of(schedules), _LOOKED_AT - 1)
+        orders = later(pattern_of(schedules), _LOOKED_AT)
         schedules += [self.expanded(one, n) for n in range(_LOOKED_AT, _SEEN)]
         begin = _LOOKED_AT
         claims = [
@@ -332,7 +332,7 @@ class _Prover:
             one,
             outcome=outcome,
             figures=figures,
-            certify=_certify(one, stamped, orders.stride, figures, first),
+            certify=_certify(one, stamped, figures, first),
             transfers=_repeated(all_orders, schedules) if writes else None,
         )
 
@@ -541,7 +541,7 @@ class _Prover:
 
 
 def _certify(
-    one: Class, stamped: Stamped, stride: int, figures: Figures, schedule: Schedule
+    one: Class, stamped: Stamped, figures: Figures, schedule: Schedule
 ) -> Callable[[], dict[str, Any]] | None:
     """What makes the part of a class in the certificate; None where it has what no certificate
     has.
@@ -554,7 +554,7 @@ def _certify(
     )
     if has_updates or schedule.costs.overlap_times or schedule.costs.components:
         return None
-    return partial(certified, one.base, one.period, stamped, stride, figures, schedule)
+    return partial(certified, one.base, one.period, stamped, figures, schedule)
 
 
 def _pattern(classes: list[Class]) -> str:
@@ -614,7 +614,7 @@ def _stamped(orders: Orders, schedules: list[Schedule]) -> Stamped:
         check_standstill(orders, rules, schedules)
     first = schedules[0]
     times = stamp(orders, schedules)
-    stamped = Stamped(times, rules, orders.units, first.layout.slices, first.placement)
+    stamped = Stamped(times, rules, orders, first.layout.slices)
     _check_durations(stamped)
     stamped.check()
     return stamped
