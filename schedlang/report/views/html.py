@@ -134,6 +134,7 @@ def _looks() -> dict[str, Any]:
         "causes": [[cause, CAUSES[cause], *palette.IDLE[cause]] for cause in CAUSES],
         "patterns": palette.PATTERNS,
         "tile": palette.TILE,
+        "shares": palette.IDLE_SHARES,
         "parts": PARTS,
     }
 
