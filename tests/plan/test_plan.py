@@ -20,7 +20,7 @@ from schedlang import (
     read_source,
     write_plan,
 )
-from tests.support.paths import GALLERY, PROGRAMS
+from tests.support.paths import GALLERY
 from tests.support.sizes import examples
 
 
@@ -336,7 +336,7 @@ def test_a_damaged_plan_is_refused_with_its_reason(
 def test_damaged_edges_are_refused_with_their_reason(
     tmp_path: Path, edges: Any, reason: str
 ) -> None:
-    plan = compile(read_source(PROGRAMS / "two_encoders.sched"), {"microbatches": 2})
+    plan = compile("two_encoders", {"microbatches": 2})
     (tmp_path / "plan.json").write_text(json.dumps(document(plan) | {"edges": edges}))
     with pytest.raises(CompileError) as caught:
         read_plan(tmp_path / "plan.json")
@@ -344,7 +344,7 @@ def test_damaged_edges_are_refused_with_their_reason(
 
 
 def test_an_edge_is_no_skip_as_well(tmp_path: Path) -> None:
-    plan = compile(read_source(PROGRAMS / "two_encoders.sched"), {"microbatches": 2})
+    plan = compile("two_encoders", {"microbatches": 2})
     (tmp_path / "plan.json").write_text(json.dumps(document(plan) | {"skips": [[0, 2]]}))
     with pytest.raises(CompileError, match="from stage 0 to stage 2 there is one of `edges` and"):
         read_plan(tmp_path / "plan.json")

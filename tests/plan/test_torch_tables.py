@@ -50,9 +50,7 @@ SIZES_OF = {"1f1b_uneven": [(4, 3), (4, 8)]}
 
 @cache
 def program(name: str, ranks: int, microbatches: int) -> Plan:
-    return compile(
-        read_source(PROGRAMS / f"{name}.sched"), {"ranks": ranks, "microbatches": microbatches}
-    )
+    return compile(name, {"ranks": ranks, "microbatches": microbatches})
 
 
 def table(text: str) -> Source:
@@ -85,7 +83,7 @@ def test_round_trip(name: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_torch_cannot_say_is_refused(name: str) -> None:
     with pytest.raises(CompileError) as caught:
-        export_table(compile(read_source(PROGRAMS / f"{name}.sched")), "torch-csv")
+        export_table(compile(name), "torch-csv")
     (diagnostic,) = caught.value.diagnostics
     assert diagnostic.code == "torch-table"
     assert REFUSED[name] in diagnostic.message

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from schedlang import compile, read_source
+from schedlang import compile
 from tests.support.paths import PROGRAMS
 from tests.support.processes import ENVIRONMENT, LIMIT, children, until, worker_of
 
@@ -73,7 +73,7 @@ def test_any_number_of_stages_makes_the_same_model(name: str, params: dict[str, 
     """Each weight is in one stage of a pipeline, by one name; no stage has more than its share of
     blocks.
     """
-    plan = compile(read_source(PROGRAMS / f"{name}.sched"), params)
+    plan = compile(name, params)
     task = Workload(plan, torch.empty(0), 8, seed=3, replicas=1, recipe=Recipe())
     whole = torch.nn.Sequential(*build_gpt(8, seed=3)).state_dict()
     stages = task.stages(range(len(plan.placement)))
@@ -91,7 +91,7 @@ def test_any_number_of_stages_makes_the_same_model(name: str, params: dict[str, 
 
 
 def test_more_stages_than_layers_are_refused() -> None:
-    plan = compile(read_source(PROGRAMS / "1f1b.sched"), {"ranks": 11})
+    plan = compile("1f1b", {"ranks": 11})
     with pytest.raises(ValueError, match="10 blocks for 11 stages"):
         cut_gpt(build_gpt(8, seed=0), plan.layout, sliced=False)
 

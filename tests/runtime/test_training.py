@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from schedlang import Costs, Plan, Source, compile, read_plan, write_plan
+from schedlang import Costs, Plan, compile, read_plan
 from schedlang.cli.main import main
 from schedlang.report.measured import compare as compare_run
 from schedlang.report.measured import read_run
 from schedlang.schedule.costs import read_costs
 from tests.support.paths import PROGRAMS
 from tests.support.processes import python, torchrun
+from tests.support.programs import plan_file
 from tests.support.ranks import Run
 
 pytest.importorskip("torch", reason="the runtime needs torch", exc_type=ImportError)
@@ -24,13 +25,6 @@ pytestmark = pytest.mark.processes
 def exit_codes(stderr: str) -> list[str]:
     """Those in torchrun's account of a failure."""
     return re.findall(r"exitcode  : (-?\d+)", stderr)
-
-
-def plan_file(folder: Path, name: str, **params: int) -> Path:
-    path = folder / "plan.json"
-    program = PROGRAMS / f"{name}.sched"
-    write_plan(compile(Source(program.name, program.read_text()), params), path)
-    return path
 
 
 def test_training_is_that_of_one_process(train: Train, tmp_path: Path) -> None:

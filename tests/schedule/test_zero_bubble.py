@@ -26,7 +26,7 @@ def is_large(case: dict[str, Any]) -> bool:
 
 
 def executed(program: str, costs: Costs, **params: int) -> Execution:
-    return simulate(compile(read_source(PROGRAMS / f"{program}.sched"), params, costs))
+    return simulate(compile(program, params, costs))
 
 
 def name(case: dict[str, Any]) -> str:
