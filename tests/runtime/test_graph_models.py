@@ -70,6 +70,7 @@ def model_of(layout: Layout) -> list[nn.Module]:
 def batch(layout: Layout, seed: int) -> tuple[dict[int, Tensor], Tensor]:
     """Inputs of their own for each stage that takes some, and targets."""
     generator = torch.Generator().manual_seed(seed)
+    # Of replicas, which have the same inputs, those of the first pipeline.
     firsts = [stage for stage in layout.firsts if stage < layout.pieces]
     shape = MICROBATCHES * ROWS, WIDTH
     values = torch.randn(len(firsts) + 1, *shape, generator=generator, dtype=torch.float64)
@@ -107,6 +108,7 @@ def run(
     """The whole model in one process."""
     outputs: list[Tensor] = []
     for stage, module in enumerate(model):
+        # In the order in which a stage is given them: by the numbers of the stages that make them.
         before = [outputs[earlier] for earlier, later in sorted(edges) if later == stage]
         values = before or [inputs[stage]]
         if isinstance(module, Sliced):
@@ -126,6 +128,7 @@ def compare(
     """
     layout = plan.layout
     mine = plan.stages_of(dist.get_rank())
+    # A model for each pipeline, or replicas on one rank would share their gradients.
     models = {start: make(layout) for start in {layout.pipeline_of[s].start for s in mine}}
     stages = {s: models[layout.pipeline_of[s].start][layout.piece(s)] for s in mine}
     alone = make(layout)
