@@ -87,6 +87,7 @@ def test_any_number_of_stages_makes_the_same_model(name: str, params: dict[str, 
             len({name.split(".")[0] for name in state if "query_key_value" in name})
             for state in mine
         ]
+        # 8 blocks shared out among the stages, the quotient rounded up.
         assert max(blocks) == -(-8 // len(mine))
 
 
@@ -118,6 +119,7 @@ def test_a_killed_run_goes_on_with_other_numbers_of_ranks_and_another_schedule(
     assert process.returncode == 1
     # Between two steps, torchrun ends the others before they miss it.
     assert re.search(r"rank 1 (is gone|was last seen)", errors), errors
+    # How far it came depends on when it was killed; from then on everything is said.
     reached = max(int(each.name.removeprefix("step-")) for each in kept.glob("step-*[0-9]"))
     second = run(torchrun(2), PROGRAMS / "1f1b.sched", *options, reached + 3, "--check")
     schedc = [sys.executable, "-m", "schedlang", "run"]
@@ -203,6 +205,7 @@ def test_torchrun_goes_on_with_the_nodes_that_there_are(tmp_path: Path) -> None:
     """
     kept = tmp_path / "kept"
     with socket.socket() as free:
+        # The system chooses a port that is free, which the nodes then take.
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
 

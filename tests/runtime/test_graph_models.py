@@ -259,6 +259,7 @@ TWO_ENDS: Edges = [(0, 1), (1, 2), (1, 3)]
 
 def with_a_head(layout: Layout) -> list[nn.Module]:
     model = model_of(layout)
+    # The same weights, drawn in the same order: only what the stage does with its output differs.
     model[2].__class__ = Head
     return model
 
@@ -386,6 +387,8 @@ class Shards(nn.Module):
     """The loss by token of an output layer cut along its vocabulary, of the scores of its shards."""
 
     def forward(self, *scores: Tensor) -> Tensor:
+        # The logarithm of a sum of exponentials over all shards, of which the largest score is
+        # taken out first, or the exponentials would overflow.
         largest = torch.stack([each.max(1).values for each in scores]).max(0).values
         sums = [(each - largest[:, None]).exp().sum(1) for each in scores]
         # The token to be found is the first of the vocabulary: here all shards say what theirs is.
@@ -406,6 +409,7 @@ def of_vocabulary() -> dict[str, float]:
     losses = pipeline.step(inputs[0], targets)
     found = {}
     right = []
+    # In one process the shards are one matrix, whose gradient is cut again below.
     whole = torch.cat([shard.weight for shard in alone[layers:]]).detach().requires_grad_()
     for rows in inputs[0].chunk(MICROBATCHES):
         scores = nn.Sequential(*alone[:layers])(rows) @ whole.T

@@ -84,6 +84,7 @@ def test_training_with_late_gradients_and_with_replicas(
     assert done.codes == [0, 0], done.stderr
     run = read_run(trace)
     check_trace(run.plan, json.loads(trace.read_text())["traceEvents"])
+    # The first step of a plan with a flush is a warm-up, and not recorded.
     assert run.plan.layout.updates * len(run.steps) == (3 if exact else 2)
     assert 0 < sum(each.makespan for each in run.steps) < 60e6
     assert read_costs(trace) == run.costs
@@ -198,6 +199,8 @@ def test_replicas(train: Train, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json"
     kept = tmp_path / "kept"
     options = ["--checkpoint", kept, "--check", "--steps"]
+    # Two replicas of 4 microbatches have the batch of one pipeline with 8, which goes on from their
+    # checkpoint below.
     half = ["-p", "microbatches=4", "--replicas", 2]
     done = train(4, program, *half, *options, 3, "--trace", trace)
     assert done.codes == [0] * 4, done.stderr
