@@ -254,6 +254,7 @@ def test_a_bar_on_a_terminal_and_ctrl_c(tmp_path: Path) -> None:
         )
     os.close(theirs)
     shown = b""
+    # By then all ranks train, and something is to be ended.
     while b"step 2/1000" not in shown:
         shown += os.read(ours, 1000)
     (torchrun,) = children(process.pid)
