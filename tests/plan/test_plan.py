@@ -56,6 +56,7 @@ def test_parts(path: Path, tmp_path: Path) -> None:
         theirs = plan.ranks[rank]
         assert (ours.text(), ours.source) == (theirs.text(), theirs.source)
     found = json.loads((tmp_path / "plan.json").read_text())
+    # Where each rank's part stands in the file is said in the file alone.
     del found["lines"]
     assert found == document(plan)
     assert opened.to_json() == plan.to_json()
@@ -67,6 +68,7 @@ def test_a_rank_reads_its_part_alone(plan: Plan, tmp_path: Path) -> None:
     """
     path = tmp_path / "plan.json"
     write_plan(plan, path)
+    # An action of rank 0 alone; the part of rank 1 is as it was written.
     path.write_text(path.read_text().replace("0F0", "0F9"))
     opened = open_plan(path)
     assert opened.ranks[1] == plan.ranks[1]
@@ -419,6 +421,7 @@ def test_any_value_in_any_field_is_answered(
         again = read_plan(path)
     except CompileError:
         return
+    # Whatever was written there is refused, or changes nothing of what is done.
     assert [each.text() for each in again.ranks] == ["0F0 0B0"]
 
 

@@ -335,6 +335,7 @@ def test_commands(
     assert texts(read_plan("plan.json")) == texts(program("1f1b", 2, 8))
     # Other versions of torch read another dialect.
     waits = Path("table.csv").read_text().count("WAIT_SEND")
+    # A wait for each send, so that without the word `WAIT_` there are twice as many.
     assert waits == Path("table.csv").read_text().replace("WAIT_", "").count("SEND") // 2 > 0
     as_json = ["export", "plan.json", "--to", "torch-csv", "--format", "json", "--torch"]
     for dialect, has_waits in (("2.13", False), ("2.15", True)):
