@@ -43,7 +43,7 @@ RECORDED = json.loads((CASES / "schedules.json").read_text())
 
 
 def program(name: str, forward_only: bool = False, **params: int) -> Plan:
-    return compile(read_source(PROGRAMS / f"{name}.sched"), params, forward_only=forward_only)
+    return compile(name, params, forward_only=forward_only)
 
 
 @pytest.mark.parametrize("path", GALLERY, ids=lambda path: path.stem)
