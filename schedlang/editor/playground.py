@@ -114,8 +114,8 @@ def _no_schedule(source: Source) -> Diagnostic:
 def _of_plan(plan: Plan) -> Iterator[dict[str, Any]]:
     """What there is to see of a program that is proved."""
     picture = lay_out(plan, simulate(plan))
-    # The picture first: it is there soonest, and what people look at. Verdicts come last, since each
-    # transport is a proof of its own.
+    # The picture first: it is there soonest, and what people look at. Verdicts come last, since
+    # each transport is a proof of its own.
     yield {"schedules": page_data([picture])}
     ideal = ideal_execution(plan)
     # A plan that is proved comes to its end.
