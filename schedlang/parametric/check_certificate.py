@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 MAKES = {"F": "F", "B": "BW", "I": "B", "W": "W", "R": "R"}
-ZERO, ONE = (Fraction(0),) * 3, (Fraction(1), Fraction(0), Fraction(0))
+ZERO, ONE = (0, 0, 0), (1, 0, 0)
 
 
 class Wrong(Exception):
@@ -26,10 +26,14 @@ def _hold(is_so: Any, what: Any) -> None:
         raise Wrong(what)
 
 
+def _exact(value: Any) -> Any:
+    _hold(type(value) in (int, str), "no number")
+    return value if type(value) is int else Fraction(value)
+
+
 def _number(values: Any) -> Any:
     _hold(type(values) is list and len(values) in (2, 3), "a number has other parts")
-    _hold(all(type(value) in (int, str) for value in values), "no number")
-    return (*map(Fraction, values), Fraction(0))[:3]
+    return (*map(_exact, values), 0)[:3]
 
 
 def _plus(one: Any, other: Any, factor: Any = 1) -> Any:
@@ -38,7 +42,7 @@ def _plus(one: Any, other: Any, factor: Any = 1) -> Any:
 
 def _at(number: Any, k: Any) -> Any:
     """A number in round k of its piece: k depends on n, and maybe on a round elsewhere."""
-    return _plus((*number[:2], Fraction(0)), k, number[2])
+    return _plus((*number[:2], 0), k, number[2])
 
 
 def _is_least(one: Any, other: Any) -> Any:
@@ -69,28 +73,26 @@ class _Class:
 
     def __init__(self, one: Any) -> None:
         self.one, self.slices, self.placement = one, one["slices"], one["placement"]
-        self.ways = {tuple(key): Fraction(way) for *key, way in one["ways"]}
-        _hold(one["base"] > 0 and one["period"] > 0, "there are no such sizes")
+        self.ways = {tuple(key): _exact(way) for *key, way in one["ways"]}
         _hold(all(way >= 0 for way in self.ways.values()), "a message comes before it is sent")
         self.pieces: list[Any] = []
         self.made: dict[Any, list[Any]] = {(thing, stage): [] for thing, stage in one["makes"]}
-        #: Of each rank: its first start, its last end, its work, and what it holds, whenever that
-        #: is more than before: in the first round of each piece, or in the last.
+        #: Of each rank: its first start, its last end, its work, and what it holds in pieces.
         self.ranks = [self._added(*each) for each in enumerate(one["ranks"])]
 
     def _added(self, rank: Any, pieces: Any) -> Any:
-        free, work, held, levels = ZERO, ZERO, ZERO, [ZERO]
+        begin, free, work, held, levels = (), ZERO, ZERO, ZERO, [ZERO]
         for piece in pieces:
             rounds = _number(piece["rounds"])
             last = _plus(rounds, ONE, -1)
             _hold(_is_least(last, ZERO), "a piece has no rounds")
             batches = [self._batch(batch, last == ZERO) for batch in piece["batches"]]
-            level, within = Fraction(0), []
+            level, within = 0, []
             for kind, stage, of in (op for batch in batches for op in batch[0]):
                 _hold(stage >= 0 and self.placement[stage] == rank, "on another rank")
                 for thing in MAKES[kind]:
                     self.made.setdefault((thing, stage), []).append((rounds, of))
-                while_it_runs, after = map(Fraction, self.one["holds"][kind][stage])
+                while_it_runs, after = map(_exact, self.one["holds"][kind][stage])
                 within.append((level + while_it_runs, 0, 0))
                 level += after
             levels += [_plus(of, on) for of in within for on in (held, _plus(held, last, level))]
@@ -98,16 +100,16 @@ class _Class:
             work = _plus(work, rounds, sum(end[0] - start[0] for _, start, end, _ in batches))
             self.pieces.append((rank, rounds, batches, free))
             free = _at(batches[-1][2], last)
-        first = self.pieces[-len(pieces)][2][0]
-        return _at(first[1], ZERO), free, work, levels
+            begin = begin or _at(batches[0][1], ZERO)
+        return begin, free, work, levels
 
     def _batch(self, batch: Any, is_once: Any) -> Any:
         ops = [(kind, stage, _number(of)) for kind, stage, *of in batch["ops"]]
         start = _number(batch["start"])
-        takes = sum(Fraction(self.one["takes"][kind][stage]) for kind, stage, _ in ops)
+        takes = sum(_exact(self.one["takes"][kind][stage]) for kind, stage, _ in ops)
         _hold(takes > 0, "an op takes no time")
-        _hold(start[2] == 0 or not is_once, "a piece that is there once has no steps")
-        _hold(all((of[2] == 0) == is_once for *_, of in ops), "rounds are for other microbatches")
+        numbers = [start, *(of for _, _, of in ops)]
+        _hold(all((of[2] == 0) == is_once for of in numbers), "rounds are later, and for others")
         return ops, start, _plus(start, (takes, 0, 0)), batch["waits"]
 
     def check(self) -> None:
@@ -127,18 +129,17 @@ class _Class:
     def _once(self, units: Any, made: Any) -> None:
         """Whether a thing is made once of each microbatch, which rounds go through by one step."""
         step = max((abs(of[2]) for _, of in made), default=0) or 1
-        ranges: dict[Any, list[Any]] = {rest: [] for rest in range(int(step))}
+        ranges: dict[Any, list[Any]] = {rest: [] for rest in range(step)}
+        _hold(units[1] % step == 0, "rounds have other steps")
         for rounds, of in made:
-            _hold(abs(of[2]) in (0, step), "rounds have other steps")
+            _hold(abs(of[2]) in (0, step) and of[1] % step == 0, "rounds have other steps")
             c, b, _ = of if of[2] >= 0 else _at(of, _plus(rounds, ONE, -1))
-            ranges[c % step].append((b / step, c // step, rounds))
+            ranges[c % step].append((b // step, c // step, rounds))
         for rest, some in ranges.items():
             at = ZERO
-            end = (units[1] / step, -((rest - units[0]) // step), ZERO)
+            end = (units[1] // step, -((rest - units[0]) // step), ZERO)
             for b, c, rounds in [*sorted(some), end]:
-                _hold(
-                    _plus(at, (c, b, 0), -1) == ZERO, "an op is not there once of each microbatch"
-                )
+                _hold(at == (c, b, 0), "an op is not there once of each microbatch")
                 at = _plus(at, rounds)
 
     def _needs(self, kind: Any, stage: Any, rest: Any) -> Any:
@@ -161,11 +162,10 @@ class _Class:
                 end = _number(until)
                 both = begin, _plus(end, ONE, -1)
                 _hold(_is_least(both[1], begin), "rounds have no order")
-                before = batches[place - 1][2]
+                there = [batches[place - 1][2]]
                 if not place:
-                    before = _at(before, (-1, 0, 1)) if begin != ZERO else free
+                    there = [_at(batches[-1][2], (-1, 0, 1)) if begin != ZERO else free]
                     _hold(begin != ZERO or end == ONE, "the first round has the piece before it")
-                there = [before]
                 for (kind, stage, (c, b, a)), own in zip(ops, rows, strict=True):
                     _hold(b % self.slices == a % self.slices == 0, "slices differ by the round")
                     given = {tuple(need): row for *need, row in own}
