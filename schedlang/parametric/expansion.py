@@ -41,6 +41,7 @@ from schedlang.parametric.linear import (
     holds_from,
     listed_for_all,
 )
+from schedlang.schedule.actions import is_collective
 
 #: How often the order of one rank runs again at most.
 _MOST_RUNS = 400
@@ -156,6 +157,8 @@ class _Run:
         exec(python.items, self.names)
         if python.sites.parts:
             raise NotLinear("it has no flush: `steady` is repeated for every update")
+        if any(is_collective(kind) for kind in python.sites.kinds.values()):
+            raise NotLinear("it writes gathers or sums of its stages")
         if self.has_weights:
             raise NotLinear("it says which versions of weights are read")
         if not isinstance(self._order, syntax.Rank):
