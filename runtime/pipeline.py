@@ -289,14 +289,14 @@ class Pipeline:
 
         `inputs` are needed on the rank of the first stage, `targets` on that of the last; where
         there are several first stages, `inputs` is a dictionary, `{0: images, 1: texts}`, and a
-        rank needs those of its own stages. All their
-        tensors are cut into microbatches along `batch_dim`, and these into slices along the first
-        dimension but that one. `options` are keyword arguments for the modules of this rank, one
-        dictionary per microbatch. Gives the losses by microbatch, unscaled, as a tensor of shape
-        (microbatches,) on the rank of the last stage, and None elsewhere; that of a microbatch is
-        the mean of its slices'. Of several pipelines the first has the first microbatches, of each
-        update; a rank gives the losses that it has. With `return_outputs` it gives two: the losses,
-        and what the last stage has returned, by microbatch and without its graph.
+        rank needs those of its own stages. All their tensors are cut into microbatches along
+        `batch_dim`, and these into slices along the first dimension but that one. `options` are
+        keyword arguments for the modules of this rank, one dictionary per microbatch. Gives the
+        losses by microbatch, unscaled, as a tensor of shape (microbatches,) on the rank of the last
+        stage, and None elsewhere; that of a microbatch is the mean of its slices'. Of several
+        pipelines the first has the first microbatches, of each update; a rank gives the losses that
+        it has. With `return_outputs` it gives two: the losses, and what the last stage has
+        returned, by microbatch and without its graph.
 
         A list, of inputs and of targets, is one of the plan's microbatches, which are given to
         the stages as they are: they may have any shapes, and differ in them. `counts`, on the ranks
@@ -312,7 +312,7 @@ class Pipeline:
         `losses` and `outputs`.
         """
         if self._plan.is_forward_only:
-            raise PipelineError("the plan has no backward, it evaluates")
+            raise PipelineError("the plan has forwards alone and cannot train: call `evaluate`")
         for stage in self._stages.values():
             stage.keeps_results = return_outputs
         batch = Batch(inputs, targets, options, evaluates=False, counts=counts)
