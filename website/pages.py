@@ -57,7 +57,7 @@ def _program_page(name: str, folder: Path) -> str:
     say these; and the picture.
     """
     picture = folder / "programs" / f"{name}.svg"
-    _printed("view", name, "-o", str(picture))
+    _printed("view", name, "--causes", "-o", str(picture))
     parts = [
         f"# {name}",
         f"{title(text_of(name))}.",

@@ -172,7 +172,9 @@ class WeightVersions(Part):
 def _add_to(parameter: nn.Parameter, leaf: Tensor) -> None:
     """Hand a gradient on to a parameter at once: it has hooks, which see every gradient."""
     gradient = leaf.grad
-    assert gradient is not None
+    # Autograd calls this also where none came, as for a weight of a checkpoint that is left to W.
+    if gradient is None:
+        return
     leaf.grad = None
     changes = changes_of(parameter)
     run_backward([parameter], [gradient], [parameter])

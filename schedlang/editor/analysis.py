@@ -84,7 +84,7 @@ def analyse(source: Source, params: Mapping[str, int]) -> Iterator[Analysis]:
     """
     imports = imports_of(source)
     try:
-        whole, tree, symbols = analyse_names(source)
+        whole, tree, symbols = read_with_names(source)
     except CompileError as error:
         yield Analysis(source, error.diagnostics, imports=imports)
         return
@@ -119,20 +119,23 @@ def compiled(
     yield [*old_forms(whole, tree), *plan.warnings, *lint(plan)], plan
 
 
-def analyse_names(source: Source) -> tuple[Source, syntax.Schedule, Symbols]:
-    """A program with its imports, its tree and its names; CompileError where it cannot be read.
+def read(source: Source) -> tuple[Source, syntax.Schedule]:
+    """A program with its imports, and its tree; CompileError where it cannot be read.
 
     Of a file to import, which by itself is no program, the tree is that of an empty place.
     """
     if rule_of(source.text) == "schedule":
-        whole, tree = load(source)
-    else:
-        whole = source
-        # The names of its items are all that is wanted, so they stand in an empty schedule that is
-        # nowhere in the text.
-        nowhere = Span(0, 0)
-        items = parse_items(source, 0)
-        tree = syntax.Schedule(syntax.Name("items", span=nowhere), items, span=nowhere)
+        return load(source)
+    # The names of its items are all that is wanted, so they stand in an empty schedule that is
+    # nowhere in the text.
+    nowhere = Span(0, 0)
+    items = parse_items(source, 0)
+    return source, syntax.Schedule(syntax.Name("items", span=nowhere), items, span=nowhere)
+
+
+def read_with_names(source: Source) -> tuple[Source, syntax.Schedule, Symbols]:
+    """The same, and its names."""
+    whole, tree = read(source)
     return whole, tree, symbols_of(whole, tree, len(source.text))
 
 

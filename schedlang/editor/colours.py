@@ -14,7 +14,7 @@ from lark.exceptions import UnexpectedInput
 from schedlang.language.concrete import gap
 from schedlang.language.formatting import rule_of
 from schedlang.language.grammar import reserved, tokens_of, words
-from schedlang.language.recovery import Parser, accepted_by, begin
+from schedlang.language.recovery import Parser, accepts, begin
 from schedlang.language.scopes import BUILTINS
 from schedlang.language.sites import KINDS
 
@@ -82,7 +82,7 @@ def _read(state: Parser | None, token: Token) -> tuple[Parser | None, bool]:
     if state is None:
         return None, False
     may_be_name = token.type in words().keys() - reserved()
-    is_name = may_be_name and "NAME" in accepted_by(state)
+    is_name = may_be_name and accepts(state, "NAME")
     try:
         state.feed_token(token)
     except UnexpectedInput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from attrs import frozen
@@ -73,14 +74,14 @@ def _words(terminals: frozenset[str]) -> tuple[str, ...]:
     return tuple(sorted(text for terminal, text in words().items() if terminal in terminals))
 
 
-def _statement(tokens: list[Token]) -> str:
+def _statement(tokens: Sequence[Token]) -> str:
     """The word that the last statement of some tokens begins with."""
     # `stage` begins an item, but `stage(c)` is an expression, which can stand within a claim.
     begins = (accepted_by(begin("items")) | {"LBRACE", "RBRACE"}) - {"STAGE"}
     return next((token.type for token in reversed(tokens) if token.type in begins), "")
 
 
-def _in_text(before: list[Token], path: str) -> Candidates:
+def _in_text(before: Sequence[Token], path: str) -> Candidates:
     """What can stand in quotes: behind `import`, the files beside the program, and those that come
     along.
     """

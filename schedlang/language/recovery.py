@@ -92,9 +92,12 @@ def _takes(state: Parser, token: Token) -> bool:
 def accepted_by(state: Parser) -> frozenset[str]:
     """The terminals that the parser would take next."""
     candidates = state.parse_conf.parse_table.states[state.position]
-    return frozenset(
-        name for name in candidates if name.isupper() and _takes(_fork(state), Token(name, ""))
-    )
+    return frozenset(name for name in candidates if name.isupper() and accepts(state, name))
+
+
+def accepts(state: Parser, name: str) -> bool:
+    """Whether the parser would take a terminal next."""
+    return _takes(_fork(state), Token(name, ""))
 
 
 def _reach(state: Parser, tokens: Sequence[Token]) -> int:

@@ -33,12 +33,12 @@ from schedlang.parametric.budget import Budget
 from schedlang.parametric.linear import (
     Linear,
     Loop,
-    NeedsBase,
     NeedsPeriod,
     NeedsSplit,
     NeedsUnrolling,
     NotLinear,
     Searched,
+    holds_from,
     listed_for_all,
 )
 
@@ -352,7 +352,7 @@ class _Run:
         left = int(length.constant) % factor
         rounds = (length - left) // factor
         if rounds.constant < 1:
-            raise NeedsBase(ceil(Fraction(1 - rounds.constant, rounds.by_n)))
+            holds_from(ceil(Fraction(1 - rounds.constant, rounds.by_n)))
         loop = Loop(rounds, (key, begin, factor))
         self.parts.append(Part(rounds, [], loop))
         self.is_within = True

@@ -41,8 +41,9 @@ def best_order(schedule: Schedule, search: Search, limit: float | None = None) -
         whole = part.searched(search, limit)
         if whole is not None:
             return whole
-    # What cannot run at all is refused before orders are tried.
-    prove(lower(schedule))
+    # What cannot run at all is refused before orders are tried: its proof says why.
+    if not can_run(schedule):
+        prove(lower(schedule))
     graph = Graph(schedule)
     if limit is None:
         limit = graph.highest_peak(graph.order)

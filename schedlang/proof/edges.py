@@ -151,11 +151,13 @@ def takes_turns(schedule: Schedule, costs: Costs) -> bool:
     waits for what follows from how long all takes.
     """
     links = schedule.layout.links
+    is_shared = len(set(links)) < len(links)
+    # What the costs say is asked last, since it takes longest.
+    if not is_shared or not schedule.columns.is_copy.any():
+        return False
     durations = costs.durations(schedule.layout)
     # A copy that takes no time keeps nobody waiting.
-    takes_time = any(durations[Kind.OFFLOAD]) or any(durations[Kind.RELOAD])
-    is_shared = len(set(links)) < len(links)
-    return is_shared and takes_time and bool(schedule.columns.is_copy.any())
+    return any(durations[Kind.OFFLOAD]) or any(durations[Kind.RELOAD])
 
 
 def _in_turns(

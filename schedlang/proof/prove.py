@@ -140,6 +140,14 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, ideal: bool = False) -> Ex
     return _execution(schedule, costs, transport.name, events)
 
 
+def makespan_at(schedule: Schedule, costs: Costs) -> float:
+    """The makespan that `simulate` would give of a schedule at other costs, which was simulated at
+    some before: whether it runs does not depend on them.
+    """
+    costs = costs.over(schedule.costs)
+    return transport_events(schedule, costs, timed(schedule.transport)).timeline().makespan
+
+
 def run_on(schedule: Schedule, costs: Costs, transport: Transport) -> Events:
     """The events of a schedule on a transport; CompileError if it does not run there."""
     events = transport_events(schedule, costs, transport)

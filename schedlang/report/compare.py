@@ -17,6 +17,7 @@ from schedlang.language.syntax import Param
 from schedlang.plan.plan import Plan
 from schedlang.plan.reader import read_plan
 from schedlang.proof.prove import simulate
+from schedlang.report.bubbles.account import Account
 from schedlang.report.figures import figures
 from schedlang.report.text_table import aligned
 from schedlang.schedule.costs import Costs
@@ -90,7 +91,7 @@ def _entry(
     try:
         plan = _plan(file, source, params, costs, transport)
         costs.check(plan.layout)
-        return Entry(file, figures(plan, simulate(plan, costs), costs))
+        return Entry(file, figures(plan, Account(simulate(plan, costs))))
     except CompileError as error:
         # Not every program is for every size: the table goes on without it.
         if any(diagnostic.code != "require" for diagnostic in error.diagnostics):

@@ -12,6 +12,7 @@ NO_MICROBATCH = -1
 #: What the text of ops that overlap ends with.
 OVERLAP = "OVERLAP_F_B"
 
+_SENDS = frozenset(SENDS.values())
 _NAMES: dict[int, str] = {kind: kind.name for kind in Kind}
 # The longest names first, or `RECV_F` would be found as `R` and a rest.
 _LONGEST_FIRST = sorted((_NAMES[kind] for kind in (*OPS, *TRANSFERS)), key=len, reverse=True)
@@ -41,7 +42,7 @@ def is_copy(kind: int) -> bool:
 
 def is_send(kind: int) -> bool:
     """Whether an action sends a tensor."""
-    return kind in SENDS.values()
+    return kind in _SENDS
 
 
 def is_wait(kind: int) -> bool:

@@ -142,10 +142,11 @@ class Ranks(Sequence[Actions]):
     def __getitem__(self, index: slice) -> tuple[Actions, ...]: ...
 
     def __getitem__(self, index: int | slice) -> Actions | tuple[Actions, ...]:
-        ranks = range(len(self))[index]
-        if isinstance(ranks, range):
-            return tuple(map(self._of, ranks))
-        return self._of(ranks)
+        if isinstance(index, slice):
+            return tuple(map(self._of, range(len(self))[index]))
+        # Asked for thousands of times, and taken once.
+        taken = self._taken.get(index)
+        return self._of(range(len(self))[index]) if taken is None else taken
 
     def _of(self, rank: int) -> Actions:
         """The actions of one rank."""

@@ -340,8 +340,24 @@ class Layout:
 
     def numbers(self, kind: int, stage: int) -> list[int]:
         """The numbers of a stage's transfers of a kind, if the other stages were on other ranks."""
-        others = self.after if TRANSFERS[kind].distance > 0 else self.before
-        return [self.number(stage, other) for other in others[stage]]
+        is_onwards = TRANSFERS[kind].distance > 0
+        return (self._numbers_after if is_onwards else self._numbers_before)[stage]
+
+    @cached_property
+    def _numbers_after(self) -> list[list[int]]:
+        """The numbers of each stage's transfers with the stages that take its output."""
+        return [
+            [self.number(stage, other) for other in others]
+            for stage, others in enumerate(self.after)
+        ]
+
+    @cached_property
+    def _numbers_before(self) -> list[list[int]]:
+        """The same with the stages whose outputs it takes."""
+        return [
+            [self.number(stage, other) for other in others]
+            for stage, others in enumerate(self.before)
+        ]
 
     def ends(self, kind: int, number: int) -> tuple[int, int]:
         """The stage of a transfer, and the one at its other end, which may be past the first or

@@ -567,6 +567,39 @@ def test_a_part_of_a_picture() -> None:
     assert all(float(shape.attrib["x"]) >= 58 for shape in shapes)
 
 
+def test_idle_time_in_a_picture_by_its_causes() -> None:
+    """All of it, and its causes are those of the figures, each with a pattern of its own."""
+    picture = drawn("zb_h1")
+    root = ElementTree.fromstring(svg(picture, Part(causes=True, width=1068)))
+    idle = picture.account.idle
+    # Without its left and right side.
+    scale = 1000 / picture.timeline.makespan
+    drawn_times = {
+        group.attrib["fill"]: sum(float(each.attrib["width"]) for each in group) / scale
+        for group in root.iter(f"{SVG}g")
+        if group.attrib["fill"].startswith("url(#idle-")
+    }
+    times = {
+        f"url(#idle-{cause})": sum(each.length for each in idle if each.cause == cause)
+        for cause in {each.cause for each in idle}
+    }
+    assert drawn_times == pytest.approx(times, rel=1e-3)
+    patterns = {f"url(#{each.attrib['id']})" for each in root.iter(f"{SVG}pattern")}
+    assert patterns == times.keys()
+    names = [text.text for text in root.iterfind(f"{SVG}text")]
+    assert [name for name in names if name and name.startswith("idle")] == [
+        f"idle: {cause}" for cause in CAUSES if f"url(#idle-{cause})" in times
+    ]
+    # In a window, no more than what is in it.
+    part = Part(ranks=(3,), start=0, end=4, causes=True)
+    (group,) = [
+        each
+        for each in ElementTree.fromstring(svg(picture, part)).iter(f"{SVG}g")
+        if each.attrib["fill"].startswith("url(")
+    ]
+    assert len(group) == 1
+
+
 def test_memory_in_a_picture_is_steps() -> None:
     """Also where it rises and falls at one time."""
     root = ElementTree.fromstring(svg(drawn("1f1b_recompute"), Part(memory=True)))

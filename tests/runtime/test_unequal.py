@@ -599,6 +599,10 @@ def goes_wrong(what: str) -> None:
         "slices function": lambda: pipeline(
             plan, model, slice_lengths=lambda length: [length]
         ).step(x, x),
+        "slices words": lambda: pipeline(plan, model, slice_lengths=lambda _: ["two", "two"]).step(
+            x, x
+        ),
+        "slices number": lambda: pipeline(plan, model, slice_lengths=lambda _: 2).step(x, x),
         "none": lambda: pipeline(plan, model, slice_lengths=[4, 2]),
     }
     makes[what]()
@@ -627,6 +631,8 @@ MESSAGES = {
     "slices sum": "`inputs` have the size 4 along dimension 1, and `slice_lengths` [4, 1] make 5; "
     "for other lengths, give a function of the length",
     "slices function": "`slice_lengths` gives [4] for a length of 4: it must be 2 lengths of 1 or",
+    "slices words": "`slice_lengths` gives ['two', 'two'] for a length of 4: it must be 2 lengths",
+    "slices number": "`slice_lengths` gives 2 for a length of 4: it must be 2 lengths of 1 or more",
     "none": "the plan has no slices, so it has no use for `slice_lengths`",
 }
 

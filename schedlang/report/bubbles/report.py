@@ -8,10 +8,11 @@ from typing import Any
 from attrs import frozen
 
 from schedlang.plan.plan import Plan
-from schedlang.proof.prove import simulate
-from schedlang.report.bubbles.attribution import CAUSES, IdleTime, bubbles
-from schedlang.report.bubbles.critical_path import Segment, critical_path
-from schedlang.report.bubbles.waits import Step, waits
+from schedlang.proof.prove import makespan_at, simulate
+from schedlang.report.bubbles.account import Account
+from schedlang.report.bubbles.attribution import CAUSES, IdleTime
+from schedlang.report.bubbles.critical_path import Segment
+from schedlang.report.bubbles.waits import Step
 from schedlang.schedule.costs import Costs
 from schedlang.schedule.costs.model import COST_OF
 from schedlang.schedule.kinds import Kind
@@ -51,16 +52,18 @@ class Explanation:
 
 def explain_bubble(plan: Plan, costs: Costs) -> Explanation:
     """Simulate a plan with some costs, and say where its time goes."""
-    timeline = simulate(plan, costs).timeline
-    found = waits(plan, timeline, costs)
-    path = critical_path(found)
-    idle = bubbles(found, costs)
-    return Explanation(plan, timeline.makespan, idle, path, _faster(plan, costs, path))
+    return explained(plan, Account(simulate(plan, costs)))
+
+
+def explained(plan: Plan, account: Account) -> Explanation:
+    """Where the time of an execution of a plan goes."""
+    execution = account.execution
+    faster = _faster(plan, execution.costs, account.path)
+    return Explanation(plan, execution.timeline.makespan, account.idle, account.path, faster)
 
 
 def _faster(plan: Plan, costs: Costs, path: list[Segment]) -> list[Faster]:
     """Of the ops that take most of the critical path, what it would give if each took less time."""
-    costs = costs.over(plan.costs)
     durations = costs.every_duration(plan.layout)
     takes = costs.durations(plan.layout)
     on_path: dict[tuple[str, int], float] = {}
@@ -82,8 +85,7 @@ def _faster(plan: Plan, costs: Costs, path: list[Segment]) -> list[Faster]:
     found = []
     for field, stage in sorted(on_path, key=lambda op: -on_path[op])[:_TRIED]:
         faster = costs.faster(field, stage, plan.layout, _FACTOR)
-        makespan = simulate(plan, faster).timeline.makespan
-        found.append(Faster(field, stage, durations[field][stage], makespan))
+        found.append(Faster(field, stage, durations[field][stage], makespan_at(plan, faster)))
     return found
 
 

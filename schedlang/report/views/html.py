@@ -38,6 +38,7 @@ _SCRIPTS = (
     "looks.js",
     "timeline.js",
     "rows.js",
+    "lanes.js",
     "memory.js",
     "overlays.js",
     "svg.js",
@@ -134,6 +135,7 @@ def _looks() -> dict[str, Any]:
         "causes": [[cause, CAUSES[cause], *palette.IDLE[cause]] for cause in CAUSES],
         "patterns": palette.PATTERNS,
         "tile": palette.TILE,
+        "shares": palette.IDLE_SHARES,
         "parts": PARTS,
     }
 
@@ -164,6 +166,7 @@ def _data(picture: Picture, marks: Sequence[Mark]) -> dict[str, Any]:
         "versions": palette.VERSIONS if picture.has_versions else [],
         "causeTimes": [sum(times) for times in causes.idle.of_ranks().values()],
         # A page is sent to others, who have the files elsewhere.
+        "resources": [lane.resource for lane in picture.lanes],
         "lines": [[_file_name(line.where), line.text] for line in picture.lines],
         "last": causes.last,
         **_packed(picture, marks, causes),
@@ -189,6 +192,9 @@ def _packed(picture: Picture, marks: Sequence[Mark], causes: Causes) -> dict[str
     path_ends = np.array([part.end for part, _ in path], float)
     memory_times = np.array([time for steps in picture.memory for time, _ in steps], float)
     amounts = np.array([amount for steps in picture.memory for _, amount in steps], float)
+    components = [box for lane in picture.lanes for row in lane.rows for box in row]
+    lane_starts = np.array([box.bar.start for box in components], float)
+    lane_ends = np.array([box.bar.end for box in components], float)
     times = (
         starts,
         ends,
@@ -198,9 +204,12 @@ def _packed(picture: Picture, marks: Sequence[Mark], causes: Causes) -> dict[str
         path_starts,
         path_ends,
         memory_times,
+        lane_starts,
+        lane_ends,
     )
     ticks = Ticks.of(times)
     memory_ticks = Ticks.of([amounts])
+    place = {(box.rank, *box.bar[:3]): number for number, box in enumerate(boxes)}
     sources, targets = np.array(picture.arrows, np.int64).reshape(-1, 2).T
     columns = {
         "ops": list(map(len, picture.ops)),
@@ -230,6 +239,10 @@ def _packed(picture: Picture, marks: Sequence[Mark], causes: Causes) -> dict[str
         "pathBox": [box for _, box in path],
         "pathStart": ticks.count(path_starts),
         "pathEnd": ticks.count(path_ends),
+        "laneOf": [len(row) for lane in picture.lanes for row in lane.rows],
+        "laneBox": [place[box.rank, *box.bar[:3]] for box in components],
+        "laneStart": ticks.count(lane_starts),
+        "laneEnd": ticks.count(lane_ends),
         "memoryOf": [len(steps) for steps in picture.memory],
         "memoryTime": ticks.count(memory_times),
         "memoryAmount": memory_ticks.count(amounts),

@@ -13,6 +13,7 @@ from attrs import frozen
 from schedlang.plan.plan import Plan
 from schedlang.proof.execution import Execution
 from schedlang.ranks.weights import follow_weights
+from schedlang.report.bubbles.account import Account
 from schedlang.report.views.boxes import Box
 from schedlang.report.views.lanes import Lane, lanes_of
 from schedlang.report.views.units import bytes_text, time_text
@@ -42,7 +43,7 @@ class Line:
 class Part:
     """The part of a picture that is drawn, and how wide: the ranks `ranks`, or all; the times from
     `start` to `end`, or to the first or last; in a drawing as wide as it needs, or of `width`
-    pixels; with what ranks hold, if `memory`.
+    pixels; with what ranks hold, if `memory`; with idle time coloured by its cause, if `causes`.
     """
 
     ranks: tuple[int, ...] | None = None
@@ -50,6 +51,7 @@ class Part:
     end: float | None = None
     width: int | None = None
     memory: bool = False
+    causes: bool = False
 
     def ranks_of(self, picture: "Picture") -> tuple[int, ...]:
         """The ranks that are drawn; ValueError for one that is not there."""
@@ -81,7 +83,8 @@ class Picture:
 
     `ops` and `copies` have the boxes of each rank, in order of time; `boxes` has all of them. An
     arrow (a, b) says that box b needs what box a makes, where a and b are indices of `boxes`.
-    `lanes` are the resources of the ranks, where ops have components.
+    `lanes` are the resources of the ranks, where ops have components. `account` knows why ranks
+    are idle.
     `memory[r]` is what rank r holds, in bytes where the costs give these. A unit of time has so
     many `seconds`, where that is known: in a recorded run, which is `measured`, it is a
     microsecond.
@@ -97,8 +100,13 @@ class Picture:
     arrows: tuple[tuple[int, int], ...]
     lines: tuple[Line, ...]
     memory: tuple[Steps, ...]
-    execution: Execution
+    account: Account
     seconds: float | None = None
+
+    @property
+    def execution(self) -> Execution:
+        """The execution that is shown."""
+        return self.account.execution
 
     @cached_property
     def boxes(self) -> list[Box]:
@@ -190,7 +198,7 @@ def lay_out(plan: Plan, execution: Execution, seconds: float | None = None) -> P
         arrows=_arrows(plan, bars),
         lines=tuple(maker.lines),
         memory=execution.memory_bytes or execution.memory,
-        execution=execution,
+        account=Account(execution),
         seconds=_MICROSECOND if execution.transport == "measured" else seconds,
     )
 
