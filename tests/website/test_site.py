@@ -231,7 +231,7 @@ def test_every_program_of_the_gallery(
 
 def test_a_program_of_the_gallery_is_there_before_the_compiler(page: Page, address: str) -> None:
     held: list[Route] = []
-    page.route("**/wheels.json", held.append)
+    page.route("**/wheels.json", lambda route: held.append(route))
     page.goto(f"{address}playground/index.html#program=zb_v")
     page.wait_for_function("document.querySelectorAll('#verdicts td').length")
     assert drawn(page).startswith("zb_v")
