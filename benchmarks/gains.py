@@ -6,7 +6,7 @@ It is simulation: the figures are the same on every machine.
 
 from attrs import frozen
 
-from schedlang import Costs, compile, simulate
+from schedlang import Costs, Kind, compile, simulate
 from schedlang.plan.plan import Plan
 
 HEAD = """\
@@ -105,6 +105,24 @@ microbatch in place of several, and a small bubble.
 SLIMPIPE_REASONS = """\
 All slices take as long here. In the paper they do since ranks share the work of attention, which
 grows along a sequence: that exchange is not in the program.
+"""
+#: Microbatches of a scheduling unit, of so many in all.
+UNITS = (4, 8, 16, 32)
+ALL_UNITS = 32
+ZEROPP_TEXT = """\
+## ZeroPP
+
+[`zeropp.sched`](../programs/zeropp.sched): what a step exchanges of the weights and gradients of a
+layer in the first chunk, in h² for a hidden size h; and what a rank holds of activations, and
+idles. Tang et al. 2024, arXiv 2402.03791: 36 B h² / U for B microbatches in units of U. A layer has
+12 h² weights; the gathers and sums are those of the plan.
+"""
+ZEROPP_REASONS = """\
+The volumes are equal: a unit gathers a chunk twice and sums its gradients once; the last chunk, of
+which the backwards follow the forwards, is gathered once. The price of a large unit is memory, that
+of a small one idle time: the program ends a unit before it begins the next one, and has each
+chunk's weight halves right behind its halves for the inputs. The throughputs of the paper are of
+whole systems, against three-dimensional parallelism, which this page does not predict.
 """
 
 
@@ -218,6 +236,19 @@ def slimpipe_row(ranks: int, slices: int) -> str:
     )
 
 
+def zeropp_row(unit: int) -> str:
+    """The row of a size of units."""
+    plan = compile("zeropp", {"ranks": 4, "microbatches": ALL_UNITS, "unit": unit})
+    execution = simulate(plan)
+    exchanges = (Kind.UNSHARD, Kind.REDUCE_GRAD)
+    pairs = zip(plan.ranks[0].kind, plan.ranks[0].stage, strict=True)
+    counted = 12 * sum(kind in exchanges and stage == 0 for kind, stage in pairs)
+    published = 36 * ALL_UNITS // unit
+    idle = execution.timeline.bubble_over_makespan
+    peak = max(execution.peak_activations)
+    return _line([str(unit), str(published), str(counted), str(peak), f"{idle:.1%}"])
+
+
 def page() -> str:
     """The page, in Markdown."""
     vocabularies = ", ".join(f"{thousands}K" for thousands in VOCABULARIES)
@@ -231,7 +262,10 @@ def page() -> str:
     columns = [f"{what}, {order}" for what in ("peak", "bubble") for order in ("1F1B", "slices")]
     lines += _head(["size", *columns])
     lines += [slimpipe_row(*size) for size in SLIMPIPE]
-    return "\n".join([*lines, "", SLIMPIPE_REASONS])
+    lines += ["", SLIMPIPE_REASONS, ZEROPP_TEXT]
+    lines += _head([f"unit, of {ALL_UNITS}", *SOURCES, "peak activations", "bubble"])
+    lines += map(zeropp_row, UNITS)
+    return "\n".join([*lines, "", ZEROPP_REASONS])
 
 
 SOURCES = ("published", "predicted")

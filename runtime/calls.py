@@ -24,7 +24,7 @@ from schedlang.runtime.stage.components import OverlappedBackward, overlapped_pa
 from schedlang.runtime.stage.stage import Stage
 from schedlang.runtime.transport.exchange import Exchange
 from schedlang.runtime.transport.messages import Receive, Send, post_as_one
-from schedlang.schedule.actions import is_transfer
+from schedlang.schedule.actions import is_collective, is_transfer
 from schedlang.schedule.kinds import AWAITS, Kind
 
 #: The index of an action; a call that does it or a part of it; and where the call is to be
@@ -218,8 +218,12 @@ class _Walk:
         yield from self._arrived(index)
         # An update has a number, or is the only one of a step.
         argument = max(microbatch, 0)
-        call = partial(self.ops[kind, stage], argument)
-        yield index, call, None if op in self.put_off else op
+        if not is_collective(kind):
+            call = partial(self.ops[kind, stage], argument)
+            yield index, call, None if op in self.put_off else op
+        elif (kind, stage) in self.ops:
+            yield index, partial(self.ops[kind, stage], argument), None
+        # Of weights that are whole, there is nothing to gather.
         yield from self._after(index)
 
     def _arrived(self, index: int) -> Iterator[Call]:

@@ -38,14 +38,18 @@ class ReplicaUpdates(Part):
         self.ops = {(Kind.U, stage.number): partial(self._update, stage) for stage in stages}
 
     def calls(self, plan: Plan, rank: int) -> Iterator[ExtraCall]:
-        """The sum for an update begins after the last backward of all replicas on this rank."""
+        """The sum for an update begins after the last backward of all replicas on this rank, or
+        where the plan says it.
+        """
         last = dict[int, int]()
         numbers = {stage.number for stage in self._stages}
         actions = plan.ranks[rank]
-        ops = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
+        ops = [*zip(actions.kind, actions.stage, actions.microbatch, strict=True)]
+        is_written = any(kind == Kind.REDUCE_GRAD and number in numbers for kind, number, _ in ops)
+        begins = (Kind.REDUCE_GRAD,) if is_written else MAKERS[Kind.W]
         for index, (kind, number, microbatch) in enumerate(ops):
-            if number in numbers and kind in MAKERS[Kind.W]:
-                last[plan.layout.update_of(number, microbatch)] = index
+            if number in numbers and kind in begins:
+                last[plan.layout.update_of(number, max(microbatch, 0))] = index
         for index in last.values():
             yield ExtraCall(index, When.AFTER, self._begin)
 

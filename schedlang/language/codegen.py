@@ -17,7 +17,7 @@ from schedlang.language import expressions, syntax
 from schedlang.language.expressions import references
 from schedlang.language.forms import splits_backward, writes_halves
 from schedlang.language.scopes import BUILTINS, LARGEST
-from schedlang.language.sites import CallSite, ClaimSite, Sites
+from schedlang.language.sites import WORDS_OF_STAGE, CallSite, ClaimSite, Sites
 from schedlang.language.syntax import walk
 from schedlang.language.trees import Itself
 
@@ -446,8 +446,8 @@ class Codegen:
         values = [self.expression(arg) for arg in args]
         is_bare = not values
         slices = 1 if self.has_slices else 0
-        if word == "U":
-            # A bare `U` is one call for each stage of the rank.
+        if word in WORDS_OF_STAGE:
+            # A bare one is one call for each stage of the rank.
             stage = "s" if is_bare else values[0]
             values = [stage, "0", *["0"] * slices]
         else:
@@ -463,7 +463,7 @@ class Codegen:
             loops=tuple(self._scope.loops),
         )
         call = f"op(({location}, {', '.join(values)}))"
-        return f"for s in held: {call}" if word == "U" and is_bare else call
+        return f"for s in held: {call}" if word in WORDS_OF_STAGE and is_bare else call
 
     def weight(self, body: syntax.Node) -> int:
         """How many steps one round of a loop counts at most, loops within it apart."""

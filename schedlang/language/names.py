@@ -8,6 +8,7 @@ from schedlang.diagnostics.diagnostic import Diagnostic, counted
 from schedlang.diagnostics.source import Label, Source, Span
 from schedlang.language import expressions, syntax
 from schedlang.language.scopes import Declared, Scopes, is_decimal, nearest
+from schedlang.language.sites import WORDS_OF_STAGE
 from schedlang.language.syntax import walk
 
 #: How many statements sequences may come to where they run each other, and what counts as one.
@@ -15,8 +16,15 @@ _MOST_WRITTEN = 10_000
 _STATEMENTS = (syntax.Run, syntax.Op, syntax.Transfer, syntax.Let)
 #: How many arguments an op takes: a microbatch, and before it a stage.
 _ARGUMENTS = (1, 2)
-#: Ops that need none: a bare `W` is the oldest one owed, a bare `U` all stages of the rank.
-_MAY_BE_BARE = {"W": (0, 2), "U": (0, 1)}
+#: Ops that need none: a bare `W` is the oldest one owed; one of a whole stage, such as a bare `U`,
+#: is that of all stages of the rank.
+_MAY_BE_BARE = {"W": (0, 2)} | dict.fromkeys(WORDS_OF_STAGE, (0, 1))
+
+#: What happens in a block without an op that it cannot have: a collective, or `U`.
+_WITHOUT = (
+    "without it, stages are gathered and summed as `schedc show --shards` shows",
+    "without it, the optimizer steps come after all backwards",
+)
 
 #: What an `objective` can be: figures of a timeline.
 OBJECTIVES = ("makespan", "span")
@@ -285,11 +293,11 @@ class Checker(Scopes):
         for placed in row.ops:
             self.statement(placed.op, inner, functions)
             self.whole(placed.slot, "the number of a slot", inner)
-            if placed.op.kind == "U":
-                help = "without it, the optimizer steps come after all backwards"
+            if placed.op.kind in WORDS_OF_STAGE:
+                help = _WITHOUT[placed.op.kind == "U"]
                 self.report(
                     "block",
-                    "a block has the ops of microbatches, `U` is of none",
+                    f"a block has the ops of microbatches, `{placed.op.kind}` is of none",
                     Label(placed.op.span),
                     help=help,
                 )
@@ -319,11 +327,13 @@ class Checker(Scopes):
         """
         least, most = arity
         slice = ", k" if self.has_slices else ""
-        if self.has_slices and word != "U":
+        if self.has_slices and word not in WORDS_OF_STAGE:
             least = min(least, 1) * 2
             most = 3
         if not least <= len(args) <= most:
-            form = f"`{word}(s)`" if word == "U" else f"`{word}(m{slice})` or `{word}(s, m{slice})`"
+            form = f"`{word}(m{slice})` or `{word}(s, m{slice})`"
+            if word in WORDS_OF_STAGE:
+                form = f"`{word}(s)`"
             self.report(
                 "wrong-arguments",
                 f"`{word}` with {counted(len(args), 'argument')}",
@@ -331,7 +341,8 @@ class Checker(Scopes):
                 help=f"write {form}",
             )
         for number, arg in enumerate(args):
-            allowed = number == len(args) - 1 and word != "U" and not self.has_slices
+            is_last = number == len(args) - 1
+            allowed = is_last and word not in WORDS_OF_STAGE and not self.has_slices
             match arg:
                 case expressions.Next() if allowed:
                     continue

@@ -241,9 +241,16 @@ class Order:
                 self.end_before(index, fault)
                 return
 
-    def check_copies(self) -> None:
-        """Check that copies to the host are issued alone."""
-        index = self.first(self.sites.copies_in_batch)
+    def check_beside(self) -> None:
+        """Check that copies and collectives are issued alone, and collectives in no stream."""
+        index = self.first(self.sites.streamed_collectives)
+        if index is not None:
+            op = self.word(index)
+            part = self.sites.ops[self.locations[index]].part
+            message = f"`{op}` in `{part}`: a schedule without a flush cannot say when that is"
+            help = "leave it out: stages are gathered and summed as `schedc show --shards` shows"
+            self.end_before(index, Fault("collective", message, self.locations[index], help))
+        index = self.first(self.sites.beside_in_batch)
         if index is not None:
             op = self.word(index)
             message = f"`{op}` goes on beside what follows by itself: it stands alone"
@@ -251,10 +258,10 @@ class Order:
 
     def actions(self) -> Actions:
         """The actions of the calls."""
-        if self.sites.updates:
-            updates = self.sites.updates
+        if self.sites.of_stage:
+            of_stage = self.sites.of_stage
             self.microbatches = [
-                NO_MICROBATCH if location in updates else microbatch
+                NO_MICROBATCH if location in of_stage else microbatch
                 for location, microbatch in zip(self.locations, self.microbatches, strict=True)
             ]
         return Actions(
@@ -305,7 +312,7 @@ def record(rank: int, layout: Layout, sites: Sites, calls: Calls) -> Order:
     order.count_next()
     order.find_owed()
     order.check_microbatches()
-    order.check_copies()
+    order.check_beside()
     return order
 
 

@@ -6,19 +6,31 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from schedlang.files.reading import source_of
 from schedlang.language.expand import expand
 from schedlang.language.imports import load
+from schedlang.parametric.coverage import wanted_of
 from schedlang.parametric.figures import Figures
 from schedlang.parametric.left_out import only_computing
-from schedlang.parametric.orders import Cell, Op, Piece, Triple, at_round
-from schedlang.parametric.stamps import Stamped
+from schedlang.parametric.orders import (
+    ONCE,
+    ZERO,
+    Cell,
+    Op,
+    Pair,
+    Piece,
+    Triple,
+    at_round,
+    minus,
+)
+from schedlang.parametric.stamps import Makers, Need, Sources, Stamped
 from schedlang.schedule.kinds import Kind
 from schedlang.schedule.schedule import Schedule
 
-FORMAT = "schedlang certificate 1"
+FORMAT = "schedlang certificate 2"
 _KINDS = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
 
 
@@ -40,7 +52,6 @@ def certified(
     base: int,
     period: int,
     stamped: Stamped,
-    stride: int,
     figures: Figures,
     schedule: Schedule,
 ) -> dict[str, Any]:
@@ -57,18 +68,7 @@ def certified(
                     for op in batch
                 ],
                 "start": _triple(timed.starts[place], timed.piece),
-                "waits": [
-                    [
-                        [
-                            Kind(made).name,
-                            stage,
-                            further,
-                            _cells(stamped, timed.piece.rounds, op, further, sources[made, stage]),
-                        ]
-                        for made, stage, further, _, _ in stamped.needs(op)
-                    ]
-                    for op in batch
-                ],
+                "waits": _waits(stamped, sources, timed.piece, place),
             }
             for place, batch in enumerate(timed.piece.batches)
         ]
@@ -83,8 +83,7 @@ def certified(
         "base": base,
         "period": period,
         **_setting(schedule),
-        "stride": stride,
-        "units": [_numbers(units) for units in stamped.units],
+        "units": [_numbers(units) for units in stamped.orders.units],
         "ways": [[made, stage, of, _short(way)] for made, stage, of, way in sorted(ways)],
         "ranks": ranks,
         "figures": {
@@ -97,8 +96,9 @@ def certified(
 
 
 def is_of_program(document: Mapping[str, Any]) -> bool:
-    """Whether the orders in a certificate, its stages, and what their ops take are those of its
-    program, at two sizes of each class; CompileError if the program does not run there.
+    """Whether the orders in a certificate, its stages with their microbatches, and what their ops
+    make, take and hold are those of its program, at two sizes of each class; CompileError if the
+    program does not run there.
     """
     whole, tree = load(source_of(document["program"]))
     for one in document["classes"]:
@@ -110,26 +110,39 @@ def is_of_program(document: Mapping[str, Any]) -> bool:
                 return False
             if any(one[name] != value for name, value in _setting(schedule).items()):
                 return False
+            units = [schedule.layout.units(stage) for stage in range(len(one["units"]))]
+            if units != [constant + by_n * n for constant, by_n in one["units"]]:
+                return False
     return True
 
 
 def _setting(schedule: Schedule) -> dict[str, Any]:
-    """What does not depend on the number of microbatches: stages, and what their ops take."""
+    """What does not depend on the number of microbatches: stages, and what their ops make, take and
+    hold.
+    """
     layout = schedule.layout
     stages = range(len(layout.placement))
     durations = schedule.costs.durations(layout)
-    amounts = schedule.costs.memory(layout)
-    nothing = [0.0] * len(stages)
     return {
         "slices": layout.slices,
         "placement": list(layout.placement),
-        "pipelines": [[pipeline.start, pipeline.stop] for pipeline in layout.pipelines],
-        "models": layout.models,
         "edges": [[earlier, later] for later in stages for earlier in layout.before[later]],
-        "frozen": [stage for stage in stages if not layout.trains(stage)],
+        "makes": [[Kind(made).name, stage] for made, stage in sorted(wanted_of(schedule))],
         "takes": {kind.name: _numbers(durations[kind]) for kind in _KINDS},
-        "amounts": {kind.name: _numbers(amounts.get(kind, nothing)) for kind in _KINDS},
+        "holds": {kind.name: _holds(schedule, kind) for kind in _KINDS},
     }
+
+
+def _holds(schedule: Schedule, kind: Kind) -> list[Any]:
+    """What an op of a kind adds to what its rank holds, for each stage: while it runs, and
+    after.
+    """
+    stages = range(len(schedule.placement))
+    amounts = schedule.costs.memory(schedule.layout).get(kind, [0.0] * len(stages))
+    return [
+        _numbers([max(amount, 0), amount if schedule.keeps(kind, stage, 0) else 0])
+        for stage, amount in zip(stages, amounts, strict=True)
+    ]
 
 
 def _order_at(pieces: list[Any], n: int) -> list[Any]:
@@ -151,22 +164,58 @@ def _order_of(schedule: Schedule, rank: int) -> list[Any]:
     ]
 
 
-def _cells(stamped: Stamped, rounds: Any, op: Op, further: int, makers: Any) -> list[Any]:
-    constant, by_n, by_round = op.microbatch
-    cells = stamped.cells(rounds, (constant + further, by_n, by_round), makers)
-    return [
-        [_numbers(cell.begin), _numbers(cell.end), *makers[cell.source][:2], _numbers(_round(cell))]
-        for cell in cells
+def _waits(stamped: Stamped, sources: Sources, piece: Piece, place: int) -> list[Any]:
+    """What a batch of a piece waits for: by rounds, up to which, and then for each op where all
+    that it needs is made in these.
+    """
+    needed = [
+        [(need[:3], *_made(sources, piece, op, need)) for need in stamped.needs(op)]
+        for op in piece.batches[place]
     ]
+    borders = {ZERO, piece.rounds}
+    if not place:
+        # The first round waits for the piece before.
+        borders.add(ONCE)
+    for cells in (cells for of_op in needed for _, _, cells in of_op):
+        borders |= {border for cell in cells for border in (cell.begin, cell.end)}
+    waits = []
+    for begin, end in pairwise(sorted(borders, key=_by_growth)):
+        rows = [
+            [
+                [Kind(made).name, stage, further, _row(makers, cells, begin, end)]
+                for (made, stage, further), makers, cells in of_op
+            ]
+            for of_op in needed
+        ]
+        waits.append([_numbers(end), rows])
+    return waits
+
+
+def _made(sources: Sources, piece: Piece, op: Op, need: Need) -> tuple[Makers, list[Cell]]:
+    """Where something that an op needs is made, by its rounds."""
+    constant, by_n, by_round = op.microbatch
+    made, stage, further, *_ = need
+    makers = sources[made, stage]
+    return makers, makers.cells(piece.rounds, (constant + further, by_n, by_round))
+
+
+def _row(makers: Makers, cells: list[Cell], begin: Pair, end: Pair) -> list[Any]:
+    """The piece, the batch and the round in which something is made that some rounds need."""
+    cell = next(cell for cell in cells if _by_growth(begin) < _by_growth(cell.end))
+    piece, batch, _ = makers.ops[cell.source]
+    is_one = minus(end, begin) == ONCE
+    number = (*at_round(cell.round, begin), 0) if is_one else cell.round
+    return [piece, batch, _numbers(number)]
+
+
+def _by_growth(number: Pair) -> Pair:
+    """What puts numbers in order, of which all are for every n."""
+    return number[1], number[0]
 
 
 def _triple(number: Triple, piece: Piece) -> list[Any]:
     """A number by n and the round; of one round alone, the round is nothing."""
     return _numbers(number if piece.grows else (*number[:2], 0))
-
-
-def _round(cell: Cell) -> Triple:
-    return cell.round if cell.is_long else (*at_round(cell.round, cell.begin), 0)
 
 
 def _numbers(values: Iterable[Any]) -> list[Any]:

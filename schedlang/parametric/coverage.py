@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
+
 from schedlang.language.faults import Fault
 from schedlang.parametric.linear import NeedsPeriod, NotLinear
 from schedlang.parametric.orders import (
@@ -18,6 +20,7 @@ from schedlang.parametric.orders import (
 from schedlang.schedule.actions import is_copy
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.layout import Layout
+from schedlang.schedule.schedule import Schedule
 
 _TRAINING: tuple[int, ...] = (Kind.F, Kind.B, Kind.W)
 
@@ -37,18 +40,27 @@ def check_coverage(orders: Orders, layout: Layout) -> None:
                         )
                     for thing in OPS[op.kind].makes:
                         made.setdefault((thing, op.stage), []).append((piece, op))
-    stages = range(len(orders.placement))
-    is_training = any((kind, stage) in made for kind in _TRAINING[1:] for stage in stages)
-    wanted = set(made) | {(int(Kind.F), stage) for stage in stages}
-    if is_training:
-        both = ((kind, stage) for kind in _TRAINING for stage in stages)
-        wanted |= {(kind, stage) for kind, stage in both if layout.makes(kind, stage)}
-    for wanted_thing, stage in sorted(wanted):
+    wanted = _wanted(layout, {thing for thing, _ in made})
+    for wanted_thing, stage in sorted(wanted | set(made)):
         if wanted_thing != Kind.U:
             ops = made.get((wanted_thing, stage), [])
-            _check(ops, orders.units[stage], orders.stride, wanted_thing, stage)
+            _check(ops, orders.units[stage], orders.strides[stage], wanted_thing, stage)
     if any(thing == Kind.U for thing, _ in made):
         _check_updates(orders, made, layout)
+
+
+def wanted_of(schedule: Schedule) -> set[tuple[int, int]]:
+    """What the stages of a schedule have to make of each microbatch: what it is, and the stage."""
+    kinds = np.unique(schedule.columns.kind).tolist()
+    return _wanted(schedule.layout, {thing for kind in kinds for thing in OPS[kind].makes})
+
+
+def _wanted(layout: Layout, made: set[int]) -> set[tuple[int, int]]:
+    stages = range(len(layout.placement))
+    # Without backwards, nothing is trained.
+    kinds = _TRAINING if made.intersection(_TRAINING[1:]) else _TRAINING[:1]
+    both = ((kind, stage) for kind in kinds for stage in stages)
+    return {(kind, stage) for kind, stage in both if layout.makes(kind, stage)}
 
 
 def _check(ops: list[tuple[Piece, Op]], units: Pair, stride: int, thing: int, stage: int) -> None:

@@ -33,14 +33,15 @@ from schedlang.parametric.budget import Budget
 from schedlang.parametric.linear import (
     Linear,
     Loop,
-    NeedsBase,
     NeedsPeriod,
     NeedsSplit,
     NeedsUnrolling,
     NotLinear,
     Searched,
+    holds_from,
     listed_for_all,
 )
+from schedlang.schedule.actions import is_collective
 
 #: How often the order of one rank runs again at most.
 _MOST_RUNS = 400
@@ -156,6 +157,8 @@ class _Run:
         exec(python.items, self.names)
         if python.sites.parts:
             raise NotLinear("it has no flush: `steady` is repeated for every update")
+        if any(is_collective(kind) for kind in python.sites.kinds.values()):
+            raise NotLinear("it writes gathers or sums of its stages")
         if self.has_weights:
             raise NotLinear("it says which versions of weights are read")
         if not isinstance(self._order, syntax.Rank):
@@ -352,7 +355,7 @@ class _Run:
         left = int(length.constant) % factor
         rounds = (length - left) // factor
         if rounds.constant < 1:
-            raise NeedsBase(ceil(Fraction(1 - rounds.constant, rounds.by_n)))
+            holds_from(ceil(Fraction(1 - rounds.constant, rounds.by_n)))
         loop = Loop(rounds, (key, begin, factor))
         self.parts.append(Part(rounds, [], loop))
         self.is_within = True

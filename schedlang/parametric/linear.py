@@ -9,6 +9,9 @@ exception says which would do, and the program runs again.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from fractions import Fraction
 from math import ceil, floor, gcd
 from typing import Any
@@ -30,6 +33,37 @@ class NeedsBase(Undecided):
     def __init__(self, least: int) -> None:
         super().__init__(least)
         self.least = least
+
+
+#: From which n on each answer holds that was given in a `settled` block, where there is one.
+_HELD_FROM: ContextVar[list[int] | None] = ContextVar("_HELD_FROM", default=None)
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """What is asked within is answered as it is for all large n. NeedsBase at the end, from which
+    n on all the answers hold, whatever came of them, unless they hold for every n.
+    """
+    held_from = [0]
+    token = _HELD_FROM.set(held_from)
+    try:
+        yield
+    except Exception as error:
+        if max(held_from):
+            raise NeedsBase(max(held_from)) from error
+        raise
+    finally:
+        _HELD_FROM.reset(token)
+    if max(held_from):
+        raise NeedsBase(max(held_from))
+
+
+def holds_from(least: int) -> None:
+    """An answer holds from so many n on: that is kept in mind, or NeedsBase."""
+    held_from = _HELD_FROM.get()
+    if held_from is None:
+        raise NeedsBase(least)
+    held_from.append(least)
 
 
 class NeedsPeriod(Undecided):
@@ -273,4 +307,5 @@ def _is_negative(constant: Number, by_n: Number) -> bool:
         return False
     crossing = -Fraction(constant) / Fraction(by_n)
     # The first n from which on it is as it stays.
-    raise NeedsBase(ceil(crossing) if by_n > 0 else floor(crossing) + 1)
+    holds_from(ceil(crossing) if by_n > 0 else floor(crossing) + 1)
+    return by_n < 0

@@ -8,16 +8,19 @@ An `Order` is what an expansion gives once all that its calls leave open is fill
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from math import gcd, lcm
 from typing import Any
 
+import numpy as np
 from attrs import evolve, frozen
 
 from schedlang.language.faults import Fault
 from schedlang.language.sites import Sites
 from schedlang.parametric.expansion import Expansion, Part
-from schedlang.parametric.linear import Linear, NeedsBase, NeedsPeriod, NotLinear, linear
+from schedlang.parametric.linear import Linear, NeedsPeriod, NotLinear, holds_from, linear
 from schedlang.schedule.actions import is_transfer
+from schedlang.schedule.columns import Ints
 from schedlang.schedule.kinds import Kind
 
 #: A number as `constant + by_n * n`, and one as `constant + by_n * n + by_round * k`.
@@ -25,6 +28,8 @@ Pair = tuple[Any, Any]
 Triple = tuple[Any, Any, Any]
 
 ZERO: Pair = (0, 0)
+#: The rounds of a piece that is there once.
+ONCE: Pair = (1, 0)
 
 
 @frozen
@@ -55,6 +60,26 @@ class Piece:
         """Whether it has more rounds the larger n is."""
         return bool(self.rounds[1])
 
+    def table(self, n: int) -> Ints:
+        """Its ops for some n, one round after the other, as columns: kind, stage, microbatch, and
+        whether a batch begins with it.
+        """
+        kind, stage, constant, by_n, by_round, is_first = self._ops
+        rounds = value(self.rounds, n)
+        numbers = np.arange(rounds)[:, np.newaxis]
+        microbatches = (constant + by_n * n + by_round * numbers).ravel()
+        kinds, stages, firsts = (np.tile(column, rounds) for column in (kind, stage, is_first))
+        return np.stack([kinds, stages, microbatches, firsts])
+
+    @cached_property
+    def _ops(self) -> Ints:
+        rows = [
+            (op.kind, op.stage, *op.microbatch, place == 0)
+            for batch in self.batches
+            for place, op in enumerate(batch)
+        ]
+        return np.array(rows, np.int64).reshape(-1, 6).T
+
 
 @frozen
 class Orders:
@@ -63,8 +88,13 @@ class Orders:
     ranks: tuple[tuple[Piece, ...], ...]
     units: tuple[Pair, ...]
     placement: tuple[int, ...]
-    #: By how many microbatches the pieces that grow go on in a round.
-    stride: int
+    #: By how many microbatches of a stage the pieces that grow go on in a round.
+    strides: tuple[int, ...]
+
+    def table(self, rank: int, n: int) -> Ints:
+        """What a rank does for some n, as `Piece.table` has it."""
+        pieces = [piece.table(n) for piece in self.ranks[rank]]
+        return np.concatenate(pieces, axis=1) if pieces else np.empty((4, 0), np.int64)
 
     def at(self, rank: int, n: int) -> Iterator[tuple[tuple[int, int, int], ...]]:
         """The batches of a rank for some n, in order."""
@@ -159,7 +189,8 @@ def orders_of(expansion: Expansion, unroll: int = 1) -> Orders:
         tuple(part for piece in pieces for part in _alike(piece, factor, unroll))
         for pieces in ranks
     )
-    return Orders(unrolled, units, expansion.placement, factor * unroll)
+    strides = (factor * unroll,) * len(units)
+    return Orders(unrolled, units, expansion.placement, strides)
 
 
 class _Calls:
@@ -378,7 +409,7 @@ def unrolled(piece: Piece, factor: int) -> list[Piece]:
     left = constant % factor
     rounds = (constant - left) // factor, by_n // factor
     if rounds[0] < 1:
-        raise NeedsBase(-((rounds[0] - 1) // rounds[1]))
+        holds_from(-((rounds[0] - 1) // rounds[1]))
     batches: list[Batch] = []
     for number in range(factor):
         for batch in shifted(piece, piece.rounds, (number, 0)).batches:
@@ -472,7 +503,7 @@ def _cell(source: int, rounds: Pair, wanted: Triple, of: Pair, there: Triple) ->
     if here_one and there_one:
         # They meet at one n alone: from the next one on they do not.
         if by_n and constant % by_n == 0 and -constant // by_n >= 0:
-            raise NeedsBase(-constant // by_n + 1)
+            holds_from(-constant // by_n + 1)
         return Cell(ZERO, (1, 0), source, (0, 0, 0)) if not constant and not by_n else None
     if there_one:
         # The one round here in which it is: constant + by_n * n + step * k = 0.

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from attrs import define, evolve, field, frozen
 
 from schedlang.compiler import NO_PARAMS, check_program, wrong_ops
@@ -42,6 +44,7 @@ from schedlang.parametric.linear import (
     Searched,
     Undecided,
     number,
+    settled,
 )
 from schedlang.parametric.orders import Orders, Pair, later, orders_of
 from schedlang.parametric.pattern import pattern_of
@@ -220,9 +223,7 @@ class _Prover:
                     one = self.later(one, no_pattern)
                 return one if one.outcome else self.tried(one, _UNROLLED[attempt // len(more)])
             except NeedsBase as needs:
-                # Of many ranks, each may ask for one more.
-                least = max(needs.least, self.ranks // 4 // one.period)
-                one = evolve(one, base=one.base + least * one.period)
+                one = evolve(one, base=one.base + needs.least * one.period)
             except NoStamps as error:
                 if one.is_searched:
                     no_pattern = str(error)
@@ -271,9 +272,11 @@ class _Prover:
         """A class that is proved, or wrong by a claim; raises what is needed for that."""
         if one.is_searched:
             return self.followed(one)
-        expansion = expand_for_all(self.tree, self.params, one.base, one.period, self.budget)
+        with settled():
+            expansion = expand_for_all(self.tree, self.params, one.base, one.period, self.budget)
+            orders = orders_of(expansion, unroll)
         schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
-        orders = in_use(orders_of(expansion, unroll), schedules[0].layout)
+        orders = in_use(orders, schedules[0].layout)
         claims = [(expansion.sites.claims[claim.location], claim) for claim in expansion.claims]
         return self.timed(one, orders, schedules, claims)
 
@@ -281,7 +284,7 @@ class _Prover:
         """A class whose orders follow a pattern at the first sizes, if that is right."""
         # The first sizes show the pattern, the others that it goes on, and its times.
         schedules = [self.expanded(one, n) for n in range(_LOOKED_AT)]
-        orders = later(pattern_of(schedules), _LOOKED_AT - 1)
+        orders = later(pattern_of(schedules), _LOOKED_AT)
         schedules += [self.expanded(one, n) for n in range(_LOOKED_AT, _SEEN)]
         begin = _LOOKED_AT
         claims = [
@@ -313,25 +316,26 @@ class _Prover:
         first = schedules[0]
         layout = first.layout
         with_idle = computing(all_orders, evolve(layout, frozen=()))
-        check_coverage(with_idle, layout)
-        if layout.frozen:
-            # Transfers are placed where backwards that do nothing stand as well. That these do not
-            # hang is shown of an execution in which they take time.
-            _stamped(with_idle, list(map(all_trained, schedules)))
         orders = computing(all_orders, layout)
-        stamped = _stamped(orders, schedules)
-        figures = figures_of(stamped.timed, first)
         if any(set(follow_weights(schedule).held) != {1} for schedule in schedules):
             raise NotLinear("it has several versions of weights")
-        outcome = "proved"
-        for site, claim in claims:
-            if not claim_holds(claim, site, figures, first):
-                outcome = "wrong"
+        with settled():
+            check_coverage(with_idle, layout)
+            if layout.frozen:
+                # Transfers are placed where backwards that do nothing stand as well. That these do
+                # not hang is shown of an execution in which they take time.
+                _stamped(with_idle, list(map(all_trained, schedules)))
+            stamped = _stamped(orders, schedules)
+            figures = figures_of(stamped.timed, first)
+            outcome = "proved"
+            for site, claim in claims:
+                if not claim_holds(claim, site, figures, first):
+                    outcome = "wrong"
         return evolve(
             one,
             outcome=outcome,
             figures=figures,
-            certify=_certify(one, stamped, orders.stride, figures, first),
+            certify=_certify(one, stamped, figures, first),
             transfers=_repeated(all_orders, schedules) if writes else None,
         )
 
@@ -544,7 +548,7 @@ class _Prover:
 
 
 def _certify(
-    one: Class, stamped: Stamped, stride: int, figures: Figures, schedule: Schedule
+    one: Class, stamped: Stamped, figures: Figures, schedule: Schedule
 ) -> Callable[[], dict[str, Any]] | None:
     """What makes the part of a class in the certificate; None where it has what no certificate
     has.
@@ -557,7 +561,7 @@ def _certify(
     )
     if has_updates or schedule.costs.overlap_times or schedule.costs.components:
         return None
-    return partial(certified, one.base, one.period, stamped, stride, figures, schedule)
+    return partial(certified, one.base, one.period, stamped, figures, schedule)
 
 
 def _pattern(classes: list[Class]) -> str:
@@ -592,14 +596,13 @@ def _figure(one: Class, figure: str) -> Pair:
 def _check_same(orders: Orders, schedules: list[Schedule]) -> None:
     """That the orders are those of the compiler, at some sizes."""
     for n, schedule in enumerate(schedules):
-        for rank, actions in enumerate(schedule.ranks):
-            real = [
-                tuple(
-                    (actions.kind[i], actions.stage[i], max(actions.microbatch[i], 0)) for i in of
-                )
-                for of in actions.batches()
-            ]
-            if real != list(orders.at(rank, n)):
+        columns = schedule.columns
+        is_first = columns.batch == np.arange(len(columns))
+        # An optimizer step has no microbatch.
+        microbatch = np.maximum(columns.microbatch, 0)
+        real = np.stack([columns.kind, columns.stage, microbatch, is_first])
+        for rank, (begin, end) in enumerate(pairwise(columns.first.tolist())):
+            if not np.array_equal(orders.table(rank, n), real[:, begin:end]):
                 raise NoStamps(f"the order of rank {rank} is not that of the compiler")
 
 
@@ -618,7 +621,7 @@ def _stamped(orders: Orders, schedules: list[Schedule]) -> Stamped:
         check_standstill(orders, rules, schedules)
     first = schedules[0]
     times = stamp(orders, schedules)
-    stamped = Stamped(times, rules, orders.units, first.layout.slices, first.placement)
+    stamped = Stamped(times, rules, orders, first.layout.slices)
     _check_durations(stamped)
     stamped.check()
     return stamped

@@ -16,11 +16,12 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import define, field, frozen
 
 from schedlang.language.arithmetic import exact, unit_of
 from schedlang.parametric.linear import NotLinear
 from schedlang.parametric.orders import (
+    ONCE,
     ZERO,
     Batch,
     Cell,
@@ -39,6 +40,7 @@ from schedlang.parametric.orders import (
     value,
 )
 from schedlang.proof.edges import ideal_events, latencies
+from schedlang.schedule.columns import Ints
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.schedule import Schedule
 
@@ -88,18 +90,12 @@ def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]
             needs.number[is_of_op],
         ]
     )
-    found, counts = np.unique(table, axis=1, return_counts=True)
+    found, counts = _distinct(table)
     ops = np.flatnonzero(~columns.is_transfer & (columns.kind != Kind.U))
-    keys = np.stack(
-        [columns.kind[ops], columns.stage[ops], columns.microbatch[ops] % layout.slices]
+    keys, times = _distinct(
+        np.stack([columns.kind[ops], columns.stage[ops], columns.microbatch[ops] % layout.slices])
     )
-    users = dict(
-        zip(
-            map(tuple, np.unique(keys, axis=1).T.tolist()),
-            np.unique(keys, axis=1, return_counts=True)[1].tolist(),
-            strict=True,
-        )
-    )
+    users = dict(zip(map(tuple, keys.T.tolist()), times.tolist(), strict=True))
     ways = latencies(layout, schedule.costs.transfers(len(layout.placement)))
     rules: dict[tuple[int, int, int], list[Need]] = {key: [] for key in users}
     for row, count in zip(found.T.tolist(), counts.tolist(), strict=True):
@@ -111,6 +107,16 @@ def _rules_of(schedule: Schedule) -> dict[tuple[int, int, int], tuple[Need, ...]
         way = Fraction(repr(float(ways[made, number]))) if is_far else 0
         rules[key].append((made, stage, further, bool(is_far), way))
     return {key: tuple(sorted(of)) for key, of in rules.items()}
+
+
+def _distinct(table: Ints) -> tuple[Ints, Ints]:
+    """The columns of a table, each once, and how often it is there."""
+    order = np.lexsort(table[::-1])
+    ordered = table[:, order]
+    is_new = np.ones(len(order), bool)
+    is_new[1:] = (ordered[:, 1:] != ordered[:, :-1]).any(axis=0)
+    first = np.flatnonzero(is_new)
+    return ordered[:, first], np.diff(first, append=len(order))
 
 
 @frozen
@@ -257,15 +263,59 @@ def _runs(rounds: list[list[Any]]) -> list[tuple[int, Any]]:
     return runs
 
 
+#: An op that makes something: its number, the rounds of its piece, and its microbatch.
+_Maker = tuple[int, Pair, Triple]
+
+
+@define
+class Makers:
+    """The ops that make a thing of a stage, each with the number of its piece, and its batch there.
+
+    Of each op that is looked for there are few that could be it: those that are of one round, by
+    the microbatch, and all others by its rest, since they go on by the `stride`.
+    """
+
+    stride: int
+    ops: list[tuple[int, int, Op]] = field(factory=list)
+    once: dict[Pair, int] = field(factory=dict)
+    growing: dict[int, list[_Maker]] = field(factory=dict)
+    by_rest: dict[int, list[_Maker]] = field(factory=dict)
+
+    def add(self, piece: int, batch: int, op: Op, rounds: Pair) -> None:
+        """Add an op of a piece with so many rounds."""
+        maker = len(self.ops), rounds, op.microbatch
+        rest = op.microbatch[0] % self.stride
+        self.ops.append((piece, batch, op))
+        self.by_rest.setdefault(rest, []).append(maker)
+        if rounds == ONCE:
+            self.once.setdefault(op.microbatch[:2], maker[0])
+        else:
+            self.growing.setdefault(rest, []).append(maker)
+
+    def cells(self, rounds: Pair, wanted: Triple) -> list[Cell]:
+        """Where a microbatch is made, by the rounds of the op that needs it."""
+        rest = wanted[0] % self.stride
+        if rounds != ONCE:
+            return sorted_cells(rounds, wanted, self.by_rest.get(rest, ()))
+        # Each is made once, so the one that is found first is all.
+        number = self.once.get(wanted[:2])
+        if number is not None:
+            return [Cell(ZERO, ONCE, number, (0, 0, 0))]
+        return sorted_cells(rounds, wanted, self.growing.get(rest, ()))
+
+
+#: By what is made and its stage.
+Sources = Mapping[tuple[int, int], Makers]
+
+
 @frozen(eq=False)
 class Stamped:
-    """Pieces with their times, what ops need, and how many microbatches each stage runs."""
+    """Pieces of orders with their times, what ops need, and how many slices a microbatch has."""
 
     timed: Sequence[Timed]
     rules: Rules
-    units: tuple[Pair, ...]
+    orders: Orders
     slices: int
-    placement: tuple[int, ...]
 
     def check(self) -> None:
         """NoStamps if the times do not hold; NeedsBase or NeedsPeriod where that can be said for
@@ -278,17 +328,20 @@ class Stamped:
             self._check_piece(number, before, sources)
             last[timed.rank] = number
 
-    def sources(self) -> dict[tuple[int, int], list[tuple[int, int, Op]]]:
-        """By what is made and its stage, the ops that make it: in which piece and batch."""
-        makers: dict[tuple[int, int], list[tuple[int, int, Op]]] = {}
+    def sources(self) -> Sources:
+        """The ops that make something, by what it is and its stage."""
+        makers: dict[tuple[int, int], Makers] = {}
         for number, timed in enumerate(self.timed):
             for place, batch in enumerate(timed.piece.batches):
                 for op in batch:
                     for made in OPS[op.kind].makes:
-                        makers.setdefault((made, op.stage), []).append((number, place, op))
+                        key = made, op.stage
+                        if key not in makers:
+                            makers[key] = Makers(self.orders.strides[op.stage])
+                        makers[key].add(number, place, op, timed.piece.rounds)
         return makers
 
-    def _check_piece(self, number: int, before: int | None, sources: Any) -> None:
+    def _check_piece(self, number: int, before: int | None, sources: Sources) -> None:
         timed = self.timed[number]
         for place, batch in enumerate(timed.piece.batches):
             #: For each thing that is waited for, the rounds, and when it is there.
@@ -306,26 +359,27 @@ class Stamped:
         first: Triple = (0, 0, 0)
         if before is not None:
             earlier = self.timed[before]
-            last = minus(earlier.piece.rounds, (1, 0))
+            last = minus(earlier.piece.rounds, ONCE)
             first = (*at_round(earlier.end(-1), last), 0)
         # The first round follows the piece before, all others the round before.
-        cells = [(ZERO, (1, 0), first)]
-        if rounds != (1, 0):
+        cells = [(ZERO, ONCE, first)]
+        if rounds != ONCE:
             constant, by_n, by_round = timed.end(-1)
-            cells.append(((1, 0), rounds, (constant - by_round, by_n, by_round)))
+            cells.append((ONCE, rounds, (constant - by_round, by_n, by_round)))
         return cells
 
-    def _needed(self, timed: Timed, op: Op, sources: Any) -> Iterator[Any]:
+    def _needed(self, timed: Timed, op: Op, sources: Sources) -> Iterator[Any]:
         """When each thing that an op needs is there."""
         constant, by_n, by_round = op.microbatch
         for made, stage, further, is_far, way in self.needs(op):
-            makers = sources.get((made, stage), ())
-            cells = self.cells(timed.piece.rounds, (constant + further, by_n, by_round), makers)
-            if not cells or not tiles(cells, timed.piece.rounds):
+            makers = sources.get((made, stage))
+            wanted = constant + further, by_n, by_round
+            cells = makers.cells(timed.piece.rounds, wanted) if makers else []
+            if not makers or not cells or not tiles(cells, timed.piece.rounds):
                 raise NoStamps("an op needs what is never made")
             there = []
             for cell in cells:
-                source, place, _ = makers[cell.source]
+                source, place, _ = makers.ops[cell.source]
                 if not is_far and self.timed[source].rank != timed.rank:
                     raise NoStamps("an op needs what another rank makes, as its own")
                 end, end_by_n, end_by_round = self.timed[source].end(place)
@@ -347,26 +401,6 @@ class Stamped:
             raise NotLinear("a loop has slices of several numbers in one place")
         return self.rules[op.kind, op.stage, constant % self.slices]
 
-    def cells(self, rounds: Pair, wanted: Triple, makers: Any) -> list[Cell]:
-        """Where the microbatches of an op are made, by its rounds."""
-        if rounds == (1, 0):
-            # Each is made once, so the one that is found first is all.
-            for number, (source, _, op) in enumerate(makers):
-                piece = self.timed[source].piece
-                if piece.rounds == (1, 0) and op.microbatch[:2] == wanted[:2]:
-                    return [Cell(ZERO, (1, 0), number, (0, 0, 0))]
-            makers = [
-                (number, self.timed[source].piece.rounds, op.microbatch)
-                for number, (source, _, op) in enumerate(makers)
-                if self.timed[source].piece.rounds != (1, 0)
-            ]
-        else:
-            makers = [
-                (number, self.timed[source].piece.rounds, op.microbatch)
-                for number, (source, _, op) in enumerate(makers)
-            ]
-        return sorted_cells(rounds, wanted, makers)
-
     def _hold(self, timed: Timed, place: int, waits: list[list[tuple[Pair, Pair, Triple]]]) -> None:
         """Whether a batch starts when all that it waits for is there, and no later."""
         start = timed.starts[place]
@@ -375,7 +409,7 @@ class Stamped:
         for begin, end in pairwise(ordered):
             if not is_negative(minus(begin, end)):
                 raise NoStamps("the rounds of a loop have no order")
-            last = minus(end, (1, 0))
+            last = minus(end, ONCE)
             is_tight = False
             for cells in waits:
                 for cell_begin, cell_end, arrival in cells:

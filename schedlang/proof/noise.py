@@ -115,7 +115,7 @@ def _slow(noise: Noise, schedule: Schedule) -> Floats:
     columns = schedule.columns
     factors = np.ones(len(columns))
     for rank, factor in noise.slow_ranks.items():
-        factors[(columns.rank == rank) & ~columns.is_transfer & ~columns.is_copy] = factor
+        factors[(columns.rank == rank) & columns.is_computed] = factor
     receives, ends = _links(schedule)
     for link, factor in noise.slow_links.items():
         factors[receives[(ends == link).all(axis=1)]] = factor

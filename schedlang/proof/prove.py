@@ -5,6 +5,7 @@ from functools import cached_property
 
 from schedlang.diagnostics.arguments import check_type
 from schedlang.diagnostics.diagnostic import CompileError
+from schedlang.proof.collectives import collectives
 from schedlang.proof.edges import Events, ideal_events, transport_events
 from schedlang.proof.execution import Execution
 from schedlang.proof.first_use import check_first_use
@@ -59,7 +60,10 @@ class _Proof:
         check_frozen(schedule)
         self.schedule = schedule
         self.ideal = ideal_events(schedule, schedule.costs)
-        self.follows_moments = follows_moments(schedule, self.ideal)
+        # Moments say nothing of collectives that ranks of the plan have together.
+        self.follows_moments = not collectives(schedule).has_replicas and follows_moments(
+            schedule, self.ideal
+        )
 
     def on(self, name: str) -> Execution:
         """The ideal execution, if the schedule is right on a transport."""

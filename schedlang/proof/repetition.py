@@ -282,7 +282,7 @@ def reached(cut: Schedule, rules: Transport) -> tuple[Ints, Ints]:
     # Of a sum, the graph has the parts that are there.
     sums = cut.sums
     is_over[sums.step[sums.is_far & ~sums.is_whole]] = False
-    is_on_rank = ~columns.is_copy & (rules.blocks | ~columns.is_transfer)
+    is_on_rank = ~columns.is_beside & (rules.blocks | ~columns.is_transfer)
     stopped = np.append(np.flatnonzero(is_on_rank & ~is_over), len(columns))
     begin = columns.first[:-1]
     end = columns.first[1:]

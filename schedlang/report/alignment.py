@@ -1,10 +1,12 @@
 """Two orders of things laid side by side: what is equal, what moved, what came and what went.
 
-In each order a thing stands once. So a longest common subsequence is a longest increasing
-subsequence of places, which is found in n log n steps, and in n where the orders are equal.
+In each order a thing stands once, or else the n-th one is that of the other order. So a longest
+common subsequence is a longest increasing subsequence of places, which is found in n log n steps,
+and in n where the orders are equal.
 """
 
 from bisect import bisect
+from collections import Counter
 from collections.abc import Hashable, Iterator, Sequence
 from enum import StrEnum
 
@@ -45,12 +47,24 @@ def align(before: Sequence[Hashable], after: Sequence[Hashable]) -> list[Run]:
     The runs are in the second order; each place of an order that has a thing is in one of them.
     """
     runs: list[Run] = []
-    for piece in _pieces(before, after):
+    for piece in _pieces(_told_apart(before), _told_apart(after)):
         if runs and (joined := _joined(runs[-1], piece)):
             runs[-1] = joined
         else:
             runs.append(piece)
     return runs
+
+
+def _told_apart(things: Sequence[Hashable]) -> Sequence[Hashable]:
+    """The things, with how many were alike before where some are."""
+    if len(set(things)) == len(things):
+        return things
+    count = Counter[Hashable]()
+    apart: list[Hashable] = []
+    for thing in things:
+        apart.append((thing, count[thing]) if count[thing] else thing)
+        count[thing] += 1
+    return apart
 
 
 def _pieces(before: Sequence[Hashable], after: Sequence[Hashable]) -> Iterator[Run]:

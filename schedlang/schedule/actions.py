@@ -40,6 +40,20 @@ def is_copy(kind: int) -> bool:
     return kind in OPS and OPS[kind].is_copy
 
 
+def is_collective(kind: int) -> bool:
+    """Whether an action is about a whole stage and its replicas: a gather of weights, its end, or a
+    sum of gradients.
+    """
+    return kind in OPS and OPS[kind].is_collective
+
+
+def is_beside(kind: int) -> bool:
+    """Whether a rank goes on while an action is under way, and does not compute it: a copy, or a
+    collective.
+    """
+    return is_copy(kind) or is_collective(kind)
+
+
 def is_send(kind: int) -> bool:
     """Whether an action sends a tensor."""
     return kind in _SENDS

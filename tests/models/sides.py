@@ -241,6 +241,8 @@ class InPipeline(Training):
             if pipeline.stop - 1 in self.stages
             for number in numbers
         )
+        # Each rank draws numbers of its own, as processes do; the training alone keeps the state of
+        # each rank, and draws from that of the stage's.
         seed_all(100 + rank)
 
     def spread(self) -> None:

@@ -189,7 +189,7 @@ def compare_all(cells: Sequence[Cell], columns: Columns, folder: Path) -> dict[C
             if is_trained:
                 verdicts[cell] = Verdict(DIFFERS, "it trains, which it cannot")
             continue
-        # Most schedules mean the same training: 17 columns need a few trainings alone.
+        # Most schedules mean the same training, so that many columns need a few alone.
         meaning = feature.name, _meaning(column, feature.draws)
         if meaning not in alone:
             alone[meaning] = _train_alone(feature, column)

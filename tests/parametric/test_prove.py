@@ -12,9 +12,11 @@ from schedlang.cli.main import main
 from schedlang.compiler import check_program, compile
 from schedlang.diagnostics.diagnostic import CompileError
 from schedlang.files.reading import source_of
+from schedlang.language.faults import Fault
 from schedlang.parametric.budget import Budget
 from schedlang.parametric.certificate import is_of_program
 from schedlang.parametric.check_certificate import check
+from schedlang.parametric.linear import NeedsBase, number, settled
 from schedlang.parametric.prove import prove_for_all
 from schedlang.parametric.result import Proof
 from schedlang.proof.prove import ideal_execution
@@ -118,6 +120,47 @@ def test_orders_of_passes_are_proved_as_far_as_their_pattern_goes() -> None:
     assert verdict.word == "followed"
     assert not proof.holds
     assert "seen to up to microbatches ==" in verdict.pattern
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("rlhf", 4), ("recycle", 2)])
+def test_models_and_lanes_go_on_by_different_numbers_of_microbatches(name: str, ranks: int) -> None:
+    path = PROGRAMS / f"{name}.sched"
+    params = {"ranks": ranks}
+    proof = prove_for_all(path, params)
+    verdict = proof.verdicts["portable"]
+    assert verdict.word == "followed"
+    first = next(n for n in range(1, 100) if eval(verdict.followed, {}, {"microbatches": n}))
+    for microbatches in (first, first + 6, first + 30):
+        check_figures(proof, path, params, microbatches)
+    assert proof.certificate
+    check(proof.certificate)
+    assert is_of_program(proof.certificate)
+
+
+def test_the_least_size_is_found_at_once_from_which_all_answers_hold() -> None:
+    n = number(0, 1)
+
+    def asked() -> None:
+        with settled():
+            assert n >= 3
+            assert n < 5 * n - 20
+            assert min(7, n) == 7
+
+    with pytest.raises(NeedsBase) as needs:
+        asked()
+    assert needs.value.least == 7
+    with settled():
+        assert n + 1 > n
+
+
+def test_what_comes_of_an_answer_that_does_not_hold_for_all_is_not_believed() -> None:
+    def asked() -> None:
+        with settled():
+            if number(0, 1) > 40:
+                raise Fault("deadlock", "ranks wait for each other", 0)
+
+    with pytest.raises(NeedsBase):
+        asked()
 
 
 def test_a_program_or_a_parameter_that_is_wrong_is_told_as_by_the_compiler() -> None:

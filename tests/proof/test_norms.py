@@ -146,7 +146,7 @@ def test_plans_that_have_no_time_for_the_norm(
 
 
 def test_a_plan_for_one_transport_is_not_asked() -> None:
-    plan = compile(read_source(PROGRAMS / "pipedream_2bw.sched"), transport="gloo")
+    plan = compile("pipedream_2bw", transport="gloo")
     assert why_not(plan) == "the plan is proved for `gloo` alone, and must be for all transports"
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 
-from schedlang import CompileError, Plan, Source, compile, prove, read_plan, read_source
+from schedlang import CompileError, Plan, Source, compile, prove, read_plan
 from schedlang.compiler import check_schedule
 from schedlang.plan.reader import parse_actions
 from schedlang.proof import repetition
@@ -17,7 +17,6 @@ from schedlang.schedule.columns import actions_from, table_of
 from schedlang.schedule.schedule import Kernel
 from schedlang.schedule.stream import repeat
 from schedlang.schedule.transports import NAMES
-from tests.support.paths import PROGRAMS
 
 STREAMS = [
     ("pipedream", {"ranks": 2, "microbatches": 1}),
@@ -115,7 +114,7 @@ def test_kernels_that_meet_only_later(repeats: int, transport: str, tmp_path: Pa
 @pytest.mark.parametrize("transport", NAMES)
 def test_compiled_streams_go_on(name: str, params: dict[str, int], transport: str) -> None:
     """And so they are proved by one step, however many updates they show."""
-    plan = compile(read_source(PROGRAMS / f"{name}.sched"), params, transport=transport)
+    plan = compile(name, params, transport=transport)
     assert plan.kernels
     more = evolve(plan.for_updates(plan.layout.updates + 3), kernels=plan.kernels)
     prove_for_all_updates(more, more.kernels)
@@ -123,7 +122,7 @@ def test_compiled_streams_go_on(name: str, params: dict[str, int], transport: st
 
 def test_ranks_that_never_come_back_to_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be shown is refused."""
-    plan = compile(read_source(PROGRAMS / "pipedream_2bw.sched"), {"ranks": 2, "microbatches": 2})
+    plan = compile("pipedream_2bw", {"ranks": 2, "microbatches": 2})
     monkeypatch.setattr(repetition, "goes_on", lambda *_: False)
     with pytest.raises(CompileError) as caught:
         prove_for_all_updates(plan, plan.kernels)
@@ -172,7 +171,7 @@ def is_right(plan: Plan, times: int) -> bool:
 def test_what_is_proved_by_induction_is_what_is_proved_one_by_one(transport: str) -> None:
     rng = random.Random(transport)
     plans = [
-        compile(read_source(PROGRAMS / f"{name}.sched"), params, transport=transport)
+        compile(name, params, transport=transport)
         for name, params in STREAMS
         if params["ranks"] < 4
     ]

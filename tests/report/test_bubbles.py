@@ -123,7 +123,7 @@ def test_programs(path: Path) -> None:
 @pytest.mark.parametrize("name", ["1f1b", "interleaved_1f1b", "dualpipe", "pipe_offload"])
 def test_programs_on_transports(name: str, transport: str) -> None:
     for costs in COSTS:
-        check(compile(read_source(PROGRAMS / f"{name}.sched"), transport=transport), costs)
+        check(compile(name, transport=transport), costs)
 
 
 @st.composite
@@ -221,7 +221,7 @@ def test_each_cause() -> None:
 
 
 def test_one_f_one_b_waits_for_memory_in_its_warm_up() -> None:
-    plan = compile(read_source(PROGRAMS / "1f1b.sched"))
+    plan = compile("1f1b")
     _, idle, path = explained(plan, Costs())
     by_rank = [
         [sum(e.length for e in idle if (e.rank, e.cause) == (rank, cause)) for rank in range(4)]
@@ -232,7 +232,7 @@ def test_one_f_one_b_waits_for_memory_in_its_warm_up() -> None:
 
 
 def test_a_faster_op_is_simulated() -> None:
-    plan = compile(read_source(PROGRAMS / "1f1b.sched"))
+    plan = compile("1f1b")
     slow = Costs(forward_times=(1, 1, 1, 2), backward_times=(2, 2, 2, 4))
     found = explain_bubble(plan, slow)
     first = found.faster[0]
@@ -242,9 +242,7 @@ def test_a_faster_op_is_simulated() -> None:
         == simulate(plan, evolve(slow, backward_times=(2, 2, 2, 3.6))).timeline.makespan
     )
     assert first.makespan == pytest.approx(57 - 8 * 0.4)
-    overlapping = explain_bubble(
-        compile(read_source(PROGRAMS / "dualpipe.sched")), Costs(overlap_times=(2.5,))
-    )
+    overlapping = explain_bubble(compile("dualpipe"), Costs(overlap_times=(2.5,)))
     assert "overlap" in {each.field for each in overlapping.faster}
 
 
@@ -297,9 +295,7 @@ def test_what_is_exposed_takes_linear_time(name: str, monkeypatch: pytest.Monkey
     latest = Waits.latest
     monkeypatch.setattr(Waits, "latest", counted)
     for ranks in (8, 32):
-        plan = compile(
-            read_source(PROGRAMS / f"{name}.sched"), {"ranks": ranks, "microbatches": 16}
-        )
+        plan = compile(name, {"ranks": ranks, "microbatches": 16})
         costs = Costs(p2p_time=0.1)
         found = waits(plan, simulate(plan, costs).timeline, costs)
         counts.append(0)

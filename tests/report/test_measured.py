@@ -20,6 +20,7 @@ from schedlang.report.measured import Comparison, compare, comparison_json, read
 from schedlang.report.views import lay_out
 from schedlang.schedule.costs import measured_costs, read_costs
 from tests.support.paths import CASES, GOLDEN, PROGRAMS
+from tests.support.programs import plan_of
 
 RECORDED = CASES / "run.json"
 #: The program of the recorded run.
@@ -29,10 +30,6 @@ GIVEN = [str(PROGRAMS / "1f1b.sched"), str(RECORDED), "-p", "ranks=2", "-p", "mi
 def output(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
     assert main(list(map(str, arguments))) == 0
     return capsys.readouterr().out
-
-
-def plan_of(name: str, **params: int) -> Plan:
-    return compile(read_source(PROGRAMS / f"{name}.sched"), params)
 
 
 def recorded_as(path: Path, plan: Plan, *steps: Costs) -> Path:

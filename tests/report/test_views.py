@@ -42,7 +42,7 @@ from schedlang.report.views.svg import svg
 from schedlang.report.views.terminal import view
 from schedlang.report.views.trace import trace
 from schedlang.report.views.units import bytes_text, time_text
-from schedlang.schedule.actions import is_copy, is_transfer
+from schedlang.schedule.actions import is_beside, is_transfer
 from schedlang.schedule.costs import UNIT
 from schedlang.schedule.kinds import OPS
 from schedlang.schedule.timeline import Bar
@@ -64,7 +64,7 @@ ODD = Costs(
 
 
 def run(name: str, costs: Costs = UNIT, **params: int) -> tuple[Plan, Execution]:
-    plan = compile(read_source(PROGRAMS / f"{name}.sched"), params)
+    plan = compile(name, params)
     return plan, simulate(plan, costs)
 
 
@@ -83,7 +83,7 @@ def check_picture(plan: Schedule, execution: Execution, picture: Picture) -> Non
         for row, wanted in ((picture.ops[rank], False), (picture.copies[rank], True)):
             shown = [(box.bar.kind, box.bar.stage, box.bar.microbatch) for box in row]
             assert shown == [
-                op for op in ops if not is_transfer(op[0]) and is_copy(op[0]) == wanted
+                op for op in ops if not is_transfer(op[0]) and is_beside(op[0]) == wanted
             ]
             assert all(before.bar.end <= after.bar.start for before, after in pairwise(row))
             assert all(box.rank == rank for box in row)
@@ -230,7 +230,7 @@ def test_trace(path: Path) -> None:
     picture = drawn(path.stem, ODD)
     events: list[dict[str, Any]] = json.loads(trace(picture))["traceEvents"]
     slices = {(each["pid"], each["args"]["action"]): each for each in events if each["ph"] == "X"}
-    assert len(slices) == len(picture.boxes)
+    assert sum(each["ph"] == "X" for each in events) == len(picture.boxes)
     threads = {each["tid"]: each["pid"] for each in events if each["name"] == "thread_name"}
     assert all(threads[each["tid"]] == pid > 0 for (pid, _), each in slices.items())
     starts = {each["id"]: each for each in events if each["ph"] == "s"}
@@ -340,7 +340,7 @@ def test_marks_are_those_of_diff(first: str, second: str) -> None:
 
 def ops(actions: Actions) -> Actions:
     """The actions that a rank runs one after the other."""
-    return actions.select(lambda kind: not is_transfer(kind) and not is_copy(kind))
+    return actions.select(lambda kind: not is_transfer(kind) and not is_beside(kind))
 
 
 @pytest.mark.parametrize("costs", [UNIT, ODD], ids=["unit", "odd"])
@@ -429,7 +429,7 @@ def test_every_swatch_is_apart_from_every_other() -> None:
     """
     ops = [
         (palette.fill(kind, 0, 1), "hatched" if kind in palette.HATCHED else "plain")
-        for kind in (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, Kind.U, Kind.OFFLOAD, Kind.RELOAD)
+        for kind in map(Kind, OPS)
     ]
     swatches = [*ops, *palette.IDLE.values()]
     assert set(palette.IDLE) == set(CAUSES)

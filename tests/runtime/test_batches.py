@@ -59,6 +59,7 @@ def evaluates(name: str) -> float:
     worst = [0.0]
     for rows, of_microbatch in SIZES:
         inputs, targets = rows_of(plan, rows)
+        # Without a number of rows, as many as let one round take all.
         size = of_microbatch or -(-rows // plan.microbatches)
         outputs = ours.evaluate(inputs, rows=of_microbatch)
         losses = ours.evaluate(inputs, targets, rows=of_microbatch)
@@ -251,6 +252,7 @@ def goes_wrong(what: str) -> None:
         pipeline(plan, model).step(inputs[:3], targets[:3])
     else:
         assert what == "nan"
+        # The last row is in the last of two microbatches.
         inputs[3] = torch.nan
         ours = Pipeline(plan, mine, squared, stop_on_nan=True)
         ours.step(inputs, targets)

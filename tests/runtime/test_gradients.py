@@ -201,6 +201,7 @@ def test_losses_and_gradients_are_those_of_one_process(
     """
     programs = {path.stem for path in GALLERY} - APART
     for found in run_ranks(compare_all, ranks, all_plans(ranks, microbatches)).results():
+        # Their programs ask for an even number of ranks.
         even = {"chimera", "dualpipe", "bitpipe"} if ranks == 3 else set()
         assert {case.split()[0] for case in found} == programs - even | {"v", "slices"}
         for case, (loss, gradient) in found.items():
@@ -319,6 +320,8 @@ def versions(cases: dict[str, tuple[Plan, list[int], str]], folder: Path) -> dic
     expected = shared_out(one_process_later, cases)
     for name, (plan, delays, optimizer) in cases.items():
         mine = plan.stages_of(rank)
+        # What is claimed of the memory: the newest version, and one for each update that weights
+        # are late.
         assert 1 + max(delays[stage] for stage in mine) == follow_weights(plan).held[rank]
         uncut = two_steps(plan, delays, optimizer)
         resumed = two_steps(plan, delays, optimizer, folder)
@@ -349,6 +352,7 @@ def two_steps(
         others |= {
             each[1].weight.data_ptr() for stage, each in enumerate(model) if stage not in mine
         }
+        # Each stage has one square matrix, so there are as many of these as there are versions.
         assert len(squares() - others) == sum(1 + delays[stage] for stage in mine)
     else:
         file = folder / f"checkpoint{dist.get_rank()}"
@@ -463,6 +467,7 @@ class Containers(nn.Module):
     def forward(
         self, x: torch.Tensor, rest: dict[str, torch.Tensor] | None = None, *, scale: float
     ) -> object:
+        # The first stage is given a tensor alone, and begins the rest.
         rest = {"skip": x, "mask": torch.arange(len(x)) % 2} if rest is None else rest
         x = self.inner(x) * scale + rest["skip"] * rest["mask"][:, None]
         return x if self.is_last else (x, rest)

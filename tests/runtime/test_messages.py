@@ -135,6 +135,7 @@ def test_messages_of_fewer_bits(run_ranks: Run) -> None:
             assert (0 if type == "None" else 1e-5) <= other < near[type], name
             assert tensors == exact[3] > 0
             # An exponent for each tensor.
+            # Half the bytes of float32, and for float16 an exponent of two bytes with each tensor.
             assert bytes == exact[2] / (1 if type == "None" else 2) + (
                 2 * tensors if "float16" in type.split(".") else 0
             )

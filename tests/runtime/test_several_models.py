@@ -82,6 +82,7 @@ def batch(layout: Layout, seed: int) -> tuple[dict[str, Tensor], dict[str, Tenso
         generator = torch.Generator().manual_seed(seed)
         shape = pipeline.microbatches * ROWS, WIDTH
         inputs[pipeline.name] = torch.randn(*shape, generator=generator, dtype=torch.float64)
+        # Targets differ by model, inputs do not.
         generator.manual_seed(seed + 100 * number)
         targets[pipeline.name] = torch.randn(*shape, generator=generator, dtype=torch.float64)
     return inputs, targets
@@ -129,6 +130,7 @@ def train(plan: Plan, other: str, own: str, with_outputs: bool = False) -> dict[
         stages[stage] = models[pipeline.name][stage - pipeline.start]
     losses = {each.name: nn.functional.mse_loss for each in layout.pipelines if each.name != other}
     losses[own] = near
+    # Only these are trained.
     makers = {own: torch.optim.AdamW, "critic": torch.optim.SGD}
     optimizers = {}
     others = []
@@ -159,6 +161,7 @@ def train(plan: Plan, other: str, own: str, with_outputs: bool = False) -> dict[
             for each in layout.pipelines
         }
         for number in range(max(count for _, _, count in parts.values())):
+            # A model with fewer microbatches is done before others.
             here = {name: each for name, each in parts.items() if number < each[2]}
             for name, loss in alone(
                 whole,
@@ -378,6 +381,7 @@ def apart() -> dict[str, Any]:
             if weight.grad is not None and other.grad is not None:
                 worst.append(difference(weight.grad, other.grad))
     # Of the critic there are more rounds than of the others.
+    # With two rows a microbatch: 2, 3 and 6 microbatches, of which the last one may be smaller.
     rows = {"reference": 3, "actor": 5, "critic": 11}
     given = {name: torch.rand(count, WIDTH, dtype=torch.float64) for name, count in rows.items()}
     pipeline.evaluate(given, {"actor": given["actor"]}, rows=2)

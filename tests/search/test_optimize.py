@@ -21,7 +21,7 @@ from schedlang.search.optimize.instance import Instance, chains_of
 from schedlang.search.optimize.model import Effort, look
 from schedlang.search.optimize.optimize import judged, optimize
 from schedlang.search.optimize.problem import Answer, Problem
-from tests.support.paths import CASES, PROGRAMS
+from tests.support.paths import CASES
 
 RECORDED = json.loads((CASES / "zero_bubble.json").read_text())["cases"]
 
@@ -268,9 +268,7 @@ def test_latencies_are_given_again() -> None:
 
 
 def test_ops_that_overlap_stay_together() -> None:
-    plan = compile(
-        read_source(PROGRAMS / "interleaved_overlap.sched"), {"ranks": 2, "microbatches": 4}
-    )
+    plan = compile("interleaved_overlap", {"ranks": 2, "microbatches": 4})
     problem = Problem.of(plan)
     given = problem.value(problem.graph.order)
     answer = best_of(problem, enough=given)
@@ -310,7 +308,7 @@ def test_never_worse_than_a_recorded_search(case: dict[str, Any]) -> None:
         params |= {"activation": activation, "kept": -kept, "memory": memory}
         limit = case["mem_limit"]
     program = SEARCHED[case["schedule"]]
-    plan = compile(read_source(PROGRAMS / f"{program}.sched"), params, costs)
+    plan = compile(program, params, costs)
     recorded = case["cost"] if plan.objective == "span" else case["flush_makespan"]
     answer = best_of(Problem.of(plan, limit), enough=recorded + 1e-6)
     assert answer.value <= recorded + 1e-6

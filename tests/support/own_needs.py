@@ -29,6 +29,8 @@ def needs(schedule: Schedule, kind: int, stage: int, microbatch: int) -> list[Op
             for unit in range(layout.units(replica))
             if layout.update_of(replica, unit) == update
         ]
+    if kind in (Kind.UNSHARD, Kind.RESHARD, Kind.REDUCE_GRAD):
+        return []
     of_own = {Kind.W: Kind.B, Kind.R: Kind.F, Kind.OFFLOAD: Kind.F, Kind.RELOAD: Kind.OFFLOAD}
     return [(of_own[Kind(kind)], stage, microbatch)]
 

@@ -29,6 +29,7 @@ from schedlang.parametric.ranks.numbers import between as are_between
 from schedlang.parametric.ranks.statements import UPDATE, UPDATES, Claim
 from schedlang.parametric.ranks.symbols import between, constant, number, points, symbol, without
 from schedlang.parametric.ranks.values import Evaluator, Scope
+from schedlang.schedule.actions import is_collective
 from schedlang.schedule.kinds import Kind
 
 #: A loop of at most so many rounds, whatever the sizes, is read round by round.
@@ -258,6 +259,8 @@ class Orders:
         kind = self.sites.kinds[location]
         if kind in (Kind.OFFLOAD, Kind.RELOAD):
             raise Unreadable("copies to the host", node.span)
+        if is_collective(kind):
+            raise Unreadable("gathers and sums of stages", node.span)
         if kind == Kind.U and batch:
             raise Unreadable("an update that overlaps with other ops", node.span)
         args: list[Number | None] = [

@@ -81,8 +81,8 @@ class Alternatives:
         #     highest     1      2      2              before or behind the op, whichever is more
         levels = np.append(0.0, np.cumsum(amount * schedule.keeps_all(kind, stage, microbatch)))
         highest = np.maximum(levels[:-1], levels[:-1] + amount)
-        # A copy between two steps is of neither.
-        highest[is_any(kind, Kind.OFFLOAD, Kind.RELOAD)] = -np.inf
+        # What goes on beside two steps is of neither.
+        highest[columns.is_beside[rows]] = -np.inf
         self.held: Floats = levels[first]
         # Of all ops of a step.
         most = np.maximum.reduceat(highest, first) if len(first) else highest[:0]

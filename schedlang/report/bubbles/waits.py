@@ -164,8 +164,8 @@ def waits(schedule: Schedule, timeline: Timeline, costs: Costs) -> Waits:
     """
     columns = schedule.columns
     is_head = columns.batch == np.arange(len(columns))
-    ops = np.flatnonzero(~columns.is_transfer & ~columns.is_copy)
-    copies = np.flatnonzero(columns.is_copy)
+    ops = np.flatnonzero(columns.is_computed)
+    copies = np.flatnonzero(columns.is_beside)
     heads = np.flatnonzero(is_head[ops])
     starts, ends = _times(timeline.ranks)
     copy_starts, copy_ends = _times(timeline.copies)

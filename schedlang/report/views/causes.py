@@ -63,7 +63,7 @@ def causes_of(picture: Picture) -> Causes:
 def _boxes(all_waits: Waits) -> Ints:
     """The box of each step: a picture has the ops of all ranks first, then their copies."""
     columns = all_waits.schedule.columns
-    ops = np.flatnonzero(~columns.is_transfer & ~columns.is_copy)
+    ops = np.flatnonzero(columns.is_computed)
     # The n-th op of the plan has box n; the first action of a step says which op it is.
     boxes = np.searchsorted(ops, all_waits.head)
     first_copy = int(all_waits.first[-1])

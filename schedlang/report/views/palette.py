@@ -25,6 +25,9 @@ _BANDS = {
     Kind.U: (INK, INK),
     Kind.OFFLOAD: ("#c882c2", "#c882c2"),
     Kind.RELOAD: ("#a45b9f", "#a45b9f"),
+    Kind.UNSHARD: ("#c5bb87", "#c5bb87"),
+    Kind.RESHARD: ("#f2a65a", "#f2a65a"),
+    Kind.REDUCE_GRAD: ("#494036", "#494036"),
 }
 #: The kinds whose boxes are hatched.
 HATCHED = (Kind.R,)

@@ -4,6 +4,7 @@ A picture has no colours and no sizes. It has a row for each rank, and time from
 the unit of the costs.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -18,7 +19,7 @@ from schedlang.report.views.boxes import Box
 from schedlang.report.views.lanes import Lane, lanes_of
 from schedlang.report.views.units import bytes_text, time_text
 from schedlang.schedule.actions import Actions, is_transfer
-from schedlang.schedule.kinds import Kind
+from schedlang.schedule.kinds import OF_STAGE, OPS, Kind
 from schedlang.schedule.layout import Layout
 from schedlang.schedule.timeline import Bar, Timeline
 
@@ -174,7 +175,7 @@ class Picture:
 
     @cached_property
     def has_copies(self) -> bool:
-        """Whether there are copies to or from the host."""
+        """Whether there are copies to or from the host, or gathers and sums that are written."""
         return any(self.copies)
 
 
@@ -233,22 +234,30 @@ class _BoxMaker:
             for chunk, stage in enumerate(plan.stages_of(rank)):
                 self.chunks[stage] = chunk
         self.versions = follow_weights(plan).read
-        #: For each rank the index of every action that is not a transfer.
+        #: For each rank the indices of every action that is not a transfer, in order.
         self.indices = [_indices(actions) for actions in plan.ranks]
         #: The lines that have boxes, each with its number; and the number for each span.
         self.lines: dict[Line, int] = {}
         self.line_numbers: dict[int, int] = {}
 
     def row(self, rank: int, bars: Sequence[Bar]) -> tuple[Box, ...]:
-        return tuple(self.box(rank, bar) for bar in bars)
+        # Gathers and sums of a stage look all the same: the first bar is of the first one.
+        count = Counter[tuple[int, int, int]]()
+        boxes = []
+        for bar in bars:
+            action = bar.kind, bar.stage, bar.microbatch
+            boxes.append(self.box(rank, bar, self.indices[rank][action][count[action]]))
+            count[action] += 1
+        return tuple(boxes)
 
-    def box(self, rank: int, bar: Bar) -> Box:
+    def box(self, rank: int, bar: Bar, index: int) -> Box:
         actions = self.plan.ranks[rank]
-        index = self.indices[rank][bar.kind, bar.stage, bar.microbatch]
+        is_of_stage = bar.kind in OF_STAGE
+        label = OPS[bar.kind].word if is_of_stage else self.plan.names.label(bar.microbatch)
         return Box(
             rank=rank,
             bar=bar,
-            label="U" if bar.kind == Kind.U else self.plan.names.label(bar.microbatch),
+            label=label,
             chunk=self.chunks[bar.stage],
             version=self.versions.get((bar.stage, bar.microbatch), 0),
             overlap=actions.group[index],
@@ -267,7 +276,11 @@ class _BoxMaker:
         return self.line_numbers[span]
 
 
-def _indices(actions: Actions) -> dict[tuple[int, int, int], int]:
-    """The index of every action that is not a transfer, by its kind, stage and microbatch."""
+def _indices(actions: Actions) -> dict[tuple[int, int, int], list[int]]:
+    """The indices of every action that is not a transfer, by its kind, stage and microbatch."""
+    found: dict[tuple[int, int, int], list[int]] = {}
     ops = zip(actions.kind, actions.stage, actions.microbatch, strict=True)
-    return {op: index for index, op in enumerate(ops) if not is_transfer(op[0])}
+    for index, op in enumerate(ops):
+        if not is_transfer(op[0]):
+            found.setdefault(op, []).append(index)
+    return found

@@ -15,7 +15,7 @@ from schedlang.report.views import idle, palette
 from schedlang.report.views.boxes import Box
 from schedlang.report.views.picture import WHOLE, Part, Picture
 from schedlang.report.views.units import PRINTED, SECONDS, unit_of
-from schedlang.schedule.actions import is_copy
+from schedlang.schedule.actions import is_beside
 from schedlang.schedule.kinds import OPS, Kind
 from schedlang.schedule.naming import Names
 
@@ -247,7 +247,7 @@ def _shape(frame: _Frame, box: Box) -> str:
     """The rectangle of a box."""
     left, right = _sides(frame, box)
     y = frame.y(box.rank)
-    if is_copy(box.bar.kind):
+    if is_beside(box.bar.kind):
         return _rect(left, y + _ROW + 2, right, _LANE)
     return _rect(left, y, right, _ROW)
 

@@ -68,11 +68,12 @@ def view(picture: Picture, colour: bool) -> str:
     timeline = picture.timeline
     rows = _rows(timeline)
     if picture.has_copies:
-        # The copies of a rank are drawn below its ops.
+        # What goes on beside a rank's ops is drawn below these.
         of_ranks = rows
+        name = "  host " if any(timeline.copying) else "beside "
         rows = []
         for row, copies in zip(of_ranks, timeline.copies, strict=True):
-            rows += [row, ("  host ", copies, "")]
+            rows += [row, (name, copies, "")]
     names = Names(picture.layout)
     frame = evolve(_fit(timeline, rows, names), seconds=picture.seconds)
     paint = _painter(picture) if colour else _plain

@@ -295,7 +295,7 @@ def fake_quantize(stages: int) -> Model:
     """torch's learnable fake quantization, with an observer of ranges in a buffer"""
 
     def quantized(self: Any, x: Tensor) -> Tensor:
-        # A forward that is run again changes the range again; it is the same then, as a maximum is.
+        # A forward that is run again may find a wider range than it had at first.
         self.largest.copy_(torch.maximum(self.largest, x.detach().abs().max()))
         scale = (self.largest / 127).float()
         weight = torch.fake_quantize_per_tensor_affine(
