@@ -6,7 +6,7 @@ BIN := .venv/bin
 .PHONY: demo example test large test-torch test-browser test-editor site titan explore models trainings faults pages nodes fuzz
 .PHONY: formatting mutation architecture editor-grammars gallery prove prove-damage prove-ranks transport-table gains reference pictures
 .PHONY: bench bench-tune bench-start bench-runtime bench-walk bench-runs bench-prediction bench-search
-.PHONY: bench-partition bench-search-runs bench-overlap
+.PHONY: bench-partition bench-search-runs bench-overlap bench-playground
 
 demo: .venv/installed
 	$(BIN)/schedc run programs/1f1b.sched --check
@@ -183,6 +183,10 @@ bench-search-runs: .venv/installed
 # What an action costs by itself, without models and messages.
 bench-walk: .venv/installed
 	$(BIN)/python benchmarks/walk.py
+
+# What a key costs in the playground, in this Python and in that of the browser; it needs node.
+bench-playground: site
+	$(BIN)/python benchmarks/playground.py
 
 # What 200 runs with noise take, walked at once, against one simulation.
 bench-runs: .venv/installed

@@ -50,8 +50,8 @@ def begin() -> str:
     """
     # Imports are looked for beside the program, which has no file here.
     os.chdir(GALLERY)
-    for _ in answers(_SMALLEST, {}):
-        """What is imported late is imported."""
+    # What is imported late is imported now, and not at the first key.
+    list(answers(_SMALLEST, {}))
     # What is loaded is no garbage, and to look through it again and again takes time.
     gc.freeze()
     texts = {name: text_of(name) for name in names()}

@@ -209,7 +209,6 @@ def _packed(picture: Picture, marks: Sequence[Mark], causes: Causes) -> dict[str
     )
     ticks = Ticks.of(times)
     memory_ticks = Ticks.of([amounts])
-    place = {(box.rank, *box.bar[:3]): number for number, box in enumerate(boxes)}
     sources, targets = np.array(picture.arrows, np.int64).reshape(-1, 2).T
     columns = {
         "ops": list(map(len, picture.ops)),
@@ -240,7 +239,7 @@ def _packed(picture: Picture, marks: Sequence[Mark], causes: Causes) -> dict[str
         "pathStart": ticks.count(path_starts),
         "pathEnd": ticks.count(path_ends),
         "laneOf": [len(row) for lane in picture.lanes for row in lane.rows],
-        "laneBox": [place[box.rank, *box.bar[:3]] for box in components],
+        "laneBox": _box_numbers(components, boxes),
         "laneStart": ticks.count(lane_starts),
         "laneEnd": ticks.count(lane_ends),
         "memoryOf": [len(steps) for steps in picture.memory],
@@ -254,6 +253,15 @@ def _packed(picture: Picture, marks: Sequence[Mark], causes: Causes) -> dict[str
         "columns": [[name, packer.whole(column)] for name, column in columns.items()],
         "packed": packer.packed(),
     }
+
+
+def _box_numbers(components: Sequence[Box], boxes: Sequence[Box]) -> list[int]:
+    """For each component of an op the number of the op's own box."""
+    # Most pictures have none.
+    if not components:
+        return []
+    numbers = {(box.rank, *box.bar[:3]): number for number, box in enumerate(boxes)}
+    return [numbers[component.rank, *component.bar[:3]] for component in components]
 
 
 def _kind(kind: Kind, chunks: int) -> dict[str, Any]:
