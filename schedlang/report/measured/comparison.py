@@ -103,8 +103,10 @@ def predict(plan: Plan, run: Run, costs: Costs = UNIT) -> Execution:
 
 
 def _ops(plan: Plan) -> list[str]:
-    """The ops of each rank, without transfers: these may be placed in other ways."""
-    return [actions.compute().text() for actions in plan.ranks]
+    """The ops of each rank, without transfers, which may be placed in other ways, and without
+    gathers and sums, which a run does not record.
+    """
+    return [actions.compute().without_collectives().text() for actions in plan.ranks]
 
 
 def _title(plan: Plan) -> str:
