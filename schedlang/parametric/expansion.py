@@ -154,9 +154,7 @@ class _Run:
             "change": self.change,
         }
         exec(python.items, self.names)
-        if python.sites.parts:
-            raise NotLinear("it has no flush: `steady` is repeated for every update")
-        if self.has_weights:
+        if self.has_weights and not python.sites.parts:
             raise NotLinear("it says which versions of weights are read")
         if not isinstance(self._order, syntax.Rank):
             raise Searched("it is a `block`, whose ops stand at slots")
