@@ -281,14 +281,14 @@ class Batches:
         """Give this rank's stages targets and options of the round, of a batch that the ranks of
         first stages have announced. Gives the round for each pipeline.
         """
-        found: list[Round] = []
+        rounds: list[Round] = []
         for pipeline, mine in zip(self._layout.pipelines, self._shares, strict=True):
             # Of pipelines that are replicas, a rank may know one alone; all have the same batch.
             first = pipeline.start if self._layout.models else next(iter(announced))
             of_batch = announced[first].rows
             microbatches = self._layout.microbatches_of(pipeline.start)
             this = round_of(of_batch, microbatches, number)
-            found.append(this)
+            rounds.append(this)
             last = self._stages.get(pipeline.stop - 1)
             if last is not None:
                 last.targets = self._targets_of(batch, of_batch, this, pipeline, mine)
@@ -305,7 +305,7 @@ class Batches:
                 if stage in self._stages:
                     self._stages[stage].options = self._by_unit(of_round, mine)
                     self._stages[stage].shares = shares
-        return found
+        return rounds
 
     def _targets_of(
         self, batch: Batch, rows: Rows, this: Round, pipeline: Pipeline, mine: Sequence[int]
@@ -354,15 +354,15 @@ class Batches:
         """
         counts = self.counts(this)
         if counts not in self._last:
-            found = [
+            units = [
                 (pipeline.stop - 1, unit)
                 for pipeline, count in zip(self._layout.pipelines, counts, strict=True)
                 if pipeline.stop - 1 in self._stages and self._layout.is_last(pipeline.stop - 1)
                 for unit in range(count * self._layout.slices)
             ]
             # Of each update the microbatches of the first pipeline come first, as in the batch.
-            found.sort(key=lambda op: self._layout.update_of(*op))
-            self._last[counts] = [(self._stages[stage], unit) for stage, unit in found]
+            units.sort(key=lambda op: self._layout.update_of(*op))
+            self._last[counts] = [(self._stages[stage], unit) for stage, unit in units]
         return self._last[counts]
 
     def joined(self, parts: Sequence[Value]) -> list[Value]:
@@ -489,10 +489,10 @@ def shares(layout: Layout) -> list[list[int]]:
     """
     if layout.models:
         return [[*range(pipeline.microbatches)] for pipeline in layout.pipelines]
-    found: list[list[int]] = [[] for _ in layout.pipelines]
+    of_pipelines: list[list[int]] = [[] for _ in layout.pipelines]
     numbers = count()
     # With two pipelines, 8 microbatches and 2 updates: [[0, 1, 4, 5], [2, 3, 6, 7]].
     for _ in range(layout.updates):
-        for mine, pipeline in zip(found, layout.pipelines, strict=True):
+        for mine, pipeline in zip(of_pipelines, layout.pipelines, strict=True):
             mine += islice(numbers, pipeline.microbatches // layout.updates)
-    return found
+    return of_pipelines

@@ -219,13 +219,13 @@ def _forks(layout: Layout, number: int) -> list[list[int]]:
     givers = [each for each in layout.before[number] if not _is_skip(layout, each, number)]
     # In the order in which `Edges` gives them.
     givers.sort(key=lambda giver: (layout.model_of(giver) != model, giver))
-    found = [
+    forks = [
         [giver, *(each for each in layout.after[giver] if not _is_skip(layout, giver, each))]
         for giver in givers
     ]
     if layout.is_first(number):
-        found.insert(0, [number])
-    return found
+        forks.insert(0, [number])
+    return forks
 
 
 def _is_skip(layout: Layout, earlier: int, later: int) -> bool:
@@ -235,14 +235,14 @@ def _is_skip(layout: Layout, earlier: int, later: int) -> bool:
 
 def _far_edges(layout: Layout) -> dict[int, FarEdge]:
     """The far edges of a plan, by their numbers."""
-    found: dict[int, FarEdge] = {}
+    edges: dict[int, FarEdge] = {}
     for number, (earlier, later) in layout.far_edges.items():
         what = f"what stage {earlier} returns for stage {later}"
         is_two_way = layout.has_backward[earlier]
         ends = layout.piece(earlier), layout.piece(later)
         is_between = layout.model_of(earlier) != layout.model_of(later)
-        found[number] = FarEdge(number, *ends, what, is_between, is_two_way)
-    return found
+        edges[number] = FarEdge(number, *ends, what, is_between, is_two_way)
+    return edges
 
 
 def _check_sharded(number: int, parts: Sequence[Part]) -> None:

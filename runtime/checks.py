@@ -45,8 +45,7 @@ def check_mesh(mesh: DeviceMesh | None) -> None:
     if PIPELINE not in names or len(names) > 2:
         raise PipelineError(
             f"the mesh has the dimensions ({', '.join(names)}): it must have `{PIPELINE}`, and at "
-            "most one more, along "
-            'which the replicas are, as in `mesh["dp", "pp"]`'
+            'most one more, along which the replicas are, as in `mesh["dp", "pp"]`'
         )
     if mesh.get_coordinate() is None:
         raise PipelineError(f"rank {dist.get_rank()} is not in the mesh")
@@ -220,7 +219,9 @@ def check_same(plan: Plan, setup: Setup, processes: Processes, watchdog: Watchdo
         # One by one, so that the error names what differs.
         for what, value in json.loads(theirs).items():
             if value != own[what]:
-                raise PipelineError(f"{processes.name(rank)} has another {what}")
+                raise PipelineError(
+                    f"{processes.name(rank)} has another {what}: all ranks must be given the same"
+                )
 
 
 def _in_words(lengths: SliceLengths | None) -> str:

@@ -289,14 +289,14 @@ class Pipeline:
 
         `inputs` are needed on the rank of the first stage, `targets` on that of the last; where
         there are several first stages, `inputs` is a dictionary, `{0: images, 1: texts}`, and a
-        rank needs those of its own stages. All their
-        tensors are cut into microbatches along `batch_dim`, and these into slices along the first
-        dimension but that one. `options` are keyword arguments for the modules of this rank, one
-        dictionary per microbatch. Gives the losses by microbatch, unscaled, as a tensor of shape
-        (microbatches,) on the rank of the last stage, and None elsewhere; that of a microbatch is
-        the mean of its slices'. Of several pipelines the first has the first microbatches, of each
-        update; a rank gives the losses that it has. With `return_outputs` it gives two: the losses,
-        and what the last stage has returned, by microbatch and without its graph.
+        rank needs those of its own stages. All their tensors are cut into microbatches along
+        `batch_dim`, and these into slices along the first dimension but that one. `options` are
+        keyword arguments for the modules of this rank, one dictionary per microbatch. Gives the
+        losses by microbatch, unscaled, as a tensor of shape (microbatches,) on the rank of the last
+        stage, and None elsewhere; that of a microbatch is the mean of its slices'. Of several
+        pipelines the first has the first microbatches, of each update; a rank gives the losses that
+        it has. With `return_outputs` it gives two: the losses, and what the last stage has
+        returned, by microbatch and without its graph.
 
         A list, of inputs and of targets, is one of the plan's microbatches, which are given to
         the stages as they are: they may have any shapes, and differ in them. `counts`, on the ranks
@@ -312,7 +312,7 @@ class Pipeline:
         `losses` and `outputs`.
         """
         if self._plan.is_forward_only:
-            raise PipelineError("the plan has no backward, it evaluates")
+            raise PipelineError("the plan has forwards alone and cannot train: call `evaluate`")
         for stage in self._stages.values():
             stage.keeps_results = return_outputs
         batch = Batch(inputs, targets, options, evaluates=False, counts=counts)
@@ -341,10 +341,10 @@ class Pipeline:
 
     def _units_of_models(self, this: Sequence[Round]) -> dict[str, list[tuple[Stage, int]]]:
         """By model, the last stages here and what has passed through them in a round."""
-        found: dict[str, list[tuple[Stage, int]]] = {}
+        by_model: dict[str, list[tuple[Stage, int]]] = {}
         for stage, unit in self._batches.last_units(this):
-            found.setdefault(self._plan.layout.model_of(stage.number), []).append((stage, unit))
-        return found
+            by_model.setdefault(self._plan.layout.model_of(stage.number), []).append((stage, unit))
+        return by_model
 
     def _count(self, this: Sequence[Round]) -> None:
         """Count the microbatches of each model; replicas have the same round."""
@@ -374,7 +374,7 @@ class Pipeline:
         if rows is not None and rows < 1:
             raise PipelineError(f"`rows` is {rows}, it must be 1 or more")
         batch = Batch(inputs, targets, options, evaluates=True, rows=rows)
-        found: dict[str, list[Value]] = {}
+        by_model: dict[str, list[Value]] = {}
         self._begin_losses()
         number = 0
         is_over = False
@@ -386,7 +386,7 @@ class Pipeline:
             for model, units in self._units_of_models(this).items():
                 self._take_extras(units)
                 outputs = [stage.outputs.pop(unit) for stage, unit in units]
-                of_model = found.setdefault(model, [])
+                of_model = by_model.setdefault(model, [])
                 if not units[0][0].targets:
                     of_model += self._batches.joined(outputs)
                     continue
@@ -395,7 +395,7 @@ class Pipeline:
                 of_model += losses
             number += 1
             is_over = all(each.is_last for each in this)
-        self.outputs = {model: of_model for model, of_model in found.items() if of_model}
+        self.outputs = {model: of_model for model, of_model in by_model.items() if of_model}
         self.losses = {model: torch.cat(each) for model, each in self._losses.items()}
         return self.outputs.get(_ONLY)
 

@@ -117,8 +117,7 @@ def _check(folder: Path, plan: Plan, why: str | None, models: list[int]) -> int:
     if _models(folder) != models:
         raise PipelineError(
             f"rank {dist.get_rank()} sees other models in `{folder}` than rank 0: all ranks must "
-            "share "
-            "the folder"
+            "share the folder"
         )
     if models and why:
         raise PipelineError(

@@ -87,7 +87,7 @@ def replica_updates(plan: Plan, stages: Mapping[int, Stage], wire: Wire) -> list
         raise PipelineError(
             "a plan that updates replicas runs on all processes, and its stages are not sharded"
         )
-    found = []
+    updates = []
     for piece in range(plan.layout.pieces):
         replicas = plan.layout.replicas(piece)
         members = tuple(sorted({processes[plan.placement[number]] for number in replicas}))
@@ -95,8 +95,8 @@ def replica_updates(plan: Plan, stages: Mapping[int, Stage], wire: Wire) -> list
         own = [stages[number] for number in replicas if number in stages]
         if own:
             _check_optimizers(own)
-            found.append(ReplicaUpdates(own, wire, Replicas(members, group)))
-    return found
+            updates.append(ReplicaUpdates(own, wire, Replicas(members, group)))
+    return updates
 
 
 def _check_optimizers(stages: Sequence[Stage]) -> None:

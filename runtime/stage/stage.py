@@ -554,7 +554,9 @@ class Stage:
         if self.loss is not None and not is_first_of_two:
             return self._loss_of(run, self.loss)
         if run.is_evaluation:
-            raise PipelineError("there are targets, but no `loss_fn`")
+            raise PipelineError(
+                "there are targets, but no `loss_fn`: give one to the pipeline, or no targets"
+            )
         return run.returned
 
     def _returned(self, arguments: tuple[Any, ...], run: Forward) -> Any:

@@ -99,7 +99,7 @@ def _chosen(options: argparse.Namespace) -> list[tuple[str, dict[str, int]]]:
     chosen = []
     for file, params, (option, own_params) in zip(files, shared, own.items(), strict=True):
         if in_both := own_params.keys() & options.params.keys():
-            raise UsageError(f"`{min(in_both)}` has a -p and a {option}")
+            raise UsageError(f"`{min(in_both)}` has a -p and a {option}: give one of them")
         chosen.append((file, params | own_params))
     return chosen
 

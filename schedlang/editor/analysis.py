@@ -186,11 +186,11 @@ def _statements(nodes: Sequence[syntax.Node]) -> Iterator[Span]:
 def imports_of(source: Source) -> list[tuple[Span, str]]:
     """The places of imports in a text, and the files that they name, as far as there are."""
     tokens = tokens_of(source.text)
-    found = []
+    imports = []
     for word, text in pairwise(tokens):
         if (word.type, text.type) != ("IMPORT", "STRING"):
             continue
         path = file_of(text[1:-1], Path(source.path).parent)
         if path is not None:
-            found.append((Span(text.start_pos or 0, text.end_pos or 0), str(path)))
-    return found
+            imports.append((Span(text.start_pos or 0, text.end_pos or 0), str(path)))
+    return imports

@@ -41,13 +41,13 @@ def proofs(schedule: Schedule, names: Iterable[str]) -> dict[str, Execution | Co
         proof = _Proof(schedule)
     except CompileError as error:
         return dict.fromkeys(names, error)
-    found: dict[str, Execution | CompileError] = {}
+    outcomes: dict[str, Execution | CompileError] = {}
     for name in names:
         try:
-            found[name] = proof.on(name)
+            outcomes[name] = proof.on(name)
         except CompileError as error:
-            found[name] = error
-    return found
+            outcomes[name] = error
+    return outcomes
 
 
 class _Proof:

@@ -129,9 +129,9 @@ def _longest_increasing(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int
         # A slice, since it also puts one at the end.
         ends[length : length + 1] = [number]
         of_length[length : length + 1] = [index]
-    found = []
+    subsequence = []
     index = of_length[-1] if of_length else -1
     while index >= 0:
-        found.append(pairs[index])
+        subsequence.append(pairs[index])
         index = previous[index]
-    return found[::-1]
+    return subsequence[::-1]

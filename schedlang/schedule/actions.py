@@ -192,6 +192,10 @@ class Actions:
         """The actions that are not transfers."""
         return self.select(lambda kind: not is_transfer(kind))
 
+    def without_collectives(self) -> "Actions":
+        """The actions that are of microbatches, and updates."""
+        return self.select(lambda kind: not is_collective(kind))
+
     def select(self, keeps: Callable[[int], bool]) -> "Actions":
         """The actions of the kinds that `keeps` is true of; a batch of which some go is a batch of
         the others.

@@ -105,7 +105,11 @@ MISTAKES: list[tuple[str, int, str]] = [
     # What was given twice, or does not go together.
     ("compile my.sched -p ranks=8 -p ranks=4", USAGE, "argument -p: `ranks` is given twice"),
     ("check my.sched --for ranks=2..3 --for ranks=4..5", USAGE, "`ranks` is given twice"),
-    ("check my.sched --for ranks=2..3 -p ranks=4", USAGE, "`ranks` has a -p and a --for"),
+    (
+        "check my.sched --for ranks=2..3 -p ranks=4",
+        USAGE,
+        "`ranks` has a -p and a --for: give one of",
+    ),
     ("compile my.sched -o a.json -o b.json", USAGE, "argument -o/--output: it is given twice"),
     ("simulate my.sched --p2p-time 1 --p2p-time 2", USAGE, "--p2p-time: it is given twice"),
     ("pipeline num_stages=2 num_stages=4", USAGE, "`num_stages` is given twice"),

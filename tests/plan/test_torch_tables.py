@@ -12,7 +12,6 @@ from schedlang import CompileError, Plan, Source, compile, read_plan, read_sourc
 from schedlang.cli.main import main
 from schedlang.lowering import lower
 from schedlang.plan.torch_tables import DIALECTS, export_table, plan_of, read_table
-from schedlang.schedule.actions import is_collective, is_transfer
 from tests.support.paths import CASES, PROGRAMS
 from tests.support.strategies import oracle, schedules
 
@@ -68,11 +67,7 @@ def texts(plan: Plan) -> list[str]:
 
 
 def computes(plan: Plan) -> list[str]:
-    kept = (
-        actions.select(lambda kind: not is_transfer(kind) and not is_collective(kind))
-        for actions in plan.ranks
-    )
-    return [actions.text() for actions in kept]
+    return [actions.compute().without_collectives().text() for actions in plan.ranks]
 
 
 @pytest.mark.parametrize("name", EXPORTABLE)

@@ -53,6 +53,8 @@ def check(schedule: Schedule, costs: Costs) -> None:
     for rank, bars in enumerate(execution.timeline.ranks):
         pieces = [(each.start, each.end) for each in idle if each.rank == rank]
         covered = sorted([*pieces, *((bar.start, bar.end) for bar in bars)])
+        # Ops and idle time side by side: each begins where the one before ends, from 0 to the
+        # makespan.
         ends = [0.0, *(end for _, end in covered)]
         assert [start for start, _ in covered] + [makespan] == pytest.approx(ends, abs=1e-6)
     # Of ops that overlap, all run until the last one ends.
@@ -156,6 +158,8 @@ def check_alternatives(schedule: Schedule, given: Costs) -> None:
             peaks = list(peaks_with_earlier_ops(schedule, given, each.rank, index, bars))
             raised = [peak > execution.peak_activations[each.rank] for peak in peaks]
             assert raised
+            # By `order`, some op could have run there within the peak; by `memory`, some op only
+            # above it.
             assert not all(raised) if each.cause == "order" else any(raised)
 
 
@@ -251,6 +255,7 @@ def test_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     program = "programs/1f1b.sched"
     assert main(["explain-bubble", program, "--p2p-time", "0.1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
+    # Four ranks for a makespan of 34.6, of which each works 8 * (1 + 2) = 24.
     assert found["idle"] == pytest.approx(4 * 34.6 - 96)
     assert sum(each["time"] for each in found["causes"]) == pytest.approx(found["idle"])
     assert sum(each["end"] - each["start"] for each in found["intervals"]) == pytest.approx(
@@ -300,6 +305,7 @@ def test_what_is_exposed_takes_linear_time(name: str, monkeypatch: pytest.Monkey
         found = waits(plan, simulate(plan, costs).timeline, costs)
         counts.append(0)
         assert exposed(found) > 0
+    # Four times the ranks, and hardly more than four times the looks.
     assert counts[0] < counts[1] < 4.4 * counts[0]
 
 

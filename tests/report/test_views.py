@@ -203,6 +203,7 @@ def test_png(tmp_path: Path) -> None:
     write_view(plan, execution, tmp_path / "zb_v.png")
     content = (tmp_path / "zb_v.png").read_bytes()
     root = ElementTree.fromstring(svg(lay_out(plan, execution)))
+    # Where a PNG has its width and its height.
     size = tuple(int.from_bytes(content[start : start + 4]) for start in (16, 20))
     assert content.startswith(b"\x89PNG")
     assert size == tuple(2 * int(root.attrib[name]) for name in ("width", "height"))
@@ -286,6 +287,7 @@ def unpacked(data: dict[str, Any]) -> dict[str, list[int]]:
     columns = {}
     at = 0
     for name, count in data["columns"]:
+        # First the lowest bytes of all differences, then the next ones.
         planes = [content[at + plane * count : at + (plane + 1) * count] for plane in range(4)]
         steps = [int.from_bytes(row, "little", signed=True) for row in zip(*planes, strict=True)]
         columns[name] = list(accumulate(steps))
@@ -381,6 +383,7 @@ def test_packed_numbers_are_exact_to_nine_digits() -> None:
     for column in values:
         back = ticks.count(column) * ticks.numerator / ticks.denominator
         assert back == pytest.approx(column, abs=1e-4)
+    # 3 and 12 are multiples of 3; times have nine digits, of which 12 has two before the point.
     assert Ticks.of([np.array([3.0, 12.0])]) == Ticks(3.0 * 10**7, 10.0**7)
     assert Ticks.of([np.zeros(2)]).count(np.zeros(1)).tolist() == [0]
 
@@ -475,6 +478,7 @@ def test_program_text_cannot_end_the_data(tmp_path: Path) -> None:
     )
     plan = compile(read_source(program))
     text = page([lay_out(plan, simulate(plan))])
+    # One for each element of the page, and none from the program.
     assert text.count("</script>") == 4
 
 
@@ -614,7 +618,7 @@ def test_memory_in_a_picture_is_steps() -> None:
         (["--window", "4..2"], "`4..2` is not A..B with two times"),
         (
             ["--window", "100..200", "-o", "x.svg"],
-            "nothing runs in 100..33: the schedule runs in 0..33",
+            "nothing runs in 100..200: the schedule runs in 0..33",
         ),
         (["--ranks", "2..9", "-o", "x.svg"], "there is no rank 9, the last one is rank 3"),
         (["--ranks", "a"], "`a` is not numbers of ranks"),
@@ -652,6 +656,7 @@ def test_a_png_in_the_width_that_is_asked_for(tmp_path: Path) -> None:
         "ms",
     ]
     assert main(["view", str(PROGRAMS / "1f1b.sched"), *arguments, "-o", str(path)]) == 0
+    # Two pixels for one of the drawing, so an odd width is not met.
     assert int.from_bytes(path.read_bytes()[16:20]) in (900, 902)
 
 

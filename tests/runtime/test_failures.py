@@ -229,7 +229,12 @@ FAILURES = {
         1,
         rf"rank 1 failed at 1RECV_F0 {PLACE}: rank 0 has begun a step of another pipeline",
     ),
-    "other_plan": (other_plan, 3, None, r"rank \d failed: rank \d has another plan"),
+    "other_plan": (
+        other_plan,
+        3,
+        None,
+        r"rank \d failed: rank \d has another plan: all ranks must be given the same",
+    ),
     "processes": (
         too_few_processes,
         2,

@@ -222,6 +222,42 @@ def test_a_lost_rank_changes_nothing_of_what_is_trained(run_ranks: Run) -> None:
             assert gradient < 1e-12
 
 
+def retrained() -> list[float]:
+    """Twenty steps without a rank, where its helpers have one module for their own stage and for
+    that of the lost rank: these are replicas with different numbers of microbatches.
+    """
+    plan = program("recycle", ranks=5, microbatches=6)
+    layout = plan.layout
+    pieces = modules(layout.pieces)
+    reference = nn.Sequential(*modules(layout.pieces))
+    mine = {stage: pieces[layout.piece_of[stage]] for stage in plan.stages_of(dist.get_rank())}
+    ours = Pipeline(plan, mine, nn.functional.mse_loss)
+    own = {layout.piece_of[stage] for stage in mine}
+    weights = [weight for piece in own for weight in pieces[piece].parameters()]
+    optimizer = torch.optim.SGD(weights, 0.1)
+    whole = torch.optim.SGD(reference.parameters(), 0.1)
+    for step in range(20):
+        inputs, targets = batch(plan, step)
+        ours.step(inputs, targets)
+        nn.functional.mse_loss(reference(inputs), targets).backward()
+        for each in (optimizer, whole):
+            each.step()
+            each.zero_grad()
+    expected = [weight for piece in own for weight in reference[piece].parameters()]
+    shared = len(mine) - len(own)
+    return [
+        max(map(difference, weights, expected)),
+        float(shared and len({layout.units(stage) for stage in mine}) > 1),
+    ]
+
+
+def test_a_helper_has_one_module_for_its_own_stage_and_that_of_a_lost_rank(run_ranks: Run) -> None:
+    found = run_ranks(retrained, 5).results()
+    assert max(worst for worst, _ in found) < 1e-12
+    # Two helpers of three replicas.
+    assert sum(is_helper for _, is_helper in found) == 2
+
+
 def uneven() -> list[float]:
     plan = program("1f1b_uneven", microbatches=6)
     return compare(plan, in_one_process(plan))

@@ -208,7 +208,7 @@ CAUSES = {
     ),
     "clips_alone": (
         partial(clips, "pipedream_2bw", (1.0, 1.0, 2.0, 1.0)),
-        rf"{RANK} failed: {RANK} has another `max_norm`",
+        rf"{RANK} failed: {RANK} has another `max_norm`: all ranks must be given the same",
     ),
     "clips_shards": (
         partial(clips, "gpipe", shard=True),
@@ -221,7 +221,7 @@ CAUSES = {
     ),
     "on_one_side": (
         partial(ties_wrongly, "on_one_side"),
-        rf"{RANK} failed: {RANK} has another `tied`",
+        rf"{RANK} failed: {RANK} has another `tied`: all ranks must be given the same",
     ),
     "undeclared": (
         partial(ties_wrongly, "undeclared", "zb_v", tied=[]),

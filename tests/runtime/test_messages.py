@@ -245,7 +245,10 @@ def eight_bits() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (other_type, r"rank \d failed: rank \d has another `transfer_dtype`"),
+        (
+            other_type,
+            r"rank \d failed: rank \d has another `transfer_dtype`: all ranks must be given the same",
+        ),
         (
             eight_bits,
             r"rank \d failed: `transfer_dtype` is torch.float8_e5m2, it must be torch.bfloat16 or torch.float16",

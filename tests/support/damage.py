@@ -323,7 +323,8 @@ def _scattered(schedule: Schedule, actions: Actions, rng: random.Random) -> Acti
     for at in range(1, len(rows)):
         if is_transfer(rows[at - 1][0]) and is_transfer(rows[at][0]) and rng.random() < batched:
             group = rows[at - 1][4] or at
-            rows[at - 1], rows[at] = (*rows[at - 1][:4], group), (*rows[at][:4], group)
+            for place in (at - 1, at):
+                rows[place] = (*rows[place][:4], group)
     return in_form(rows)
 
 

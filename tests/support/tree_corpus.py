@@ -68,7 +68,8 @@ def _lines(tree: Tree[Token], comments: Iterable[int]) -> Iterator[str]:
     for child in tree.children:
         if isinstance(child, Token):
             continue
-        start, end = child.meta.start_pos, child.meta.end_pos
+        start = child.meta.start_pos
+        end = child.meta.end_pos
         within = [place for place in places if start < place < end]
         places = [place for place in places if place not in within]
         parts.append((start, list(_lines(child, within))))

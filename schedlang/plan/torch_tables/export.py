@@ -74,8 +74,7 @@ def export_table(plan: Plan, form: str, dialect: str = NEWEST) -> str:
     lines = []
     for rank, actions in enumerate(plan.ranks):
         if form == COMPUTE:
-            ops = actions.select(lambda kind: not is_transfer(kind) and not is_collective(kind))
-            cells = ops.text().split()
+            cells = actions.compute().without_collectives().text().split()
         else:
             cells = _cells(plan, rank, has_waits=dialect != "2.13")
         # Line ends as Python's `csv` writes them, with which torch does.

@@ -51,7 +51,7 @@ class Alternatives:
         Of each op and stage the next one is looked at. By `order`, where it fits into the rank's
         peak memory, or by `memory`, where it does not.
         """
-        found: dict[str, float] = {}
+        earliest: dict[str, float] = {}
         for indices in self.alike.values():
             place = bisect_right(indices, index)
             # Later ones of the same ops and stage are as long, and there no earlier.
@@ -60,8 +60,8 @@ class Alternatives:
                 ready = max(start, self.arrivals[later])
                 if ready + self.lengths[later] <= end + ROUNDING * self.waits.makespan:
                     cause = "order" if self._fits(index, later) else "memory"
-                    found[cause] = min(found.get(cause, end), ready)
-        return found
+                    earliest[cause] = min(earliest.get(cause, end), ready)
+        return earliest
 
     def _measure(self, amounts: Floats, rows: Ints, first: Ints, last: Ints) -> None:
         """Find what the rank holds before each step, what the step adds at most, and what it

@@ -135,13 +135,13 @@ class IdleTime:
         times = counts_of(
             subject * ranks + self.rank[parts], self.length[parts], len(keys) * ranks
         ).reshape(-1, ranks)
-        found = []
+        rows = []
         for number in np.argsort(first).tolist():
             part = parts[first[number]]
             about = (int(self.about[part]), int(self.other[part]))
             per_rank: list[float] = times[number].tolist()
-            found.append((tuple(each for each in about if each != _NONE), sum(per_rank), per_rank))
-        return sorted(found, key=lambda each: -each[1])
+            rows.append((tuple(each for each in about if each != _NONE), sum(per_rank), per_rank))
+        return sorted(rows, key=lambda each: -each[1])
 
 
 def bubbles(waits: Waits, costs: Costs) -> IdleTime:
@@ -152,10 +152,10 @@ def bubbles(waits: Waits, costs: Costs) -> IdleTime:
     """
     costs = costs.over(waits.schedule.costs)
     gaps = _gaps(waits)
-    found = _Causes(waits, gaps, reasons(waits, gaps))
-    found.moving()
-    found.running(_choices(waits, gaps, costs), _even(waits, costs))
-    return found.in_order()
+    attribution = _Causes(waits, gaps, reasons(waits, gaps))
+    attribution.moving()
+    attribution.running(_choices(waits, gaps, costs), _even(waits, costs))
+    return attribution.in_order()
 
 
 def _gaps(waits: Waits) -> Gaps:
@@ -183,7 +183,7 @@ def _choices(waits: Waits, gaps: Gaps, costs: Costs) -> _Choices:
     for kind, of_stages in costs.memory(layout).items():
         amounts[kind] = of_stages
     # One row for `order`, one for `memory`, and a column for each gap.
-    found = np.full((2, len(gaps)), np.inf)
+    earliest = np.full((2, len(gaps)), np.inf)
     bounds = np.searchsorted(gaps.rank, np.arange(len(waits.schedule.ranks) + 1))
     for rank, (first, last) in enumerate(pairwise(bounds.tolist())):
         alternatives = Alternatives(waits, rank, amounts)
@@ -193,9 +193,9 @@ def _choices(waits: Waits, gaps: Gaps, costs: Costs) -> _Choices:
             end = float(gaps.end[gap])
             could_run = alternatives.between(index, start, end)
             for row, cause in enumerate(("order", "memory")):
-                found[row, gap] = could_run.get(cause, np.inf)
+                earliest[row, gap] = could_run.get(cause, np.inf)
             phases.append(_NUMBERS[_phase(alternatives, index)])
-    return _Choices(np.array(phases, np.int64), *found)
+    return _Choices(np.array(phases, np.int64), *earliest)
 
 
 def _phase(alternatives: Alternatives, index: int) -> str:
@@ -219,8 +219,8 @@ def _even(waits: Waits, costs: Costs) -> Floats:
     ends: Floats = np.zeros(len(columns))
     ends[ops] = op_ends(columns, ops, even)
     last = waits.head + columns.sizes[waits.head] - 1
-    found: Floats = ends[last]
-    return found
+    end_of_even: Floats = ends[last]
+    return end_of_even
 
 
 @define(eq=False)

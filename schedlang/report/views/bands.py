@@ -24,11 +24,11 @@ def shares(bars: Sequence[Bar], edges: Sequence[float]) -> list[list[Share]]:
     # the next it grows by what it takes in that window.
     parts = np.diff(busy.reshape(len(kinds), len(edges)), axis=1) / lengths
     names: list[Kind | None] = [*map(Kind, kinds), None]
-    found = []
+    of_windows = []
     for column in parts.T.tolist():
         hundredths = _hundredths([*column, max(1 - sum(column), 0.0)])
-        found.append([each for each in zip(names, hundredths, strict=True) if each[1]])
-    return found
+        of_windows.append([each for each in zip(names, hundredths, strict=True) if each[1]])
+    return of_windows
 
 
 def _busy(bars: Sequence[Bar], edges: Sequence[float]) -> list[float]:

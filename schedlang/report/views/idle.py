@@ -21,7 +21,8 @@ def pieces(picture: Picture) -> Iterator[tuple[int, float, float, str]]:
     idle = picture.account.idle
     for (rank, cause), parts in groupby(idle, key=lambda part: (part.rank, part.cause)):
         first, *more = parts
-        start, end = first.start, first.end
+        start = first.start
+        end = first.end
         for part in more:
             if part.start > end:
                 yield rank, start, end, cause

@@ -69,8 +69,10 @@ class Part:
         start = first if self.start is None else max(self.start, first)
         end = last if self.end is None else min(self.end, last)
         if start > end or (start == end and last > first):
-            window = f"{start:g}..{end:g}"
-            raise ValueError(f"nothing runs in {window}: the schedule runs in {first:g}..{last:g}")
+            # As it was asked for, not what is left of it.
+            asked = f"{start if self.start is None else self.start:g}.."
+            asked += f"{end if self.end is None else self.end:g}"
+            raise ValueError(f"nothing runs in {asked}: the schedule runs in {first:g}..{last:g}")
         return start, end
 
 

@@ -76,7 +76,7 @@ def components_of(given: Any) -> Any:
             f"`components` is {shown(given)}: it must be lists by the kinds of ops, such as "
             '{"F": ["attention 2 compute", "dispatch 1 all_to_all"]}'
         )
-    found = []
+    made = []
     for kind, components in given.items():
         if kind not in _KINDS:
             raise ValueError(
@@ -85,10 +85,10 @@ def components_of(given: Any) -> Any:
             )
         if isinstance(components, str) or not isinstance(components, Iterable):
             raise TypeError(f"`components` of {kind} is {shown(components)}: it must be a list")
-        found.append((kind, tuple(_component(kind, each) for each in components)))
-        if not found[-1][1]:
+        made.append((kind, tuple(_component(kind, each) for each in components)))
+        if not made[-1][1]:
             raise ValueError(f"`components` of {kind} is an empty list: leave {kind} out")
-    return tuple(found)
+    return tuple(made)
 
 
 def _is_made(entry: Any) -> bool:
