@@ -6,7 +6,7 @@ module.exports = grammar({
   rules: {
     source_file: ($) => choice($.schedule, repeat($._item)),
     schedule: ($) => seq("schedule", $.name, "{", repeat($._item), "}"),
-    _item: ($) => choice($.import, $.param, $.require, $.let, $.list, $.fn, $.seq, $.stage, $.pipeline, $.rank, $.repeated, $.assert, $.pass, $.fill, $.recompute, $.weights, $.cost, $.memory, $.capacity, $.objective, $.link, $.edge, $.skip, $.frozen),
+    _item: ($) => choice($.import, $.param, $.require, $.let, $.list, $.fn, $.seq, $.stage, $.pipeline, $.rank, $.repeated, $.assert, $.pass, $.fill, $.recompute, $.gather, $.weights, $.cost, $.memory, $.capacity, $.objective, $.link, $.edge, $.skip, $.frozen),
     import: ($) => seq("import", $.string),
     param: ($) => seq("param", $.name, choice(seq("=", $._expr), blank())),
     require: ($) => seq("require", $._expr, choice(seq(",", $.string), blank())),
@@ -36,6 +36,7 @@ module.exports = grammar({
     pass: ($) => choice("squeeze", "reorder"),
     fill: ($) => seq("fill", "W", choice(seq("within", $._expr), blank())),
     recompute: ($) => seq("recompute", choice(seq($.name, "in"), blank()), $.range),
+    gather: ($) => seq("gather", choice(seq("within", $._expr), blank())),
     weights: ($) => seq("weights", $.rule, choice(seq("on", $.range), blank())),
     rule: ($) => choice("latest", "stash", seq("delay", $._expr)),
     block: ($) => seq("{", repeat($._statement), "}"),

@@ -307,6 +307,9 @@ class Codegen:
             case syntax.Fill(limit):
                 values = f"({self.expression(limit)},)" if limit else "()"
                 return f"change('fill', {self.location(item)}, {values})"
+            case syntax.Gather(limit):
+                values = f"({self.expression(limit)},)" if limit else "()"
+                return f"change('gather', {self.location(item)}, {values})"
             case syntax.Recompute(_, range):
                 values = f"({self.bounds(range)}, {self.location(range)})"
                 return f"change('recompute', {self.location(item)}, {values})"

@@ -293,7 +293,7 @@ def _apart(interval: int | None) -> str:
 def _changed(schedule: Schedule, change: Change) -> Schedule:
     """The schedule after a pass."""
     # Most programs have none, and they are a lot to load.
-    from schedlang.passes import fill_weights, fill_within, recompute, reorder, squeeze
+    from schedlang.passes import fill_weights, fill_within, gather, recompute, reorder, squeeze
 
     if schedule.stream:
         message = "a pass changes the order of one update: `steady` has none"
@@ -307,6 +307,8 @@ def _changed(schedule: Schedule, change: Change) -> Schedule:
             case "recompute", (start, stop, location):
                 stages = stage_range(start, stop, len(schedule.placement), location)
                 return recompute(schedule, stages)
+            case "gather", limits:
+                return gather(schedule, *limits)
             case "fill", (limit,):
                 return _filled(fill_within(schedule, float(limit)), limit, change.location)
         return fill_weights(schedule)

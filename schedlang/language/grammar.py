@@ -28,7 +28,7 @@ FORMS = {
     "FOR": "for m in 0 .. microbatches { … }",
     "FROM": "skip s in 0 .. 3 from s to 7 - s",
     "FROZEN": "frozen 0 .. 2",
-    "GATHER": "cost gather(s) = 2",
+    "GATHER": "gather within 2",
     "IF": "if r == 0 { … } else { … }",
     "IMPORT": 'import "lib/v.sched"',
     "IN": "for m in 0 .. microbatches { … }",

@@ -242,6 +242,9 @@ class Checker(Scopes):
             case syntax.Fill(limit):
                 if limit is not None:
                     self.expression(limit, scope)
+            case syntax.Gather(limit):
+                if limit is not None:
+                    self.whole(limit, "a number of stages", scope)
             case syntax.Cost(_, indices, value):
                 self.cost(node)
                 self.expression(value, self.inner(scope, *(indices or ())))

@@ -186,6 +186,15 @@ class Fill(Node):
 
 
 @frozen(eq=False, repr=False)
+class Gather(Node):
+    """`gather`: write the gathers and sums of all stages; with `within limit`, so that at most so
+    many stages of a rank are gathered at once.
+    """
+
+    limit: Node | None
+
+
+@frozen(eq=False, repr=False)
 class Recompute(Node):
     """`recompute range`: run forwards of these stages again before their backwards.
 

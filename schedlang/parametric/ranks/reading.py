@@ -33,7 +33,7 @@ def read(tree: syntax.Schedule, given: Mapping[str, int]) -> Reading:
 
 def _read(tree: syntax.Schedule, given: Mapping[str, int], in_base: bool) -> Reading:
     for item in tree.items:
-        if isinstance(item, syntax.Pass | syntax.Fill | syntax.Recompute):
+        if isinstance(item, syntax.Pass | syntax.Fill | syntax.Gather | syntax.Recompute):
             raise Unreadable("a pass changes the order for each size in its own way", item.span)
     code = generate(tree, frozenset(), False)
     layout = Layout(tree, given, in_base)

@@ -79,7 +79,7 @@ def published(problem: Problem) -> Iterator[tuple[str, Orders]]:
 
 def _is_for_steps(tree: syntax.Schedule) -> bool:
     """Whether a program is for steps with a flush, without recomputation."""
-    others = (syntax.Weights, syntax.Recompute)
+    others = (syntax.Weights, syntax.Recompute, syntax.Gather)
     return not any(isinstance(item, others) for item in tree.items)
 
 
